@@ -1,0 +1,1 @@
+"""The engine: schema, library, toy worlds, and the scripts that accelerate launches."""

@@ -1,0 +1,1 @@
+"""What the data is and in which order: scanning, buckets, captions, plan. Imports no torch; the page shows it."""

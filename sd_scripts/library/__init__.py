@@ -1,0 +1,1 @@
+"""The engine: loading, training, caching, saving, sampling. Imports torch."""

@@ -1,0 +1,179 @@
+"""The few interfaces between engine, families and objectives, and the values that pass between them.
+
+Canonical convention, kept everywhere outside a family: t in [0, 1], 0 is the clean picture and 1 is noise;
+x_t = a(t) x0 + s(t) noise; velocity is noise - x0.
+
+Shapes: B samples, C latent channels, h w latent sides, H W picture sides in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+Kind = Literal["epsilon", "v_prediction", "velocity"]
+"""What a network predicts: noise, v = a noise - s x0 (Salimans and Ho 2022), or velocity = noise - x0."""
+
+Condition = dict[str, Tensor]
+"""What one sample is conditioned on, without a batch dimension; cacheable. Padding and masks are made in `denoise`."""
+
+StateDict = dict[str, Tensor]
+
+
+class Path(Protocol):
+    """A probability path from picture to noise: x_t = a(t) x0 + s(t) noise."""
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """a and s of times t (B,) in [0, 1], float32, shape (B,)."""
+        ...
+
+
+@dataclass
+class Parts:
+    """The loaded networks of one model, and what its files say about how they are to be used."""
+
+    backbone: nn.Module
+    """The denoising network: UNet or transformer."""
+    vae: nn.Module
+    text_encoders: dict[str, nn.Module]
+    """By the name that the exported adapter keys use: te1, te2."""
+    tokenizers: dict[str, Any]
+    path: Path
+    kind: Kind
+    scheduler_config: dict[str, Any]
+    """Configuration of the diffusers scheduler that samples this model."""
+    source: str
+    """What was loaded, for messages and metadata: a file name or hub id, never a folder path."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the family that encode_prompts and denoise need, such as max_token_length."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        """All networks by name: backbone, vae, te1, te2, ..."""
+        return {"backbone": self.backbone, "vae": self.vae, **self.text_encoders}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a picture was cut, in pixels: (width, height) before resizing, (left, top) of the crop after resizing, (width, height) of the result."""
+
+    original: tuple[int, int]
+    crop: tuple[int, int]
+    target: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A picture to render. seed decides the noise; sampler is a name of schema.samples.SAMPLERS or auto."""
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int = 1024
+    height: int = 1024
+    seed: int = 42
+    steps: int = 28
+    cfg_scale: float = 6.0
+    sampler: str = "auto"
+
+
+class ModelFamily(Protocol):
+    """What a model knows, and nothing about training. Stateless: everything loaded is in Parts."""
+
+    name: ClassVar[str]
+    grid: ClassVar[int]
+    """Picture sides are multiples of this, in pixels."""
+
+    def load(self, options: Any, device: torch.device, dtype: torch.dtype) -> Parts:
+        """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
+        ...
+
+    def tiny(self) -> Parts:
+        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
+        ...
+
+    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, h, w) float32; the mean of the posterior."""
+        ...
+
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, H, W) in [-1, 1], float32."""
+        ...
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str]) -> list[Condition]:
+        """Text part of the condition of each caption, without gradient unless grad mode is on."""
+        ...
+
+    def size_condition(self, geometry: Geometry) -> Condition:
+        """The part of the condition that follows from how the picture was cut; empty for most families."""
+        ...
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
+        ...
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default, by module name (backbone, te1, ...); conv adds 3x3 convolutions."""
+        ...
+
+    def export_names(self, state: StateDict) -> StateDict:
+        """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1, te2)."""
+        ...
+
+    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
+        """Renders pictures of equal size, steps, cfg_scale and sampler in one batch."""
+        ...
+
+
+class Denoiser(Protocol):
+    """What an objective sees of family, parts, network and conditions."""
+
+    kind: Kind
+
+    def __call__(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """Prediction at times t (B,); conditions are bound already."""
+        ...
+
+    def base(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """The same without the adapter and without gradient."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch; everything that depends on the sample number is chosen already."""
+
+    x0: Tensor
+    """(B, C, h, w) scaled latents, float32."""
+    conditions: list[Condition]
+    numbers: Tensor
+    """(B,) int64 sample numbers, counted from the start of the run over all GPUs."""
+    weights: Tensor
+    """(B,) weight of each sample in the loss."""
+    names: list[str]
+    """File of each picture, for messages."""
+    masks: Tensor | None = None
+    """(B, 1, h, w) in [0, 1], or None."""
+    references: Tensor | None = None
+    """(B, C, h, w) latents an objective compares with, or None."""
+    captions: list[str] = field(default_factory=list)
+    """The caption each sample got, for live text encoding and for logs."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Loss of each sample, shape (B,), and named parts of it for the log."""
+
+    loss: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """How a clean latent becomes a loss."""
+
+    def __call__(self, model: Denoiser, batch: Batch, seed: int) -> Losses:
+        """Draws from rng_for(seed, number) for each number of the batch, on the CPU."""
+        ...

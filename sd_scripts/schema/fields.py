@@ -1,0 +1,66 @@
+"""What every option is made of: a typed field, the text under it, and how the page shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+WholeNumber = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Show:
+    """How the page shows a field; nothing here changes what the field means.
+
+    basic fields stand at the top of the page, the others in the accordion of their section. cli_only fields are neither on the
+    page nor in a TOML file: they widen what a configuration may do, so only the person at the command line may give them.
+    """
+
+    basic: bool = False
+    unit: str = ""
+    kind: Literal["", "folder", "file", "text"] = ""
+    suggestions: tuple[str, ...] = ()
+    cli_only: bool = False
+
+
+class Section(BaseModel):
+    """A group of options owned by one component, frozen; the text under each field is its documentation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    title: ClassVar[str] = ""
+    """Name of the accordion in which the page shows the section; sections may share one."""
+
+
+def show_of(field: FieldInfo) -> Show:
+    """The field's Show, or the default one."""
+    return next((item for item in field.metadata if isinstance(item, Show)), Show())
+
+
+def _split_size(value: Any) -> Any:
+    """kohya writes a size as 1024, "1024", "1024,768" or [1024, 768] (width, height)."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.replace("x", ",").split(",") if part.strip()]
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = [value]
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = [value[0], value[0]]
+    return tuple(value) if isinstance(value, list) else value
+
+
+Side = Annotated[int, Field(ge=16, le=8192)]
+Size = Annotated[tuple[Side, Side], BeforeValidator(_split_size)]
+"""(width, height) in pixels."""
+
+
+def raise_all(problems: list[str]) -> None:
+    """Raises one ValueError with a line for each problem; does nothing when there is none."""
+    if problems:
+        raise ValueError("\n".join(problems))

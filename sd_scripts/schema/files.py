@@ -1,0 +1,59 @@
+"""Write files so that a reader, or a power cut, never meets half of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+TEMPORARY_MARK = ".writing-"
+"""Part of the name of every file and folder that is not finished yet; what carries it may be deleted."""
+
+
+def fsync_directory(folder: Path) -> None:
+    """Makes a rename in this folder durable; does nothing where folders cannot be opened (Windows)."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; when the block ends well, the file written there is fsynced and takes the place of `path`.
+
+    On an error the temporary file is removed and the old content of `path` stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}{TEMPORARY_MARK}", dir=path.parent)
+    os.close(handle)
+    aside = Path(name)
+    try:
+        yield aside
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        aside.chmod(0o666 & ~_umask())
+        aside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink()
+        raise
+    fsync_directory(path.parent)
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Writes a whole file; text as UTF-8."""
+    with written_aside(path) as aside:
+        aside.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def _umask() -> int:
+    """The process's umask: mkstemp makes private files, but what we write is meant to be read like any other file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,438 @@
+"""Flat names <-> sections: the command line, TOML files and the page all pass through here, and so do their error sentences."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+import tomllib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+
+import toml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from . import legacy
+from .errors import OptionError, Problem
+from .fields import Section, Show, show_of
+from .runs import RUNS, RunOptions
+
+HEADER = "kohya_like"
+"""The TOML table that says which kind of run a file is for."""
+
+
+@dataclass(frozen=True)
+class FlatField:
+    """One option under its flat name."""
+
+    name: str
+    section: str
+    info: FieldInfo
+    show: Show
+
+    @property
+    def required(self) -> bool:
+        return self.info.is_required()
+
+    @property
+    def default(self) -> Any:
+        return None if self.required else self.info.default
+
+    @property
+    def help(self) -> str:
+        return " ".join((self.info.description or "").split())
+
+    @property
+    def type(self) -> Any:
+        """The annotation without None and without Annotated."""
+        return core_type(self.info.annotation)
+
+    @property
+    def optional(self) -> bool:
+        return _is_union(self.info.annotation) and type(None) in get_args(self.info.annotation)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def many(self) -> bool:
+        """A list of values; on the command line they follow the flag, separated by spaces."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Lower and upper limits: ge, gt, le, lt, where given; of each element for a list."""
+        found: dict[str, float] = {}
+        for item in _constraints(self.info.annotation, list(self.info.metadata)):
+            for key in ("ge", "gt", "le", "lt"):
+                value = getattr(item, key, None)
+                if value is not None:
+                    found[key] = value
+        return found
+
+    @property
+    def range_text(self) -> str:
+        """The limits in words, such as `1 or more` or `0 to 1`; empty without limits."""
+        bounds = self.bounds
+        low = next((("" if key == "ge" else "above ") + f"{bounds[key]:g}" for key in ("ge", "gt") if key in bounds), "")
+        high = next((("" if key == "le" else "below ") + f"{bounds[key]:g}" for key in ("le", "lt") if key in bounds), "")
+        if low and high:
+            return f"{low} to {high}"
+        if low:
+            return low if low.startswith("above") else f"{low} or more"
+        return f"at most {high}" if high and not high.startswith("below") else high
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What one command line asks for."""
+
+    options: RunOptions
+    run_dir: Path | None
+    dry_run: bool
+    given: frozenset[str]
+    """Flat names that came from the command line or the file, not from defaults."""
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def core_type(annotation: Any) -> Any:
+    """The annotation without Annotated and without None."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if _is_union(annotation):
+        rest = [item for item in get_args(annotation) if item is not type(None)]
+        return core_type(rest[0]) if len(rest) == 1 else annotation
+    return annotation
+
+
+def _constraints(annotation: Any, found: list[Any]) -> list[Any]:
+    """All Annotated metadata in an annotation, with pydantic's own Field objects opened."""
+    for item in list(found):
+        if isinstance(item, FieldInfo):
+            found += item.metadata
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        for item in metadata:
+            found += [*item.metadata, item] if isinstance(item, FieldInfo) else [item]
+        return _constraints(inner, found)
+    if _is_union(annotation) or get_origin(annotation) is tuple:
+        for item in get_args(annotation):
+            _constraints(item, found)
+    return found
+
+
+@cache
+def fields(run: type[RunOptions]) -> dict[str, FlatField]:
+    """Every option of a kind of run by its flat name, in the order of the page."""
+    found: dict[str, FlatField] = {}
+    for section, info in run.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type) and issubclass(model, Section)
+        for name, field in model.model_fields.items():
+            assert name not in found, f"{name} stands in {section} and {found[name].section}"
+            found[name] = FlatField(name, section, field, show_of(field))
+    return found
+
+
+def run_of(values: Mapping[str, object]) -> type[RunOptions]:
+    """The kind of run that a flat mapping is for, by its `script` entry."""
+    script = values.get("script")
+    for run in RUNS.values():
+        if run.script == script:
+            return run
+    known = ", ".join(run.script for run in RUNS.values())
+    raise OptionError(f"script: {script!r} is not one of this version's scripts ({known}); is this a file that Save TOML wrote?")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """' Did you mean X?' for a name that is close to a known one, else ''."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin: str) -> tuple[dict[str, object], list[Problem]]:
+    """Opens network_args into plain options and finds names that do not exist."""
+    plain: dict[str, object] = {}
+    problems: list[Problem] = []
+    for name, value in values.items():
+        if name in ("script", "schema_version"):
+            continue
+        if name == "network_args":
+            opened, wrong = legacy.network_args(value, known)
+            problems += [Problem("network_args", text) for text in wrong]
+            plain.update({key: item for key, item in opened.items() if key not in values})
+        elif name in known:
+            plain[name] = value
+        else:
+            verdict = legacy.verdict(name, value)
+            where = f" (in {origin})" if origin else ""
+            if verdict is not None:
+                problems.append(Problem(name, f"{name}{where}: {verdict}"))
+            else:
+                problems.append(Problem(name, f"{name}{where}: there is no such option.{nearest(name, list(known))}"))
+    return plain, problems
+
+
+def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
+    """pydantic's error in our words: name, value, what is allowed."""
+    value, context, kind = error.get("input"), error.get("ctx") or {}, error["type"]
+    shown = repr(value) if not isinstance(value, str) else f'"{value}"'
+    if kind == "missing":
+        return f"{field.name} is missing: {field.help}"
+    if kind == "literal_error":
+        choices = [str(choice) for choice in field.choices]
+        return f"{field.name}: {shown} is not one of {', '.join(choices)}.{nearest(str(value), choices)}"
+    if kind == "value_error":
+        return str(context.get("error", error["msg"]))
+    if kind == "string_pattern_mismatch":
+        return f"{field.name}: {shown} has characters that a file name cannot have, starts with a dot, or is empty or too long"
+    allowed = field.range_text
+    number = {"int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+    number |= {"float_type": "a number", "bool_parsing": "true or false", "bool_type": "true or false", "string_type": "a text"}
+    number |= {"tuple_type": "a list", "finite_number": "a finite number", "int_parsing_size": "a smaller whole number"}
+    if kind in number:
+        return f"{field.name}: {shown} is not {number[kind]}" + (f" ({allowed} is allowed)" if allowed else "")
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        return f"{field.name}: {shown} is out of range; {allowed} is allowed"
+    if kind in ("too_long", "too_short", "string_too_short"):
+        return f"{field.name}: {shown} has the wrong length: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{field.name}: {shown}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _problems(error: ValidationError, known: Mapping[str, FlatField], section: str) -> Iterator[Problem]:
+    """A pydantic error as sentences; a validator's message is one line for each problem and belongs to the first option it names."""
+    for item in error.errors(include_url=False):
+        names = [str(part) for part in item["loc"] if str(part) in known]
+        if names:
+            field = known[names[0]]
+            yield Problem(names[0], _sentence(dict(item), field))
+            continue
+        for line in str((item.get("ctx") or {}).get("error", item["msg"])).splitlines():
+            words = [word.strip("(),.:;") for word in line.split()]
+            mentioned = [word for word in words if word in known]
+            yield Problem(mentioned[0] if mentioned else "", line)
+
+
+def build(run: type[RunOptions], values: Mapping[str, object], origin: str = "", *, from_cli: bool = False) -> RunOptions:
+    """Options from flat values. Raises OptionError with every problem at once: unknown names, wrong values, contradictions.
+
+    origin names the file the values come from, for messages. Options that only the command line may give are refused unless from_cli.
+    """
+    known = fields(run)
+    plain, problems = _expand(values, known, origin)
+    if not from_cli:
+        for name in [name for name in plain if known[name].show.cli_only]:
+            if plain.pop(name):
+                problems.append(Problem(name, f"{name} may only be given on the command line (--{name}), because it lets a configuration run other people's code"))
+    sections: dict[str, Section] = {}
+    for section, info in run.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type) and issubclass(model, Section)
+        chosen = {name: value for name, value in plain.items() if known[name].section == section and value is not None}
+        try:
+            sections[section] = model.model_validate(chosen)
+        except ValidationError as err:
+            problems += _problems(err, known, section)
+    if not problems:
+        try:
+            return run.model_validate(sections)
+        except ValidationError as err:
+            problems += _problems(err, known, "")
+    raise OptionError(list(dict.fromkeys(problems)))
+
+
+def flatten(options: RunOptions) -> dict[str, Any]:
+    """All values by flat name."""
+    return {name: getattr(getattr(options, field.section), name) for name, field in fields(type(options)).items()}
+
+
+def changed(options: RunOptions) -> dict[str, Any]:
+    """The values that differ from their defaults."""
+    known = fields(type(options))
+    return {name: value for name, value in flatten(options).items() if known[name].required or value != known[name].default}
+
+
+def to_toml(options: RunOptions) -> str:
+    """The options as a TOML file with a table for each section: every value except those that are None, and no cli_only ones.
+
+    None is always a default, so leaving it out loses nothing.
+    """
+    known = fields(type(options))
+    tables: dict[str, dict[str, Any]] = {HEADER: {"script": options.script, "schema_version": 1}}
+    for name, value in flatten(options).items():
+        if value is None or known[name].show.cli_only:
+            continue
+        tables.setdefault(known[name].section, {})[name] = list(value) if isinstance(value, tuple) else value
+    return "\n".join(f"[{table}]\n" + "".join(f"{name} = {_toml_value(value)}\n" for name, value in entries.items()) for table, entries in tables.items())
+
+
+def _toml_value(value: Any) -> str:
+    """One value in TOML. JSON's strings are TOML's basic strings, apart from DEL, which TOML wants escaped."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    return str(toml.dumps({"v": value})).removeprefix("v = ").strip()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as flat values; tables are opened, so kohya's flat files and ours both work. Raises OptionError with line and column."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as err:
+        raise OptionError(f"config_file: {path} does not exist") from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise OptionError(f"config_file: {path} cannot be read as text: {err}") from err
+    return parse_toml(text, path.name)
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """The flat values of a TOML text; `name` is used in messages."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise OptionError(f"{name} is not valid TOML: {err}") from err
+    flat: dict[str, Any] = {}
+    twice = []
+    for key, value in data.items():
+        for inner, item in value.items() if isinstance(value, dict) else [(key, value)]:
+            if inner in flat:
+                twice.append(inner)
+            flat[inner] = item
+    if twice:
+        raise OptionError([Problem(key, f"{key} stands twice in {name}, in different tables; keep one") for key in twice])
+    return flat
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are OptionErrors, so that they are reported together with all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message)
+
+
+def parser(run: type[RunOptions]) -> argparse.ArgumentParser:
+    """The command line of a kind of run. Values stay text: pydantic reads them, as it does those of a file."""
+    parse = _Parser(prog=run.script, usage=f"{run.script} --config_file FILE [--option value ...]", allow_abbrev=False, description=run.__doc__)
+    parse.add_argument("--config_file", type=Path, help="TOML file with options; flags win over it")
+    parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
+    parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
+    parse.add_argument("--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts")
+    groups: dict[str, Any] = {}
+    for name, field in fields(run).items():
+        model = run.model_fields[field.section].annotation
+        assert isinstance(model, type)
+        group = groups.setdefault(field.section, parse.add_argument_group(field.section, model.__doc__) if field.section not in groups else None)
+        text = field.help.replace("%", "%%")
+        if field.type is bool:
+            group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            continue
+        hint = "|".join(map(str, field.choices)) or (field.show.unit or field.range_text or "value")
+        count: Any = {"nargs": "*"} if field.many else {}
+        group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, metavar=hint.replace("%", "%%"), **count)
+    return parse
+
+
+def _split_bool_flags(run: type[RunOptions], argv: Sequence[str]) -> list[str]:
+    """`--no_x` for a switch x becomes argparse's `--no-x`; `--x=true` and `--x=false` become the switch they mean."""
+    known, out = fields(run), []
+    for argument in argv:
+        name, _, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("--no_") and name not in known and name[3:] in known and known[name[3:]].type is bool:
+            argument = f"--no-{name[3:]}"
+        elif argument.startswith("--") and name in known and known[name].type is bool and value.lower() in ("true", "false"):
+            argument = f"--{name}" if value.lower() == "true" else f"--no-{name}"
+        out.append(argument)
+    return out
+
+
+def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
+    """Defaults < --config_file < flags. Raises OptionError with every problem at once; --help prints and leaves, as usual."""
+    values, rest = parser(run).parse_known_args(_split_bool_flags(run, argv))
+    given = dict(vars(values))
+    config, run_dir, dry_run = given.pop("config_file"), given.pop("run_dir"), given.pop("dry_run")
+    problems: list[Problem] = []
+    known = fields(run)
+    for argument in rest:
+        name = argument.removeprefix("--").partition("=")[0]
+        if not argument.startswith("--"):
+            previous = argv[list(argv).index(argument) - 1] if argument in list(argv)[1:] else ""
+            if previous.removeprefix("--") not in known and previous.startswith("--"):
+                continue
+            problems.append(Problem("", f'"{argument}" does not belong to an option; texts with spaces need quotes'))
+        else:
+            verdict = legacy.verdict(name, True)
+            problems.append(Problem(name, f"--{name}: {verdict or 'there is no such option.' + nearest(name, list(known))}"))
+    merged: dict[str, Any] = {}
+    origin = ""
+    if config is not None:
+        origin = config.name
+        try:
+            merged = read_toml(config)
+        except OptionError as err:
+            problems += err.problems
+        if merged.get("script", run.script) != run.script:
+            problems.append(Problem("script", f"{origin} is for {merged['script']}, but this is {run.script}; start that script"))
+        for name in [name for name in merged if name in known and known[name].show.cli_only]:
+            problems.append(Problem(name, f"{name} in {origin}: it may only be given on the command line (--{name})"))
+            del merged[name]
+    merged.update({name: _text_to_value(known.get(name), value) for name, value in given.items()})
+    try:
+        options = build(run, merged, origin, from_cli=True)
+    except OptionError as err:
+        problems += err.problems
+    if problems:
+        raise OptionError(list(dict.fromkeys(problems)))
+    return Invocation(options, run_dir, dry_run, frozenset(name for name in merged if name in known))
+
+
+def _text_to_value(field: FlatField | None, value: Any) -> Any:
+    """A list option given as one text with commas (`--resolution 1024,768`) is split by the field itself; `none` means None for optional ones."""
+    if field is not None and field.optional and isinstance(value, str) and value.lower() == "none":
+        return None
+    if field is not None and field.many and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        element = core_type(get_args(field.type)[0])
+        if element in (int, float) and "," in value[0]:
+            return [part.strip() for part in value[0].split(",") if part.strip()]
+    return value
+
+
+def to_argv(options: RunOptions) -> list[str]:
+    """The flags that give these options on the command line: only what differs from the defaults."""
+    known, argv = fields(type(options)), []
+    for name, value in changed(options).items():
+        if known[name].type is bool:
+            argv.append(f"--{name}" if value else f"--no_{name}")
+        elif isinstance(value, tuple):
+            argv += [f"--{name}", *map(_argument, value)] if not any(_argument(item).startswith("-") for item in value) else _guarded(name, value)
+        else:
+            argv.append(f"--{name}={_argument(value)}")
+    return argv
+
+
+def _argument(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _guarded(name: str, value: tuple[Any, ...]) -> list[str]:
+    """A list with an element that looks like a flag, such as -0.5 or --x: argparse takes only the form --name=text for those."""
+    assert name
+    return [f"--{name}", *[_argument(item) for item in value]]
+
+
+def fail(err: OptionError, program: str) -> NoReturn:
+    """Prints the sentences and ends the process with 2."""
+    lines = "\n".join(f"  - {problem}" for problem in err.problems)
+    count = len(err.problems)
+    sys.stderr.write(f"{program}: {'one problem' if count == 1 else f'{count} problems'}, nothing was started:\n{lines}\n")
+    raise SystemExit(2)

@@ -1,0 +1,76 @@
+"""How a clean latent becomes a loss: times, noise, distance, weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .fields import Fraction, NotNegative, Positive, Section, WholeNumber, raise_all
+
+
+class ObjectiveOptions(Section):
+    """The training objective of a regression model: noise prediction, v-prediction or flow matching."""
+
+    title: ClassVar[str] = "Advanced Training"
+
+    loss_type: Literal["l2", "l1", "huber", "smooth_l1"] = "l2"
+    """Distance between prediction and target: l2, l1, huber = 2c(sqrt(d^2+c^2)-c), smooth_l1 = 2(sqrt(d^2+c^2)-c)."""
+    huber_schedule: Literal["constant", "exponential", "snr"] = "snr"
+    """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise ratio."""
+    huber_c: Positive = 0.1
+    """c of huber and smooth_l1 at the noisiest time (constant: everywhere)."""
+    huber_scale: Positive = 1.0
+    """Factor on c for the constant and exponential schedules."""
+    min_snr_gamma: Positive | None = None
+    """Min-SNR weighting (Hang et al. 2023), 5 is usual; None is off."""
+    debiased_estimation_loss: bool = False
+    """Weight by 1/sqrt(SNR) for noise prediction, 1/(SNR+1) for v (Yu et al. 2023)."""
+    scale_v_pred_loss_like_noise_pred: bool = False
+    """Weight a v loss by SNR/(SNR+1), which makes it count like a noise loss."""
+    v_pred_like_loss: NotNegative = 0.0
+    """Add this times the noise loss divided by SNR/(SNR+1), for noise prediction; 0 is off."""
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift"] = "uniform"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid, then shifted by discrete_flow_shift."""
+    sigmoid_scale: Positive = 1.0
+    """Width of the normal variable in sigmoid and shift."""
+    logit_mean: float = 0.0
+    """Mean of logit_normal; above 0 trains more on noisy times."""
+    logit_std: Positive = 1.0
+    """Standard deviation of logit_normal."""
+    discrete_flow_shift: Positive = 3.0
+    """s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
+    min_timestep: Annotated[WholeNumber, Field(le=999)] = 0
+    """Lowest time trained on, of 1000."""
+    max_timestep: Annotated[int, Field(ge=1, le=1000)] = 1000
+    """Times trained on stay below this, of 1000."""
+    noise_offset: NotNegative = 0.0
+    """Add this times one normal number for each picture and channel to the noise, so that dark and bright pictures are learned; 0.03 to 0.1 is usual, 0 is off."""
+    noise_offset_random_strength: bool = False
+    """Draw the strength of noise_offset from 0 to its value for each picture."""
+    adaptive_noise_scale: float = 0.0
+    """Add this times the absolute mean of each latent channel to noise_offset."""
+    multires_noise_iterations: Annotated[WholeNumber, Field(le=64)] = 0
+    """Levels of pyramid noise (Whitaker 2023), 6 to 10 is usual; 0 is off."""
+    multires_noise_discount: Fraction = 0.3
+    """Strength of each further level of pyramid noise."""
+    ip_noise_gamma: NotNegative = 0.0
+    """Perturb the noisy input by this times fresh noise while the target stays (Ning et al. 2023), 0.1 is usual; 0 is off."""
+    ip_noise_gamma_random_strength: bool = False
+    """Draw the strength of ip_noise_gamma from 0 to its value for each picture."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = []
+        if self.min_timestep >= self.max_timestep:
+            problems.append(f"min_timestep ({self.min_timestep}) must be below max_timestep ({self.max_timestep})")
+        if self.noise_offset and self.multires_noise_iterations:
+            problems.append("noise_offset and multires_noise_iterations do the same job in two ways; set one of them to 0")
+        if self.noise_offset == 0 and (self.noise_offset_random_strength or self.adaptive_noise_scale):
+            problems.append("noise_offset_random_strength and adaptive_noise_scale have no effect with noise_offset = 0")
+        if self.ip_noise_gamma == 0 and self.ip_noise_gamma_random_strength:
+            problems.append("ip_noise_gamma_random_strength has no effect with ip_noise_gamma = 0")
+        if self.min_snr_gamma is not None and self.debiased_estimation_loss:
+            problems.append("min_snr_gamma and debiased_estimation_loss both weight by the signal-to-noise ratio; choose one")
+        raise_all(problems)
+        return self

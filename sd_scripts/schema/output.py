@@ -1,0 +1,88 @@
+"""What is written, where, how often, and what a new start continues."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .fields import Count, Section, Show, raise_all
+
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f/\\:*?\"<>|.][^\x00-\x1f/\\:*?\"<>|]{0,119}$")]
+
+
+class OutputOptions(Section):
+    """Run folder, saved files, states, resume, trackers, metadata."""
+
+    title: ClassVar[str] = "Saving"
+
+    output_dir: Annotated[str, Show(basic=True, kind="folder")] = "output"
+    """Folder of all runs; each run gets its own folder `<date>-<time>-<output_name>` in it."""
+    output_name: Annotated[Name, Show(basic=True)] = "lora"
+    """Name of the saved files, without folder and ending."""
+    save_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
+    """Save every this many steps; None saves at the end only (and as save_every_n_epochs says)."""
+    save_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
+    """Save at the end of every N-th epoch."""
+    save_n_epoch_ratio: Count | None = None
+    """Save about this many times over the run, at ends of epochs."""
+    save_last_n_steps: Annotated[Count | None, Show(unit="steps")] = None
+    """Keep only files saved within the last N steps; None keeps all. The final file always stays."""
+    save_last_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
+    """Keep only files saved within the last N epochs; None keeps all. The final file always stays."""
+    save_precision: Literal["float", "fp16", "bf16"] = "fp16"
+    """Precision of the saved file."""
+    save_model_as: Literal["kohya", "diffusers"] = "kohya"
+    """Names inside the saved .safetensors file: kohya's are read by ComfyUI, A1111, Forge, diffusers and kohya's scripts, diffusers' own by diffusers."""
+    save_state: bool = True
+    """Save the training state (optimizer, averages, step) with each saved file, so that the run can be continued from there."""
+    save_state_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
+    """Save the training state every this many steps as well."""
+    save_state_on_train_end: bool = True
+    """Save the training state when the run ends, so that it can be made longer later."""
+    save_last_n_states: Count = 2
+    """Keep this many newest training states."""
+    resume: str = "auto"
+    """Where to start: auto continues the newest run with this output_name and the same settings, none starts afresh, a folder is a state or run folder to continue from, a number is a step of the run."""
+    log_with: Literal["none", "tensorboard", "wandb", "all"] = "none"
+    """Also log to TensorBoard or Weights & Biases (its key is read from the environment variable WANDB_API_KEY, never from a file)."""
+    log_tracker_name: str | None = None
+    """Project name for the tracker; None takes output_name."""
+    wandb_run_name: str | None = None
+    """Run name in Weights & Biases; None takes the name of the run folder."""
+    metadata: Literal["all", "minimal"] = "all"
+    """What is written into the saved file: all settings, data set and tag statistics, or only what other tools need to read it. Folder names and paths never are."""
+    training_comment: str | None = None
+    """Free text in the metadata."""
+    metadata_title: str | None = None
+    """modelspec title; None takes output_name."""
+    metadata_author: str | None = None
+    """modelspec author."""
+    metadata_description: str | None = None
+    """modelspec description."""
+    metadata_license: str | None = None
+    """modelspec licence."""
+    metadata_tags: str | None = None
+    """modelspec tags, comma separated."""
+    metadata_trigger_phrase: str | None = None
+    """modelspec trigger phrase."""
+    metadata_usage_hint: str | None = None
+    """modelspec usage hint."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = []
+        if self.save_every_n_epochs is not None and self.save_n_epoch_ratio is not None:
+            problems.append("save_every_n_epochs and save_n_epoch_ratio both say when to save by epochs; choose one")
+        if self.save_last_n_steps is not None and self.save_every_n_steps is None:
+            problems.append("save_last_n_steps has no effect without save_every_n_steps")
+        if self.save_last_n_epochs is not None and self.save_every_n_epochs is None and self.save_n_epoch_ratio is None:
+            problems.append("save_last_n_epochs has no effect without save_every_n_epochs or save_n_epoch_ratio")
+        if self.log_with == "none" and self.log_tracker_name is not None:
+            problems.append("log_tracker_name has no effect with log_with = none")
+        if self.wandb_run_name is not None and self.log_with not in ("wandb", "all"):
+            problems.append("wandb_run_name needs log_with = wandb or all")
+        if self.metadata == "minimal" and self.training_comment is not None:
+            problems.append("training_comment is not written with metadata = minimal; choose all or remove it")
+        raise_all(problems)
+        return self

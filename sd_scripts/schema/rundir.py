@@ -1,0 +1,118 @@
+"""The folder of one run: the whole truth about it, readable with cat."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionError
+from .files import write_atomically
+from .runs import RunOptions
+
+Event = dict[str, Any]
+LAST_WORDS = ("finished", "stopped", "failed")
+"""Kinds of the last event of a process; a run whose log ends without one died."""
+
+
+class RunDirectory:
+    """Config, event log, console, states, samples and results of one run. Knows files, not training."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    config = property(lambda self: self.path / "config.toml")
+    events_file = property(lambda self: self.path / "events.jsonl")
+    console = property(lambda self: self.path / "console.log")
+    meta = property(lambda self: self.path / "run_meta.json")
+    state = property(lambda self: self.path / "state")
+    samples = property(lambda self: self.path / "samples")
+    stop_file = property(lambda self: self.path / "stop.request")
+
+    @classmethod
+    def create(cls, parent: Path, name: str, options: RunOptions) -> RunDirectory:
+        """Makes `<parent>/<date>-<time>-<name>/` with config.toml in it; two starts in one second get different folders."""
+        from .flat import to_toml
+
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        for attempt in range(1000):
+            path = parent / (f"{stamp}-{name}" if attempt == 0 else f"{stamp}_{attempt}-{name}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as err:
+                raise OptionError(f"output_dir: cannot make the folder {path}: {err.strerror}; choose a folder you may write to") from err
+            run = cls(path)
+            write_atomically(run.config, to_toml(options))
+            return run
+        raise OptionError(f"output_dir: {parent} holds too many runs of the same second")
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def options(self) -> RunOptions:
+        """The effective options, from config.toml. Raises OptionError when it is missing or does not fit this version."""
+        from .flat import build, read_toml, run_of
+
+        values = read_toml(self.config)
+        return build(run_of(values), values, origin=self.config.name)
+
+    def log(self, kind: str, **fields: object) -> None:
+        """Appends one event. Numbers that JSON cannot say (nan, inf) become null."""
+        event = {"time": round(time.time(), 3), "kind": kind, **{name: _plain(value) for name, value in fields.items()}}
+        line = json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n"
+        handle = os.open(self.events_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            # One write: two processes may append, and a reader must never meet half a line.
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def events(self, offset: int = 0) -> tuple[list[Event], int]:
+        """Whole lines after a byte offset, and the next offset. A half-written last line waits; a damaged one is left out.
+
+        An offset beyond the end (the file was replaced) starts again at 0.
+        """
+        try:
+            with self.events_file.open("rb") as file:
+                if offset > file.seek(0, os.SEEK_END):
+                    offset = 0
+                file.seek(offset)
+                data = file.read()
+        except FileNotFoundError:
+            return [], 0
+        end = data.rfind(b"\n") + 1
+        events = []
+        for line in data[:end].splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "kind" in event:
+                events.append(event)
+        return events, offset + end
+
+    def stop_requested(self) -> bool:
+        return self.stop_file.exists()
+
+    def request_stop(self) -> None:
+        """Asks the training to finish its step, save and end."""
+        write_atomically(self.stop_file, "stop\n")
+
+    def clear_stop(self) -> None:
+        """Takes a request back; a resumed run starts with it."""
+        self.stop_file.unlink(missing_ok=True)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value

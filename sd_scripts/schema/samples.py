@@ -1,0 +1,37 @@
+"""Previews during training."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from .fields import Count, NotNegative, Section, Show, Size
+
+SAMPLERS = ("ddim", "euler", "euler_a", "heun", "dpmsolver++", "dpm_2", "dpm_2_a", "lms", "pndm")
+Sampler = Literal["auto", "ddim", "euler", "euler_a", "heun", "dpmsolver++", "dpm_2", "dpm_2_a", "lms", "pndm"]
+
+
+class SampleOptions(Section):
+    """Preview pictures rendered by the same function that serves inference after training."""
+
+    title: ClassVar[str] = "Samples"
+
+    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n (negative) --ss (sampler). Empty makes no previews."""
+    sample_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
+    """Render the prompts every this many steps; None renders with each save."""
+    sample_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
+    """Render the prompts every this many epochs as well."""
+    sample_at_first: bool = True
+    """Render the prompts before the first step too, to compare with."""
+    sample_sampler: Sampler = "auto"
+    """Sampler of the previews; auto takes the one in the model's scheduler configuration, or euler."""
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    """Denoising steps of a preview without --s."""
+    sample_cfg_scale: NotNegative = 6.0
+    """Guidance scale of a preview without --l; 1 turns guidance off."""
+    sample_negative_prompt: str = ""
+    """Negative prompt of a preview without --n."""
+    sample_size: Annotated[Size | None, Show(unit="px")] = None
+    """Width,height of a preview without --w and --h; None takes resolution."""
