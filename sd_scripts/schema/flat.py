@@ -328,11 +328,9 @@ def parser(run: type[RunOptions]) -> argparse.ArgumentParser:
     parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
     parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
     parse.add_argument("--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts")
-    groups: dict[str, Any] = {}
+    groups = {name: parse.add_argument_group(name, getattr(info.annotation, "__doc__", "")) for name, info in run.model_fields.items()}
     for name, field in fields(run).items():
-        model = run.model_fields[field.section].annotation
-        assert isinstance(model, type)
-        group = groups.setdefault(field.section, parse.add_argument_group(field.section, model.__doc__) if field.section not in groups else None)
+        group = groups[field.section]
         text = field.help.replace("%", "%%")
         if field.type is bool:
             group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
@@ -363,16 +361,15 @@ def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
     config, run_dir, dry_run = given.pop("config_file"), given.pop("run_dir"), given.pop("dry_run")
     problems: list[Problem] = []
     known = fields(run)
+    after_unknown = False
     for argument in rest:
-        name = argument.removeprefix("--").partition("=")[0]
-        if not argument.startswith("--"):
-            previous = argv[list(argv).index(argument) - 1] if argument in list(argv)[1:] else ""
-            if previous.removeprefix("--") not in known and previous.startswith("--"):
-                continue
+        if argument.startswith("--"):
+            name = argument.removeprefix("--").partition("=")[0]
+            advice = legacy.verdict(name, True)
+            problems.append(Problem(name, f"--{name}: {advice or 'there is no such option.' + nearest(name, list(known))}"))
+            after_unknown = True
+        elif not after_unknown:
             problems.append(Problem("", f'"{argument}" does not belong to an option; texts with spaces need quotes'))
-        else:
-            verdict = legacy.verdict(name, True)
-            problems.append(Problem(name, f"--{name}: {verdict or 'there is no such option.' + nearest(name, list(known))}"))
     merged: dict[str, Any] = {}
     origin = ""
     if config is not None:
@@ -397,14 +394,27 @@ def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
 
 
 def _text_to_value(field: FlatField | None, value: Any) -> Any:
-    """A list option given as one text with commas (`--resolution 1024,768`) is split by the field itself; `none` means None for optional ones."""
-    if field is not None and field.optional and isinstance(value, str) and value.lower() == "none":
+    """What argparse leaves as text: `none` for an optional number, a list written with commas, or as JSON."""
+    if field is None:
+        return value
+    if field.optional and field.type is not str and isinstance(value, str) and value.lower() == "none":
         return None
-    if field is not None and field.many and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        element = core_type(get_args(field.type)[0])
-        if element in (int, float) and "," in value[0]:
+    if field.many and isinstance(value, list) and len(value) == 1:
+        of_texts = core_type(get_args(field.type)[0]) is str
+        if of_texts and (texts := _json_texts(value[0])) is not None:
+            return texts
+        if not of_texts:
             return [part.strip() for part in value[0].split(",") if part.strip()]
     return value
+
+
+def _json_texts(text: str) -> list[str] | None:
+    """The list that a text such as `["a", "--b"]` writes; None when it is something else, such as the expression [0-9]."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return None
+    return data if isinstance(data, list) and all(isinstance(item, str) for item in data) else None
 
 
 def to_argv(options: RunOptions) -> list[str]:
@@ -413,21 +423,14 @@ def to_argv(options: RunOptions) -> list[str]:
     for name, value in changed(options).items():
         if known[name].type is bool:
             argv.append(f"--{name}" if value else f"--no_{name}")
-        elif isinstance(value, tuple):
-            argv += [f"--{name}", *map(_argument, value)] if not any(_argument(item).startswith("-") for item in value) else _guarded(name, value)
+        elif isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+            # argparse would take an element such as --x for a flag, and one such as ["a"] would be read as JSON: then all go as JSON.
+            plain = not any(item.startswith("-") or _json_texts(item) is not None for item in value)
+            argv += [f"--{name}", *value] if plain else [f"--{name}={json.dumps(value, ensure_ascii=False)}"]
         else:
-            argv.append(f"--{name}={_argument(value)}")
+            text = ",".join(map(repr, value)) if isinstance(value, tuple) else repr(value) if isinstance(value, float) else str(value)
+            argv.append(f"--{name}={text}")
     return argv
-
-
-def _argument(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _guarded(name: str, value: tuple[Any, ...]) -> list[str]:
-    """A list with an element that looks like a flag, such as -0.5 or --x: argparse takes only the form --name=text for those."""
-    assert name
-    return [f"--{name}", *[_argument(item) for item in value]]
 
 
 def fail(err: OptionError, program: str) -> NoReturn:

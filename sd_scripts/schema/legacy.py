@@ -1,0 +1,191 @@
+"""kohya's other option names: for each, what to use instead, or why it is not needed or not supported.
+
+A name that a kind of run has as a field never gets here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+RENAMED: dict[str, str] = {
+    "caption_extention": "caption_extension",
+    "epoch": "max_train_epochs",
+    "learning_rate_te": "text_encoder_lr (one number)",
+    "learning_rate_te1": "text_encoder_lr (its first number)",
+    "learning_rate_te2": "text_encoder_lr (its second number)",
+    "metadata_reso": "resolution, which is written into the metadata",
+    "network_module": "network_type (networks.lora is lora; lycoris.kohya is loha, lokr or oft; conv_dim replaces LoCon)",
+    "network_train_text_encoder_only": "train_unet = false together with train_text_encoder = true",
+    "network_train_unet_only": "train_text_encoder = false, which is the default",
+    "no_half_vae": "vae_dtype = float, which is the default",
+    "no_metadata": "metadata = minimal",
+    "save_last_n_epochs_state": "save_last_n_states",
+    "save_last_n_steps_state": "save_last_n_states",
+    "use_8bit_adam": "optimizer_type = AdamW8bit",
+    "use_lion_optimizer": "optimizer_type = Lion",
+    "v_parameterization": "prediction_type = v_prediction",
+    "validate_every_n_epochs": "validate_every_n_steps",
+    "initial_step": "resume, with the number of a step",
+    "output_config": "dry_run on the command line, or Save TOML on the page",
+    "debug_dataset": "dry_run on the command line, or Check data set on the page",
+}
+
+NOT_NEEDED: dict[str, str] = {
+    "cache_info": "the index of sizes and captions is always kept, and renewed for files that changed",
+    "skip_cache_check": "every cache entry is checked as it is read, which costs almost nothing",
+    "skip_latents_validity_check": "every cache entry is checked as it is read, which costs almost nothing",
+    "persistent_data_loader_workers": "readers are threads that live as long as the run",
+    "config_file": "a file cannot name another one; give --config_file on the command line",
+    "console_log_file": "the console of a run is kept in its folder as console.log",
+    "console_log_level": "the console shows what a person needs, and events.jsonl has the rest",
+    "console_log_simple": "the console is plain already",
+    "logging_dir": "TensorBoard files are written into the run's own folder",
+    "log_prefix": "TensorBoard files are written into the run's own folder",
+    "log_config": "config.toml in the run's folder holds every setting, and trackers get it too",
+    "dataset_class": "running classes of other people from a configuration is not safe; the folder and TOML layouts cover the same data",
+    "disable_mmap_load_safetensors": "files are read without memory mapping where that is faster",
+    "disable_numpy_memmap": "caches are safetensors files, not numpy archives",
+    "mem_eff_save": "files are always written tensor by tensor",
+    "highvram": "the device cache is emptied only when memory runs short",
+    "lowram": "models are loaded straight to the device",
+    "lowvram": "models are loaded straight to the device",
+    "noise_offset_type": "noise_offset and multires_noise_iterations say it",
+    "save_model_as_safetensors": "safetensors is the only format",
+    "use_safetensors": "safetensors is the only format",
+    "sdpa": "PyTorch's scaled-dot-product attention is always used",
+    "use_sdpa": "PyTorch's scaled-dot-product attention is always used",
+    "skip_until_initial_step": "a resumed run continues at its exact sample without reading the ones before it",
+    "initial_epoch": "a resumed run knows its epoch",
+    "tokenizer_cache_dir": "tokenizers are read from the model's folder or the hub's own cache",
+    "huggingface_token": "secrets are read from the environment (HF_TOKEN), never from a file or flag",
+    "wandb_api_key": "secrets are read from the environment (WANDB_API_KEY), never from a file or flag",
+    "wandb_key": "secrets are read from the environment (WANDB_API_KEY), never from a file or flag",
+    "metadata_arch": "the architecture is written by itself",
+    "text_encoder_cpu": "text encoders leave the device after caching (cache_text_encoder_outputs)",
+    "cache_text_encoder_outputs_on_cpu": "text encoders leave the device after caching (cache_text_encoder_outputs)",
+    "preserve_distribution_shape": "min_timestep and max_timestep cut the density without changing its shape",
+    "no_token_padding": "captions are padded as the model's pipeline does it, so that training and use agree",
+    "train_blocks": "target_modules and block_dims choose what is trained",
+}
+
+UNSUPPORTED: dict[str, str] = {
+    "clip_skip": "SDXL always reads the last but one layer of its text encoders, and other layers give files that no tool can use; remove it",
+    "v2": "this script trains SDXL; Stable Diffusion 2.x is another family",
+    "full_bf16": "adapter weights in 16 bit lose small updates; use mixed_precision = bf16",
+    "full_fp16": "adapter weights in 16 bit lose small updates; use mixed_precision = fp16",
+    "xformers": "PyTorch's own attention is as fast and always there; remove it",
+    "diffusers_xformers": "PyTorch's own attention is as fast and always there; remove it",
+    "mem_eff_attn": "PyTorch's own attention needs no more memory and is faster; remove it",
+    "face_crop_aug_range": "crop faces beforehand, or use random_crop",
+    "conditioning_dropout": "use caption_dropout_rate",
+    "stop_text_encoder_training": "give the text encoders a lower text_encoder_lr instead",
+    "log_tracker_config": "use log_tracker_name and wandb_run_name, and the trackers' environment variables for the rest",
+    "metadata_is_negative_embedding": "it is for embeddings; remove it",
+    "metadata_merged_from": "it is for merged files; remove it",
+    "metadata_preprocessor": "it is for ControlNets; remove it",
+    "metadata_thumbnail": "it would put a picture into every file; remove it",
+    "num_timestep_buckets": "uniform sampling over many steps covers the times; remove it",
+    "show_timesteps": "it will come as a plot on the page; remove it",
+    "show_timesteps_resolution": "it will come as a plot on the page; remove it",
+    "block_lr": "it is for full fine-tuning; use block_lr_weight for an adapter",
+    "dynamo_backend": "compilation by the launcher is not used; remove it",
+    "dynamo_mode": "compilation by the launcher is not used; remove it",
+    "dynamo_fullgraph": "compilation by the launcher is not used; remove it",
+    "dynamo_dynamic": "compilation by the launcher is not used; remove it",
+    "torch_compile": "this version does not compile; remove it",
+    "train_inpainting": "inpainting models have other inputs; use masked_loss to train only a part of each picture",
+}
+
+_GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
+    (
+        "it belongs to another model family and has no effect on SDXL; remove it",
+        """ae apply_t5_attn_mask byt5 clip_g clip_g_dropout_rate clip_l clip_l_dropout_rate controlnet_model_name_or_path dit edit edit_plus
+        enable_scaled_pos_embed gemma2 gemma2_max_token_length guidance_scale llm_adapter_path mode_scale model_prediction_type model_type
+        model_version num_layers pos_emb_random_crop_rate qwen3 qwen3_max_token_length qwen_image_vae_2d remove_first_image_from_target
+        save_clip save_t5xxl system_prompt t5_dropout_rate t5_max_token_length t5_tokenizer_path t5xxl t5xxl_device t5xxl_dtype
+        t5xxl_max_token_length text_encoder vae_chunk_size vae_disable_cache weighting_scheme fp8_llm fp8_vl""".split(),
+    ),
+    (
+        "torch.compile is not part of this version; remove it",
+        """compile compile_backend compile_cache_size_limit compile_dynamic compile_fullgraph compile_mode cuda_allow_tf32
+        cuda_cudnn_benchmark""".split(),
+    ),
+    (
+        "this memory lever is not part of this version; use gradient_checkpointing, cached latents and text, a smaller "
+        "train_batch_size with gradient_accumulation_steps, or optimizer_type = AdamW8bit",
+        """block_swap_h2d_only block_swap_ring_size blocks_to_swap blockwise_fused_optimizers cpu_offload_checkpointing
+        double_blocks_to_swap fp16_master_weights_and_gradients fp8_base fp8_base_unet fp8_fast fp8_scaled fused_backward_pass
+        fused_optimizer_groups gradient_checkpointing_cpu_offload img_in_txt_in_offloading single_blocks_to_swap split_mode
+        unsloth_offload_checkpointing use_pinned_memory_for_block_swap""".split(),
+    ),
+    (
+        "PyTorch's scaled-dot-product attention is always used, which takes the fastest kernel that is there; remove it",
+        "attn_mode flash3 flash_attn sage_attn split_attn use_32bit_attention use_flash_attn use_sage_attn".split(),
+    ),
+    (
+        "several processes are set up by accelerate launch, and gradients are averaged without options; remove it",
+        """ddp_gradient_as_bucket_view ddp_static_graph ddp_timeout deepspeed offload_optimizer_device offload_optimizer_nvme_path
+        offload_param_device offload_param_nvme_path zero3_init_flag zero3_save_16bit_model zero_stage""".split(),
+    ),
+    (
+        "uploading is not part of this version; the finished file is in the run's folder",
+        """async_upload huggingface_path_in_repo huggingface_repo_id huggingface_repo_type huggingface_repo_visibility
+        resume_from_huggingface save_state_to_huggingface""".split(),
+    ),
+)
+for _text, _names in _GROUPS:
+    UNSUPPORTED |= dict.fromkeys(_names, _text)
+
+_NETWORK_ARGS = {
+    "conv_dim": "conv_dim",
+    "conv_alpha": "conv_alpha",
+    "block_dims": "block_dims",
+    "block_alphas": "block_alphas",
+    "conv_block_dims": "conv_block_dims",
+    "rank_dropout": "rank_dropout",
+    "module_dropout": "module_dropout",
+    "loraplus_lr_ratio": "loraplus_lr_ratio",
+    "loraplus_unet_lr_ratio": "loraplus_unet_lr_ratio",
+    "loraplus_text_encoder_lr_ratio": "loraplus_text_encoder_lr_ratio",
+    "factor": "lokr_factor",
+    "decompose_both": "lokr_decompose_both",
+    "block_size": "oft_block_size",
+    "algo": "network_type",
+}
+"""kohya's and LyCORIS's network arguments by the option that says the same here."""
+
+
+def verdict(name: str, value: object) -> str | None:
+    """What to tell somebody who gave this option of kohya's; None for a name that kohya does not have either."""
+    if name in RENAMED:
+        return f"it is called {RENAMED[name]} here" if value is not False else f"it is called {RENAMED[name]} here; as it is off, remove it"
+    if name in NOT_NEEDED:
+        return f"not needed, because {NOT_NEEDED[name]}; remove it"
+    if name in UNSUPPORTED:
+        return f"not supported: {UNSUPPORTED[name]}"
+    return None
+
+
+def network_args(value: object, known: Mapping[str, Any]) -> tuple[dict[str, object], list[str]]:
+    """kohya's `network_args` (a list of key=value texts) as plain options, and sentences for what is not understood.
+
+    Lists are written with commas (block_dims=4,4,8). Every plain option of the network section may be given this way too.
+    """
+    if isinstance(value, str):
+        value = value.split()
+    if not isinstance(value, list | tuple):
+        return {}, [f"network_args: {value!r} is not a list of key=value texts, such as conv_dim=8 conv_alpha=4"]
+    opened: dict[str, object] = {}
+    problems: list[str] = []
+    for item in value:
+        key, equals, text = str(item).partition("=")
+        name = _NETWORK_ARGS.get(key, key)
+        if not equals:
+            problems.append(f'network_args: "{item}" is not key=value')
+        elif name not in known or known[name].section != "network":
+            allowed = ", ".join(sorted(_NETWORK_ARGS))
+            problems.append(f"network_args: {key} is not known here; allowed are {allowed} and the options of the network section")
+        else:
+            opened[name] = [part for part in text.split(",") if part] if known[name].many else text
+    return opened, problems
