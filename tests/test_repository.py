@@ -1,0 +1,301 @@
+"""What holds for the repository as a whole: its layers, its scripts, its files and what may not be written in them."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP_LEVEL = (
+    ["gui.py", "kohya_like", "sd_scripts", "presets", "tests", "docs", ".ci/run", "setup.sh", "setup.ps1"]
+    + ["requirements.txt", "requirements-test.txt", "pyproject.toml"]
+    + ["README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+)
+LARGEST_FILE_BYTES = 9 * 2**20
+# Extra packages a user may install; the code that imports one says so when it is missing.
+OPTIONAL = {"pillow_jxl", "prodigyopt", "bitsandbytes", "spaces", "torchao", "wandb", "tensorboard", "triton"}
+# The server under the studio; the exact pin of gradio decides its version.
+COMES_WITH_GRADIO = {"fastapi", "starlette", "uvicorn", "httpx", "orjson"}
+HEAVY = ("torch", "diffusers", "transformers", "peft", "accelerate")
+
+
+# --- reading the repository -----------------------------------------------------------------------------------------
+
+
+def tracked() -> list[Path]:
+    """Files that belong to the project; everything but caches where git is not there to ask."""
+    done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, encoding="utf-8")
+    if done.returncode == 0 and done.stdout:
+        names = [Path(name) for name in done.stdout.split("\0") if name]
+    else:
+        found = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
+        names = [path for path in found if not any(part.startswith(".") or part == "__pycache__" for part in path.parts[:-1])]
+    return sorted(name for name in names if (ROOT / name).is_file())
+
+
+FILES = tracked()
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+TEXTS = [
+    path for path in FILES if path.suffix in {".py", ".md", ".toml", ".sh", ".ps1", ".js", ".css", ".html", ".yaml", ".yml", ".txt", ".cfg"}
+]
+TEXTS += [path for path in FILES if path.suffix == "" and path.name != "LICENSE"]
+
+
+def read(path: Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(read(path), filename=str(path))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file names in an import, also inside functions; `from a import b` names a and a.b."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = path.parent.parts[: len(path.parent.parts) - node.level + 1] if node.level else ()
+            module = ".".join([*package, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def is_under(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def dotted(node: ast.AST) -> str:
+    """The name that an expression like a.b.c spells; empty for anything else."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def python_under(folder: str) -> list[Path]:
+    return [path for path in PYTHON if path.is_relative_to(folder)]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_top_level_is_complete():
+    assert [name for name in TOP_LEVEL if not (ROOT / name).exists()] == []
+
+
+def test_no_file_is_large():
+    assert [(str(path), size) for path in FILES if (size := (ROOT / path).stat().st_size) > LARGEST_FILE_BYTES] == []
+
+
+def test_no_file_is_a_link():
+    assert [str(path) for path in FILES if (ROOT / path).is_symlink()] == []
+
+
+def test_every_python_file_parses():
+    for path in PYTHON:
+        tree(path)
+
+
+def test_texts_name_no_machine_no_registry_and_no_unfinished_work():
+    # Put together here, so that this file does not name them either.
+    forbidden = {
+        "a path of one machine": rf"(?<![\w.~])/({'|'.join(['wo' + 'rk', 'fa' + 'rm'])})/",
+        "the host of a registry": "|".join(
+            ["py" + r"pi\.org", "python" + r"hosted\.org", r"download\.py" + r"torch\.org", r"npm" + r"js\.(org|com)"]
+        ),
+        "unfinished work": rf"\b({'|'.join(['TO' + 'DO', 'FIX' + 'ME', 'X' * 3])})\b",
+        "a conflict": "^" + "<" * 7 + " ",
+    }
+    found = []
+    for path in TEXTS:
+        for number, line in enumerate(read(path).splitlines(), start=1):
+            found += [f"{path}:{number}: {what}: {line.strip()[:80]}" for what, pattern in forbidden.items() if re.search(pattern, line)]
+    assert found == []
+
+
+def test_links_between_documents_lead_somewhere():
+    broken = []
+    for path in FILES:
+        if path.suffix != ".md":
+            continue
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", read(path), flags=re.DOTALL)):
+            if not re.match(r"[a-z]+:|#", target) and not (ROOT / path.parent / target.partition("#")[0]).exists():
+                broken.append(f"{path}: {target}")
+    assert broken == []
+
+
+# --- what code may not do -------------------------------------------------------------------------------------------
+
+
+def dangers(path: Path) -> Iterator[str]:
+    """What a file does that no file here may do, with line numbers."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            if name in {"os.system", "os.popen", "pickle.load", "pickle.loads", "torch.load", "eval", "exec"}:
+                yield f"{path}:{node.lineno}: {name}"
+            if any(word.arg == "allow_pickle" for word in node.keywords):
+                yield f"{path}:{node.lineno}: {name} with allow_pickle"
+            if any(
+                word.arg == "shell" and not (isinstance(word.value, ast.Constant) and word.value.value is False) for word in node.keywords
+            ):
+                yield f"{path}:{node.lineno}: {name} with a shell"
+        elif isinstance(node, ast.ImportFrom) and node.module in {"pickle", "os"}:
+            if bad := {alias.name for alias in node.names} & {"load", "loads", "system", "popen"}:
+                yield f"{path}:{node.lineno}: {sorted(bad)} from {node.module}"
+        elif isinstance(node, ast.ExceptHandler):
+            if node.type is None:
+                yield f"{path}:{node.lineno}: bare except"
+            elif dotted(node.type) in {"Exception", "BaseException"} and all(isinstance(line, ast.Pass) for line in node.body):
+                yield f"{path}:{node.lineno}: every exception is passed over"
+
+
+def test_no_shell_no_pickle_no_eval_and_no_error_passed_over():
+    assert [line for path in PYTHON for line in dangers(path)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import os\nos.system('ls')", "f(shell=True)", "torch.load(p)", "from pickle import loads", "eval(x)", "try: f()\nexcept: g()"]
+    + ["try: f()\nexcept Exception: pass", "np.load(p, allow_pickle=True)"],
+)
+def test_the_search_for_dangers_finds_them(code, tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text(code, encoding="utf-8")
+    assert len(list(dangers(file))) == 1
+
+
+def test_tests_are_skipped_for_missing_hardware_only():
+    found = []
+    for path in python_under("tests"):
+        source = read(path)
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.Attribute) or node.attr not in {"skip", "skipif", "xfail", "importorskip"}:
+                continue
+            line = source.splitlines()[node.lineno - 1]
+            if dotted(node).startswith("pytest") and not re.search(r"cuda|gpu|nvml|hip\b|mps", line, re.IGNORECASE):
+                found.append(f"{path}:{node.lineno}: {line.strip()}")
+    assert found == []
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+ENGINE = "sd_scripts.library"
+# Which files, and what they may not import.
+RULES: list[tuple[str, tuple[str, ...]]] = [
+    ("kohya_like", (*HEAVY, ENGINE)),
+    ("gui.py", (*HEAVY, ENGINE)),
+    ("kohya_like/monitor.py", ("gradio",)),
+    ("kohya_like/dataset_view.py", ("gradio",)),
+    ("sd_scripts", ("gradio", "kohya_like")),
+    ("sd_scripts/schema", (*HEAVY, ENGINE)),
+    ("sd_scripts/dataset", (*HEAVY, ENGINE)),
+    ("sd_scripts/doctor.py", (*HEAVY, ENGINE)),
+    ("sd_scripts/library", (f"{ENGINE}.launch",)),
+    ("sd_scripts/library/trainer.py", tuple(f"{ENGINE}.{part}" for part in ("families", "objectives", "networks"))),
+    ("sd_scripts/library/objectives", tuple(f"{ENGINE}.{part}" for part in ("families", "networks", "data", "trainer"))),
+    ("sd_scripts/library/families", tuple(f"{ENGINE}.{part}" for part in ("objectives", "data", "trainer"))),
+]
+
+
+@pytest.mark.parametrize(("where", "forbidden"), RULES, ids=[rule[0] for rule in RULES])
+def test_layers_import_only_downwards(where, forbidden):
+    files = python_under(where)
+    assert files, f"{where} is not there; the rule has to follow the code"
+    found = {f"{path} imports {module}" for path in files for module in imports(path) for package in forbidden if is_under(module, package)}
+    assert sorted(found) == []
+
+
+def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c.py").write_text("from . import d\nfrom ..e import f\n\ndef g():\n    import torch.nn\n", encoding="utf-8")
+    assert set(imports(Path("a/b/c.py"))) == {"a.b", "a.b.d", "a.e", "a.e.f", "torch.nn"}
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("kohya_like.app", HEAVY),
+        ("sd_scripts.schema", (*HEAVY, "gradio", "numpy")),
+        ("sd_scripts.schema.runs", (*HEAVY, "gradio", "numpy")),
+        ("sd_scripts.library.trainer", ("gradio", "kohya_like")),
+    ],
+)
+def test_a_fresh_process_does_not_load_what_a_layer_may_not_know(module, absent):
+    code = "import importlib, sys; importlib.import_module(sys.argv[1]); print([name for name in sys.argv[2:] if name in sys.modules])"
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
+    done = subprocess.run([sys.executable, "-c", code, module, *absent], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- thin scripts ---------------------------------------------------------------------------------------------------
+
+
+def shape(path: Path) -> str:
+    """The syntax of a file with every string emptied."""
+    parsed = tree(path)
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.dump(parsed)
+
+
+SCRIPTS = [path for path in PYTHON if path.parent == Path("sd_scripts") and "_train" in path.stem]
+
+
+def test_training_scripts_differ_in_their_strings_only():
+    assert Path("sd_scripts/sdxl_train_network.py") in SCRIPTS
+    first = shape(SCRIPTS[0])
+    assert [str(path) for path in SCRIPTS if shape(path) != first] == []
+    assert [str(path) for path in SCRIPTS if len(read(path).splitlines()) > 25] == []
+
+
+# --- requirements ---------------------------------------------------------------------------------------------------
+
+
+def requirements(name: str) -> list[Requirement]:
+    lines = (line.split("#", 1)[0].strip() for line in read(Path(name)).splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-test.txt"])
+def test_every_requirement_has_both_bounds_and_stands_once(name):
+    needs = requirements(name)
+    names = [canonicalize_name(need.name) for need in needs]
+    assert [found for found in names if names.count(found) > 1] == []
+    assert [
+        str(need) for need in needs if not {"=="} <= (signs := {item.operator for item in need.specifier}) and not {">=", "<"} <= signs
+    ] == []
+
+
+def test_what_the_product_imports_is_required():
+    provided = packages_distributions()
+    needed = {canonicalize_name(need.name) for need in requirements("requirements.txt")}
+    ours = {"kohya_like", "sd_scripts", "gui"}
+    missing = set()
+    for path in [*python_under("kohya_like"), *python_under("sd_scripts"), *python_under("gui.py")]:
+        for module in {module.partition(".")[0] for module in imports(path)}:
+            if module in sys.stdlib_module_names or module in ours | OPTIONAL | COMES_WITH_GRADIO | {"__future__"}:
+                continue
+            if not needed & {canonicalize_name(name) for name in provided.get(module, [])}:
+                missing.add(f"{path} imports {module}")
+    assert sorted(missing) == []
+
+
+def test_the_package_says_the_same_as_its_papers():
+    project = tomllib.loads(read(Path("pyproject.toml")))["project"]
+    assert project["license"] == "Apache-2.0" and "Apache License" in read(Path("LICENSE"))
+    assert f"\n## {project['version']} " in read(Path("CHANGELOG.md"))
+    assert project["requires-python"] == ">=3.11,<3.14"
