@@ -1,0 +1,22 @@
+"""The model families by name. Importing this imports no model library; `family` imports the one that is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from sd_scripts.library.protocols import ModelFamily
+from sd_scripts.schema.errors import OptionError
+
+FAMILIES: dict[str, str] = {"sdxl": "sd_scripts.library.families.sdxl:Sdxl"}
+"""Import path of each family's class by the family's name."""
+
+NAMES: tuple[str, ...] = tuple(FAMILIES)
+
+
+def family(name: str) -> ModelFamily:
+    """The family of that name. Raises OptionError for an unknown one."""
+    if name not in FAMILIES:
+        raise OptionError(f"family: {name} is not known; there are {', '.join(NAMES)}")
+    module, _, attribute = FAMILIES[name].partition(":")
+    made: ModelFamily = getattr(import_module(module), attribute)()
+    return made
