@@ -1,0 +1,138 @@
+"""Write the toy datasets in kohya's folder layout: pictures, captions beside them, regularisation pictures.
+
+Knows pictures and files; never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import itertools
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+from sd_scripts.toy import worlds
+from sd_scripts.toy.worlds import Scene
+
+DATASETS = {
+    "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation pictures of old shapes",
+    "shapes": "64 circles, squares and triangles: what the bases were trained on",
+}
+"""Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
+
+_RECIPE_VERSION = 1
+_RECORD = "dataset.json"
+
+# Half of the pictures have twice the sides a base works at, so that resizing into aspect buckets is real.
+_SIZES = tuple((width * scale, height * scale) for scale, (width, height) in itertools.product((1, 2), worlds.SIZES))
+
+
+@dataclass(frozen=True)
+class ToyDataset:
+    """Where a written dataset lies; reg_data_dir is None when it has no regularisation pictures."""
+
+    name: str
+    train_data_dir: Path
+    reg_data_dir: Path | None
+
+
+def write_dataset(name: str, folder: Path) -> ToyDataset:
+    """Writes a dataset below folder, or leaves it alone when it is already there; always the same bytes.
+
+    The folder appears complete or not at all. Raises ValueError for an unknown name, and for a folder that
+    holds something else.
+    """
+    files = _files(name)
+    if _read_record(folder) != _record(name):
+        _check_replaceable(folder)
+        _replace(folder, files | {_RECORD: _record(name)})
+    reg = folder / "reg"
+    return ToyDataset(name, folder / "train", reg if any(path.startswith("reg/") for path in files) else None)
+
+
+def _files(name: str) -> dict[str, bytes]:
+    # Relative path -> content.
+    if name == "star":
+        return _pictures("train/1_star", _stars(24), 11) | _pictures("reg/1_shape", _old_scenes(60), 12)
+    if name == "shapes":
+        return _pictures("train/1_shape", _old_scenes(64), 13)
+    close = difflib.get_close_matches(name, DATASETS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"toy dataset {name!r} is unknown; the datasets are {', '.join(DATASETS)}{hint}")
+
+
+def _stars(num: int) -> list[Scene]:
+    # Colours and places take turns out of step: each is met equally often, and most combinations stay unseen.
+    colors, places = list(worlds.COLORS), list(worlds.PLACES)
+    return [Scene("star", colors[index % len(colors)], places[(2 * index + index // len(colors)) % len(places)]) for index in range(num)]
+
+
+def _old_scenes(num: int) -> list[Scene]:
+    order = worlds.rng_for(10, num).permutation(len(worlds.TRAINED))
+    return [worlds.TRAINED[index] for index in order[:num]]
+
+
+def _pictures(folder: str, scenes: list[Scene], seed: int) -> dict[str, bytes]:
+    files = {}
+    for index, scene in enumerate(scenes):
+        rng = worlds.rng_for(seed, index)
+        stem = f"{folder}/{index:03d}_{scene.color}_{scene.shape}"
+        files[f"{stem}.png"] = _png(scene, *_SIZES[int(rng.integers(len(_SIZES)))], rng)
+        files[f"{stem}.txt"] = f"{worlds.caption(scene, rng)}\n".encode()
+    return files
+
+
+def _png(scene: Scene, width: int, height: int, rng: np.random.Generator) -> bytes:
+    buffer = io.BytesIO()
+    worlds.draw(scene, width, height, rng).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _record(name: str) -> bytes:
+    return (json.dumps({"toy_dataset": name, "recipe_version": _RECIPE_VERSION}, indent=2) + "\n").encode()
+
+
+def _read_record(folder: Path) -> bytes | None:
+    try:
+        return (folder / _RECORD).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _check_replaceable(folder: Path) -> None:
+    if _read_record(folder) is None and folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} holds other files; give an empty or new folder for the toy dataset")
+
+
+def _replace(folder: Path, files: dict[str, bytes]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        for path, content in files.items():
+            write_synced(aside / "new" / path, content)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(aside / "old")
+        try:
+            (aside / "new").rename(folder)
+        except OSError:
+            # Another process finished the same dataset in between: its bytes are ours.
+            if _read_record(folder) != files[_RECORD]:
+                raise
+    finally:
+        shutil.rmtree(aside)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a file and its folders, and returns when the disk has them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,50 @@
+"""Draw prompts with a diffusers pipeline, in the form that measure.py takes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from PIL import Image
+
+from sd_scripts.toy.measure import Render
+
+NUM_STEPS = 12
+GUIDANCE_SCALE = 3.0
+
+
+class TextToImage(Protocol):
+    """A diffusers text-to-image pipeline."""
+
+    def __call__(self, prompt: list[str], **settings: object) -> object:
+        """The result has the pictures in `images`."""
+        ...
+
+    def set_progress_bar_config(self, **settings: object) -> None:
+        """Settings of the bar over denoising steps."""
+        ...
+
+
+def render_with(pipeline: TextToImage, num_steps: int = NUM_STEPS, guidance_scale: float = GUIDANCE_SCALE, batch_size: int = 32) -> Render:
+    """A render callable; each picture's noise comes from its own seed, whatever is drawn beside it.
+
+    Sides in pixels must be multiples of 16.
+    """
+    pipeline.set_progress_bar_config(disable=True)
+
+    def render(prompts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
+        images: list[Image.Image] = []
+        for start in range(0, len(prompts), batch_size):
+            chosen = slice(start, start + batch_size)
+            result = pipeline(
+                prompts[chosen],
+                width=width,
+                height=height,
+                num_inference_steps=num_steps,
+                guidance_scale=guidance_scale,
+                generator=[torch.Generator().manual_seed(seed) for seed in seeds[chosen]],
+            )
+            images.extend(result.images)
+        return images
+
+    return render

@@ -1,0 +1,341 @@
+"""The toy world: coloured shapes with captions, drawn from a seed and read back from pixels.
+
+Knows numpy and PIL only; never imports torch, so a GUI process may draw with it.
+
+    Scene  --caption-->  "a red circle at the top left"  --scene_of-->  Scene
+    Scene  --draw----->  picture                         --read------>  Reading
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+BASE_SHAPES = ("circle", "square", "triangle")
+"""Shapes that a base model is trained on."""
+
+NEW_SHAPES = ("star",)
+"""Shapes that no base has seen: what a LoRA teaches. Tokenizers and VAEs do know them."""
+
+SHAPES = BASE_SHAPES + NEW_SHAPES
+
+COLORS: dict[str, tuple[int, int, int]] = {
+    "red": (220, 40, 45),
+    "yellow": (240, 195, 30),
+    "green": (60, 165, 50),
+    "teal": (15, 165, 180),
+    "blue": (40, 75, 215),
+    "purple": (150, 50, 180),
+}
+
+_COLUMNS = {"left": 0.3, "": 0.5, "right": 0.7}
+_ROWS = {"top": 0.3, "": 0.5, "bottom": 0.7}
+
+PLACES: dict[str, tuple[float, float]] = {
+    " ".join(word for word in (row, column) if word) or "center": (x, y)
+    for (row, y), (column, x) in itertools.product(_ROWS.items(), _COLUMNS.items())
+}
+"""Name -> (x, y) of the shape's centre, as fractions of width and height."""
+
+SIZES = ((64, 64), (80, 48), (48, 80))
+"""(width, height) in pixels that bases are trained at: one area, three aspect ratios, multiples of 16."""
+
+TEMPLATES = (
+    "a {color} {shape} at the {place}",
+    "a picture of a {color} {shape} at the {place}",
+    "{color} {shape}, {place}",
+    "at the {place}, a {color} {shape}",
+    "a {shape} at the {place}, {color}",
+)
+
+_POSITION_JITTER = 0.02
+_RADIUS = (0.20, 0.25)
+_TILT_DEGREES = 8.0
+_OVERSAMPLING = 4
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One shape of one colour at one place; the three words are keys of the tables above."""
+
+    shape: str
+    color: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What pixels show; a word is None where they are unclear.
+
+    confidence is the overlap (intersection over union, 0 to 1) with the best matching outline, and margin
+    its lead over the best outline of another shape.
+    """
+
+    shape: str | None
+    color: str | None
+    place: str | None
+    confidence: float
+    margin: float
+
+    def shape_is(self, shape: str) -> bool:
+        """Whether the picture clearly shows this shape."""
+        return self.shape == shape
+
+    def color_is(self, color: str) -> bool:
+        """Whether the shape clearly has this colour."""
+        return self.color == color
+
+    def place_is(self, place: str) -> bool:
+        """Whether the shape is clearly at this place."""
+        return self.place == place
+
+    def shows(self, scene: Scene) -> bool:
+        """Whether shape, colour and place are all as the scene says."""
+        return self.shape_is(scene.shape) and self.color_is(scene.color) and self.place_is(scene.place)
+
+
+NOTHING = Reading(None, None, None, 0.0, 0.0)
+"""The reading of a picture without one clear shape."""
+
+
+def rng_for(seed: int, *numbers: int) -> np.random.Generator:
+    """The generator of one sample: the same seed and numbers always give the same draws. All are >= 0."""
+    return np.random.default_rng((seed, *numbers))
+
+
+def scenes(shapes: tuple[str, ...] = BASE_SHAPES) -> tuple[Scene, ...]:
+    """Every combination of these shapes with all colours and places, in a fixed order."""
+    return tuple(Scene(*words) for words in itertools.product(shapes, COLORS, PLACES))
+
+
+def _held_out() -> frozenset[Scene]:
+    # A Latin pattern: each shape, colour and place is held out equally often, so none of them goes unlearned.
+    return frozenset(
+        Scene(shape, color, place)
+        for (s, shape), (c, color), (p, place) in itertools.product(enumerate(BASE_SHAPES), enumerate(COLORS), enumerate(PLACES))
+        if (s * 3 + c * 2 + p) % 9 == 0
+    )
+
+
+HELD_OUT = _held_out()
+"""Scenes that no base ever sees in training: obeying them shows that the words were learned apart."""
+
+TRAINED = tuple(scene for scene in scenes() if scene not in HELD_OUT)
+"""Scenes that bases are trained on, in a fixed order."""
+
+
+def caption(scene: Scene, rng: np.random.Generator) -> str:
+    """The scene in words, by a template drawn from rng."""
+    return TEMPLATES[int(rng.integers(len(TEMPLATES)))].format(**vars(scene))
+
+
+def scene_of(text: str) -> Scene:
+    """The scene a caption speaks of, whatever its template.
+
+    Raises ValueError when the shape, the colour or the place is missing or named twice.
+    """
+    words = re.findall(r"[a-z]+", text.lower())
+    found = {
+        "shape": [word for word in words if word in SHAPES],
+        "color": [word for word in words if word in COLORS],
+    }
+    place = " ".join(
+        [word for word in words if word in ("top", "bottom")]
+        + [word for word in words if word in ("left", "right")]
+        + [word for word in words if word == "center"]
+    )
+    unclear = [name for name, hits in found.items() if len(hits) != 1]
+    unclear += [] if place in PLACES else ["place"]
+    if unclear:
+        raise ValueError(
+            f"caption {text!r} does not name exactly one {' and one '.join(unclear)}; write for example 'a red circle at the top left'"
+        )
+    return Scene(found["shape"][0], found["color"][0], place)
+
+
+def outline(shape: str) -> np.ndarray:
+    """Corners (N, 2) of a shape around its box centre, x right and y down, sized so that shapes look equally large.
+
+    Multiply by a radius in pixels. Raises ValueError for a name outside SHAPES.
+    """
+    if shape == "circle":
+        return _ring(64, 1.0)
+    if shape == "square":
+        return _centred(_ring(4, 1.27, turn=math.pi / 4))
+    if shape == "triangle":
+        return _centred(_ring(3, 1.26))
+    if shape == "star":
+        corners = _ring(10, 1.15)
+        corners[1::2] *= 0.42
+        return _centred(corners)
+    raise ValueError(f"shape {shape!r} is unknown; the shapes are {', '.join(SHAPES)}")
+
+
+def _ring(num_corners: int, radius: float, turn: float = 0.0) -> np.ndarray:
+    angles = turn - math.pi / 2 + np.arange(num_corners) * (2 * math.pi / num_corners)
+    return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def _centred(corners: np.ndarray) -> np.ndarray:
+    return corners - (corners.min(axis=0) + corners.max(axis=0)) / 2
+
+
+def coverage(corners: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Anti-aliased mask (height, width) in [0, 1] of a polygon whose corners (N, 2) are in pixels."""
+    mask = Image.new("L", (width * _OVERSAMPLING, height * _OVERSAMPLING), 0)
+    ImageDraw.Draw(mask).polygon([(x, y) for x, y in (corners * _OVERSAMPLING - 0.5).tolist()], fill=255)
+    return np.asarray(mask.resize((width, height), Image.Resampling.BOX), dtype=np.float32) / 255
+
+
+def turned(corners: np.ndarray, degrees: float) -> np.ndarray:
+    """Corners (N, 2) turned clockwise around the origin."""
+    angle = math.radians(degrees)
+    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    return corners @ turn
+
+
+def draw(scene: Scene, width: int, height: int, rng: np.random.Generator) -> Image.Image:
+    """An RGB picture of the scene; place, radius, tilt, tint and background vary a little with rng.
+
+    The radius is 0.20 to 0.25 of the short side. Sides are in pixels; below 48 a star is hard to read.
+    """
+    x, y = PLACES[scene.place]
+    x, y = np.array([x, y]) + rng.uniform(-_POSITION_JITTER, _POSITION_JITTER, size=2)
+    radius = rng.uniform(*_RADIUS) * min(width, height)
+    tilt = rng.uniform(-_TILT_DEGREES, _TILT_DEGREES)
+    tint = np.clip(np.array(COLORS[scene.color]) + rng.uniform(-10, 10, size=3), 0, 255)
+    background = rng.uniform(238, 255) + rng.uniform(-4, 0, size=3)
+    corners = turned(outline(scene.shape), tilt) * radius + (x * width, y * height)
+    mask = coverage(corners, width, height)[..., None]
+    return Image.fromarray(np.uint8(np.rint(background * (1 - mask) + tint * mask)))
+
+
+# Reading: find the shape, bring it to a standard size and place, compare with the outlines of all shapes.
+
+_GRID = 40
+_GRID_PER_SIDE = 16.0  # grid cells along the side of a square with the shape's area
+_MIN_CONTRAST = 60.0  # RGB distance between shape and background below which nothing is there
+_MIN_AREA_FRACTION = 0.02
+_MAX_AREA_FRACTION = 0.40
+_MAX_SECOND_PART = 0.15
+_MIN_CONFIDENCE = 0.78
+_MIN_MARGIN = 0.02
+_MAX_COLOR_DISTANCE = 75.0
+_MIN_COLOR_LEAD = 12.0
+_PLACE_BORDERS = (0.4, 0.6)
+_PLACE_DOUBT = 0.01
+
+
+def read(image: Image.Image) -> Reading:
+    """What the picture shows, measured from its pixels alone."""
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    background = np.median(border, axis=0)
+    contrast = np.linalg.norm(pixels - background, axis=2)
+    strongest = float(np.quantile(contrast, 0.98))
+    if strongest < _MIN_CONTRAST:
+        return NOTHING
+    part = _only_part(contrast > strongest / 2)
+    if part is None:
+        return NOTHING
+    tint = np.median(pixels[part & (contrast > 0.8 * strongest)], axis=0)
+    direction = (tint - background) / max(float(np.sum((tint - background) ** 2)), 1.0)
+    alpha = np.clip((pixels - background) @ direction, 0, 1) * _grown(part)
+    confidence, margin, shape = _best_shape(alpha)
+    clear = confidence >= _MIN_CONFIDENCE and margin >= _MIN_MARGIN
+    return Reading(shape if clear else None, _color_of(tint), _place_of(part), confidence, margin)
+
+
+def _only_part(mask: np.ndarray) -> np.ndarray | None:
+    # The largest connected part, or None when a second one competes with it or the size is implausible.
+    parts = sorted(_parts(mask), key=lambda part: -int(part.sum()))
+    if not parts:
+        return None
+    area = float(parts[0].sum())
+    if len(parts) > 1 and parts[1].sum() > _MAX_SECOND_PART * area:
+        return None
+    plausible = _MIN_AREA_FRACTION <= area / mask.size <= _MAX_AREA_FRACTION
+    return parts[0] if plausible else None
+
+
+def _parts(mask: np.ndarray) -> list[np.ndarray]:
+    left = mask.copy()
+    parts = []
+    while left.any():
+        part = np.zeros_like(mask)
+        part[np.unravel_index(int(left.argmax()), mask.shape)] = True
+        size = 0
+        while size != (size := int(part.sum())):
+            part = _grown(part) & left
+        parts.append(part)
+        left &= ~part
+    return parts
+
+
+def _grown(mask: np.ndarray) -> np.ndarray:
+    padded = np.pad(mask, 1)
+    grown = mask.copy()
+    for dy, dx in itertools.product(range(3), range(3)):
+        grown |= padded[dy : dy + mask.shape[0], dx : dx + mask.shape[1]]
+    return grown
+
+
+def _best_shape(alpha: np.ndarray) -> tuple[float, float, str]:
+    area = float(alpha.sum())
+    ys, xs = np.mgrid[: alpha.shape[0], : alpha.shape[1]] + 0.5
+    x, y = float((alpha * xs).sum()) / area, float((alpha * ys).sum()) / area
+    scale = math.sqrt(area) / _GRID_PER_SIDE
+    field = Image.fromarray(np.float32(alpha))
+    box = (scale, 0.0, x - scale * _GRID / 2, 0.0, scale, y - scale * _GRID / 2)
+    standard = field.transform((_GRID, _GRID), Image.Transform.AFFINE, box, Image.Resampling.BILINEAR)
+    seen = np.asarray(standard, dtype=np.float32).reshape(1, -1)
+    best = {}
+    for shape in SHAPES:
+        masks = _standard_masks(shape)
+        overlap = np.minimum(masks, seen).sum(axis=1) / np.maximum(masks, seen).sum(axis=1)
+        best[shape] = float(overlap.max())
+    first, second = sorted(best, key=lambda name: -best[name])[:2]
+    return best[first], best[first] - best[second], first
+
+
+@functools.cache
+def _standard_masks(shape: str) -> np.ndarray:
+    # (turns, grid * grid) masks of the shape around its centroid, all with the same area.
+    symmetry_degrees = {"circle": 5.0, "square": 90.0, "triangle": 120.0, "star": 72.0}[shape]
+    corners = outline(shape)
+    area, centroid = _area_and_centroid(corners)
+    unit = (corners - centroid) / math.sqrt(area) * _GRID_PER_SIDE
+    degrees = np.arange(0.0, symmetry_degrees, 5.0)
+    return np.stack([coverage(turned(unit, d) + _GRID / 2, _GRID, _GRID).ravel() for d in degrees])
+
+
+def _area_and_centroid(corners: np.ndarray) -> tuple[float, np.ndarray]:
+    # The shoelace formula.
+    following = np.roll(corners, -1, axis=0)
+    cross = corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]
+    area = cross.sum() / 2
+    return abs(float(area)), ((corners + following) * cross[:, None]).sum(axis=0) / (6 * area)
+
+
+def _color_of(rgb: np.ndarray) -> str | None:
+    distances = {name: float(np.linalg.norm(rgb - value)) for name, value in COLORS.items()}
+    first, second = sorted(distances, key=lambda name: distances[name])[:2]
+    clear = distances[first] <= _MAX_COLOR_DISTANCE and distances[second] - distances[first] >= _MIN_COLOR_LEAD
+    return first if clear else None
+
+
+def _place_of(part: np.ndarray) -> str | None:
+    rows, columns = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
+    x = (columns[0] + columns[-1] + 1) / 2 / part.shape[1]
+    y = (rows[0] + rows[-1] + 1) / 2 / part.shape[0]
+    if min(abs(value - border) for value in (x, y) for border in _PLACE_BORDERS) < _PLACE_DOUBT:
+        return None
+    nearest_x = min(_COLUMNS.values(), key=lambda column: abs(column - x))
+    nearest_y = min(_ROWS.values(), key=lambda row: abs(row - y))
+    return next(name for name, centre in PLACES.items() if centre == (nearest_x, nearest_y))

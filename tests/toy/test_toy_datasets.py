@@ -1,0 +1,109 @@
+"""Toy datasets: kohya's layout, always the same bytes, complete or absent."""
+
+import json
+import threading
+
+import pytest
+from PIL import Image
+
+from sd_scripts.toy import datasets, measure, worlds
+from sd_scripts.toy.datasets import write_dataset
+
+
+def _bytes_below(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _load(folder):
+    scenes, pictures = [], []
+    for path in sorted(folder.rglob("*.png")):
+        with Image.open(path) as image:
+            pictures.append(image.convert("RGB"))
+        scenes.append(worlds.scene_of(path.with_suffix(".txt").read_text()))
+    return scenes, pictures
+
+
+@pytest.mark.parametrize("name", datasets.DATASETS)
+def test_two_writings_have_the_same_bytes(name, tmp_path):
+    write_dataset(name, tmp_path / "one")
+    write_dataset(name, tmp_path / "two")
+    assert _bytes_below(tmp_path / "one") == _bytes_below(tmp_path / "two")
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+
+
+@pytest.mark.parametrize("name", datasets.DATASETS)
+def test_captions_say_what_the_pictures_show(name, tmp_path):
+    written = write_dataset(name, tmp_path / name)
+    for folder in filter(None, (written.train_data_dir, written.reg_data_dir)):
+        assert measure.score(*_load(folder)).all >= 0.97
+
+
+def test_stars_come_in_all_colours_and_places_and_regularisation_has_none(tmp_path):
+    written = write_dataset("star", tmp_path / "star")
+    stars, pictures = _load(written.train_data_dir / "1_star")
+    assert len(set(stars)) == len(stars) == 24
+    assert {scene.shape for scene in stars} == {"star"}
+    assert {scene.color for scene in stars} == set(worlds.COLORS)
+    assert {scene.place for scene in stars} == set(worlds.PLACES)
+    assert len({round(picture.width / picture.height, 2) for picture in pictures}) == 3
+    old, _ = _load(written.reg_data_dir / "1_shape")
+    assert len(old) == 60
+    assert {scene.shape for scene in old} == set(worlds.BASE_SHAPES)
+
+
+def test_no_dataset_shows_a_held_out_scene(tmp_path):
+    for name in datasets.DATASETS:
+        write_dataset(name, tmp_path / name)
+    scenes, _ = _load(tmp_path)
+    assert worlds.HELD_OUT.isdisjoint(scenes)
+
+
+def test_a_written_dataset_is_left_alone(tmp_path):
+    written = write_dataset("shapes", tmp_path / "shapes")
+    assert written.reg_data_dir is None
+    cache = written.train_data_dir / "1_shape" / "cache.safetensors"
+    cache.write_bytes(b"latents")
+    assert write_dataset("shapes", tmp_path / "shapes") == written
+    assert cache.read_bytes() == b"latents"
+
+
+def test_another_toy_dataset_in_the_folder_is_replaced_whole(tmp_path):
+    write_dataset("shapes", tmp_path / "data")
+    write_dataset("star", tmp_path / "data")
+    write_dataset("star", tmp_path / "fresh")
+    assert _bytes_below(tmp_path / "data") == _bytes_below(tmp_path / "fresh")
+    assert json.loads((tmp_path / "data" / "dataset.json").read_text())["toy_dataset"] == "star"
+
+
+def test_a_folder_with_other_files_is_refused_and_kept(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "photo.png").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="holds other files"):
+        write_dataset("star", tmp_path / "mine")
+    assert _bytes_below(tmp_path / "mine") == {"photo.png": b"mine"}
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_all_names(tmp_path):
+    with pytest.raises(ValueError, match=r"'stars' is unknown; the datasets are star, shapes; did you mean 'star'\?"):
+        write_dataset("stars", tmp_path / "stars")
+    assert not (tmp_path / "stars").exists()
+
+
+def test_writers_at_the_same_time_do_not_disturb_each_other(tmp_path):
+    failures = []
+
+    def write():
+        try:
+            write_dataset("shapes", tmp_path / "shared")
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    write_dataset("shapes", tmp_path / "alone")
+    assert not failures
+    assert _bytes_below(tmp_path / "shared") == _bytes_below(tmp_path / "alone")
+    assert {path.name for path in tmp_path.iterdir()} == {"shared", "alone"}
