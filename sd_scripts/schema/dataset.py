@@ -17,13 +17,16 @@ class DatasetOptions(Section):
     title: ClassVar[str] = "Dataset"
 
     train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:star", "toy:shapes"))] = None
-    """Folder with the training pictures: either pictures directly, or kohya's sub-folders `<repeats>_<token> <class>`. `toy:star` draws a built-in data set."""
+    """Folder with the training pictures: either pictures directly, or kohya's sub-folders `<repeats>_<token> <class>`. `toy:star` draws a
+    built-in data set."""
     reg_data_dir: Annotated[str | None, Show(kind="folder")] = None
-    """Folder with regularisation pictures (the class without your subject), laid out like train_data_dir; they are repeated until there are as many as training pictures."""
+    """Folder with regularisation pictures (the class without your subject), laid out like train_data_dir; they are repeated until there are
+    as many as training pictures."""
     dataset_config: Annotated[str | None, Show(kind="file")] = None
     """A kohya dataset TOML or JSON ([general], [[datasets]], [[datasets.subsets]]); replaces train_data_dir, reg_data_dir and in_json."""
     in_json: Annotated[str | None, Show(kind="file")] = None
-    """Captions in one metadata file (.json, or .jsonl with one object a line: file_name, caption or text, tags); paths are relative to train_data_dir."""
+    """Captions in one metadata file (.json, or .jsonl with one object a line: file_name, caption or text, tags); paths are relative to
+    train_data_dir."""
     resolution: Annotated[Size, Show(basic=True, unit="px")] = (1024, 1024)
     """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on."""
     additional_resolutions: Annotated[tuple[Side, ...], Show(unit="px")] = ()
@@ -43,7 +46,8 @@ class DatasetOptions(Section):
     resize_interpolation: Interpolation = "auto"
     """Resampling filter; auto is area for shrinking and lanczos for enlarging."""
     random_crop: bool = False
-    """Cut what the bucket leaves over at a random place instead of the centre. With cached latents each picture keeps the place it drew once."""
+    """Cut what the bucket leaves over at a random place instead of the centre. With cached latents each picture keeps the place it drew
+    once."""
     flip_aug: bool = False
     """Mirror half of the pictures from left to right. Not for subjects with text or a left and right side."""
     color_aug: bool = False
@@ -57,7 +61,8 @@ class DatasetOptions(Section):
     keep_tokens: WholeNumber = 0
     """This many parts at the start stay in place and are never dropped when captions are shuffled or thinned."""
     keep_tokens_separator: str = ""
-    """A mark such as ||| in the caption: the parts before it stay in place (and after a second one, at the end). Wins over keep_tokens; the mark itself is always removed."""
+    """A mark such as ||| in the caption: the parts before it stay in place (and after a second one, at the end). Wins over keep_tokens; the
+    mark itself is always removed."""
     secondary_separator: str = ""
     """A mark such as ;;; that joins parts which move together; it becomes caption_separator at the end."""
     enable_wildcard: bool = False
@@ -77,13 +82,15 @@ class DatasetOptions(Section):
     token_warmup_step: NotNegative = 0.0
     """Optimizer steps (below 1: fraction of the run) until all parts of a caption are shown; 0 turns token warm-up off."""
     caption_variants: WholeNumber = 16
-    """When captions are random (shuffle, wildcards, tag dropout), draw from this many versions of each caption, so that text embeddings can be cached; 0 draws a new one every time."""
+    """When captions are random (shuffle, wildcards, tag dropout), draw from this many versions of each caption, so that text embeddings can
+    be cached; 0 draws a new one every time."""
     dataset_repeats: Count = 1
     """How often each picture is shown in an epoch, for folders without kohya's number and for in_json."""
     prior_loss_weight: NotNegative = 1.0
     """Weight of regularisation pictures in the loss; training pictures have 1."""
     masked_loss: bool = False
-    """Weight the loss by a mask: the picture of the same name in conditioning_data_dir (white counts, black does not), or the alpha channel with alpha_mask."""
+    """Weight the loss by a mask: the picture of the same name in conditioning_data_dir (white counts, black does not), or the alpha channel
+    with alpha_mask."""
     conditioning_data_dir: Annotated[str | None, Show(kind="folder")] = None
     """Folder with masks of the same file name as the pictures, for masked_loss."""
     alpha_mask: bool = False
@@ -131,7 +138,9 @@ class DatasetOptions(Section):
         if self.min_bucket_reso > self.max_bucket_reso:
             problems.append(f"min_bucket_reso ({self.min_bucket_reso}) is larger than max_bucket_reso ({self.max_bucket_reso})")
         if self.color_aug and self.cache_latents:
-            problems.append("color_aug changes the pictures in every step, which cached latents cannot show; turn cache_latents off or color_aug off")
+            problems.append(
+                "color_aug changes the pictures in every step, which cached latents cannot show; turn cache_latents off or color_aug off"
+            )
         if self.masked_loss and self.conditioning_data_dir is None and not self.alpha_mask and self.dataset_config is None:
             problems.append("masked_loss needs masks: set conditioning_data_dir, or alpha_mask to use the pictures' alpha channel")
         if (self.alpha_mask or self.conditioning_data_dir or self.normalize_masked_loss) and not self.masked_loss:

@@ -43,7 +43,14 @@ def reference(run: type[RunOptions]) -> str:
     lines = [f"## {run.label} (`{run.script}`)", ""]
     known = fields(run)
     for section, info in run.model_fields.items():
-        lines += [f"### {section}", "", str(getattr(info.annotation, "__doc__", "")), "", "| option | value | default | meaning |", "|---|---|---|---|"]
+        lines += [
+            f"### {section}",
+            "",
+            str(getattr(info.annotation, "__doc__", "")),
+            "",
+            "| option | value | default | meaning |",
+            "|---|---|---|---|",
+        ]
         for field in known.values():
             if field.section == section:
                 where = " *(command line only)*" if field.show.cli_only else ""
@@ -56,8 +63,8 @@ def reference(run: type[RunOptions]) -> str:
 def page() -> str:
     """docs/options.md."""
     head = (
-        "# Options\n\nMade by `python -m sd_scripts.schema docs`; do not edit. Each option is a flag (`--network_dim 32`), a key in a TOML file\n"
-        "(`network_dim = 32`) and a field on the page. Switches are `--flip_aug` and `--no_flip_aug`; lists take several values\n"
+        "# Options\n\nMade by `python -m sd_scripts.schema docs`; do not edit. Each option is a flag (`--network_dim 32`), a key in TOML\n"
+        "file (`network_dim = 32`) and a field on the page. Switches are `--flip_aug` and `--no_flip_aug`; lists take several values\n"
         "(`--optimizer_args weight_decay=0.01 betas=(0.9,0.99)`); `none` gives an optional number its default back.\n"
         "Flags win over the file, the file over the defaults.\n"
     )

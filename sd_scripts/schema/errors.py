@@ -13,7 +13,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return self.message if not self.option or self.message.startswith(self.option) else f"{self.option}: {self.message}"
+        return self.message if self.option in self.message else f"{self.option}: {self.message}"
 
 
 class OptionError(ValueError):

@@ -51,7 +51,7 @@ def _split_size(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if isinstance(value, list | tuple) and len(value) == 1:
-        value = [value[0], value[0]]
+        return _split_size(value[0]) if isinstance(value[0], str) and not value[0].isdigit() else (value[0], value[0])
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import toml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from . import legacy
@@ -23,6 +23,7 @@ from .errors import OptionError, Problem
 from .fields import Section, Show, show_of
 from .runs import RUNS, RunOptions
 
+M = TypeVar("M", bound=BaseModel)
 HEADER = "kohya_like"
 """The TOML table that says which kind of run a file is for."""
 
@@ -172,7 +173,7 @@ def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin
             problems += [Problem("network_args", text) for text in wrong]
             plain.update({key: item for key, item in opened.items() if key not in values})
         elif name in known:
-            plain[name] = value
+            plain[name] = _choice(known[name], value)
         else:
             verdict = legacy.verdict(name, value)
             where = f" (in {origin})" if origin else ""
@@ -181,6 +182,11 @@ def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin
             else:
                 problems.append(Problem(name, f"{name}{where}: there is no such option.{nearest(name, list(known))}"))
     return plain, problems
+
+
+def _choice(field: FlatField, value: object) -> object:
+    """A choice between numbers comes from the command line and the page as text."""
+    return next((choice for choice in field.choices if isinstance(choice, int) and str(choice) == value), value)
 
 
 def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
@@ -197,7 +203,12 @@ def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     if kind == "string_pattern_mismatch":
         return f"{field.name}: {shown} has characters that a file name cannot have, starts with a dot, or is empty or too long"
     allowed = field.range_text
-    number = {"int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+    number = {
+        "int_parsing": "a whole number",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_parsing": "a number",
+    }
     number |= {"float_type": "a number", "bool_parsing": "true or false", "bool_type": "true or false", "string_type": "a text"}
     number |= {"tuple_type": "a list", "finite_number": "a finite number", "int_parsing_size": "a smaller whole number"}
     if kind in number:
@@ -209,7 +220,7 @@ def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     return f"{field.name}: {shown}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _problems(error: ValidationError, known: Mapping[str, FlatField], section: str) -> Iterator[Problem]:
+def _problems(error: ValidationError, known: Mapping[str, FlatField]) -> Iterator[Problem]:
     """A pydantic error as sentences; a validator's message is one line for each problem and belongs to the first option it names."""
     for item in error.errors(include_url=False):
         names = [str(part) for part in item["loc"] if str(part) in known]
@@ -233,22 +244,45 @@ def build(run: type[RunOptions], values: Mapping[str, object], origin: str = "",
     if not from_cli:
         for name in [name for name in plain if known[name].show.cli_only]:
             if plain.pop(name):
-                problems.append(Problem(name, f"{name} may only be given on the command line (--{name}), because it lets a configuration run other people's code"))
+                problems.append(
+                    Problem(
+                        name,
+                        f"{name} may only be given on the command line (--{name}), because it lets a configuration run other people's code",
+                    )
+                )
     sections: dict[str, Section] = {}
     for section, info in run.model_fields.items():
         model = info.annotation
         assert isinstance(model, type) and issubclass(model, Section)
         chosen = {name: value for name, value in plain.items() if known[name].section == section and value is not None}
-        try:
-            sections[section] = model.model_validate(chosen)
-        except ValidationError as err:
-            problems += _problems(err, known, section)
-    if not problems:
-        try:
-            return run.model_validate(sections)
-        except ValidationError as err:
-            problems += _problems(err, known, "")
+        found, wrong = _validated(model, chosen, known)
+        problems += wrong
+        if found is not None:
+            sections[section] = found
+    if sections.keys() == run.model_fields.keys():
+        options, wrong = _validated(run, sections, known)
+        wrong_names = {problem.option for problem in problems}
+        problems += [problem for problem in wrong if not any(name and name in problem.message for name in wrong_names)]
+        if options is not None and not problems:
+            return options
     raise OptionError(list(dict.fromkeys(problems)))
+
+
+def _validated(model: type[M], values: Mapping[str, Any], known: Mapping[str, FlatField]) -> tuple[M | None, list[Problem]]:
+    """The model and no problems, or every problem, and the model with defaults in place of wrong values where that is possible.
+
+    pydantic leaves out a model's own validators as soon as one field is wrong. So that all problems are told at once, the others are
+    validated again without the wrong ones; what that says about a wrong field is left out.
+    """
+    try:
+        return model.model_validate(values), []
+    except ValidationError as err:
+        problems = list(_problems(err, known))
+        wrong = {str(part) for item in err.errors(include_url=False) for part in item["loc"][:1]}
+    if not wrong or any(field.is_required() and name not in values for name, field in model.model_fields.items()):
+        return None, problems
+    rest, more = _validated(model, {name: value for name, value in values.items() if name not in wrong}, known)
+    return rest, problems + [problem for problem in more if not any(name in problem.message for name in wrong)]
 
 
 def flatten(options: RunOptions) -> dict[str, Any]:
@@ -273,7 +307,9 @@ def to_toml(options: RunOptions) -> str:
         if value is None or known[name].show.cli_only:
             continue
         tables.setdefault(known[name].section, {})[name] = list(value) if isinstance(value, tuple) else value
-    return "\n".join(f"[{table}]\n" + "".join(f"{name} = {_toml_value(value)}\n" for name, value in entries.items()) for table, entries in tables.items())
+    return "\n".join(
+        f"[{table}]\n" + "".join(f"{name} = {_toml_value(value)}\n" for name, value in entries.items()) for table, entries in tables.items()
+    )
 
 
 def _toml_value(value: Any) -> str:
@@ -323,11 +359,15 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(run: type[RunOptions]) -> argparse.ArgumentParser:
     """The command line of a kind of run. Values stay text: pydantic reads them, as it does those of a file."""
-    parse = _Parser(prog=run.script, usage=f"{run.script} --config_file FILE [--option value ...]", allow_abbrev=False, description=run.__doc__)
+    parse = _Parser(
+        prog=run.script, usage=f"{run.script} --config_file FILE [--option value ...]", allow_abbrev=False, description=run.__doc__
+    )
     parse.add_argument("--config_file", type=Path, help="TOML file with options; flags win over it")
     parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
     parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
-    parse.add_argument("--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts")
+    parse.add_argument(
+        "--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts"
+    )
     groups = {name: parse.add_argument_group(name, getattr(info.annotation, "__doc__", "")) for name, info in run.model_fields.items()}
     for name, field in fields(run).items():
         group = groups[field.section]
@@ -403,7 +443,7 @@ def _text_to_value(field: FlatField | None, value: Any) -> Any:
         of_texts = core_type(get_args(field.type)[0]) is str
         if of_texts and (texts := _json_texts(value[0])) is not None:
             return texts
-        if not of_texts:
+        if not of_texts and Ellipsis in get_args(field.type):
             return [part.strip() for part in value[0].split(",") if part.strip()]
     return value
 

@@ -43,7 +43,7 @@ NOT_NEEDED: dict[str, str] = {
     "logging_dir": "TensorBoard files are written into the run's own folder",
     "log_prefix": "TensorBoard files are written into the run's own folder",
     "log_config": "config.toml in the run's folder holds every setting, and trackers get it too",
-    "dataset_class": "running classes of other people from a configuration is not safe; the folder and TOML layouts cover the same data",
+    "dataset_class": "running other people's classes from a configuration is not safe; folders and TOML cover the same data",
     "disable_mmap_load_safetensors": "files are read without memory mapping where that is faster",
     "disable_numpy_memmap": "caches are safetensors files, not numpy archives",
     "mem_eff_save": "files are always written tensor by tensor",
@@ -51,7 +51,6 @@ NOT_NEEDED: dict[str, str] = {
     "lowram": "models are loaded straight to the device",
     "lowvram": "models are loaded straight to the device",
     "noise_offset_type": "noise_offset and multires_noise_iterations say it",
-    "save_model_as_safetensors": "safetensors is the only format",
     "use_safetensors": "safetensors is the only format",
     "sdpa": "PyTorch's scaled-dot-product attention is always used",
     "use_sdpa": "PyTorch's scaled-dot-product attention is always used",
@@ -70,7 +69,7 @@ NOT_NEEDED: dict[str, str] = {
 }
 
 UNSUPPORTED: dict[str, str] = {
-    "clip_skip": "SDXL always reads the last but one layer of its text encoders, and other layers give files that no tool can use; remove it",
+    "clip_skip": "SDXL always reads the last but one layer of its text encoders; files made with another fit no tool. Remove it",
     "v2": "this script trains SDXL; Stable Diffusion 2.x is another family",
     "full_bf16": "adapter weights in 16 bit lose small updates; use mixed_precision = bf16",
     "full_fp16": "adapter weights in 16 bit lose small updates; use mixed_precision = fp16",
@@ -85,7 +84,7 @@ UNSUPPORTED: dict[str, str] = {
     "metadata_merged_from": "it is for merged files; remove it",
     "metadata_preprocessor": "it is for ControlNets; remove it",
     "metadata_thumbnail": "it would put a picture into every file; remove it",
-    "num_timestep_buckets": "uniform sampling over many steps covers the times; remove it",
+    "num_timestep_buckets": "uniform sampling covers the times over many steps; remove it",
     "show_timesteps": "it will come as a plot on the page; remove it",
     "show_timesteps_resolution": "it will come as a plot on the page; remove it",
     "block_lr": "it is for full fine-tuning; use block_lr_weight for an adapter",

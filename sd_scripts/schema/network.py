@@ -19,7 +19,8 @@ class NetworkOptions(Section):
     network_type: Literal["lora", "dora", "loha", "lokr", "oft"] = "lora"
     """Kind of adapter. lora and dora are read by every tool; loha, lokr and oft by fewer, and only in their own file layout."""
     network_dim: Annotated[Rank, Show(basic=True)] = 16
-    """Rank of the adapter. More rank learns more detail, makes a larger file, and overfits sooner. For oft it is not used: see oft_block_size."""
+    """Rank of the adapter. More rank learns more detail, makes a larger file, and overfits sooner. For oft it is not used: see
+    oft_block_size."""
     network_alpha: Positive | None = None
     """The update is scaled by alpha / rank (by alpha / sqrt(rank) with rank_stabilized); None means alpha = rank, a scale of 1."""
     conv_dim: Rank | None = None
@@ -27,7 +28,8 @@ class NetworkOptions(Section):
     conv_alpha: Positive | None = None
     """Alpha for 3x3 convolutions; None means alpha = conv_dim."""
     rank_stabilized: bool = False
-    """Scale by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, Kalajdzievski 2023). The exported alpha is converted, so every tool reads it right."""
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, Kalajdzievski 2023). The exported alpha is converted, so every tool
+    reads it right."""
     network_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
     """Chance that an input of the adapter is zeroed during training (lora and dora)."""
     rank_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
@@ -41,7 +43,8 @@ class NetworkOptions(Section):
     unet_lr: NotNegative | None = None
     """Learning rate of the UNet's adapter; None takes learning_rate."""
     text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
-    """Learning rate of the text encoders' adapters, one number for both or two (first, second); 0 leaves an encoder as it is; empty takes learning_rate."""
+    """Learning rate of the text encoders' adapters, one number for both or two (first, second); 0 leaves an encoder as it is; empty takes
+    learning_rate."""
     loraplus_lr_ratio: Positive | None = None
     """LoRA+ (Hayou et al. 2024): the up matrices learn this many times faster than the down matrices; None means 1."""
     loraplus_unet_lr_ratio: Positive | None = None
@@ -49,11 +52,13 @@ class NetworkOptions(Section):
     loraplus_text_encoder_lr_ratio: Positive | None = None
     """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
     target_modules: tuple[str, ...] = ()
-    """Regular expressions on module names of the diffusers model (for example `attn2\\.to_k`); only matching layers get an adapter. Empty means all the default ones."""
+    """Regular expressions on module names of the diffusers model (for example `attn2\\.to_k`); only matching layers get an adapter. Empty
+    means all the default ones."""
     exclude_modules: tuple[str, ...] = ()
     """Regular expressions on module names; matching layers get no adapter."""
     block_dims: tuple[WholeNumber, ...] = ()
-    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (SDXL: 9 + 1 + 9 = 19 numbers); 0 leaves a block out. Empty means network_dim everywhere."""
+    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (SDXL: 9 + 1 + 9 = 19 numbers); 0
+    leaves a block out. Empty means network_dim everywhere."""
     block_alphas: tuple[Positive, ...] = ()
     """Alpha of each UNet block, in the order of block_dims; empty means network_alpha everywhere."""
     conv_block_dims: tuple[WholeNumber, ...] = ()
@@ -91,7 +96,10 @@ class NetworkOptions(Section):
         if self.rank_stabilized and self.network_type not in ("lora", "dora"):
             problems.append(f"rank_stabilized works with network_type lora and dora, not {self.network_type}; turn it off")
         if self.network_type == "oft" and (self.conv_dim is not None or self.conv_block_dims):
-            problems.append("conv_dim and conv_block_dims do not work with network_type oft (peft's OFT is not the identity at the start on convolutions); remove them")
+            problems.append(
+                "conv_dim and conv_block_dims do not work with network_type oft, which is not the identity at the start on "
+                "convolutions in peft; remove them"
+            )
         if (self.lokr_factor != -1 or self.lokr_decompose_both) and self.network_type != "lokr":
             problems.append(f"lokr_factor and lokr_decompose_both are for network_type lokr, not {self.network_type}; remove them")
         if self.oft_block_size != 32 and self.network_type != "oft":

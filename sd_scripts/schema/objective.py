@@ -17,9 +17,10 @@ class ObjectiveOptions(Section):
     loss_type: Literal["l2", "l1", "huber", "smooth_l1"] = "l2"
     """Distance between prediction and target: l2, l1, huber = 2c(sqrt(d^2+c^2)-c), smooth_l1 = 2(sqrt(d^2+c^2)-c)."""
     huber_schedule: Literal["constant", "exponential", "snr"] = "snr"
-    """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise ratio."""
+    """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
+    ratio."""
     huber_c: Positive = 0.1
-    """c of huber and smooth_l1 at the noisiest time (constant: everywhere)."""
+    """The c of huber and smooth_l1 at the noisiest time (constant: everywhere)."""
     huber_scale: Positive = 1.0
     """Factor on c for the constant and exponential schedules."""
     min_snr_gamma: Positive | None = None
@@ -31,7 +32,8 @@ class ObjectiveOptions(Section):
     v_pred_like_loss: NotNegative = 0.0
     """Add this times the noise loss divided by SNR/(SNR+1), for noise prediction; 0 is off."""
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift"] = "uniform"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid, then shifted by discrete_flow_shift."""
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid, then
+    shifted by discrete_flow_shift."""
     sigmoid_scale: Positive = 1.0
     """Width of the normal variable in sigmoid and shift."""
     logit_mean: float = 0.0
@@ -39,13 +41,14 @@ class ObjectiveOptions(Section):
     logit_std: Positive = 1.0
     """Standard deviation of logit_normal."""
     discrete_flow_shift: Positive = 3.0
-    """s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
     min_timestep: Annotated[WholeNumber, Field(le=999)] = 0
     """Lowest time trained on, of 1000."""
     max_timestep: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Times trained on stay below this, of 1000."""
     noise_offset: NotNegative = 0.0
-    """Add this times one normal number for each picture and channel to the noise, so that dark and bright pictures are learned; 0.03 to 0.1 is usual, 0 is off."""
+    """Add this times one normal number for each picture and channel to the noise, so that dark and bright pictures are learned; 0.03 to 0.1
+    is usual, 0 is off."""
     noise_offset_random_strength: bool = False
     """Draw the strength of noise_offset from 0 to its value for each picture."""
     adaptive_noise_scale: float = 0.0

@@ -33,7 +33,8 @@ class OptimizerOptions(Section):
     learning_rate: Annotated[float, Field(ge=0), Show(basic=True)] = 1e-4
     """Peak learning rate. Prodigy sets its own step size: give it 1."""
     optimizer_type: Annotated[str, Show(suggestions=OPTIMIZERS)] = "AdamW"
-    """Optimizer: AdamW (fused), AdamW8bit and PagedAdamW8bit (bitsandbytes), Adafactor, Lion, Lion8bit, Prodigy, SGD, or any module.Class with allow_custom_modules."""
+    """Optimizer: AdamW (fused), AdamW8bit and PagedAdamW8bit (bitsandbytes), Adafactor, Lion, Lion8bit, Prodigy, SGD, or any module.Class
+    with allow_custom_modules."""
     optimizer_args: tuple[str, ...] = ()
     """Further arguments of the optimizer as key=value, for example weight_decay=0.01 betas=(0.9,0.99); values are Python literals."""
     max_grad_norm: NotNegative = 1.0
@@ -43,7 +44,8 @@ class OptimizerOptions(Section):
     lr_scheduler_type: str | None = None
     """A scheduler class module.Class to use instead of lr_scheduler; needs allow_custom_modules."""
     lr_scheduler_args: tuple[str, ...] = ()
-    """Further arguments of the schedule as key=value; values are Python literals. piecewise_constant takes step_rules="1:10,0.1:20,0.01"."""
+    """Further arguments of the schedule as key=value; values are Python literals. piecewise_constant takes
+     step_rules="1:10,0.1:20,0.01"."""
     lr_warmup_steps: NotNegative = 0.05
     """Steps (below 1: fraction of the run) in which the learning rate rises from 0."""
     lr_decay_steps: NotNegative = 0.1
@@ -57,4 +59,5 @@ class OptimizerOptions(Section):
     lr_scheduler_min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Floor of the learning rate as a part of its peak, for cosine_with_min_lr and warmup_stable_decay."""
     allow_custom_modules: Annotated[bool, Show(cli_only=True)] = False
-    """Allow optimizer_type and lr_scheduler_type to name any importable class. This runs other people's code: only on the command line, never from a file or the page."""
+    """Allow optimizer_type and lr_scheduler_type to name any importable class. This runs other people's code: only on the command line,
+    never from a file or the page."""

@@ -33,7 +33,8 @@ class OutputOptions(Section):
     save_precision: Literal["float", "fp16", "bf16"] = "fp16"
     """Precision of the saved file."""
     save_model_as: Literal["kohya", "diffusers"] = "kohya"
-    """Names inside the saved .safetensors file: kohya's are read by ComfyUI, A1111, Forge, diffusers and kohya's scripts, diffusers' own by diffusers."""
+    """Names inside the saved .safetensors file: kohya's are read by ComfyUI, A1111, Forge, diffusers and kohya's scripts, diffusers' own by
+    diffusers."""
     save_state: bool = True
     """Save the training state (optimizer, averages, step) with each saved file, so that the run can be continued from there."""
     save_state_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
@@ -43,7 +44,8 @@ class OutputOptions(Section):
     save_last_n_states: Count = 2
     """Keep this many newest training states."""
     resume: str = "auto"
-    """Where to start: auto continues the newest run with this output_name and the same settings, none starts afresh, a folder is a state or run folder to continue from, a number is a step of the run."""
+    """Where to start: auto continues the newest run with this output_name and the same settings, none starts afresh, a folder is a state or
+    run folder to continue from, a number is a step of the run."""
     log_with: Literal["none", "tensorboard", "wandb", "all"] = "none"
     """Also log to TensorBoard or Weights & Biases (its key is read from the environment variable WANDB_API_KEY, never from a file)."""
     log_tracker_name: str | None = None
@@ -51,7 +53,8 @@ class OutputOptions(Section):
     wandb_run_name: str | None = None
     """Run name in Weights & Biases; None takes the name of the run folder."""
     metadata: Literal["all", "minimal"] = "all"
-    """What is written into the saved file: all settings, data set and tag statistics, or only what other tools need to read it. Folder names and paths never are."""
+    """What is written into the saved file: all settings, data set and tag statistics, or only what other tools need to read it. Folder
+    names and paths never are."""
     training_comment: str | None = None
     """Free text in the metadata."""
     metadata_title: str | None = None

@@ -24,14 +24,13 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    config = property(lambda self: self.path / "config.toml")
-    events_file = property(lambda self: self.path / "events.jsonl")
-    console = property(lambda self: self.path / "console.log")
-    meta = property(lambda self: self.path / "run_meta.json")
-    state = property(lambda self: self.path / "state")
-    samples = property(lambda self: self.path / "samples")
-    stop_file = property(lambda self: self.path / "stop.request")
+        self.config = path / "config.toml"
+        self.events_file = path / "events.jsonl"
+        self.console = path / "console.log"
+        self.meta = path / "run_meta.json"
+        self.state = path / "state"
+        self.samples = path / "samples"
+        self.stop_file = path / "stop.request"
 
     @classmethod
     def create(cls, parent: Path, name: str, options: RunOptions) -> RunDirectory:

@@ -50,7 +50,8 @@ class SdxlNetwork(RunOptions):
         problems = []
         if self.network.train_text_encoder and self.dataset.cache_text_encoder_outputs:
             problems.append(
-                "train_text_encoder changes the text embeddings in every step, so cache_text_encoder_outputs must be off; turn one of them off"
+                "train_text_encoder changes the text embeddings in every step, so cache_text_encoder_outputs must be off; "
+                "turn one of them off"
             )
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
@@ -61,7 +62,8 @@ class SdxlNetwork(RunOptions):
                 )
             if optimizer.lr_scheduler_type is not None:
                 problems.append(
-                    f"lr_scheduler_type: {optimizer.lr_scheduler_type} runs other people's code and needs --allow_custom_modules on the command line"
+                    f"lr_scheduler_type: {optimizer.lr_scheduler_type} runs other people's code and needs --allow_custom_modules on the "
+                    "command line"
                 )
         if self.model.prediction_type == "flow" and self.model.zero_terminal_snr:
             problems.append("zero_terminal_snr belongs to noise schedules; prediction_type flow has none. Turn it off")

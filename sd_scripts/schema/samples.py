@@ -18,7 +18,8 @@ class SampleOptions(Section):
     title: ClassVar[str] = "Samples"
 
     sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
-    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n (negative) --ss (sampler). Empty makes no previews."""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
+    (negative) --ss (sampler). Empty makes no previews."""
     sample_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
     """Render the prompts every this many steps; None renders with each save."""
     sample_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None

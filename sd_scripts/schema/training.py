@@ -21,7 +21,8 @@ class TrainingOptions(Section):
     seed: Annotated[WholeNumber, Field(lt=2**63)] = 42
     """Every random draw of the run follows from this number and the number of the sample."""
     mixed_precision: Annotated[Literal["auto", "no", "fp16", "bf16"], Show(basic=True)] = "auto"
-    """Precision of the network's arithmetic; trained weights stay in float32. auto takes bf16 where the GPU has it, else fp16, and no on a CPU."""
+    """Precision of the network's arithmetic; trained weights stay in float32. auto takes bf16 where the GPU has it, else fp16, and no on a
+    CPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: much less memory, about a third slower, same result."""
     gradient_accumulation_steps: Count = 1

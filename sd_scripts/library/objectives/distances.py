@@ -1,0 +1,63 @@
+"""Distances between prediction and target, element by element: (B, C, h, w) -> (B, C, h, w)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library.protocols import Path
+from sd_scripts.schema.objective import ObjectiveOptions
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""(difference (B, C, h, w), times (B,)) -> distance of each element."""
+
+
+def l2(difference: Tensor, t: Tensor) -> Tensor:
+    """d^2."""
+    return difference.square()
+
+
+def l1(difference: Tensor, t: Tensor) -> Tensor:
+    """|d|."""
+    return difference.abs()
+
+
+def pseudo_huber(c_of: Callable[[Tensor], Tensor], scale_by_c: bool) -> Distance:
+    """2 k (sqrt(d^2 + c^2) - c) with k = c (huber) or k = 1 (smooth_l1: l1 for large d); c_of gives c (B,) of times (B,)."""
+
+    def distance(difference: Tensor, t: Tensor) -> Tensor:
+        c = c_of(t).to(difference).view(-1, 1, 1, 1)
+        # sqrt(d^2 + c^2) - c without cancellation for small d.
+        root = difference.square() / (torch.sqrt(difference.square() + c**2) + c)
+        return 2 * (c if scale_by_c else 1) * root
+
+    return distance
+
+
+def huber_threshold(options: ObjectiveOptions, path: Path) -> Callable[[Tensor], Tensor]:
+    """c of times t (B,), by huber_schedule.
+
+    exponential falls from huber_scale at t = 0 to huber_c huber_scale at t = 1; snr is (1 - c)/(1 + sigma)^2 + c with
+    sigma = s / a (Khrapov et al. 2024, arXiv 2403.16728).
+    """
+    c, scale = options.huber_c, options.huber_scale
+
+    def by_snr(t: Tensor) -> Tensor:
+        a, s = path.coefficients(t)
+        return (1 - c) * (a / (a + s)) ** 2 + c
+
+    return {
+        "constant": lambda t: torch.full_like(t, c * scale),
+        "exponential": lambda t: torch.exp(math.log(c) * t) * scale,
+        "snr": by_snr,
+    }[options.huber_schedule]
+
+
+def distance_of(options: ObjectiveOptions, path: Path) -> Distance:
+    """The distance that loss_type names."""
+    if options.loss_type in ("huber", "smooth_l1"):
+        return pseudo_huber(huber_threshold(options, path), scale_by_c=options.loss_type == "huber")
+    return {"l2": l2, "l1": l1}[options.loss_type]

@@ -1,0 +1,57 @@
+"""Regression of the network's prediction on its target: noise prediction, v-prediction and flow matching are one class.
+
+Shapes: B samples, C latent channels, h w latent sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library import diffusion
+from sd_scripts.library.objectives.distances import Distance
+from sd_scripts.library.objectives.noise import Draw, draws
+from sd_scripts.library.objectives.weights import Weight
+from sd_scripts.library.protocols import Batch, Denoiser, Kind, Losses, Path
+
+
+@dataclass(frozen=True)
+class Regression:
+    """weight(t) * distance(prediction(x_t, t), target), averaged over the elements of each sample."""
+
+    path: Path
+    kind: Kind
+    times: Callable[[Tensor], Tensor]
+    """Uniform numbers (B,) float64 -> times (B,) float32."""
+    noise: Callable[[Tensor, Draw], tuple[Tensor, Tensor]]
+    """One latent (C, h, w) -> its noise in the input and in the target, both on the CPU."""
+    distance: Distance
+    weight: Weight
+
+    def draw(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Times (B,) and the noise of input and target (B, C, h, w) on the batch's device; from seed and sample numbers only."""
+        uniform, inputs, targets = [], [], []
+        for x0, number in zip(batch.x0, batch.numbers.tolist(), strict=True):
+            streams = draws(seed, number)
+            uniform.append(torch.rand((), generator=streams("time"), dtype=torch.float64))
+            noise_in, noise_target = self.noise(x0, streams)
+            inputs.append(noise_in)
+            targets.append(noise_target)
+        device = batch.x0.device
+        noisy, wanted = torch.stack(inputs).to(device, non_blocking=True), torch.stack(targets).to(device, non_blocking=True)
+        return self.times(torch.stack(uniform)).to(device), noisy, wanted
+
+    def __call__(self, model: Denoiser, batch: Batch, seed: int) -> Losses:
+        """Loss of each sample (B,), times its weight and mask; the log gets the plain distance as `unweighted`."""
+        t, noise_in, noise_target = self.draw(batch, seed)
+        x_t = diffusion.add_noise(self.path, batch.x0, noise_in, t)
+        prediction = model(x_t, t)
+        difference = prediction.float() - diffusion.target(self.kind, self.path, batch.x0, noise_target, t)
+        elements = self.distance(difference, t)
+        if batch.masks is not None:
+            elements = elements * batch.masks
+        plain = elements.mean(dim=(1, 2, 3))
+        return Losses(plain * self.weight(t) * batch.weights, {"unweighted": plain.detach()})

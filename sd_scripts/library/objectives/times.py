@@ -1,0 +1,52 @@
+"""Densities of training times, each as its quantile function, so that one uniform number makes one time.
+
+Quantile functions are monotone, which makes cutting a density to [low, high) exact: the uniform number is drawn between the two
+probabilities, the shape inside stays, nothing is drawn twice. Everything is float64 until the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Density:
+    """A density on [0, 1]: quantile maps probabilities to times, cdf times to probabilities; both elementwise, float64, increasing."""
+
+    quantile: Callable[[Tensor], Tensor]
+    cdf: Callable[[Tensor], Tensor]
+
+    def within(self, low: float, high: float, u: Tensor) -> Tensor:
+        """Times in [low, high] from uniform numbers u in [0, 1), any shape."""
+        if (low, high) == (0.0, 1.0):
+            return self.quantile(u)
+        p_low, p_high = self.cdf(torch.tensor([low, high], dtype=torch.float64))
+        # Where the density has no mass to speak of, both probabilities round to the same number and the ends decide.
+        return self.quantile(p_low + u * (p_high - p_low)).clamp(low, high)
+
+
+UNIFORM = Density(quantile=lambda u: u, cdf=lambda t: t)
+
+
+def logit_normal(mean: float, std: float) -> Density:
+    """t = sigmoid(mean + std N), N standard normal (Esser et al. 2024, arXiv 2403.03206, section 3.1)."""
+    return Density(
+        quantile=lambda u: torch.sigmoid(mean + std * torch.special.ndtri(u)),
+        cdf=lambda t: torch.special.ndtr((torch.logit(t) - mean) / std),
+    )
+
+
+def shifted(density: Density, shift: float) -> Density:
+    """Times of another density moved towards noise: t' = s t / (1 + (s - 1) t) (Esser et al. 2024, section 5.3.2)."""
+    return Density(
+        quantile=lambda u: _shift(density.quantile(u), shift),
+        cdf=lambda t: density.cdf(_shift(t, 1 / shift)),
+    )
+
+
+def _shift(t: Tensor, s: float) -> Tensor:
+    return s * t / (1 + (s - 1) * t)

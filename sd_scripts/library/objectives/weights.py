@@ -1,0 +1,103 @@
+"""Weights on the loss of a sample, as functions of its time: (B,) -> (B,)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library import diffusion
+from sd_scripts.library.protocols import Kind, Path
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.objective import ObjectiveOptions
+
+Weight = Callable[[Tensor], Tensor]
+
+MOST_SNR = 1000.0
+"""Signal-to-noise ratios are cut here where their inverse is a weight."""
+
+
+def min_snr(gamma: float, kind: Kind, path: Path) -> Weight:
+    """min(SNR, gamma) on the loss in x0, expressed for what the network predicts (Hang et al. 2023, arXiv 2303.09556).
+
+    An error e of the prediction is an error of x0 of e s/a (epsilon), e s (v, where a^2 + s^2 = 1) or e s / (a + s) (velocity); so the
+    weights are min(SNR, gamma)/SNR, min(SNR, gamma)/(SNR + 1) and min(SNR, gamma) (s / (a + s))^2.
+    """
+
+    def weight(t: Tensor) -> Tensor:
+        a, s = path.coefficients(t)
+        if kind == "epsilon":
+            # min(1, gamma / SNR), finite where SNR is 0.
+            return torch.clamp(gamma * (s / a) ** 2, max=1)
+        factor = s**2 if kind == "v_prediction" else (s / (a + s)) ** 2
+        # min(SNR, gamma) factor = min(a^2 factor / s^2, gamma factor), finite where s is 0.
+        return torch.minimum(a**2 * (factor / s**2).nan_to_num(nan=1.0), gamma * factor)
+
+    return weight
+
+
+def debiased(kind: Kind, path: Path) -> Weight:
+    """1/sqrt(SNR) for noise prediction, 1/(SNR + 1) for v (Yu et al. 2023, arXiv 2310.08442)."""
+    if kind == "epsilon":
+        return lambda t: diffusion.snr(path, t).clamp(max=MOST_SNR).rsqrt()
+    return lambda t: 1 / (diffusion.snr(path, t).clamp(max=MOST_SNR) + 1)
+
+
+def like_noise(path: Path) -> Weight:
+    """SNR/(SNR + 1): what turns the scale of a v loss into that of a noise loss."""
+
+    def weight(t: Tensor) -> Tensor:
+        snr = diffusion.snr(path, t).clamp(max=MOST_SNR)
+        return snr / (snr + 1)
+
+    return weight
+
+
+def weight_of(options: ObjectiveOptions, kind: Kind, path: Path) -> Weight:
+    """The product of all weights that the options ask for. Raises OptionError for those that this kind of model cannot have."""
+    ends_in_noise = path.coefficients(torch.ones(1))[0].item() == 0
+    problems = []
+    if options.debiased_estimation_loss and kind == "velocity":
+        problems.append(
+            Problem("debiased_estimation_loss", "debiased_estimation_loss is for noise and v prediction; this is a flow model. Turn it off")
+        )
+    if options.debiased_estimation_loss and kind == "epsilon" and ends_in_noise:
+        problems.append(
+            Problem(
+                "debiased_estimation_loss", "debiased_estimation_loss is infinite for noise prediction with zero terminal SNR; turn one off"
+            )
+        )
+    if options.scale_v_pred_loss_like_noise_pred and kind != "v_prediction":
+        problems.append(
+            Problem(
+                "scale_v_pred_loss_like_noise_pred",
+                f"scale_v_pred_loss_like_noise_pred is for v_prediction; this model predicts {kind}. Turn it off",
+            )
+        )
+    if options.v_pred_like_loss and (kind != "epsilon" or ends_in_noise):
+        problems.append(
+            Problem(
+                "v_pred_like_loss",
+                f"v_pred_like_loss is for noise prediction without zero terminal SNR; this model predicts {kind}. Set it to 0",
+            )
+        )
+    if problems:
+        raise OptionError(problems)
+    factors: list[Weight] = []
+    if options.min_snr_gamma is not None:
+        factors.append(min_snr(options.min_snr_gamma, kind, path))
+    if options.scale_v_pred_loss_like_noise_pred:
+        factors.append(like_noise(path))
+    if options.v_pred_like_loss:
+        factors.append(lambda t: 1 + options.v_pred_like_loss / like_noise(path)(t))
+    if options.debiased_estimation_loss:
+        factors.append(debiased(kind, path))
+
+    def product(t: Tensor) -> Tensor:
+        weight = torch.ones_like(t)
+        for factor in factors:
+            weight = weight * factor(t)
+        return weight
+
+    return product

@@ -1,0 +1,125 @@
+"""Files that are whole or absent, run folders, the command, the reference."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sd_scripts.schema import docs
+from sd_scripts.schema.__main__ import PATH
+from sd_scripts.schema.command import launch_command, shown
+from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically, written_aside
+from sd_scripts.schema.flat import build, parse_cli
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import SdxlNetwork
+
+OPTIONS = build(SdxlNetwork, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_name": "my cat's lora"})
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    write_atomically(file, "old")
+    with pytest.raises(RuntimeError, match="halfway"), written_aside(file) as aside:
+        aside.write_text("half")
+        assert TEMPORARY_MARK in aside.name
+        raise RuntimeError("halfway")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("x")
+    write_atomically(tmp_path / "ours", b"x")
+    assert (tmp_path / "ours").stat().st_mode == plain.stat().st_mode
+
+
+def test_two_runs_of_one_second_get_two_folders_and_keep_their_options(tmp_path: Path) -> None:
+    runs = [RunDirectory.create(tmp_path, "lora", OPTIONS) for _ in range(3)]
+    assert len({run.path for run in runs}) == 3
+    assert all(run.options() == OPTIONS for run in runs)
+
+
+def test_events_are_read_by_offset_and_half_a_line_waits(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.events() == ([], 0)
+    run.log("step", step=1, loss=float("nan"), file=tmp_path)
+    events, offset = run.events()
+    assert events[0]["kind"] == "step" and events[0]["loss"] is None and events[0]["time"] > 1.6e9
+    with run.events_file.open("a") as file:
+        file.write('{"kind": "st')
+    assert run.events(offset) == ([], offset)
+    with run.events_file.open("a") as file:
+        file.write('ep"}\nnot json\n[1]\n')
+    assert [event["kind"] for event in run.events(offset)[0]] == ["step"]
+    run.events_file.write_text("")
+    assert run.events(offset) == ([], 0), "a replaced file is read from its start"
+
+
+def append(path: str, name: str) -> None:
+    run = RunDirectory(Path(path))
+    for number in range(300):
+        run.log("step", who=name, number=number, text="x" * 200)
+
+
+def test_two_processes_may_write_events_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=append, args=(str(tmp_path), name)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    events, _ = RunDirectory(tmp_path).events()
+    for name in "ab":
+        assert [event["number"] for event in events if event["who"] == name] == list(range(300))
+
+
+def test_the_printed_command_is_the_command_for_sh(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "a folder's name", "lora", OPTIONS)
+    command = launch_command(OPTIONS, run.path)
+    assert shlex.split(shown(command)) == command
+    echoed = subprocess.run(
+        ["sh", "-c", f'printf "%s\\n" {shown(command)}'], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert echoed == command
+    script = command.index(next(part for part in command if part.endswith("sdxl_train_network.py")))
+    assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    assert parse_cli(SdxlNetwork, command[script + 1 :]).options == OPTIONS
+
+
+@pytest.mark.parametrize("text", ["plain-1.5", "with space", "it's", 'a$b `c` "d"', "", "@args", "x;y|z", "C:\\a b\\c"])
+def test_powershell_words_are_literal(text: str) -> None:
+    word = shown(["x", text], "powershell").removeprefix("& x ")
+    if word.startswith("'"):
+        assert word.endswith("'") and word[1:-1].replace("''", "'") == text and word[1:-1].count("'") % 2 == 0
+    else:
+        assert word == text and not set(text) & set(" '\"`$;|&(){}<>,#")
+
+
+def test_the_options_reference_is_fresh() -> None:
+    assert PATH.read_text(encoding="utf-8") == docs.page(), "run `python -m sd_scripts.schema docs`"
+
+
+def test_help_and_a_wrong_option_need_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom sd_scripts.schema.flat import parse_cli\nfrom sd_scripts.schema.errors import OptionError\n"
+        "from sd_scripts.schema.runs import SdxlNetwork\n"
+        "try:\n    parse_cli(SdxlNetwork, ['--network_dim', '0'])\nexcept OptionError as err:\n    print(len(err.problems))\n"
+        "print(sorted({'torch', 'numpy', 'PIL', 'gradio', 'transformers'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
+    assert out.splitlines() == ["3", "[]"]
+
+
+def test_the_config_file_of_a_run_names_its_script(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "lora", OPTIONS)
+    text = run.config.read_text()
+    assert 'script = "sdxl_train_network.py"' in text
+    run.config.write_text(text.replace("sdxl_train_network.py", "nothing.py"))
+    with pytest.raises(ValueError, match="is not one of this version's scripts"):
+        run.options()

@@ -1,0 +1,256 @@
+"""Flat names, TOML, command line: one set of options in every form, and a sentence for everything that is wrong."""
+
+from __future__ import annotations
+
+import string
+import tomllib
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sd_scripts.schema import legacy
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.fields import show_of
+from sd_scripts.schema.flat import FlatField, build, changed, core_type, fields, flatten, parse_cli, parse_toml, read_toml, to_argv, to_toml
+from sd_scripts.schema.runs import RUNS, RunOptions, SdxlNetwork
+
+NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
+# Texts without the two things an argument list cannot carry: NUL, and lone surrogates.
+TEXT = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=12)
+NAMES = st.text(string.ascii_letters + "é字 _-", min_size=1, max_size=12)
+
+
+def value_of(field: FlatField, kind: Any = None) -> st.SearchStrategy[Any]:
+    """Values that one field allows, by its type and range."""
+    kind = field.type if kind is None else kind
+    if field.choices:
+        return st.sampled_from(field.choices)
+    if field.many:
+        elements = [item for item in get_args(kind) if item is not Ellipsis]
+        one = value_of_type(field, core_type(elements[0]))
+        return st.tuples(one, one) if len(elements) == 2 else st.lists(one, max_size=3).map(tuple)
+    return value_of_type(field, kind)
+
+
+def value_of_type(field: FlatField, kind: Any) -> st.SearchStrategy[Any]:
+    bounds = field.bounds
+    if kind is bool:
+        return st.booleans()
+    if kind is int:
+        low = int(bounds.get("ge", bounds.get("gt", -9) + 1))
+        return st.integers(low, int(min(bounds.get("le", bounds.get("lt", low + 9000) - 1), 2**60)))
+    if kind is float:
+        low, high = bounds.get("ge", bounds.get("gt", -100.0)), bounds.get("le", bounds.get("lt", 100.0))
+        return st.floats(low, high, exclude_min="gt" in bounds, exclude_max="lt" in bounds)
+    assert kind is str
+    if field.name == "output_name":
+        return NAMES.filter(lambda text: not text.startswith("."))
+    return TEXT.filter(bool) if field.name == "caption_separator" else TEXT
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> RunOptions:
+    """Valid SDXL LoRA options with some fields changed; contradictions are drawn again."""
+    known = {name: field for name, field in fields(SdxlNetwork).items() if not field.show.cli_only}
+    names = draw(st.lists(st.sampled_from(sorted(known)), max_size=12, unique=True))
+    values = NEEDED | {name: draw(value_of(known[name])) for name in names}
+    kept = dict(NEEDED)
+    for name, value in values.items():
+        try:
+            build(SdxlNetwork, kept | {name: value})
+        except OptionError:
+            continue
+        kept[name] = value
+    return build(SdxlNetwork, kept)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(configurations())
+def test_toml_and_command_line_give_back_the_same_options(options: RunOptions) -> None:
+    assert build(SdxlNetwork, parse_toml(to_toml(options), "a.toml")) == options
+    assert parse_cli(SdxlNetwork, to_argv(options)).options == options
+    assert build(SdxlNetwork, flatten(options)) == options
+
+
+@pytest.mark.parametrize("name", [name for name, field in fields(SdxlNetwork).items() if not field.show.cli_only])
+def test_every_single_field_survives_toml_and_command_line(name: str) -> None:
+    """With the other fields that it needs: each validator's demands are met by the table below."""
+    company: dict[str, dict[str, Any]] = {
+        "dim_from_weights": {"network_weights": "a.safetensors"},
+        "rank_dropout": {"network_type": "loha"},
+        "module_dropout": {"network_type": "lokr"},
+        "lokr_factor": {"network_type": "lokr"},
+        "lokr_decompose_both": {"network_type": "lokr"},
+        "oft_block_size": {"network_type": "oft"},
+        "conv_alpha": {"conv_dim": 4},
+        "text_encoder_lr": {"train_text_encoder": True, "cache_text_encoder_outputs": False},
+        "train_text_encoder": {"cache_text_encoder_outputs": False},
+        "train_unet": {"train_text_encoder": True, "cache_text_encoder_outputs": False},
+        "base_weights_multiplier": {"base_weights": ["a.safetensors", "b.safetensors"]},
+        "color_aug": {"cache_latents": False},
+        "masked_loss": {"alpha_mask": True},
+        "alpha_mask": {"masked_loss": True},
+        "conditioning_data_dir": {"masked_loss": True},
+        "normalize_masked_loss": {"masked_loss": True, "alpha_mask": True},
+        "validation_seed": {"validation_split": 0.1},
+        "validate_every_n_steps": {"validation_split": 0.1},
+        "max_validation_steps": {"validation_split": 0.1},
+        "ema_decay": {"use_ema": True},
+        "noise_offset_random_strength": {"noise_offset": 0.1},
+        "adaptive_noise_scale": {"noise_offset": 0.1},
+        "ip_noise_gamma_random_strength": {"ip_noise_gamma": 0.1},
+        "save_last_n_steps": {"save_every_n_steps": 5},
+        "save_last_n_epochs": {"save_every_n_epochs": 5},
+        "log_tracker_name": {"log_with": "tensorboard"},
+        "wandb_run_name": {"log_with": "wandb"},
+    }
+    special: dict[str, Any] = {
+        "lr_scheduler_type": None,
+        "optimizer_type": "Lion",
+        "min_bucket_reso": 128,
+        "max_bucket_reso": 1536,
+        "base_weights_multiplier": (0.5, -1e-7),
+        "dataset_config": "sets.toml",
+        "min_timestep": 10,
+        "max_timestep": 900,
+    }
+    field = fields(SdxlNetwork)[name]
+    value = special[name] if name in special else example(field)
+    if value is None:
+        return_value = build(SdxlNetwork, NEEDED)
+        assert getattr(getattr(return_value, field.section), name) is None
+        return
+    needed = {key: item for key, item in NEEDED.items() if not (name == "dataset_config" and key == "train_data_dir")}
+    options = build(SdxlNetwork, needed | company.get(name, {}) | {name: value})
+    assert getattr(getattr(options, field.section), name) == value
+    assert name in changed(options)
+    assert build(SdxlNetwork, parse_toml(to_toml(options), "a.toml")) == options
+    assert parse_cli(SdxlNetwork, to_argv(options)).options == options
+
+
+def example(field: FlatField) -> Any:
+    """A value that is not the default."""
+    if field.choices:
+        return next(choice for choice in reversed(field.choices) if choice != field.default)
+    if field.type is bool:
+        return not field.default
+    if field.many:
+        elements = [core_type(item) for item in get_args(field.type) if item is not Ellipsis]
+        if len(elements) == 2:
+            return (512, 768)
+        return {int: (16, 32), float: (0.25, 1e-05), str: ("--x", "a b", '["c"]', "é=1,2")}[elements[0]]
+    if field.type is int:
+        return 3 if field.bounds.get("ge", 0) < 8 else 96
+    if field.type is float:
+        return 0.375 if field.default != 0.375 else 0.5
+    return 'a "quoted" text, with\nlines \\ and é' if field.name != "output_name" else "my lora é"
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'pretrained_model_name_or_path = "toy"\ntrain_data_dir = "a"\nnetwork_dim = 8\nlearning_rate = 0\n'
+        "[training]\nseed = 7\nmax_train_epochs = 3\n"
+    )
+    seen = parse_cli(
+        SdxlNetwork, ["--config_file", str(file), "--network_dim", "4", "--flip_aug", "--no_enable_bucket", "--max_train_epochs", "none"]
+    )
+    assert seen.options.network.network_dim == 4
+    assert seen.options.training.seed == 7 and seen.options.training.max_train_epochs is None
+    assert seen.options.optimizer.learning_rate == 0, "an explicit zero is a value"
+    assert seen.options.dataset.flip_aug and not seen.options.dataset.enable_bucket
+    assert "network_alpha" not in seen.given and "network_dim" in seen.given
+
+
+def test_sizes_and_numeric_choices_are_read_as_kohya_writes_them() -> None:
+    for text, wanted in {"768": (768, 768), "512,768": (512, 768), "512x768": (512, 768)}.items():
+        assert parse_cli(SdxlNetwork, [*argv(NEEDED), "--resolution", text]).options.dataset.resolution == wanted
+    assert parse_cli(SdxlNetwork, [*argv(NEEDED), "--resolution", "640", "384"]).options.dataset.resolution == (640, 384)
+    assert parse_cli(SdxlNetwork, [*argv(NEEDED), "--max_token_length", "150"]).options.model.max_token_length == 150
+
+
+def argv(values: dict[str, str]) -> list[str]:
+    return [f"--{name}={value}" for name, value in values.items()]
+
+
+def test_kohyas_network_args_are_opened_into_plain_options() -> None:
+    options = parse_cli(
+        SdxlNetwork, [*argv(NEEDED), "--network_args", "conv_dim=8", "conv_alpha=2", "algo=lora", "loraplus_lr_ratio=4"]
+    ).options
+    assert (options.network.conv_dim, options.network.conv_alpha, options.network.loraplus_lr_ratio) == (8, 2.0, 4.0)
+    with pytest.raises(OptionError, match="dora_wd is not known"):
+        build(SdxlNetwork, NEEDED | {"network_args": ["dora_wd=true"]})
+
+
+def test_all_problems_are_told_at_once_with_option_value_and_what_is_allowed() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_cli(
+            SdxlNetwork,
+            ["stray", "--network_dmi", "3", "--network_alpha", "-1", "--loss_type", "l3", "--min_timestep", "900", "--max_timestep", "5"],
+        )
+    text = str(caught.value)
+    assert "network_dmi: there is no such option. Did you mean network_dim?" in text
+    assert 'network_alpha: "-1" is out of range; above 0 or more' not in text
+    assert 'network_alpha: "-1" is out of range; above 0 is allowed' in text
+    assert 'loss_type: "l3" is not one of l2, l1, huber, smooth_l1' in text
+    assert "min_timestep (900) must be below max_timestep (5)" in text
+    assert "pretrained_model_name_or_path is missing" in text and "train_data_dir is missing" in text
+    assert '"stray" does not belong to an option' in text
+    assert len(caught.value.problems) == 7
+
+
+def test_a_broken_toml_file_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_text("network_dim = 8\nlearning_rate = = 3\n")
+    with pytest.raises(OptionError, match=r"broken\.toml is not valid TOML: .*line 2"):
+        read_toml(file)
+    with pytest.raises(OptionError, match="does not exist"):
+        read_toml(tmp_path / "no.toml")
+
+
+def test_code_of_other_people_is_only_run_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'pretrained_model_name_or_path = "toy"\ntrain_data_dir = "a"\nallow_custom_modules = true\noptimizer_type = "os.system"\n'
+    )
+    with pytest.raises(OptionError, match="may only be given on the command line"):
+        parse_cli(SdxlNetwork, ["--config_file", str(file)])
+    with pytest.raises(OptionError, match="may only be given on the command line"):
+        build(SdxlNetwork, NEEDED | {"allow_custom_modules": True})
+    with pytest.raises(OptionError, match="needs --allow_custom_modules"):
+        build(SdxlNetwork, NEEDED | {"optimizer_type": "os.system"})
+    options = parse_cli(SdxlNetwork, [*argv(NEEDED), "--optimizer_type", "torch.optim.Adam", "--allow_custom_modules"]).options
+    assert options.optimizer.allow_custom_modules
+    assert "allow_custom_modules" not in tomllib.loads(to_toml(options))["optimizer"]
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
+def test_every_field_has_help_and_names_are_unique(run: type[RunOptions]) -> None:
+    for field in fields(run).values():
+        assert (len(field.help) > 20 and field.help[0].isupper()) or field.help.startswith("modelspec"), field.name
+        assert field.help.endswith((".", ")")), field.name
+        assert field.name == field.name.lower() and "-" not in field.name
+    basic = [field.name for field in fields(run).values() if show_of(field.info).basic]
+    assert 5 <= len(basic) < 12
+
+
+def test_no_legacy_name_is_an_option_and_each_has_advice() -> None:
+    known = fields(SdxlNetwork)
+    for table in (legacy.RENAMED, legacy.NOT_NEEDED, legacy.UNSUPPORTED):
+        for name in table:
+            assert name not in known, name
+            assert legacy.verdict(name, True)
+    assert legacy.verdict("no_such_thing", True) is None
+    for name, advice in legacy.RENAMED.items():
+        assert advice.split()[0].rstrip(",") in known or advice.split()[0] == "dry_run", name
+
+
+KOHYA_NAMES = (Path(__file__).parents[1] / "data" / "kohya_option_names.txt").read_text().split()
+
+
+@pytest.mark.parametrize("name", KOHYA_NAMES)
+def test_every_option_name_of_kohyas_tools_is_known_or_answered(name: str) -> None:
+    assert name in fields(SdxlNetwork) or name == "network_args" or legacy.verdict(name, True), name
