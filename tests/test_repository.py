@@ -229,6 +229,8 @@ def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):
         ("kohya_like.app", HEAVY),
         ("sd_scripts.schema", (*HEAVY, "gradio", "numpy")),
         ("sd_scripts.schema.runs", (*HEAVY, "gradio", "numpy")),
+        ("sd_scripts.dataset.plan", (*HEAVY, "gradio")),
+        ("sd_scripts.dataset.scan", (*HEAVY, "gradio")),
         ("sd_scripts.library.trainer", ("gradio", "kohya_like")),
     ],
 )
