@@ -1,0 +1,198 @@
+"""Why a run ended badly, in a sentence, and what to change: a table of what consoles and exit codes say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What happened and what to do about it; remedy may be empty."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Recogniser:
+    """Sentences for a pattern; `{0}` stands for what its first group found."""
+
+    pattern: str
+    text: str
+    remedy: str
+
+    def match(self, lines: Sequence[str]) -> Cause | None:
+        """The cause, when a line has the pattern; the last such line counts."""
+        for line in reversed(lines):
+            found = re.search(self.pattern, line)
+            if found:
+                groups = [group or "" for group in found.groups()] or [""]
+                return Cause(self.text.format(*groups), self.remedy)
+        return None
+
+
+_LESS_MEMORY = (
+    "Lower train_batch_size or resolution, turn on gradient_checkpointing and cache_latents, or close other programs that use the GPU."
+)
+_LESS_RAM = (
+    "Close other programs, use a smaller base model file or fewer data workers, turn on cache_latents_to_disk, "
+    "or give the machine more memory or swap."
+)
+
+RECOGNISERS: tuple[Recogniser, ...] = (
+    Recogniser(
+        r"(?:CUDA|HIP|torch\.)\s?(?:error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED",
+        "The GPU ran out of memory.",
+        _LESS_MEMORY,
+    ),
+    Recogniser(
+        r"can't allocate memory|Cannot allocate memory|^MemoryError|DefaultCPUAllocator: not enough memory",
+        "The machine ran out of memory (RAM).",
+        _LESS_RAM,
+    ),
+    Recogniser(
+        r"WinError 1455|paging file is too small",
+        "Windows ran out of virtual memory.",
+        "Make the paging file larger (system settings, performance, virtual memory) and start again.",
+    ),
+    Recogniser(
+        r"No space left on device|Errno 28\b|Disk quota exceeded|There is not enough space on the disk|Errno 122\b",
+        "The disk is full.",
+        "Free some space, or choose an output_dir on another disk, then press Resume; earlier states are intact.",
+    ),
+    Recogniser(
+        r"ModuleNotFoundError: No module named ['\"]([\w.]+)",
+        "The package {0} is not installed.",
+        "Run `bash setup.sh install` once more; optional packages are named in the help of the option that needs them.",
+    ),
+    Recogniser(
+        r"(?:cannot open shared object file|DLL load failed while importing) ?(\S*)",
+        "A system library is missing or does not fit.",
+        "Run `bash setup.sh doctor`; on Windows install the current Visual C++ runtime.",
+    ),
+    Recogniser(
+        r"driver on your system is too old|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device",
+        "The NVIDIA driver is missing or too old for this build of torch.",
+        "Update the driver, or install a torch build that fits it (TORCH_SPEC, see `bash setup.sh doctor`).",
+    ),
+    Recogniser(
+        r"no kernel image is available",
+        "This build of torch has no code for your GPU.",
+        "Install a torch build that lists your GPU's generation (TORCH_SPEC, see `bash setup.sh doctor`).",
+    ),
+    Recogniser(
+        r"NCCL (?:error|watchdog)|ncclSystemError|ncclUnhandledCudaError|collective operation timeout|DistBackendError",
+        "The GPUs lost contact with each other (NCCL).",
+        "Look for the first failing rank above in the log; one rank out of memory stops them all. If none failed, try NCCL_P2P_DISABLE=1.",
+    ),
+    Recogniser(
+        r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|CUBLAS_STATUS_EXECUTION_FAILED|\bXid\b",
+        "The GPU reported a failed computation.",
+        "Press Resume. If it comes back, remove any overclocking, update the driver and report the log.",
+    ),
+    Recogniser(
+        r"EADDRINUSE|Address already in use",
+        "Another run on this machine uses the same network port.",
+        "Wait for the other run, or end it, then start again.",
+    ),
+    Recogniser(
+        r"DataLoader worker .* (?:killed|exited)|Bus error|insufficient shared memory",
+        "A data worker was ended; containers often have too little shared memory.",
+        "Start the container with --shm-size 8g or --ipc host, or use fewer data workers.",
+    ),
+    Recogniser(
+        r"(?i)non-?finite|loss (?:is|became) (?:nan|inf)",
+        "The loss became infinite or not a number.",
+        "Press Resume with a lower learning_rate, mixed_precision bf16 instead of fp16, or without the pictures named in the log.",
+    ),
+    Recogniser(
+        r"GatedRepo|401 Client Error|403 Client Error|is gated",
+        "The model's page asks for a login or for its licence to be accepted.",
+        "Accept the licence on the model's page and set HF_TOKEN before starting the studio, or point to a downloaded file.",
+    ),
+    Recogniser(
+        r"Max retries exceeded|Name or service not known|Temporary failure in name resolution|LocalEntryNotFoundError|OfflineModeIsEnabled",
+        "The model could not be downloaded: no connection.",
+        "Check the network, or download the model and give its path in pretrained_model_name_or_path.",
+    ),
+    Recogniser(
+        r"SafetensorError|InvalidHeader|HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer",
+        "A .safetensors file is damaged or not fully downloaded.",
+        "Download the file again and compare its size or SHA-256.",
+    ),
+    Recogniser(
+        r"size mismatch for|Missing key\(s\) in state_dict",
+        "The model file does not belong to this model family.",
+        "Choose the family that fits the file, or another file.",
+    ),
+    Recogniser(
+        r"Too many open files|Errno 24\b",
+        "The system's limit of open files was reached.",
+        "Raise it with `ulimit -n 65536` before starting the studio.",
+    ),
+    Recogniser(
+        r"PermissionError.*?['\"]([^'\"]+)['\"]|Permission denied",
+        "A file or folder may not be read or written: {0}",
+        "Change its permissions or choose another folder.",
+    ),
+    Recogniser(
+        r"FileNotFoundError.*?['\"]([^'\"]+)['\"]", "A file is missing: {0}", "Correct the path or bring the file back, then press Resume."
+    ),
+    Recogniser(
+        r"SIGKILL|exitcode\s*: -9|[Ss]ignal 9\b",
+        "The operating system ended the training at once (SIGKILL), almost always because memory (RAM) ran out.",
+        _LESS_RAM,
+    ),
+    Recogniser(
+        r"SIGSEGV|Segmentation fault|exitcode\s*: -11",
+        "The training crashed in native code (segmentation fault).",
+        "Press Resume; if it comes back, run `bash setup.sh doctor`.",
+    ),
+)
+
+_SIGNALS: dict[int, Cause] = {
+    1: Cause("The terminal that held the training was closed (SIGHUP).", "Press Resume; runs started by the studio survive this."),
+    2: Cause("The training was interrupted (Ctrl-C) before it could save.", "Press Resume."),
+    4: Cause("The processor does not know an instruction of this torch build.", "Install a torch build for this processor."),
+    7: Cause(
+        "A memory page could not be read (bus error); containers often have too little shared memory.", "Use --shm-size 8g or --ipc host."
+    ),
+    9: Cause("The operating system ended the training at once (SIGKILL), almost always because memory (RAM) ran out.", _LESS_RAM),
+    11: Cause("The training crashed in native code (segmentation fault).", "Press Resume; if it comes back, run `bash setup.sh doctor`."),
+    15: Cause("Something outside the studio ended the training (SIGTERM), such as a shutdown or a job scheduler.", "Press Resume."),
+}
+
+
+def _signal_of(returncode: int | None) -> int | None:
+    """The signal behind an exit code, as Popen (-9) or a shell (137) tells it."""
+    if returncode is None or 0 <= returncode <= 128 or returncode > 128 + 64:
+        return None
+    return -returncode if returncode < 0 else returncode - 128
+
+
+def diagnose(lines: Sequence[str], returncode: int | None, farewell: Mapping[str, object] | None) -> Cause:
+    """Why a run failed or died.
+
+    lines: the last lines of its console. returncode: of its process, None when nothing was left to tell it (power cut, everything
+    killed). farewell: its `failed` event, when it wrote one; its own words come first.
+    """
+    words = str((farewell or {}).get("text") or "")
+    known = next((cause for cause in (item.match([words, *lines]) for item in RECOGNISERS) if cause), None)
+    if words:
+        return Cause(words, str((farewell or {}).get("remedy") or "") or (known.remedy if known else ""))
+    if known:
+        return known
+    signal = _signal_of(returncode)
+    if signal is not None:
+        return _SIGNALS.get(signal, Cause(f"The training was ended by signal {signal}.", "Press Resume."))
+    if returncode is None:
+        return Cause(
+            "The training disappeared without a word: the machine was restarted, or everything was ended at once.", "Press Resume."
+        )
+    if returncode == 127:
+        return Cause("The training command could not be started.", "Run `bash setup.sh doctor`.")
+    if returncode == 2:
+        return Cause("The training refused its settings.", "The last lines of the log say which; correct them in the Train tab.")
+    return Cause(f"The training ended with code {returncode}.", "The last lines of the log say more.")

@@ -1,0 +1,320 @@
+"""A run folder's event log as what a person wants to see: phase, curve, speed, end, previews, warnings. Knows files, not processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.schema.rundir import LAST_WORDS
+
+Event = dict[str, Any]
+
+CHUNK_BYTES = 4 << 20
+EDGE_BYTES = 64 << 10
+"""How much of the beginning and of the end of a log is read for the list of runs."""
+MAX_POINTS = 2000
+"""A series holds between this many points and twice as many, however long the run is."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Events after an offset."""
+
+    events: list[Event]
+    offset: int
+    """Where the next read begins: always the beginning of a line."""
+    reset: bool
+    """The file became shorter than the offset, so it was replaced; the events are those from its beginning."""
+    complete: bool
+    """Nothing more stood in the file."""
+
+
+def read_events(file: Path, offset: int = 0, limit: int = CHUNK_BYTES) -> Chunk:
+    """Whole lines after a byte offset, at most `limit` bytes of them. A half-written last line waits; damaged ones are left out."""
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            reset = offset > size
+            offset = 0 if reset else offset
+            stream.seek(offset)
+            data = stream.read(limit)
+    except FileNotFoundError:
+        return Chunk([], 0, offset > 0, True)
+    end = data.rfind(b"\n") + 1
+    if end == 0 and len(data) == limit:
+        # No event is this long: it is damage, and waiting for its end would stop the page for good.
+        end = len(data)
+    return Chunk(_parsed(data[:end].split(b"\n")), offset + end, reset, offset + len(data) >= size)
+
+
+def _parsed(lines: Iterable[bytes]) -> list[Event]:
+    events = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("kind"), str):
+            events.append(event)
+    return events
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def whole(value: object, default: int = 0) -> int:
+    """A whole number, or the default for anything else."""
+    found = number(value)
+    return default if found is None else int(found)
+
+
+@dataclass
+class Point:
+    """Neighbouring log lines of the curve, drawn as one: the last step, mean, lowest and highest loss, smoothed loss, learning rate."""
+
+    step: int
+    loss: float
+    low: float
+    high: float
+    smooth: float
+    lr: float
+    count: int = 1
+
+    def absorb(self, other: Point) -> None:
+        total = self.count + other.count
+        self.loss = (self.loss * self.count + other.loss * other.count) / total
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.step, self.smooth, self.lr, self.count = other.step, other.smooth, other.lr, total
+
+    def row(self) -> list[float]:
+        return [self.step, *(float(f"{value:.6g}") for value in (self.loss, self.low, self.high, self.smooth, self.lr))]
+
+
+class Curve:
+    """The loss over the steps in bounded memory: neighbours are merged in pairs whenever there are too many.
+
+    The smoothed value is an average over about the last 15 % of what was logged, and at most about the last 50 lines.
+    """
+
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self.points: list[Point] = []
+        self.generation = 0
+        """Grows whenever points that were already given out change; until then a reader needs only what is new."""
+        self._max = max_points
+        self._stride = 1
+        self._logged = 0
+
+    def add(self, step: int, loss: float, lr: float) -> None:
+        """Appends a line of the log. A step that was seen before replaces everything from there on: the run went back to a state."""
+        if self.points and step <= self.points[-1].step:
+            self.go_back(step - 1)
+        self._logged += 1
+        weight = max(0.02, 1 / (0.15 * self._logged + 1)) if self.points else 1.0
+        before = self.points[-1].smooth if self.points else loss
+        new = Point(step, loss, loss, loss, before + weight * (loss - before), lr)
+        if self.points and self.points[-1].count < self._stride:
+            self.points[-1].absorb(new)
+        else:
+            self.points.append(new)
+        if len(self.points) > 2 * self._max:
+            self._thin()
+
+    def go_back(self, step: int) -> None:
+        """Forgets what came after this step."""
+        if self.points and self.points[-1].step > step:
+            while self.points and self.points[-1].step > step:
+                self.points.pop()
+            self._logged = sum(point.count for point in self.points)
+            self.generation += 1
+
+    def _thin(self) -> None:
+        self._stride *= 2
+        self.generation += 1
+        merged: list[Point] = []
+        for index, point in enumerate(self.points):
+            if index % 2 and merged:
+                merged[-1].absorb(point)
+            else:
+                merged.append(point)
+        self.points = merged
+
+
+@dataclass
+class Progress:
+    """What the log says so far; fold() takes the next events. Times are unix seconds."""
+
+    curve: Curve = field(default_factory=Curve)
+    validation: list[tuple[int, float]] = field(default_factory=list)
+    samples: dict[tuple[int, int], Event] = field(default_factory=dict)
+    """By (step, index of the prompt): a repeated step replaces its preview."""
+    saved: list[Event] = field(default_factory=list)
+    warnings: dict[str, int] = field(default_factory=dict)
+    """Sentence -> how often."""
+    started: Event = field(default_factory=dict)
+    last_step: Event = field(default_factory=dict)
+    cached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """What -> (done, total)."""
+    farewell: Event | None = None
+    phase: str = ""
+    phase_since: float = 0.0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    last_time: float = 0.0
+
+    def fold(self, events: Iterable[Event]) -> None:
+        """Takes the next events of the log, in order."""
+        for event in events:
+            self.last_time = number(event.get("time")) or self.last_time
+            match event["kind"]:
+                case "step":
+                    self._step(event)
+                case "started":
+                    self._started(event)
+                case "phase":
+                    self._enter(str(event.get("name") or ""))
+                case "cached":
+                    self.cached[str(event.get("what") or "")] = whole(event.get("done")), whole(event.get("total"))
+                    if self.phase not in ("cache", "scan"):
+                        self._enter("cache")
+                case "validation" if (loss := number(event.get("loss"))) is not None:
+                    self.validation = [*self.validation, (whole(event.get("step")), loss)][-MAX_POINTS:]
+                case "saved":
+                    self.saved = [*self.saved, event][-500:]
+                case "sample":
+                    self.samples[whole(event.get("step")), whole(event.get("index"))] = event
+                case "warning":
+                    self._warn(str(event.get("text") or ""))
+                case kind if kind in LAST_WORDS:
+                    self.farewell = event
+                    self._enter(kind)
+
+    def _enter(self, phase: str) -> None:
+        if phase != self.phase:
+            self.phase, self.phase_since = phase, self.last_time
+
+    def _started(self, event: Event) -> None:
+        """A process began, perhaps a later one that continues from a state: what it will do again is forgotten."""
+        self.started, self.farewell = event, None
+        start = whole(event.get("start_step"))
+        self.curve.go_back(start)
+        self.validation = [item for item in self.validation if item[0] <= start]
+        self.seconds.clear()
+        if whole(self.last_step.get("step")) > start:
+            self.last_step = {}
+        self._enter("load")
+
+    def _step(self, event: Event) -> None:
+        step, loss = whole(event.get("step")), number(event.get("loss"))
+        if loss is not None:
+            self.curve.add(step, loss, learning_rate(event.get("lr")))
+        seconds = number(event.get("seconds"))
+        if seconds is not None:
+            self.seconds.append(seconds)
+        self.last_step = event
+        if self.phase in ("", "load", "scan", "cache") or (self.phase == "warmup" and len(self.seconds) > 3):
+            self._enter("train")
+
+    def _warn(self, text: str) -> None:
+        self.warnings[text] = self.warnings.get(text, 0) + 1
+        if len(self.warnings) > 50:
+            del self.warnings[next(iter(self.warnings))]
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run; 0 while unknown."""
+        return whole(self.started.get("steps"))
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged, or the step the run continues from."""
+        return whole(self.last_step.get("step"), whole(self.started.get("start_step")))
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """The median of the last 50 log lines."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+    def eta_seconds(self, now: float) -> float | None:
+        """Seconds until the end, counted down since the last log line; None when the log cannot say."""
+        if self.farewell is not None:
+            return None
+        eta = number(self.last_step.get("eta_seconds"))
+        if eta is None and self.seconds_per_step is not None and self.steps:
+            eta = (self.steps - self.step) * self.seconds_per_step
+        return None if eta is None else max(0.0, eta - max(0.0, now - (number(self.last_step.get("time")) or now)))
+
+    def fraction(self) -> float | None:
+        """How much of the present phase is done, 0 to 1; None where nobody knows."""
+        if self.phase == "cache" and self.cached:
+            done, total = (sum(column) for column in zip(*self.cached.values(), strict=True))
+            return min(1.0, done / total) if total else None
+        return min(1.0, self.step / self.steps) if self.steps else None
+
+
+def learning_rate(value: object) -> float:
+    """The first learning rate of a step event, which may tell one a group of parameters."""
+    if isinstance(value, Mapping):
+        value = next(iter(value.values()), 0.0)
+    if isinstance(value, list | tuple):
+        value = value[0] if value else 0.0
+    return number(value) or 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One line of the list of runs, read from the two ends of the log only."""
+
+    step: int
+    steps: int
+    loss: float | None
+    pid: int | None
+    """Of the process that logs, from its `started` event."""
+    started_at: float
+    last_time: float
+    phase: str
+    farewell: Event | None
+    """The last word of the newest process, if it has spoken one."""
+
+
+def summary(file: Path, since: int = 0) -> Summary:
+    """What the list of runs shows. Only a farewell at or after the byte `since` counts: an older process's is history."""
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            head = stream.read(min(size, EDGE_BYTES))
+            begin = max(0, size - EDGE_BYTES)
+            stream.seek(begin)
+            tail = stream.read(EDGE_BYTES)
+            stream.seek(max(begin, min(since, size)))
+            recent = stream.read(EDGE_BYTES)
+    except FileNotFoundError:
+        head = tail = recent = b""
+    both = Progress()
+    both.fold(event for event in _parsed(_whole_lines(head)) if event["kind"] == "started")
+    both.fold(_parsed(_whole_lines(tail)))
+    newest = Progress()
+    newest.fold(_parsed(_whole_lines(recent)))
+    pid = whole(both.started.get("pid"), -1)
+    return Summary(
+        step=both.step,
+        steps=both.steps,
+        loss=both.curve.points[-1].smooth if both.curve.points else None,
+        pid=pid if pid > 0 else None,
+        started_at=number(both.started.get("time")) or 0.0,
+        last_time=both.last_time,
+        phase=both.phase,
+        farewell=newest.farewell,
+    )
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    return data[: data.rfind(b"\n") + 1].split(b"\n")

@@ -1,0 +1,459 @@
+"""Start, find again, queue and stop training processes. Knows run folders and processes, not training.
+
+Everything it knows stands in the run folders, so a studio that was closed, killed or started twice finds the same runs:
+- `config.toml` the options, `run.json` the start ({pid, create_time, run_id, argv} and what is in `_Record`), `exit.json` the end.
+- A queued run is one whose `run.json` has no pid. A run without `run.json` was started in a terminal and is shown, never started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sd_scripts.schema.command import launch_command
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.flat import to_toml
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RunOptions
+
+from . import gpu, monitor, processes
+
+State = Literal["queued", "running", "finished", "stopped", "failed", "died"]
+ENDED = ("finished", "stopped", "failed", "died")
+RUNNER = Path(__file__).with_name("runner.py")
+_ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+SAVING_GRACE_SECONDS = 900.0
+"""A run that is writing its state when the grace period ends gets this long to finish it."""
+CLAIM_SECONDS = 30.0
+"""A start that was begun this long ago and led to no process was lost with its studio."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Content of run.json."""
+
+    run_id: str
+    queued: float
+    """Unix time of the order to start."""
+    pid: int | None = None
+    """Of the runner; None while queued."""
+    create_time: float | None = None
+    argv: tuple[str, ...] = ()
+    device: str = ""
+    events_offset: int = 0
+    """Size of events.jsonl when the start was ordered: older farewells are not its own."""
+    dropped: bool = False
+    """Taken out of the queue before it began."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as it was when somebody looked."""
+
+    path: Path
+    state: State
+    run_id: str | None
+    """None for a run that was started in a terminal."""
+    pid: int | None
+    returncode: int | None
+    summary: monitor.Summary
+    argv: tuple[str, ...]
+    stopping: bool
+    """It was asked to stop and has not ended yet."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run(self) -> RunDirectory:
+        return RunDirectory(self.path)
+
+
+def devices() -> list[str]:
+    """What runs are spread over, one run each: the GPUs this process may use (as CUDA_VISIBLE_DEVICES names them), or the CPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")] or ["cpu"]
+    return [str(index) for index in range(gpu.count())] or ["cpu"]
+
+
+class JobSupervisor:
+    """All runs under `root`, and in other output folders that a run was started into from here."""
+
+    def __init__(self, root: Path, command: Callable[[RunOptions, Path], list[str]] = launch_command) -> None:
+        self.root = root.resolve()
+        self._command = command
+        self._lock = threading.RLock()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._known: dict[Path, tuple[tuple[float, ...], Job]] = {}
+        self._watching: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    # Looking
+
+    def jobs(self) -> list[Job]:
+        """All runs on disk, newest first. Starts a queued one when its device has become free."""
+        self._start_queued()
+        return self._look()
+
+    def find(self, run_name: str) -> Job | None:
+        """The run with this folder name. Names are compared, never joined to a path."""
+        path = next((path for path in self._run_folders() if path.name == run_name), None)
+        return None if path is None else self._job(path, _Living())
+
+    def _look(self) -> list[Job]:
+        living = _Living()
+        return [self._job(path, living) for path in sorted(self._run_folders(), key=lambda path: path.name, reverse=True)]
+
+    def _run_folders(self) -> Iterator[Path]:
+        for parent in (self.root, *self._other_folders()):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(parent) as entries:
+                for entry in entries:
+                    if entry.is_dir() and not entry.name.startswith(".") and os.path.isfile(os.path.join(entry.path, "config.toml")):
+                        yield Path(entry.path)
+
+    @property
+    def _folders_file(self) -> Path:
+        return self.root / ".run_folders.json"
+
+    def _other_folders(self) -> list[Path]:
+        names = _read_json(self._folders_file).get("folders", [])
+        return [Path(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+    def _remember(self, parent: Path) -> None:
+        others = self._other_folders()
+        if parent != self.root and parent not in others:
+            write_atomically(self._folders_file, json.dumps({"folders": [str(folder) for folder in [*others, parent]]}, indent=1))
+
+    def _job(self, path: Path, living: _Living) -> Job:
+        signature = _signature(path)
+        known = self._known.get(path)
+        if known is not None and known[0] == signature and known[1].state in ENDED:
+            return known[1]
+        record = _read_record(path)
+        job = _terminal_job(path) if record is None else _studio_job(path, record, living)
+        self._known[path] = signature, job
+        return job
+
+    # Starting
+
+    def start(self, script: str, options: RunOptions, resume: Path | None = None) -> Job:
+        """Makes a run folder, or continues the run in the folder `resume`, and starts it as soon as a device is free.
+
+        Raises OptionError when the folder cannot be written, is no run, or is still running.
+        """
+        if script != options.script:
+            raise OptionError(f"{script} does not train these options; {options.script} does")
+        with self._lock:
+            run = self._new_run(options) if resume is None else self._continued_run(resume, options)
+            self._remember(run.path.parent)
+            _write_record(run.path, _Record(uuid.uuid4().hex, time.time(), events_offset=_size(run.events_file)))
+            self._start_queued()
+        self.watch()
+        return self._job(run.path, _Living())
+
+    def resume(self, job: Job) -> Job:
+        """Continues a run that ended, with its own settings, from its newest whole state."""
+        options = job.run.options()
+        return self.start(options.script, options, resume=job.path)
+
+    def _new_run(self, options: RunOptions) -> RunDirectory:
+        output = options.output  # type: ignore[attr-defined]  # every kind of run has this section
+        return RunDirectory.create(Path(output.output_dir).expanduser().resolve(), output.output_name, options)
+
+    def _continued_run(self, path: Path, options: RunOptions) -> RunDirectory:
+        run = RunDirectory(path.resolve())
+        if not run.config.is_file():
+            raise OptionError(f"resume: {path} is not a run folder (it has no config.toml)")
+        if self._job(run.path, _Living()).state in ("running", "queued"):
+            raise OptionError(f"resume: {run.name} has not ended yet; stop it first")
+        output = options.output  # type: ignore[attr-defined]
+        # In its own folder a run continues; `none` or a path were about where it once began.
+        options = options.model_copy(update={"output": output.model_copy(update={"resume": "auto"})})
+        config = to_toml(options)
+        if run.config.read_text(encoding="utf-8") != config:
+            write_atomically(run.config, config)
+        run.clear_stop()
+        (run.path / "exit.json").unlink(missing_ok=True)
+        return run
+
+    def _start_queued(self) -> None:
+        """Starts the oldest queued runs on the devices that are free."""
+        with self._lock:
+            self._reap()
+            jobs = [self._adopted(job) for job in self._look()]
+            queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: _queued_at(job.path))
+            if not queued:
+                return
+            all_devices = devices()
+            busy = {_device_of(job.path) or all_devices[0] for job in jobs if job.state == "running"}
+            free = [device for device in all_devices if device not in busy]
+            for job, device in zip(queued, free):
+                self._launch(job.path, device)
+
+    def _adopted(self, job: Job) -> Job:
+        """Notes the pid of a run whose studio died between starting it and noting it down."""
+        record = _read_record(job.path)
+        if job.state != "running" or record is None or record.pid is not None:
+            return job
+        living = _Living()
+        eldest = min(living.of(record.run_id), key=processes.created, default=None)
+        if eldest is not None:
+            _write_record(job.path, replace(record, pid=eldest.pid, create_time=processes.created(eldest)))
+        return self._job(job.path, living)
+
+    def _launch(self, path: Path, device: str) -> None:
+        record = _read_record(path)
+        if record is None or not _claim(path):
+            return
+        run = RunDirectory(path)
+        try:
+            argv = self._command(run.options(), path)
+            environment = {
+                **os.environ,
+                processes.RUN_ID: record.run_id,
+                "PYTHONUTF8": "1",
+                "PYTHONUNBUFFERED": "1",
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+            }
+            if device != "cpu":
+                environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device}
+            with run.console.open("ab") as console:
+                child = subprocess.Popen(
+                    [sys.executable, "-P", str(RUNNER), str(path), *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0),
+                )
+            self._children.append(child)
+            process = processes.living(child.pid)
+            begun = 0.0 if process is None else processes.created(process)
+            _write_record(path, replace(record, pid=child.pid, create_time=begun, argv=tuple(argv), device=device))
+        except (OptionError, OSError) as err:
+            # The run is not lost: it stands in the list as failed, with this sentence.
+            run.log("failed", step=0, text=str(err), remedy="")
+            _write_record(path, replace(record, dropped=True))
+        finally:
+            (path / "start.claim").unlink(missing_ok=True)
+
+    # The thread that keeps the queue moving while nobody looks
+
+    def watch(self) -> None:
+        """Keeps starting queued runs in the background; a second call does nothing."""
+        with self._lock:
+            if self._watching is None:
+                self._watching = threading.Thread(target=self._watch, name="run queue", daemon=True)
+                self._watching.start()
+
+    def close(self) -> None:
+        """Ends the background thread. Runs go on."""
+        self._closed.set()
+        if self._watching is not None:
+            self._watching.join()
+        with self._lock:
+            self._reap()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(1.0):
+            self._start_queued()
+
+    def _reap(self) -> None:
+        """Collects ended children, so that none stays as a zombie."""
+        self._children = [child for child in self._children if child.poll() is None]
+
+    # Stopping
+
+    def request_stop(self, job: Job) -> None:
+        """Asks a run to finish its step, save and end; takes a queued one out of the queue."""
+        with self._lock:
+            now, record = self._adopted(self._job(job.path, _Living())), _read_record(job.path)
+            if now.state == "queued" and record is not None:
+                _write_record(job.path, replace(record, dropped=True))
+            elif now.state == "running":
+                now.run.request_stop()
+
+    def stop(self, job: Job, grace_seconds: float = 30.0) -> None:
+        """Stops a run: a stop file, the grace period, then terminate and kill for every process that carries its run id.
+
+        Waits for the end. Raises TimeoutError naming the processes that cannot be ended.
+        """
+        self.request_stop(job)
+        now = self._job(job.path, _Living())
+        deadline, last = time.monotonic() + grace_seconds, time.monotonic() + grace_seconds + SAVING_GRACE_SECONDS
+        while now.state == "running" and time.monotonic() < last:
+            if time.monotonic() >= deadline and (grace_seconds <= 0 or now.summary.phase != "save"):
+                break
+            time.sleep(0.2)
+            now = self._job(job.path, _Living())
+        if now.state == "running":
+            self._end(now)
+        with self._lock:
+            self._reap()
+
+    def _end(self, job: Job) -> None:
+        members = _Living().members(job.run_id, job.pid)
+        # The runner goes last: it writes the exit code of what it started.
+        left = processes.end([process for process in members if process.pid != job.pid or job.run_id is None])
+        # Ranks that were born while the others ended.
+        members = _Living().members(job.run_id, job.pid)
+        deadline = time.monotonic() + 3.0
+        while job.pid is not None and processes.living(job.pid) and len(members) <= 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = processes.end(_Living().members(job.run_id, job.pid))
+        if left:
+            raise TimeoutError("these processes cannot be ended: " + ", ".join(str(process.pid) for process in left))
+
+
+class _Living:
+    """The processes of all runs at one moment, looked up only when a run's own pid does not settle it."""
+
+    def __init__(self) -> None:
+        self._by_run: dict[str, list[Any]] | None = None
+
+    def of(self, run_id: str) -> list[Any]:
+        if self._by_run is None:
+            self._by_run = processes.of_runs()
+        return self._by_run.get(run_id, [])
+
+    def members(self, run_id: str | None, pid: int | None) -> list[Any]:
+        """Every process of a run: its tree, and all that carry its id."""
+        found = {process.pid: process for process in (self.of(run_id) if run_id else [])}
+        if pid is not None and (run_id is None or pid in found):
+            found |= {process.pid: process for process in processes.tree(pid)}
+        return list(found.values())
+
+
+def _studio_job(path: Path, record: _Record, living: _Living) -> Job:
+    """A run this or an earlier studio started."""
+    brief = monitor.summary(path / "events.jsonl", record.events_offset)
+    exit_record = _read_json(path / "exit.json")
+    returncode = exit_record.get("returncode") if exit_record.get("run_id") == record.run_id else None
+    alive = record.pid is not None and processes.is_same(record.pid, record.create_time or 0.0, record.run_id)
+    if not alive and returncode is None and not record.dropped and (record.pid is not None or (path / "start.claim").exists()):
+        # The runner is gone without a word, or its studio died before it noted the pid: ranks may still be at work.
+        alive = bool(living.of(record.run_id))
+    stopping = RunDirectory(path).stop_requested()
+    return Job(
+        path=path,
+        state=_state(record, alive, returncode if isinstance(returncode, int) else None, brief, stopping),
+        run_id=record.run_id,
+        pid=record.pid,
+        returncode=returncode if isinstance(returncode, int) else None,
+        summary=brief,
+        argv=record.argv,
+        stopping=stopping and alive,
+    )
+
+
+def _state(record: _Record, alive: bool, returncode: int | None, brief: monitor.Summary, stop_requested: bool) -> State:
+    if alive:
+        return "running"
+    if brief.farewell is not None and brief.farewell["kind"] in ("finished", "stopped", "failed"):
+        kind: State = brief.farewell["kind"]
+        return kind
+    if record.pid is None:
+        return "stopped" if record.dropped else "queued"
+    if stop_requested:
+        return "stopped"
+    return "finished" if returncode == 0 else "died"
+
+
+def _terminal_job(path: Path) -> Job:
+    """A run that was started in a terminal: its log tells its pid and its end."""
+    brief = monitor.summary(path / "events.jsonl")
+    process = None if brief.pid is None else processes.living(brief.pid)
+    alive = process is not None and processes.created(process) <= brief.started_at + 1.0
+    # After a later resume the pid may stand in the middle of a long log, which is not read here; fresh lines are proof enough. A
+    # folder that was made just now has no line yet.
+    now = time.time()
+    fresh = now - brief.last_time < 120.0 < brief.last_time - brief.started_at or (not brief.last_time and now - _modified(path) < 60.0)
+    alive = brief.farewell is None and (alive or fresh)
+    run = RunDirectory(path)
+    state: State = "running" if alive else "died" if brief.farewell is None else brief.farewell["kind"]
+    return Job(path, state, None, brief.pid if alive else None, None, brief, (), run.stop_requested() and alive)
+
+
+def _claim(path: Path) -> bool:
+    """Whether this studio may start the run: two studios on one folder must not both do it."""
+    claim = path / "start.claim"
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - claim.stat().st_mtime > CLAIM_SECONDS:
+            claim.unlink()
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    record = _read_record(path)
+    if record is not None and record.pid is None:
+        return True
+    claim.unlink(missing_ok=True)
+    return False
+
+
+def _signature(path: Path) -> tuple[float, ...]:
+    """Changes when a file that decides the state changes."""
+    found: list[float] = []
+    for name in ("run.json", "exit.json", "events.jsonl", "stop.request"):
+        try:
+            stat = os.stat(path / name)
+            found += [stat.st_mtime_ns, stat.st_size]
+        except OSError:
+            found += [0, 0]
+    return tuple(found)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A JSON object; empty when the file is missing or is not one."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_record(path: Path) -> _Record | None:
+    content = _read_json(path / "run.json")
+    if not isinstance(content.get("run_id"), str):
+        return None
+    known = {name: content[name] for name in _Record.__dataclass_fields__ if name in content}
+    return _Record(**{**known, "argv": tuple(known.get("argv", ()))})
+
+
+def _write_record(path: Path, record: _Record) -> None:
+    write_atomically(path / "run.json", json.dumps(asdict(record), indent=1))
+
+
+def _queued_at(path: Path) -> float:
+    record = _read_record(path)
+    return 0.0 if record is None else record.queued
+
+
+def _device_of(path: Path) -> str:
+    record = _read_record(path)
+    return "" if record is None else record.device

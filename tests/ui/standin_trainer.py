@@ -1,0 +1,82 @@
+"""A process that writes the events of a training and trains nothing: what the supervisor and the page are tried on.
+
+`standin_trainer.py RUN_FOLDER BEHAVIOUR`: see the table at the end. Rank 0 of several writes the log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from sd_scripts.schema.rundir import RunDirectory
+
+STEPS = 400
+
+
+def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bool = True, pictures: bool = False) -> None:
+    """Logs steps until the end, or until the stop file when it obeys."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    done = int((run.path / "progress").read_text()) if (run.path / "progress").exists() else 0
+    if first:
+        run.log("started", steps=steps, start_step=done, epochs=1, images=8, batch=1, seed=1, pid=os.getpid(), script="standin")
+        run.log("phase", name="cache", seconds=0.1)
+        run.log("cached", what="latents", done=8, total=8)
+        run.log("phase", name="train", seconds=0.2)
+    for step in range(done + 1, steps + 1):
+        time.sleep(seconds)
+        if first:
+            loss = 1.0 / step + 0.1 + 0.02 * (step % 3)
+            run.log("step", step=step, epoch=0, loss=loss, lr=1e-4, seconds=seconds, eta_seconds=(steps - step) * seconds, peak_gib=0.5)
+            sys.stderr.write(f"\rtrain: {step}/{steps}")
+            sys.stderr.flush()
+            if pictures and step % 50 == 0:
+                draw(run, step)
+        if obey and run.stop_requested():
+            if first:
+                (run.path / "progress").write_text(str(step))
+                run.log("saved", step=step, what="state", file=f"state/{step:06d}")
+                run.log("stopped", step=step, text="stopped as asked", remedy="")
+            return
+    if first:
+        run.log("finished", step=steps, text="", remedy="")
+
+
+def draw(run: RunDirectory, step: int) -> None:
+    """Two previews of a step, as plain colours."""
+    from PIL import Image
+
+    run.samples.mkdir(exist_ok=True)
+    for index in range(2):
+        name = f"{run.name}-{step:06d}-{index:02d}.png"
+        Image.new("RGB", (96, 64), (step % 256, 90 + 80 * index, 160)).save(run.samples / name)
+        run.log("sample", step=step, index=index, file=f"samples/{name}", prompt=f"a plain colour {index}", seed=index)
+
+
+def die(run: RunDirectory) -> None:
+    run.log("started", steps=10, start_step=0, pid=os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(run: RunDirectory) -> None:
+    run.log("started", steps=10, start_step=0, pid=os.getpid())
+    run.log("failed", step=0, text="12 pictures cannot be read.", remedy="Replace them.")
+    sys.exit(1)
+
+
+BEHAVIOURS = {
+    "train": train,
+    "quick": lambda run: train(run, steps=5),
+    "slow": lambda run: train(run, steps=3000, seconds=0.1, pictures=True),
+    "deaf": lambda run: train(run, steps=100_000, obey=False),
+    "raise": lambda run: (run.log("started", steps=9, start_step=0), sys.exit("torch.OutOfMemoryError: CUDA out of memory.")),
+    "die": die,
+    "fail": fail,
+}
+
+if __name__ == "__main__":
+    if sys.argv[2] == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    BEHAVIOURS[sys.argv[2]](RunDirectory(Path(sys.argv[1])))

@@ -1,0 +1,298 @@
+"""Real small processes: what a person sees of a run agrees with what the process did, whatever happens to the studio."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kohya_like import monitor, processes, supervisor
+from kohya_like.supervisor import ENDED, Job, JobSupervisor
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.flat import build
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS, RunOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+STANDIN = Path(__file__).with_name("standin_trainer.py")
+Supervise = Callable[..., JobSupervisor]
+SCRIPT = RUNS["sdxl", "network"].script
+
+
+def options(folder: Path, **values: object) -> RunOptions:
+    return build(
+        RUNS["sdxl", "network"], {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_dir": str(folder), **values}
+    )
+
+
+def command(behaviour: str, ranks: int = 1) -> Callable[[RunOptions, Path], list[str]]:
+    launcher = (
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else [sys.executable]
+    )
+    return lambda _options, run: [*launcher, str(STANDIN), str(run), behaviour]
+
+
+def until(condition: Callable[[], object], seconds: float = 40.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def alive(job: Job) -> list[int]:
+    return [process.pid for process in processes.of_runs().get(job.run_id or "", [])]
+
+
+def zombies() -> list[int]:
+    return [child.pid for child in psutil.Process().children(recursive=True) if child.status() == psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator[Supervise]:
+    made: list[JobSupervisor] = []
+
+    def make(behaviour: str = "train", ranks: int = 1) -> JobSupervisor:
+        made.append(JobSupervisor(tmp_path, command(behaviour, ranks)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        for job in each._look():
+            each.stop(job, grace_seconds=0)
+            assert not alive(job)
+        each.close()
+    assert not zombies()
+
+
+def ended(studio: JobSupervisor, job: Job) -> Job:
+    until(lambda: studio.find(job.name).state in ENDED)
+    return studio.find(job.name)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "state", "returncode"), [("quick", "finished", 0), ("fail", "failed", 1), ("die", "died", -9), ("raise", "died", 1)]
+)
+def test_each_way_to_end_is_told_apart(supervise: Supervise, tmp_path: Path, behaviour: str, state: str, returncode: int) -> None:
+    studio = supervise(behaviour)
+    job = studio.start(SCRIPT, options(tmp_path))
+    assert job.state == "running"
+    done = ended(studio, job)
+    until(lambda: studio.find(job.name).returncode is not None)
+    assert (done.state, studio.find(job.name).returncode) == (state, returncode)
+    assert JobSupervisor(tmp_path).find(job.name).state == state
+
+
+def test_run_json_holds_the_start_and_the_environment_the_run_id(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise()
+    job = studio.start(SCRIPT, options(tmp_path))
+    record = json.loads((job.path / "run.json").read_text())
+    assert record["pid"] == job.pid and record["run_id"] == job.run_id and record["argv"][1] == str(STANDIN)
+    assert abs(psutil.Process(job.pid).create_time() - record["create_time"]) < 0.05
+    until(lambda: len(alive(job)) >= 2)
+    environment = next(psutil.Process(pid).environ() for pid in alive(job) if pid != job.pid)
+    assert environment["PYTHONUTF8"] == "1" and environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
+
+
+def test_stop_lets_the_run_save_and_leaves_nothing(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("slow")
+    job = studio.start(SCRIPT, options(tmp_path))
+    until(lambda: studio.find(job.name).summary.step > 2)
+    studio.stop(job, grace_seconds=20)
+    assert studio.find(job.name).state == "stopped" and not alive(job)
+    assert [event["kind"] for event in monitor.read_events(job.run.events_file).events][-2:] == ["saved", "stopped"]
+
+
+def test_a_stopped_run_resumes_in_its_folder_and_goes_on_counting(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("train")
+    job = studio.start(SCRIPT, options(tmp_path, resume="none"))
+    until(lambda: studio.find(job.name).summary.step > 2)
+    studio.stop(job)
+    stopped_at = studio.find(job.name).summary.step
+    again = studio.resume(studio.find(job.name))
+    assert again.path == job.path and again.run_id != job.run_id and again.state == "running"
+    assert again.run.options().output.resume == "auto" and not again.run.stop_requested()
+    done = ended(studio, again)
+    assert done.state == "finished" and done.summary.step > stopped_at
+    with pytest.raises(OptionError, match="not a run folder"):
+        studio.start(SCRIPT, options(tmp_path), resume=tmp_path)
+
+
+def test_a_running_run_cannot_be_resumed(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("slow")
+    job = studio.start(SCRIPT, options(tmp_path))
+    with pytest.raises(OptionError, match="has not ended"):
+        studio.resume(job)
+
+
+def test_a_deaf_run_is_ended_by_force_and_counts_as_stopped(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("deaf")
+    job = studio.start(SCRIPT, options(tmp_path))
+    until(lambda: studio.find(job.name).summary.step > 2)
+    studio.stop(job, grace_seconds=0.5)
+    assert not alive(job)
+    assert studio.find(job.name).state == "stopped" and studio.find(job.name).returncode == -9
+
+
+def test_ranks_in_sessions_of_their_own_survive_a_group_kill_and_are_still_found_and_ended(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("slow", ranks=2)
+    job = studio.start(SCRIPT, options(tmp_path))
+    until(lambda: studio.find(job.name).summary.step > 2, seconds=120)
+    os.killpg(job.pid, signal.SIGKILL)
+    until(lambda: job.pid not in alive(job))
+    assert len(alive(job)) >= 2
+    assert studio.find(job.name).state == "running"
+    studio.stop(job, grace_seconds=0)
+    assert not alive(job) and studio.find(job.name).state == "stopped"
+
+
+def test_two_ranks_stop_by_the_file(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("slow", ranks=2)
+    job = studio.start(SCRIPT, options(tmp_path))
+    until(lambda: studio.find(job.name).summary.step > 2, seconds=120)
+    studio.stop(job, grace_seconds=30)
+    assert studio.find(job.name).state == "stopped" and studio.find(job.name).returncode == 0 and not alive(job)
+
+
+def test_a_killed_studio_leaves_the_run_alone_and_the_next_one_finds_it(supervise: Supervise, tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+sys.path[:0] = [{str(ROOT)!r}, {str(STANDIN.parent)!r}]
+from pathlib import Path
+from test_supervisor import options, command, SCRIPT
+from kohya_like.supervisor import JobSupervisor
+print(JobSupervisor(Path({str(tmp_path)!r}), command("slow")).start(SCRIPT, options(Path({str(tmp_path)!r}))).name, flush=True)
+time.sleep(600)
+"""
+    studio_process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    name = studio_process.stdout.readline().strip()
+    studio_process.kill()
+    studio_process.wait()
+    studio_process.stdout.close()
+    studio = supervise("slow")
+    job = studio.find(name)
+    assert job.state == "running"
+    step = job.summary.step
+    until(lambda: studio.find(name).summary.step > step + 3)
+    studio.stop(job)
+    assert studio.find(name).state == "stopped" and studio.find(name).returncode == 0
+
+
+def test_a_reused_pid_is_never_taken_for_the_run(supervise: Supervise, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "old", options(tmp_path))
+    run.log("started", steps=10, start_step=0)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
+        record = {"run_id": "0" * 32, "queued": 1.0, "pid": stranger.pid, "create_time": 12.0, "argv": []}
+        (run.path / "run.json").write_text(json.dumps(record))
+        studio = supervise()
+        assert studio.find(run.name).state == "died"
+        studio.stop(studio.find(run.name), grace_seconds=0)
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_on_a_cpu_runs_wait_in_line_and_start_in_order_without_anybody_looking(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("quick")
+    jobs = [studio.start(SCRIPT, options(tmp_path, output_name=name)) for name in ("b", "a", "c")]
+    assert [studio.find(job.name).state for job in jobs[1:]] == ["queued", "queued"]
+    until(lambda: all((job.path / "exit.json").exists() for job in jobs))
+    starts = [monitor.read_events(job.run.events_file).events[0]["time"] for job in jobs]
+    assert starts == sorted(starts)
+
+
+def test_a_queue_survives_a_studio_restart_and_a_queued_run_can_be_dropped(supervise: Supervise, tmp_path: Path) -> None:
+    first = supervise("slow")
+    running = first.start(SCRIPT, options(tmp_path, output_name="first"))
+    waiting = first.start(SCRIPT, options(tmp_path, output_name="waiting"))
+    dropped = first.start(SCRIPT, options(tmp_path, output_name="dropped"))
+    first.stop(dropped)
+    first.close()
+    second = supervise("quick")
+    assert {job.name: job.state for job in second.jobs()} == {running.name: "running", waiting.name: "queued", dropped.name: "stopped"}
+    second.stop(running)
+    second.jobs()
+    assert ended(second, waiting).state == "finished"
+    assert not dropped.run.events_file.exists()
+
+
+def test_each_gpu_gets_one_run(supervise: Supervise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    studio = supervise("slow")
+    jobs = [studio.start(SCRIPT, options(tmp_path, output_name=name)) for name in ("a", "b", "c")]
+    assert [studio.find(job.name).state for job in jobs] == ["running", "running", "queued"]
+    assert [psutil.Process(job.pid).environ()["CUDA_VISIBLE_DEVICES"] for job in jobs[:2]] == ["3", "5"]
+
+
+def test_a_run_begun_in_a_terminal_is_shown_with_its_state(supervise: Supervise, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "cli", options(tmp_path))
+    studio = supervise()
+    with subprocess.Popen([sys.executable, str(STANDIN), str(run.path), "slow"], stderr=subprocess.DEVNULL) as process:
+        until(lambda: studio.find(run.name).summary.step > 1)
+        assert studio.find(run.name).state == "running" and studio.find(run.name).run_id is None
+        studio.stop(studio.find(run.name))
+        process.wait()
+    assert studio.find(run.name).state == "stopped"
+    assert studio.resume(studio.find(run.name)).run_id is not None
+
+
+def test_a_killed_terminal_run_has_died(supervise: Supervise, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "cli", options(tmp_path))
+    with subprocess.Popen([sys.executable, str(STANDIN), str(run.path), "slow"], stderr=subprocess.DEVNULL) as process:
+        until(lambda: monitor.summary(run.events_file).step > 1)
+        process.kill()
+    assert supervise().find(run.name).state == "died"
+
+
+def test_a_studio_that_died_between_start_and_note_does_not_start_the_run_twice(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("slow")
+    job = studio.start(SCRIPT, options(tmp_path))
+    record = json.loads((job.path / "run.json").read_text())
+    (job.path / "run.json").write_text(json.dumps({**record, "pid": None, "create_time": None}))
+    (job.path / "start.claim").touch()
+    again = supervise("slow")
+    assert again.find(job.name).state == "running"
+    again.jobs()
+    assert again.find(job.name).run_id == job.run_id and again.find(job.name).pid == job.pid
+    again.stop(again.find(job.name))
+    assert again.find(job.name).state == "stopped" and not alive(job)
+
+
+def test_a_command_that_cannot_start_is_told(supervise: Supervise, tmp_path: Path) -> None:
+    studio = JobSupervisor(tmp_path, lambda _options, _run: ["/nonexistent/python"])
+    job = ended(studio, studio.start(SCRIPT, options(tmp_path)))
+    assert job.state == "died" and job.returncode == 127
+    assert "cannot be started" in job.run.console.read_text()
+    studio.close()
+
+
+def test_runs_in_other_output_folders_are_found_after_a_restart(supervise: Supervise, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "deep" / "elsewhere"
+    job = supervise("quick").start(SCRIPT, options(elsewhere))
+    assert job.path.parent == elsewhere
+    assert JobSupervisor(tmp_path).find(job.name).path == job.path
+
+
+def test_a_wrong_script_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="does not train these options"):
+        JobSupervisor(tmp_path).start("other.py", options(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_devices_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, expected in (("", ["cpu"]), ("-1", ["cpu"]), ("0, 2", ["0", "2"]), ("MIG-abc", ["MIG-abc"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert supervisor.devices() == expected
