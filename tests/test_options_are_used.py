@@ -1,0 +1,36 @@
+"""No option is accepted and ignored: each is read by the engine, and each wrong configuration is a sentence."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from sd_scripts.schema.flat import fields
+from sd_scripts.schema.runs import RUNS
+
+ENGINE = Path(__file__).parents[1] / "sd_scripts"
+READERS = [file for folder in ("library", "dataset") for file in (ENGINE / folder).rglob("*.py")]
+
+
+def read_attributes() -> set[str]:
+    """Names read as an attribute (options.x) anywhere in the engine; the schema's own validators do not count."""
+    names: set[str] = set()
+    for file in READERS:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+    return names
+
+
+READ = read_attributes()
+
+
+@pytest.mark.parametrize("name", sorted({name for run in RUNS.values() for name in fields(run)}))
+def test_a_component_reads_the_option(name: str) -> None:
+    assert name in READ, f"{name} is accepted but nothing in sd_scripts/library or sd_scripts/dataset reads it"
+
+
+def test_the_check_notices_an_option_that_nobody_reads() -> None:
+    assert "an_option_that_nobody_reads" not in READ
