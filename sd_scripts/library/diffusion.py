@@ -75,7 +75,7 @@ class FlowPath:
 
 
 def betas_of(config: Mapping[str, Any]) -> Tensor:
-    """The betas (T,) in float64 that a diffusers scheduler configuration describes, before any rescaling. Raises OptionError for an unknown schedule."""
+    """The betas (T,), float64, that a diffusers scheduler configuration describes, not rescaled. OptionError for an unknown one."""
     if config.get("trained_betas") is not None:
         return torch.tensor(config["trained_betas"], dtype=torch.float64)
     num_steps = config.get("num_train_timesteps", 1000)
@@ -93,12 +93,12 @@ def betas_of(config: Mapping[str, Any]) -> Tensor:
         betas = [min(1 - abar((k + 1) / num_steps) / abar(k / num_steps), 0.999) for k in range(num_steps)]
         return torch.tensor(betas, dtype=torch.float64)
     raise OptionError(
-        f"the model's scheduler configuration has beta_schedule = {schedule}, which is not known here; known are {', '.join(BETA_SCHEDULES)}"
+        f"the model's scheduler configuration has beta_schedule = {schedule}, not known here; known: {', '.join(BETA_SCHEDULES)}"
     )
 
 
 def zero_terminal_snr(alphas_cumprod: Tensor) -> Tensor:
-    """Shifts and scales sqrt(abar) so that the last step is pure noise and the first stays (Lin et al. 2023, arXiv 2305.08891, algorithm 1)."""
+    """Shifts and scales sqrt(abar): the last step becomes pure noise, the first stays (Lin et al. 2023, arXiv 2305.08891, algorithm 1)."""
     root = alphas_cumprod.sqrt()
     first, last = root[0], root[-1]
     if last == 0:
@@ -126,7 +126,7 @@ def is_flow(config: Mapping[str, Any]) -> bool:
 
 
 def kind_of(config: Mapping[str, Any]) -> Kind:
-    """What the network predicts according to a diffusers scheduler configuration. Raises OptionError for a kind that is not trained here."""
+    """What the network predicts, by its diffusers scheduler configuration. Raises OptionError for a kind that is not trained here."""
     if is_flow(config):
         return "velocity"
     kind = config.get("prediction_type", "epsilon")
@@ -165,7 +165,7 @@ def snr(path: Path, t: Tensor) -> Tensor:
 
 
 def to_x0(kind: Kind, path: Path, x_t: Tensor, prediction: Tensor, t: Tensor) -> Tensor:
-    """The clean latents that a prediction implies, float32. Where a is 0, an epsilon prediction says nothing about them and the result is not finite."""
+    """The clean latents that a prediction implies, float32; not finite for epsilon where a is 0: there it says nothing about them."""
     a, s = _coefficients(path, t, x_t)
     x_t, prediction = x_t.float(), prediction.float()
     if kind == "epsilon":

@@ -23,26 +23,13 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.library import diffusion
 from sd_scripts.library.families.clip_prompts import tokenize
 from sd_scripts.library.families.samplers import scheduler_for
+from sd_scripts.library.loading import sdxl as loading
 from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview, StateDict
 from sd_scripts.schema.model import SdxlModelOptions
 
-VAE_DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TEXT_ENCODERS = ("te1", "te2")
 CHUNK_TOKENS = 75
 """Tokens of a chunk as max_token_length counts them, without start and end."""
-
-BASE_SCHEDULER = {
-    "_class_name": "EulerDiscreteScheduler",
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "beta_start": 0.00085,
-    "interpolation_type": "linear",
-    "num_train_timesteps": 1000,
-    "prediction_type": "epsilon",
-    "steps_offset": 1,
-    "timestep_spacing": "leading",
-}
-"""How SDXL base was trained and is sampled (Podell et al. 2023)."""
 
 
 class Sdxl:
@@ -53,9 +40,7 @@ class Sdxl:
 
     def load(self, options: SdxlModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
-        from sd_scripts.library.loading.sdxl import load
-
-        return load(options, device, dtype)
+        return loading.load(options, device, dtype)
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
@@ -65,14 +50,15 @@ class Sdxl:
             te1 = CLIPTextModel(_tiny_text_config(tokenizers["te1"], width=16, projection=16))
             te2 = CLIPTextModelWithProjection(_tiny_text_config(tokenizers["te2"], width=24, projection=20))
             unet, vae = _tiny_unet(text_width=16 + 24, pooled_width=20), _tiny_vae()
+        scheduler = loading.read_json(loading.CONFIGS / "scheduler" / "scheduler_config.json", "tiny")
         parts = Parts(
             backbone=unet,
             vae=vae,
             text_encoders={"te1": te1, "te2": te2},
             tokenizers=tokenizers,
-            path=diffusion.path_of(BASE_SCHEDULER),
-            kind="epsilon",
-            scheduler_config=dict(BASE_SCHEDULER),
+            path=diffusion.path_of(scheduler),
+            kind=diffusion.kind_of(scheduler),
+            scheduler_config=scheduler,
             source="tiny",
             settings={"max_token_length": 75, "weighted_captions": False, "force_zeros_for_empty_prompt": True},
         )
@@ -131,7 +117,7 @@ class Sdxl:
         return [{"prompt_embeds": states, "pooled": vector} for states, vector in zip(joined, pooled)]
 
     def size_condition(self, geometry: Geometry) -> Condition:
-        """time_ids (6,): original height and width, top and left of the crop, target height and width, in pixels (Podell et al. 2023, 2.2)."""
+        """time_ids (6,): original height, width, crop top, left, target height, width, in pixels (Podell et al. 2023, section 2.2)."""
         (width, height), (left, top), (target_width, target_height) = geometry.original, geometry.crop, geometry.target
         return {"time_ids": torch.tensor([height, width, top, left, target_height, target_width], dtype=torch.float32)}
 

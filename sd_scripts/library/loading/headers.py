@@ -1,0 +1,126 @@
+"""What a safetensors file holds, read from its header alone, and which model that is. Reads no weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from sd_scripts.schema.errors import OptionError
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pickle")
+
+
+@dataclass(frozen=True)
+class Header:
+    """Names and shapes of a file's tensors, and its free-form metadata."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    metadata: dict[str, str]
+
+    def has(self, *parts: str) -> bool:
+        """Whether some tensor's name contains one of these."""
+        return any(part in key for key in self.shapes for part in parts)
+
+    def starts(self, *prefixes: str) -> bool:
+        """Whether some tensor's name starts with one of these."""
+        return any(key.startswith(prefixes) for key in self.shapes)
+
+
+def read_header(path: Path, option: str) -> Header:
+    """The header of a safetensors file. Raises OptionError for a pickle, a file that is cut off, or no safetensors file at all."""
+    if path.suffix.lower() in PICKLES:
+        raise OptionError(
+            f"{option}: {path.name} is a pickle file, which can run any code while it is read, so it is refused. "
+            "Convert it to .safetensors with a tool you trust, or get the .safetensors version of the model"
+        )
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > MAX_HEADER_BYTES:
+            raise OptionError(f"{option}: {path.name} ({size:,} bytes) is not a safetensors file; a .safetensors model was expected")
+        raw = file.read(length)
+    broken = f"{option}: {path.name} is damaged or was not downloaded whole"
+    if len(raw) < length:
+        raise OptionError(f"{broken}: it ends inside its header, after {size:,} bytes. Download or copy it again")
+    try:
+        header = json.loads(raw)
+        metadata = header.pop("__metadata__", {})
+        shapes = {key: tuple(entry["shape"]) for key, entry in header.items()}
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
+        raise OptionError(
+            f"{option}: {path.name} is not a readable safetensors file: its header makes no sense. Download it again"
+        ) from err
+    if size != 8 + length + end:
+        raise OptionError(f"{broken}: it should have {8 + length + end:,} bytes and has {size:,}. Download or copy it again")
+    return Header(path, shapes, metadata)
+
+
+_ORIGINAL_UNET = "model.diffusion_model."
+_CROSS_ATTENTION = "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight"
+_CROSS_ATTENTION_2 = "input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight"
+
+SDXL = "an SDXL checkpoint"
+VAE = "a VAE alone"
+
+
+def what_is(header: Header) -> str:
+    """The kind of model in a file, as a noun for a sentence: "an SDXL checkpoint", "a LoRA file", ..., or "an unknown kind of file"."""
+    for what, recognises in _KINDS:
+        if recognises(header):
+            return what
+    return "an unknown kind of file"
+
+
+def _is_sdxl(header: Header) -> bool:
+    # Detection of the whole checkpoint: its two encoders. The UNet alone is told apart below.
+    return header.starts("conditioner.embedders.1.model.") and header.starts("conditioner.embedders.0.transformer.")
+
+
+def _text_width(header: Header) -> int:
+    """Width of the text that the UNet's first cross-attention reads; 0 where there is none."""
+    for prefix in (_ORIGINAL_UNET, ""):
+        for key in (_CROSS_ATTENTION, _CROSS_ATTENTION_2):
+            if prefix + key in header.shapes:
+                return header.shapes[prefix + key][-1]
+    return 0
+
+
+def _is_vae(header: Header) -> bool:
+    prefixes = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "first_stage_model.", "loss.", "model_ema.")
+    return header.has("decoder.conv_in.weight") and all(key.startswith(prefixes) for key in header.shapes)
+
+
+_KINDS = (
+    ("an empty file", lambda h: not h.shapes),
+    ("a LoRA file", lambda h: h.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
+    ("a textual inversion", lambda h: h.starts("emb_params", "clip_g", "clip_l") and len(h.shapes) < 5),
+    ("a ControlNet", lambda h: h.has("control_model.", "controlnet_cond_embedding", "controlnet_down_blocks", "input_hint_block")),
+    (SDXL, _is_sdxl),
+    ("an SDXL refiner", lambda h: h.starts("conditioner.embedders.0.model.")),
+    ("a FLUX transformer", lambda h: h.has("double_blocks.0.", "single_transformer_blocks.0.")),
+    ("an SD3 model", lambda h: h.has("joint_blocks.0.")),
+    ("a Qwen-Image transformer", lambda h: h.has("transformer_blocks.0.img_mod.1.")),
+    ("a Z-Image transformer", lambda h: h.has("noise_refiner.0.") and h.has("cap_pad_token", "all_x_embedder")),
+    ("an SD3 model", lambda h: h.has("transformer_blocks.0.attn.add_q_proj.")),
+    ("an SD 1.x model", lambda h: h.starts("cond_stage_model.transformer.") or _text_width(h) == 768),
+    ("an SD 2.x model", lambda h: h.starts("cond_stage_model.model.") or _text_width(h) == 1024),
+    ("the UNet of SDXL alone", lambda h: _text_width(h) == 2048 or h.has("add_embedding.linear_1.weight", "label_emb.0.0.weight")),
+    (
+        "a UNet alone",
+        lambda h: (
+            h.has("down_blocks.0.resnets.0.conv1.weight")
+            and h.has("up_blocks.0.resnets.0.conv1.weight", "conv_norm_out.weight")
+            and not _is_vae(h)
+        ),
+    ),
+    (VAE, _is_vae),
+    ("a T5 text encoder", lambda h: h.has("block.0.layer.0.SelfAttention.q.weight")),
+    ("a CLIP text encoder", lambda h: h.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
+)

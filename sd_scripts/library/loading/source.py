@@ -1,0 +1,113 @@
+"""From what a person wrote (a path, a hub id, `toy`) to files on this disk. Knows files and the hub, not models."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+import sd_scripts.toy
+from sd_scripts.schema.errors import OptionError
+
+logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".pkl")
+HUB_PATTERNS = ("model_index.json", "*/config.json", "scheduler/*.json", "tokenizer*/*")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on this disk."""
+
+    path: Path
+    """An existing file or folder."""
+    label: str
+    """What to call it in messages and metadata: file name, folder name or hub id; never a whole path."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a single file."""
+        return self.path.is_file()
+
+
+def find(
+    option: str, value: str, family: str, revision: str | None = None, variant: str | None = None, folders: Sequence[str] = ()
+) -> Source:
+    """The model that `value` of this option names, fetched from the hub when it is a hub id.
+
+    folders are the sub-folders whose weights are needed. Raises OptionError with a sentence for what is not there.
+    """
+    if value == "toy":
+        path = Path(sd_scripts.toy.__file__).parent / "bases" / family
+        if not path.is_dir():
+            raise OptionError(f"{option}: the built-in toy model is not in this copy; `python -m sd_scripts.toy.build {family}` makes it")
+        return Source(path, "toy")
+    path = Path(value).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise OptionError(
+                f"revision: {revision} is a branch, tag or commit of a hub model, but {option} is {value} on this disk; remove it"
+            )
+        return Source(path.resolve(), path.resolve().name)
+    if _HUB_ID.fullmatch(value) and not value.lower().endswith(_FILE_SUFFIXES):
+        return Source(_fetched(option, value, revision, variant, folders), value)
+    raise OptionError(
+        f"{option}: there is no file or folder {value}. Give a .safetensors file, a diffusers folder, a hub id (owner/name) or toy"
+    )
+
+
+def _fetched(option: str, hub_id: str, revision: str | None, variant: str | None, folders: Sequence[str]) -> Path:
+    """The folder in the hub cache with the model's configuration, tokenizers and safetensors weights."""
+    ending = f".{variant}.safetensors" if variant else ".safetensors"
+    # Weights may be split: diffusion_pytorch_model-00001-of-00002.safetensors, with .fp16 before the dash or before the ending.
+    weights = [pattern for folder in folders for pattern in (f"{folder}/*{ending}", f"{folder}/*.index*.json")]
+    if variant:
+        weights += [f"{folder}/*.{variant}-*.safetensors" for folder in folders]
+    # Without a variant, files such as model.fp16.safetensors would double the download.
+    ignored = [] if variant else ["*/*.fp16*", "*/*.bf16*", "*/*.fp32*", "*/*.non_ema*"]
+    top = ["config.json", f"diffusion_pytorch_model{ending}"] if tuple(folders) == ("vae",) else []
+    logger.info("looking for %s in the hub cache and on the hub", hub_id)
+    try:
+        folder = huggingface_hub.snapshot_download(
+            hub_id, revision=revision, allow_patterns=[*HUB_PATTERNS, *weights, *top], ignore_patterns=ignored
+        )
+    except GatedRepoError as err:
+        raise OptionError(
+            f"{option}: {hub_id} asks its readers to accept terms. Accept them on the model's page, then log in with `hf auth login`"
+        ) from err
+    except (RepositoryNotFoundError, HFValidationError) as err:
+        raise OptionError(
+            f"{option}: {value_hint(hub_id)}, and the hub has no model of that name that you may read. Check the spelling"
+        ) from err
+    except RevisionNotFoundError as err:
+        raise OptionError(f"revision: {hub_id} has no branch, tag or commit {revision}") from err
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError) as err:
+        why = "HF_HUB_OFFLINE is set" if huggingface_hub.constants.is_offline_mode() else "the hub cannot be reached"
+        raise OptionError(
+            f"{option}: {value_hint(hub_id)}; as a hub id it would have to be fetched, but {why} and it is not in the cache. "
+            "Download it where there is a network, and give the path"
+        ) from err
+    except (HfHubHTTPError, OSError) as err:
+        raise OptionError(
+            f"{option}: {hub_id} could not be fetched from the hub ({type(err).__name__}: {err}). Try again, or give a path"
+        ) from err
+    return Path(folder)
+
+
+def value_hint(value: str) -> str:
+    """How to name a value that looks like a hub id but may be a mistaken path."""
+    return f"there is no folder {value} here"

@@ -1,0 +1,136 @@
+"""Fill a network with tensors from safetensors files, exactly: nothing missing, nothing of another shape, no random initial weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from sd_scripts.library.loading.headers import Header, read_header
+from sd_scripts.library.loading.original import TOLERATED
+from sd_scripts.schema.errors import OptionError
+
+logger = logging.getLogger(__name__)
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file, not read yet."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    option: str
+
+
+def entries(header: Header, option: str, prefix: str = "") -> dict[str, Entry]:
+    """The tensors of a file whose names start with prefix, by the rest of the name."""
+    found = [(name, shape) for name, shape in header.shapes.items() if name.startswith(prefix)]
+    return {name[len(prefix) :]: Entry(header.path, name, shape, option) for name, shape in found}
+
+
+class Reader:
+    """Opens each file once and reads tensors from it one at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Any] = {}
+
+    def __call__(self, entry: Entry) -> Tensor:
+        """The tensor. Raises OptionError when the file cannot be read."""
+        try:
+            if entry.path not in self._open:
+                self._open[entry.path] = safe_open(str(entry.path), framework="pt", device="cpu")
+            tensor: Tensor = self._open[entry.path].get_tensor(entry.name)
+        except (SafetensorError, OSError) as err:
+            raise OptionError(
+                f"{entry.option}: {entry.path.name} cannot be read at {entry.name} ({err}). Download or copy it again"
+            ) from err
+        return tensor
+
+
+def empty(make: Callable[[], Module]) -> Module:
+    """The module with its real buffers and with parameters that take no memory yet."""
+    with init_empty_weights(include_buffers=False):
+        return make()
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Callable[[], Tensor]], device: torch.device, dtype: torch.dtype) -> None:
+    """Gives the module its tensors in this precision on this device, in eval mode and frozen."""
+    state = {}
+    for name in module.state_dict():
+        tensor = tensors[name]()
+        state[name] = tensor.to(device, dtype if tensor.is_floating_point() else None).contiguous()
+    module.load_state_dict(state, strict=True, assign=True)
+    module.to(device).eval().requires_grad_(False)
+
+
+def check(module: nn.Module, found: Mapping[str, tuple[int, ...]], what: str, option: str) -> None:
+    """Raises OptionError unless every tensor of the module is among the found names, in its shape; logs what nobody needs."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise OptionError(
+            f"{option}: {what} lacks {len(missing)} of {len(wanted)} tensors, {missing[0]} among them. It is incomplete or of another kind"
+        )
+    wrong = [name for name, shape in wanted.items() if found[name] != shape]
+    if wrong:
+        name = wrong[0]
+        raise OptionError(
+            f"{option}: {len(wrong)} tensors of {what} do not fit its configuration: {name} has "
+            f"shape {found[name]}, {wanted[name]} was expected"
+        )
+    extra = [name for name in found if name not in wanted and not name.endswith(TOLERATED)]
+    if extra:
+        logger.warning("%s: %d tensors of %s are not used, such as %s", option, len(extra), what, extra[0])
+
+
+def folder_entries(folder: Path, stem: str, variant: str | None, option: str, label: str) -> dict[str, Entry]:
+    """The tensors of one network of a diffusers folder, from one file or several. label names the folder in messages.
+
+    Raises OptionError when there are no safetensors weights (of that variant), and says what is there instead.
+    """
+    files = _files(folder, stem, variant)
+    absent = [path.name for path in files if not path.is_file()]
+    if files and not absent:
+        return {name: entry for path in files for name, entry in entries(read_header(path, option), option).items()}
+    if absent:
+        raise OptionError(f"{option}: {label} lacks {', '.join(absent)}, which its index lists. Download it again")
+    there = {path.name[len(stem) + 1 :].split(".")[0].split("-")[0] for path in folder.glob(f"{stem}.*.safetensors")} - {"safetensors"}
+    wanted = f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors"
+    if there:
+        raise OptionError(f"{option}: {label} has no {wanted}, but variant {' or '.join(sorted(there))}; set variant to that")
+    if variant and _files(folder, stem, None):
+        raise OptionError(f"variant: {label} has no {wanted}, only the plain weights; remove variant")
+    pickles = sorted(path.name for path in folder.glob(f"{stem}*.bin"))
+    if pickles:
+        raise OptionError(
+            f"{option}: {label} has only {pickles[0]}, a pickle file, which can run any code while it is read, so it is refused. "
+            "Get the .safetensors version of the model"
+        )
+    raise OptionError(f"{option}: {label} has no {wanted}")
+
+
+def _files(folder: Path, stem: str, variant: str | None) -> list[Path]:
+    """The files with the weights, as the index lists them; none when there are no such weights."""
+    names = [f"{stem}.{variant}.safetensors"] if variant else [f"{stem}.safetensors"]
+    if (folder / names[0]).is_file():
+        return [folder / names[0]]
+    indices = (
+        [f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors.index.json"]
+        if variant
+        else [f"{stem}.safetensors.index.json"]
+    )
+    for index in indices:
+        if (folder / index).is_file():
+            listed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+            return [folder / name for name in sorted(set(listed))]
+    return []
