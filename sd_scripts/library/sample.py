@@ -1,0 +1,124 @@
+"""Previews during training: the prompts of a run, rendered by the family's own preview function and saved with what made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from PIL import Image, PngImagePlugin
+from tqdm import tqdm
+
+from sd_scripts.schema.files import written_aside
+from sd_scripts.schema.prompts import PromptSpec
+from sd_scripts.schema.rundir import RunDirectory
+
+from .protocols import ModelFamily, Parts, Preview
+
+AT_ONCE = 4
+"""Pictures of one size that are rendered together."""
+
+
+def request_of(spec: PromptSpec) -> Preview:
+    """The prompt as the family takes it."""
+    return Preview(spec.prompt, spec.negative_prompt, spec.width, spec.height, spec.seed, spec.steps, spec.cfg_scale, spec.sampler)
+
+
+def save_picture(image: Image.Image, path: Path, request: Preview, source: str, step: int | None = None) -> None:
+    """Writes a PNG whose text says what made it, in the line that other tools read (`parameters`) and as JSON (`request`)."""
+    settings = {
+        "Steps": request.steps,
+        "Sampler": request.sampler,
+        "CFG scale": request.cfg_scale,
+        "Seed": request.seed,
+        "Size": f"{request.width}x{request.height}",
+        "Model": source,
+    }
+    if step is not None:
+        settings["Training step"] = step
+    lines = [request.prompt, *([f"Negative prompt: {request.negative_prompt}"] if request.negative_prompt else [])]
+    text = PngImagePlugin.PngInfo()
+    text.add_itxt("parameters", "\n".join([*lines, ", ".join(f"{key}: {value}" for key, value in settings.items())]))
+    text.add_itxt("request", json.dumps({**vars(request), "source": source, "step": step}, ensure_ascii=False))
+    with written_aside(path) as aside:
+        image.save(aside, format="PNG", pnginfo=text)
+
+
+@contextmanager
+def gathered(parts: Parts) -> Iterator[None]:
+    """All networks on the backbone's device within the block; afterwards each is where it was."""
+    device = next(parts.backbone.parameters()).device
+    away = [(module, next(module.parameters()).device) for module in parts.modules().values()]
+    away = [(module, home) for module, home in away if home != device]
+    try:
+        for module, _ in away:
+            module.to(device)
+        yield
+    finally:
+        for module, home in away:
+            module.to(home)
+        if away and device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class Previews:
+    """The prompts of a run and where their pictures go. A picture that cannot be rendered is a warning, never the end of the run."""
+
+    family: ModelFamily
+    parts: Parts
+    prompts: Sequence[PromptSpec]
+    run: RunDirectory
+    name: str
+    """Name of the saved files, without folder and ending."""
+
+    def path(self, step: int, index: int) -> Path:
+        return self.run.samples / f"{self.name}-{step:06d}-{index:02d}.png"
+
+    def render(self, step: int, missing_only: bool = False) -> None:
+        """Renders all prompts for a step, those of equal size and settings together; missing_only leaves out pictures that exist."""
+        wanted = [(index, request_of(spec)) for index, spec in enumerate(self.prompts)]
+        if missing_only:
+            wanted = [(index, request) for index, request in wanted if not self.path(step, index).exists()]
+        if not wanted:
+            return
+        with tqdm(total=len(wanted), desc=f"sample step {step}", unit="picture", leave=False) as bar:
+            for batch in _batches(wanted):
+                self._render_batch(step, batch)
+                bar.update(len(batch))
+
+    def _render_batch(self, step: int, batch: list[tuple[int, Preview]]) -> None:
+        try:
+            # Samplers may draw from the global generators; training must not notice that somebody looked.
+            with torch.random.fork_rng(), gathered(self.parts):
+                images = self.family.preview(self.parts, [request for _, request in batch])
+            for (index, request), image in zip(batch, images, strict=True):
+                save_picture(image, self.path(step, index), request, self.parts.source, step)
+                self.run.log(
+                    "sample",
+                    step=step,
+                    index=index,
+                    file=f"samples/{self.path(step, index).name}",
+                    prompt=request.prompt,
+                    seed=request.seed,
+                )
+        # Anything a sampler, a decoder or a full disk can raise: a preview never ends the run, and the log says why it is missing.
+        except Exception as err:
+            numbers = ", ".join(str(index) for index, _ in batch)
+            reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
+            self.run.log("warning", text=f"step {step}: preview {numbers} could not be rendered: {reason[0]}; training goes on")
+
+
+def _batches(wanted: list[tuple[int, Preview]]) -> Iterator[list[tuple[int, Preview]]]:
+    def alike(item: tuple[int, Preview]) -> tuple[int, int, int, float, str]:
+        request = item[1]
+        return (request.width, request.height, request.steps, request.cfg_scale, request.sampler)
+
+    for _, group in groupby(sorted(wanted, key=lambda item: (alike(item), item[0])), key=alike):
+        items = list(group)
+        for start in range(0, len(items), AT_ONCE):
+            yield items[start : start + AT_ONCE]
