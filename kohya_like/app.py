@@ -1,0 +1,120 @@
+"""The page: tabs, theme, guard and own routes put together. Everything with a mind of its own lies elsewhere."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from . import files, form, live, look
+from .context import Context
+from .guard import Guard
+from .supervisor import JobSupervisor
+from .tabs import help as help_tab
+from .tabs import runs as runs_tab
+from .tabs import train as train_tab
+
+TITLE = "kohya_like"
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the studio listens and who may come in."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None takes the first free one from 7860."""
+    share: bool = False
+    auth: tuple[str, str] | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names under which the studio may be reached, besides localhost and, when it listens beyond it, IP addresses."""
+
+    @property
+    def is_private(self) -> bool:
+        """Only somebody at this computer can open the page."""
+        return not self.share and self.host in ("127.0.0.1", "localhost", "::1")
+
+
+def make_context(output_dir: Path, allowed_dirs: Sequence[Path], is_private: bool) -> Context:
+    """What the tabs share. Without --allowed_dir, a private studio may use every folder, any other one only its own."""
+    output_dir = output_dir.expanduser().resolve()
+    output_dir.mkdir(parents=True, exist_ok=True)
+    given = tuple(folder.expanduser().resolve() for folder in allowed_dirs)
+    roots = (output_dir, *given) if given or not is_private else files.everything()
+    return Context(JobSupervisor(output_dir), secrets.token_urlsafe(24), output_dir, roots)
+
+
+def make_app(context: Context) -> gr.Blocks:
+    """The page."""
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
+        form.part("top", {"token": context.token})
+        with gr.Tabs(elem_classes=["kl-tabs"]) as tabs:
+            with gr.Tab("Train", id="train"):
+                door = train_tab.build(context, tabs)
+            with gr.Tab("Runs", id="runs"):
+                runs_tab.build(replace(context, train=door))
+            with gr.Tab("Help", id="help"):
+                help_tab.build()
+    return demo
+
+
+def own_routes(context: Context) -> list[Route]:
+    """Our routes beside gradio's: the page's scripts, which need no token, and the live data, which does."""
+
+    async def script(request: Request) -> Response:
+        # Only names that are listed here; the address carries a digest of the content.
+        name = str(request.path_params["name"])
+        content = form.script() if name == "form.js" else look.asset(name) if name in look.scripts() else None
+        if content is None:
+            return Response(status_code=404)
+        return Response(content, media_type="text/javascript", headers={"cache-control": "public, max-age=31536000, immutable"})
+
+    return [Route("/kl/assets/{name}", script), *live.routes(context.supervisor, context.token)]
+
+
+def wait(demo: gr.Blocks, context: Context) -> None:
+    """Serves until Ctrl-C or SIGTERM, then ends the server in good order. Trainings go on without it."""
+    ended = threading.Event()
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(getattr(signal, name), lambda *_: ended.set())
+    # With a timeout, because on Windows a wait without one hears no signal.
+    while not ended.wait(1.0):
+        continue
+    demo.close(verbose=False)
+    context.supervisor.close()
+
+
+def launch(context: Context, server: Server) -> tuple[gr.Blocks, str, str | None]:
+    """Starts the server and returns the page, its address, and the public one with share."""
+    demo = make_app(context)
+    names = list(server.allowed_hosts)
+    guard = Middleware(Guard, token=context.token, names=names, open_to_network=not server.is_private, share=server.share)
+    app_kwargs: dict[str, Any] = {"routes": own_routes(context), "middleware": [guard], "docs_url": None, "redoc_url": None}
+    _, local, public = demo.launch(
+        server_name=server.host,
+        server_port=server.port,
+        share=server.share,
+        auth=server.auth,
+        theme=look.theme(),
+        css=look.style_sheet(),
+        app_kwargs=app_kwargs,
+        run_history=False,
+        ssr_mode=False,
+        enable_monitoring=False,
+        footer_links=[],
+        max_file_size="50mb",
+        inbrowser=False,
+        quiet=True,
+        prevent_thread_lock=True,
+    )
+    return demo, local, public

@@ -1,0 +1,107 @@
+"""What training would see of a data set, before it starts: pictures, buckets, captions, and what is wrong with them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.dataset import scan
+from sd_scripts.dataset.config import subsets_of
+from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import RunOptions
+
+GRID = 8
+"""Picture sides that every model with a VAE that shrinks by eight can encode; a family's own grid is checked when training starts."""
+SHOWN_BUCKETS = 40
+SHOWN_CAPTIONS = 8
+SHOWN_BAD = 20
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class View:
+    """What was found. bad are sentences about files that cannot be read."""
+
+    plan: Plan
+    bad: tuple[str, ...]
+    num_steps: int
+
+    def as_page(self) -> dict[str, Any]:
+        """The report as form.js shows it: facts, tables, notes."""
+        plan = self.plan
+        table = plan.table()
+        trained = [row for row in plan.pictures if not plan.subsets[row.subset].is_reg]
+        captioned = sum(1 for picture in trained if picture.caption.strip())
+        per_epoch = max(plan.steps_of_epochs(1), 1)
+        facts = [
+            ("Pictures", f"{len(trained)} to train on, {len(plan.pictures) - len(trained)} for regularisation"),
+            ("Captions", f"{captioned} of {len(trained)}"),
+            ("One epoch", f"{plan.samples_per_epoch} samples, {plan.steps_of_epochs(1)} steps of {plan.global_batch_size}"),
+            ("The run", f"{self.num_steps} steps, about {self.num_steps / per_epoch:.1f} epochs"),
+        ]
+        if plan.held_out:
+            facts.append(("Held out", f"{len(plan.held_out)} for validation"))
+        rows = [[f"{row.width} x {row.height}", str(row.pictures), str(row.samples)] for row in table[:SHOWN_BUCKETS]]
+        tables = [{"title": "Buckets", "head": ["Size", "Pictures", "Samples an epoch"], "rows": rows}]
+        tables.append({"title": "First samples as they will be shown", "head": ["Picture", "Caption"], "rows": self._captions()})
+        notes = list(plan.warnings)
+        if len(table) > SHOWN_BUCKETS:
+            notes.append(f"{len(table) - SHOWN_BUCKETS} more buckets are not listed.")
+        if self.bad:
+            more = f" and {len(self.bad) - SHOWN_BAD} more" if len(self.bad) > SHOWN_BAD else ""
+            notes.append(f"{len(self.bad)} files cannot be read: " + "; ".join(self.bad[:SHOWN_BAD]) + more)
+        notes.append("Only the headers of the pictures were read; training reads all of each before it starts.")
+        return {"title": "Data set", "facts": facts, "tables": tables, "notes": notes}
+
+    def _captions(self) -> list[list[str]]:
+        rules = self.plan.caption_rules(self.num_steps)
+        if self.plan.steps_of_epochs(1) == 0:
+            return [[picture.name, picture.caption or "(empty)"] for picture in self.plan.pictures[:SHOWN_CAPTIONS]]
+        shown: list[list[str]] = []
+        for ref in self.plan.samples(min(self.num_steps, SHOWN_CAPTIONS)):
+            if len(shown) < SHOWN_CAPTIONS:
+                shown.append([self.plan.pictures[ref.picture].name, caption_of(self.plan, rules, ref) or "(empty)"])
+        return shown
+
+
+def look_at(options: RunOptions, output_dir: Path) -> Iterator[str | View]:
+    """Sentences while it scans, then the View. Raises OptionError for folders and sizes that cannot be used."""
+    said: queue.Queue[str | View | OptionError] = queue.Queue()
+
+    def work() -> None:
+        try:
+            said.put(_view(options, output_dir, lambda _what, done, _total: said.put(f"{done} pictures so far …")))
+        except OptionError as err:
+            said.put(err)
+        except OSError as err:
+            said.put(OptionError(f"train_data_dir: the pictures cannot be listed: {err}"))
+
+    thread = threading.Thread(target=work, name="data set check", daemon=True)
+    thread.start()
+    while True:
+        try:
+            item = said.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            if not thread.is_alive() and said.empty():
+                raise RuntimeError("the data set check ended without an answer; the console says why") from None
+            continue
+        if isinstance(item, OptionError):
+            raise item
+        yield item
+        if isinstance(item, View):
+            return
+
+
+def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> View:
+    dataset_options = options.dataset  # type: ignore[attr-defined]  # every kind of run that reads pictures has this section
+    training = options.training  # type: ignore[attr-defined]
+    folder = cache_folder(dataset_options, output_dir)
+    found = scan.scan(subsets_of(dataset_options, folder), folder, progress)
+    plan = make_plan(found, dataset_options, seed=training.seed, grid=GRID, accumulation=training.gradient_accumulation_steps)
+    steps = training.max_train_steps if training.max_train_epochs is None else plan.steps_of_epochs(training.max_train_epochs)
+    return View(plan, tuple(str(bad) for bad in found.bad), steps)

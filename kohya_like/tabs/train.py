@@ -1,0 +1,301 @@
+"""The Train tab: kind of run, presets, the form, and the desk beside it that prints, saves, loads, checks, starts and stops."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from sd_scripts.schema import flat
+from sd_scripts.schema.command import launch_command, shown
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.runs import RUNS, RunOptions
+
+from .. import dataset_view, files, form, live, look, presets
+from ..context import Context, TrainDoor
+from ..supervisor import Job
+
+Answer = dict[str, Any]
+"""What the desk shows next; form.js draws it. `seq` makes two equal answers different, so that both are shown."""
+
+MAX_TOML_BYTES = 1 << 20
+PRINTED = ".printed"
+"""Folder inside the folder of runs for the files that printed commands name."""
+
+
+def answer(note: str = "", **content: Any) -> Answer:
+    """One answer: a sentence for the status line, and what else changes."""
+    return {"seq": secrets.token_hex(6), "note": note, **content}
+
+
+def refusal(err: OptionError) -> Answer:
+    """The problems of an OptionError, for the list and the fields."""
+    return answer(problems=[{"option": problem.option, "message": str(problem)} for problem in err.problems])
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What the buttons do, free of gradio: fieldset values in, answers out."""
+
+    context: Context
+
+    def options(self, payloads: Iterable[Any]) -> RunOptions:
+        """The options on the page; the output folder, left at its default, is the studio's own. Raises OptionError."""
+        built = form.options(payloads, self.context.roots)
+        values = flat.flatten(built)
+        if values["output_dir"] == flat.fields(type(built))["output_dir"].default:
+            return flat.build(type(built), {**values, "output_dir": str(self.context.output_dir)})
+        return built
+
+    def printed(self, payloads: Iterable[Any], download: bool = False) -> Answer:
+        """The command and the TOML, or what is wrong."""
+        try:
+            options = self.options(payloads)
+            toml = flat.to_toml(options)
+            config = self._written(options, toml)
+        except OptionError as err:
+            return refusal(err)
+        command = launch_command(options, config=config)
+        output = {
+            "commands": {shell: shown(command, shell) for shell in ("sh", "powershell")},
+            "toml": toml,
+            "name": f"{flat.flatten(options)['output_name']}.toml",
+            "about": "Start runs exactly this, with the config.toml of the run's own folder. The file in the command is there already.",
+        }
+        return answer("Saved to your downloads" if download else "", problems=[], output=output, download=download)
+
+    def _written(self, options: RunOptions, toml: str) -> Path:
+        """The file that the printed command reads; equal settings share one, so printing often leaves no heap."""
+        digest = hashlib.sha256(toml.encode()).hexdigest()[:8]
+        path = self.context.output_dir / PRINTED / f"{files.safe_name(str(flat.flatten(options)['output_name']))}-{digest}.toml"
+        try:
+            if not path.is_file():
+                write_atomically(path, toml)
+        except OSError as err:
+            raise OptionError(f"output_dir: the settings cannot be written to {path}: {err.strerror}") from err
+        return path
+
+    def start(self, payloads: Iterable[Any]) -> tuple[Answer, Job | None]:
+        """Starts the run on the page, or says what is wrong."""
+        try:
+            options = self.options(payloads)
+            job = self.context.supervisor.start(options.script, options)
+        except OptionError as err:
+            return refusal(err), None
+        return answer(_begun(job), problems=[], seen=True), job
+
+    def demo(self) -> tuple[Answer, Job | None]:
+        """Puts the demo preset into the form and starts it."""
+        try:
+            preset = presets.find(presets.DEMO, self.context.output_dir, own=False)
+            shown_values = form.texts(preset.run, preset.values)
+            payload = {"run": form.run_key(preset.run), "values": shown_values}
+            options = self.options([payload])
+            job = self.context.supervisor.start(options.script, options)
+        except OptionError as err:
+            return refusal(err), None
+        return answer(_begun(job), problems=[], seen=True, fill={"run": payload["run"], "texts": shown_values}), job
+
+    def stop(self, name: str) -> Answer:
+        """Asks a run to stop and goes on at once; the end shows in the live view."""
+        job = self.context.supervisor.find(name) if name else None
+        if job is None or job.state not in ("running", "queued"):
+            return answer("No run from this page is running; the Runs tab lists all runs.")
+        self.context.supervisor.request_stop(job)
+        if job.state == "running":
+            # The rest of the order (wait, terminate, kill) takes up to minutes: nobody waits for it here.
+            threading.Thread(target=self.context.supervisor.stop, args=(job,), name=f"stop {name}", daemon=True).start()
+        return answer(f"{name} was asked to stop: it finishes its step, saves its state and ends.")
+
+    def load(self, request: Mapping[str, Any]) -> Answer:
+        """Fills the form from a file that the browser read ({name, text}) or a path on this computer ({path})."""
+        try:
+            if request.get("path"):
+                return self.load_path(files.confine(str(request["path"]), self.context.roots))
+            text, name = str(request.get("text", "")), str(request.get("name", "the file"))
+            if len(text.encode()) > MAX_TOML_BYTES:
+                raise OptionError(f"{name} is larger than 1 MiB; a file of settings is a few KiB")
+            return self._filled(flat.parse_toml(text, name), name)
+        except OptionError as err:
+            return refusal(err)
+
+    def load_path(self, path: Path) -> Answer:
+        """Fills the form from a TOML file on this computer."""
+        try:
+            if path.suffix.lower() != ".toml":
+                raise OptionError(f"{path} does not end in .toml; give a file that Save TOML, a run or kohya's scripts wrote")
+            if path.is_file() and path.stat().st_size > MAX_TOML_BYTES:
+                raise OptionError(f"{path} is larger than 1 MiB; a file of settings is a few KiB")
+            return self._filled(flat.read_toml(path), path.name)
+        except OptionError as err:
+            return refusal(err)
+
+    def _filled(self, values: Mapping[str, Any], origin: str) -> Answer:
+        """The form with a file's values. What is wrong in the file is shown, the rest is filled in."""
+        run = flat.run_of(values) if "script" in values else next(iter(RUNS.values()))
+        problems: list[Problem] = []
+        settled = dict(values)
+        try:
+            settled = flat.flatten(flat.build(run, values, origin))
+        except OptionError as err:
+            problems = err.problems
+        known = form.shown_fields(run)
+        texts = form.texts(run, {})
+        for name, field in known.items():
+            if name in settled:
+                texts[name] = _as_text(field, settled[name])
+        listed = [{"option": problem.option, "message": str(problem)} for problem in problems]
+        return answer(f"Loaded {origin}", problems=listed, fill={"run": form.run_key(run), "texts": texts}, seen=True)
+
+    def check(self, payloads: Iterable[Any]) -> Iterator[Answer]:
+        """What training would see of the data set, in steps: a sentence while it looks, then the report."""
+        yield answer("Looking at the pictures …")
+        try:
+            options = self.options(payloads)
+            for progress in dataset_view.look_at(options, self.context.output_dir):
+                if isinstance(progress, str):
+                    yield answer(progress)
+                else:
+                    yield answer("", problems=[], report=progress.as_page())
+        except OptionError as err:
+            yield refusal(err)
+
+    # Presets
+
+    def preset_list(self) -> dict[str, Any]:
+        found, broken = presets.available(self.context.output_dir)
+        listed = [{"name": _preset_id(item), "title": item.title, "run": form.run_key(item.run), "own": item.own} for item in found]
+        return {"seq": secrets.token_hex(6), "presets": listed, "message": " ".join(broken), "chosen": None}
+
+    def choose_preset(self, request: Mapping[str, Any], payloads: Iterable[Any]) -> dict[str, Any]:
+        """The list, with what one preset would change."""
+        state = self.preset_list()
+        own, _, name = str(request.get("name", "")).partition(":")
+        try:
+            preset = presets.find(name, self.context.output_dir, own == "own")
+        except OptionError as err:
+            return {**state, "message": str(err)}
+        now: dict[str, form.Text] = {}
+        for payload in payloads:
+            if isinstance(payload, Mapping) and payload.get("run") == form.run_key(preset.run):
+                now.update(payload.get("values") or {})
+        after = presets.applied(preset, now)
+        changes = [vars(change) for change in presets.difference(preset.run, now, after)]
+        chosen = {"name": _preset_id(preset), "title": preset.title, "about": preset.about, "changes": changes}
+        return {**state, "chosen": {**chosen, "run": form.run_key(preset.run), "texts": after}}
+
+    def keep_preset(self, request: Mapping[str, Any], payloads: Iterable[Any]) -> tuple[dict[str, Any], Answer]:
+        """Saves the form as a preset; what is wrong goes to the list of problems."""
+        try:
+            preset = presets.keep(str(request.get("name", "")), self.options(payloads), self.context.output_dir)
+        except OptionError as err:
+            return self.preset_list(), refusal(err)
+        return {**self.preset_list(), "message": f"Saved as {preset.title}."}, answer(problems=[])
+
+
+def _preset_id(preset: presets.Preset) -> str:
+    return f"{'own' if preset.own else 'built'}:{preset.name}"
+
+
+def _begun(job: Job) -> str:
+    return f"{job.name} waits for a free device." if job.state == "queued" else f"{job.name} has started."
+
+
+def _as_text(field: flat.FlatField, value: Any) -> form.Text:
+    """A value for its control, even one that does not belong there, so that the person can see and correct it."""
+    try:
+        return form.to_text(field, value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
+    """Makes the tab inside the surrounding gr.Tab, and the door by which other tabs fill the form."""
+    desk = Desk(context)
+    with gr.Row(elem_classes=["kl-columns"]):
+        with gr.Column(scale=7, min_width=300, elem_classes=["kl-main"]):
+            welcome = form.part("welcome", {"runs": bool(context.supervisor.jobs())}, ("demo",))
+            with gr.Group(elem_classes=["kl-card", "kl-start"]):
+                form.part("kinds")
+                picker = form.part("presets", desk.preset_list(), ("choose", "keep"))
+            fieldsets = [form.fieldset(look.BASICS)]
+            form.part("toolbar")
+            fieldsets += [form.fieldset(group) for group in look.GROUPS if _is_used(group)]
+        with gr.Column(scale=5, min_width=300, elem_classes=["kl-side"]):
+            with gr.Row(elem_classes=["kl-buttons"]):
+                start = gr.Button("Start training", variant="primary", elem_id="kl-start")
+                stop = gr.Button("Stop", elem_id="kl-stop")
+                show = gr.Button("Print command", elem_id="kl-print")
+                check = gr.Button("Check data set", elem_id="kl-check")
+            board = form.part("desk", None, ("load", "save"), elem_id="kl-desk")
+            following = live.panel(context)
+    _wire(desk, _Parts(tuple(fieldsets), welcome, picker, board, following), {"start": start, "stop": stop, "print": show, "check": check})
+    return TrainDoor(outputs=(board, tabs), fill=lambda config: (desk.load_path(config), gr.Tabs(selected="train")))
+
+
+def _is_used(group: str) -> bool:
+    """Whether a kind of run has this accordion; one without options would only cost time."""
+    return any(form._group_of(run, field) == group for run in RUNS.values() for field in form.shown_fields(run).values())
+
+
+@dataclass(frozen=True)
+class _Parts:
+    fieldsets: tuple[gr.HTML, ...]
+    welcome: gr.HTML
+    picker: gr.HTML
+    board: gr.HTML
+    following: gr.HTML
+
+
+def _wire(desk: Desk, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
+    """Events. Inputs are a set of fieldsets, so values arrive by name; answers go to the desk, never back into a control."""
+    inputs = set(parts.fieldsets)
+    board, picker, following = parts.board, parts.picker, parts.following
+
+    def payloads(data: Mapping[Any, Any]) -> list[Any]:
+        return [data[fieldset] for fieldset in parts.fieldsets]
+
+    def on(event: Callable[..., Any], work: Callable[..., Any], outputs: Any, inputs: Any = None, queue: bool = False) -> None:
+        event(work, inputs=inputs, outputs=outputs, queue=queue, show_progress="hidden", api_visibility="private")
+
+    def followed(result: tuple[Answer, Job | None]) -> tuple[Any, Any]:
+        said, job = result
+        return said, gr.skip() if job is None else {"run": job.name}
+
+    def saved(data: dict[Any, Any]) -> Answer:
+        return desk.printed(payloads(data), download=True)
+
+    def loaded(event: gr.EventData) -> Answer:
+        return desk.load(_request(event))
+
+    def chosen(data: dict[Any, Any], event: gr.EventData) -> dict[str, Any]:
+        return desk.choose_preset(_request(event), payloads(data))
+
+    def kept(data: dict[Any, Any], event: gr.EventData) -> tuple[dict[str, Any], Answer]:
+        return desk.keep_preset(_request(event), payloads(data))
+
+    def checked(data: dict[Any, Any]) -> Iterator[Answer]:
+        yield from desk.check(payloads(data))
+
+    on(buttons["print"].click, lambda data: desk.printed(payloads(data)), board, inputs)
+    on(buttons["start"].click, lambda data: followed(desk.start(payloads(data))), [board, following], inputs)
+    on(buttons["stop"].click, lambda value: desk.stop(str((value or {}).get("run", ""))), board, following)
+    on(buttons["check"].click, checked, board, inputs, queue=True)
+    on(parts.welcome.demo, lambda: followed(desk.demo()), [board, following])
+    on(board.save, saved, board, inputs)
+    on(board.load, loaded, board)
+    on(picker.choose, chosen, picker, inputs)
+    on(picker.keep, kept, [picker, board], inputs)
+
+
+def _request(event: gr.EventData) -> Mapping[str, Any]:
+    """What form.js sent along with an event of its own."""
+    data = event._data
+    return data if isinstance(data, Mapping) else {}
