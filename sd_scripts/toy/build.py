@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from sd_scripts.toy import measure, worlds
+from sd_scripts.toy import measure
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, DiffusionPipeline
@@ -56,85 +56,99 @@ FAMILIES: dict[str, Callable[[AutoencoderKL, int, int | None], Built]] = {"sdxl"
 """Family -> (vae, seed, steps or None for the family's own number) -> trained pipeline."""
 
 
-def build(
-    family: str,
-    out: Path,
-    seed: int,
-    num_steps: int | None = None,
-    vae_dir: Path | None = None,
-    num_vae_steps: int | None = None,
-) -> dict[str, object]:
-    """Trains a base, stores it as folder out in place of what was there, and returns what BUILD.json says.
+@dataclass(frozen=True)
+class Plan:
+    """What to build. Steps of None are the settings' own."""
 
-    vae_dir is a trained toy VAE to use; None trains one. Steps of None are the settings' own.
+    family: str
+    out: Path
+    """Folder of the base; what was there is replaced once the new one is complete."""
+    seed: int = 0
+    num_steps: int | None = None
+    vae: Path | None = None
+    """Folder of a trained toy VAE to use; None trains one."""
+    num_vae_steps: int | None = None
+    num_prompts: int = 200
+    """Prompts of each kind that the base is scored with."""
+
+
+def build(plan: Plan) -> dict[str, object]:
+    """Trains and stores a base, and returns what its BUILD.json says.
+
+    Raises ValueError when the folder would be larger than MAX_BYTES; the old base then stays.
     """
+    vae, vae_record = _get_vae(plan)
     started = time.process_time()
-    vae, vae_record = _get_vae(vae_dir, seed, num_vae_steps)
-    vae_seconds = time.process_time() - started
-    built = FAMILIES[family](vae, seed, num_steps)
-    seconds = time.process_time() - started - vae_seconds
+    built = FAMILIES[plan.family](vae, plan.seed, plan.num_steps)
     record: dict[str, object] = {
-        "family": family,
-        "seed": seed,
-        "vae": vae_record,
-        "vae_cpu_seconds": round(vae_seconds),
+        "family": plan.family,
+        "seed": plan.seed,
         "settings": built.settings,
-        "cpu_seconds": round(seconds),
+        "cpu_seconds": round(time.process_time() - started),
+        "vae": vae_record,
         "libraries": {name: version(name).split("+")[0] for name in _RECORDED_LIBRARIES},
         "python": platform.python_version(),
     }
-    aside = _store(built.pipeline, out)
+    plan.out.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(mkdtemp(prefix=f".{plan.out.name}.", dir=plan.out.parent))
     try:
-        record["scores"] = score_base(aside / "new")
-        _write_json(aside / "new" / "BUILD.json", record)
-        num_bytes = sum(path.stat().st_size for path in (aside / "new").rglob("*") if path.is_file())
+        new = aside / "new"
+        _store(built.pipeline, new)
+        record["scores"] = score_base(new, plan.num_prompts)
+        _write_json(new / "BUILD.json", record)
+        num_bytes = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if num_bytes > MAX_BYTES:
             raise ValueError(f"the base has {num_bytes / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are accepted")
-        if out.exists():
-            out.rename(aside / "old")
-        (aside / "new").rename(out)
+        if plan.out.exists():
+            plan.out.rename(aside / "old")
+        new.rename(plan.out)
     finally:
         shutil.rmtree(aside)
     return record
 
 
-def _get_vae(vae_dir: Path | None, seed: int, num_steps: int | None) -> tuple[AutoencoderKL, dict[str, object]]:
+def existing_vae() -> Path | None:
+    """The VAE of a base that is already built, so that families share one; None when there is none."""
+    return next((folder for folder in sorted(BASES.glob("*/vae")) if (folder / "config.json").exists()), None)
+
+
+def _get_vae(plan: Plan) -> tuple[AutoencoderKL, dict[str, object]]:
     import torch
     from diffusers import AutoencoderKL
 
     from sd_scripts.toy import autoencoder
 
-    if vae_dir is not None:
-        logger.info("using the VAE in %s", vae_dir)
-        record_path = vae_dir.parent / "BUILD.json"
-        record = json.loads(record_path.read_text())["vae"] if record_path.exists() else {"settings": None}
-        vae = AutoencoderKL.from_pretrained(vae_dir, local_files_only=True, torch_dtype=torch.float32)
+    if plan.vae is not None:
+        logger.info("using the VAE in %s", plan.vae)
+        vae = AutoencoderKL.from_pretrained(plan.vae, local_files_only=True, dtype=torch.float32)
+        record = json.loads((plan.vae.parent / "BUILD.json").read_text(encoding="utf-8"))["vae"]
         return vae.eval().requires_grad_(False), record
     settings = autoencoder.VaeSettings()
-    if num_steps is not None:
-        settings = replace(settings, num_steps=num_steps)
+    if plan.num_vae_steps is not None:
+        settings = replace(settings, num_steps=plan.num_vae_steps)
     started = time.process_time()
-    vae = autoencoder.train_vae(settings, seed)
-    return vae, {"seed": seed, "settings": asdict(settings), "cpu_seconds": round(time.process_time() - started)}
+    vae = autoencoder.train_vae(settings, plan.seed)
+    cpu_seconds = round(time.process_time() - started)
+    return vae, {"seed": plan.seed, "settings": asdict(settings), "cpu_seconds": cpu_seconds}
 
 
-def _store(pipeline: DiffusionPipeline, out: Path) -> Path:
-    # Writes the pipeline in fp16 to <folder>/new, where <folder> is returned and lies beside out.
+def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
     import torch
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    pipeline.to(torch.float16).save_pretrained(aside / "new", safe_serialization=True)
-    for path in (aside / "new").rglob("*.json"):
-        content = json.loads(path.read_text())
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            # torch's own half: the libraries' say that it is inconsistent, naming no module that is.
+            torch.nn.Module.half(part)
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    for path in folder.rglob("*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
         if "_name_or_path" in content:
             # Otherwise the builder's folder would travel with the base.
             content["_name_or_path"] = ""
             _write_json(path, content)
-    for path in (aside / "new").rglob("*"):
+    for path in folder.rglob("*"):
         if path.is_file():
             _sync(path)
-    return aside
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
@@ -157,7 +171,7 @@ def score_base(folder: Path, num: int = 200, seed: int = 1) -> dict[str, object]
 
     from sd_scripts.toy.render import render_with
 
-    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
+    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     render = render_with(pipeline)
     scores = {kind: measure.obedience(render, measure.prompts(kind, num, seed)) for kind in ("old", "held_out", "star")}
     for kind, result in scores.items():
@@ -171,9 +185,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("family", choices=sorted(FAMILIES))
     parser.add_argument("--out", type=Path, help="folder of the base; default: the family's place in sd_scripts/toy/bases")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--vae", type=Path, help="folder of a trained toy VAE; default: train one")
     parser.add_argument("--num_steps", type=int, help="training steps of the base; default: the family's own number")
-    parser.add_argument("--num_vae_steps", type=int, help="training steps of the VAE")
+    parser.add_argument("--vae", type=Path, help="folder of a trained toy VAE; default: that of a base already built")
+    parser.add_argument("--train_vae", action="store_true", help="train a new VAE in any case")
+    parser.add_argument("--num_vae_steps", type=int, help="training steps of a new VAE")
+    parser.add_argument("--num_prompts", type=int, default=200, help="prompts of each kind to score the base with")
     parser.add_argument("--num_threads", type=int, default=1, help="CPU threads; other numbers change the last bits")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -182,9 +198,17 @@ def main(arguments: list[str] | None = None) -> None:
     import torch
 
     torch.set_num_threads(options.num_threads)
-    out = options.out or BASES / options.family
-    record = build(options.family, out, options.seed, options.num_steps, options.vae, options.num_vae_steps)
-    logger.info("%s is in %s after %s CPU seconds", options.family, out, record["cpu_seconds"])
+    plan = Plan(
+        family=options.family,
+        out=options.out or BASES / options.family,
+        seed=options.seed,
+        num_steps=options.num_steps,
+        vae=None if options.train_vae else options.vae or existing_vae(),
+        num_vae_steps=options.num_vae_steps,
+        num_prompts=options.num_prompts,
+    )
+    record = build(plan)
+    logger.info("%s is in %s after %s CPU seconds", plan.family, plan.out, record["cpu_seconds"])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ _TIME_WIDTH = 32  # of each of the six size and crop numbers
 class SdxlSettings:
     """How a toy SDXL base is trained."""
 
-    num_steps: int = 6000
+    num_steps: int = 5000
     batch_size: int = 16
     learning_rate: float = 1e-3
     num_warmup_steps: int = 200
@@ -208,7 +208,8 @@ def train_sdxl(vae: AutoencoderKL, settings: SdxlSettings, seed: int) -> StableD
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=settings.weight_decay)
     factor = autoencoder.warmup_cosine(settings.num_warmup_steps, settings.num_steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    pools = encode_world(vae, settings.num_pictures, seed)
+    num_samples = settings.num_steps * settings.batch_size
+    pools = encode_world(vae, min(settings.num_pictures, num_samples), seed)
     smooth = 1.0
     bar = tqdm(_batches(pools, settings, seed), total=settings.num_steps, desc="sdxl", mininterval=5)
     for step, batch in enumerate(bar):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import itertools
+from collections import Counter
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from transformers import CLIPTokenizer
 
 from sd_scripts.toy import worlds
@@ -40,23 +41,32 @@ def clip_tokenizer(pad_token: str = _END) -> CLIPTokenizer:
 
     SDXL's first tokenizer pads with the end token, its second with "!", whose id is 0 as in the real one.
     """
-    shell = CLIPTokenizer()  # an empty one has the class's normaliser and pre-tokeniser
-    trainee = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token=_END))
-    trainee.normalizer = shell.backend_tokenizer.normalizer
-    trainee.pre_tokenizer = shell.backend_tokenizer.pre_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=100_000,  # never reached: merging stops when every word is whole
-        min_frequency=1,
-        end_of_word_suffix="</w>",
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    trainee.train_from_iterator(sorted(WORDS), trainer)
-    model = json.loads(trainee.to_str())["model"]
-    # A byte at the end of a word is a token of its own; the trainer adds only those it met.
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    # As in the real vocabulary, a byte that ends a word is a token of its own.
     tokens += [f"{token}</w>" for token in tokens]
-    tokens += [token for token in sorted(model["vocab"], key=model["vocab"].get) if token not in set(tokens)]
+    merges = _merges(WORDS)
+    tokens += [left + right for left, right in merges]
     vocab = {token: number for number, token in enumerate([*tokens, _START, _END])}
-    merges = [tuple(pair) for pair in model["merges"]]
     return CLIPTokenizer(vocab=vocab, merges=merges, pad_token=pad_token, model_max_length=CLIP_MAX_TOKENS)
+
+
+def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
+    # Byte pair encoding until every word (of ASCII letters) is whole. The tokenizers library's own trainer breaks
+    # ties differently in every process; here the first pair in the alphabet wins, so a base can be rebuilt.
+    pieces = [[*word[:-1], f"{word[-1]}</w>"] for word in words]
+    merges = []
+    while counts := Counter(pair for word in pieces for pair in itertools.pairwise(word)):
+        left, right = min(counts, key=lambda pair: (-counts[pair], pair))
+        merges.append((left, right))
+        pieces = [_merged(word, left, right) for word in pieces]
+    return merges
+
+
+def _merged(pieces: list[str], left: str, right: str) -> list[str]:
+    merged: list[str] = []
+    for piece in pieces:
+        if merged and merged[-1] == left and piece == right:
+            merged[-1] = left + right
+        else:
+            merged.append(piece)
+    return merged

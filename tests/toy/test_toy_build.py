@@ -1,0 +1,102 @@
+"""Building a base: from nothing, repeatable, complete or absent. Here with a handful of steps."""
+
+import json
+
+import pytest
+import torch
+from diffusers import StableDiffusionXLPipeline
+
+from sd_scripts.toy import autoencoder, build, sdxl, worlds
+from sd_scripts.toy.build import Plan
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bases") / "sdxl"
+    return Plan("sdxl", out, seed=3, num_steps=3, num_vae_steps=3, num_prompts=3)
+
+
+@pytest.fixture(scope="module")
+def record(plan):
+    return build.build(plan)
+
+
+def test_a_build_leaves_a_loadable_pipeline_and_its_record(plan, record):
+    pipeline = StableDiffusionXLPipeline.from_pretrained(plan.out, local_files_only=True, dtype=torch.float32)
+    assert pipeline.scheduler.config.prediction_type == "v_prediction"
+    assert json.loads((plan.out / "BUILD.json").read_text(encoding="utf-8")) == record
+    assert record["settings"]["num_steps"] == 3
+    assert record["vae"]["settings"]["num_steps"] == 3
+    assert record["scores"].keys() == {"old", "held_out", "star"}
+    assert [path.name for path in plan.out.parent.iterdir()] == ["sdxl"]
+
+
+def test_the_same_seed_builds_the_same_weights_and_the_vae_can_be_reused(plan, record, tmp_path):
+    again = Plan("sdxl", tmp_path / "again", seed=3, num_steps=3, num_vae_steps=3, num_prompts=3)
+    build.build(again)
+    for path in plan.out.rglob("*.safetensors"):
+        assert path.read_bytes() == (again.out / path.relative_to(plan.out)).read_bytes(), path.name
+    reused = Plan("sdxl", tmp_path / "again", seed=4, num_steps=3, vae=again.out / "vae", num_prompts=3)
+    assert build.build(reused)["vae"] == record["vae"]
+    stored = "vae/diffusion_pytorch_model.safetensors"
+    assert (reused.out / stored).read_bytes() == (plan.out / stored).read_bytes()
+    stored = "unet/diffusion_pytorch_model.safetensors"
+    assert (reused.out / stored).read_bytes() != (plan.out / stored).read_bytes()
+
+
+def test_a_base_that_is_too_large_does_not_replace_the_old_one(plan, record, tmp_path, monkeypatch):
+    old = tmp_path / "sdxl"
+    old.mkdir()
+    (old / "BUILD.json").write_text("{}")
+    monkeypatch.setattr(build, "MAX_BYTES", 1_000_000)
+    with pytest.raises(ValueError, match=r"at most 1 MB"):
+        build.build(Plan("sdxl", old, num_steps=1, vae=plan.out / "vae", num_prompts=3))
+    assert [path.name for path in tmp_path.rglob("*")] == ["sdxl", "BUILD.json"]
+
+
+def test_building_draws_nothing_from_the_global_generator(plan, record):
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    sdxl.new_parts(0)
+    autoencoder.train_vae(autoencoder.VaeSettings(num_steps=1, batch_size=2), 0)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_folding_the_scale_changes_latents_as_told_and_pictures_not_at_all():
+    plain, folded = autoencoder.new_vae(1).eval(), autoencoder.new_vae(1).eval()
+    rng = torch.Generator().manual_seed(0)
+    mean, deviation = torch.randn(16, generator=rng), 0.5 + torch.rand(16, generator=rng)
+    autoencoder.fold_scale(folded, mean, deviation)
+    pixels = torch.rand(2, 3, 64, 48, generator=rng) * 2 - 1
+    with torch.no_grad():
+        before, after = plain.encode(pixels).latent_dist, folded.encode(pixels).latent_dist
+        m, d = mean[:, None, None], deviation[:, None, None]
+        torch.testing.assert_close(after.mean, (before.mean - m) / d, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(after.std, before.std / d, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(folded.decode(after.mean).sample, plain.decode(before.mean).sample, atol=1e-5, rtol=1e-4)
+
+
+def test_pictures_go_to_pixels_and_back_unchanged():
+    picture = worlds.draw(worlds.TRAINED[0], 80, 48, worlds.rng_for(0))
+    pixels = autoencoder.to_pixels([picture])
+    assert pixels.shape == (1, 3, 48, 80)
+    assert autoencoder.to_images(pixels)[0].tobytes() == picture.tobytes()
+
+
+def test_training_encodes_captions_and_sizes_as_the_pipeline_does(plan, record):
+    pipeline = StableDiffusionXLPipeline.from_pretrained(plan.out, local_files_only=True, dtype=torch.float32)
+    encoders, tokenizers = (pipeline.text_encoder, pipeline.text_encoder_2), (pipeline.tokenizer, pipeline.tokenizer_2)
+    parts = sdxl.SdxlParts(pipeline.unet, encoders, tokenizers, pipeline.scheduler)
+    captions = ["a red circle at the left", ""]
+    theirs, _, their_pooled, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False)
+    ours, our_pooled = sdxl.encode_captions(parts, captions)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(our_pooled, their_pooled)
+
+
+def test_the_base_is_never_shown_a_held_out_scene_or_a_star():
+    pools = sdxl.encode_world(autoencoder.new_vae(0).eval(), 600, 0)
+    shown = {scene for pool in pools for scene in pool.scenes}
+    assert shown == set(worlds.TRAINED)
+    assert [(pool.width, pool.height) for pool in pools] == list(worlds.SIZES)
+    assert [tuple(pool.moments.shape[1:]) for pool in pools] == [(32, 8, 8), (32, 6, 10), (32, 10, 6)]
