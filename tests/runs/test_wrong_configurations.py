@@ -1,0 +1,138 @@
+"""Three hundred wrong configurations: each is told in sentences, with exit code 2, and nothing is started."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sd_scripts.library.launch import main
+from sd_scripts.schema.flat import FlatField, fields, nearest
+from sd_scripts.schema.runs import SdxlNetwork
+
+KNOWN = fields(SdxlNetwork)
+NUMBERS = [field for field in KNOWN.values() if field.type in (int, float) and not field.choices]
+BOUNDED = [field for field in NUMBERS if field.bounds]
+CHOICES = [field for field in KNOWN.values() if field.choices]
+WORDS = st.text(string.ascii_lowercase, min_size=4, max_size=12)
+
+# Pairs of options that contradict each other, each with a word that the sentence must contain.
+CONTRADICTIONS: list[tuple[list[str], str]] = [
+    (["--train_text_encoder"], "cache_text_encoder_outputs"),
+    (["--no_train_unet"], "train_unet"),
+    (["--min_timestep=800", "--max_timestep=200"], "min_timestep"),
+    (["--noise_offset=0.1", "--multires_noise_iterations=6"], "multires_noise_iterations"),
+    (["--color_aug"], "color_aug"),
+    (["--masked_loss"], "masked_loss"),
+    (["--alpha_mask"], "masked_loss"),
+    (["--min_bucket_reso=1024", "--max_bucket_reso=512"], "max_bucket_reso"),
+    (["--network_type=loha", "--network_dropout=0.1"], "network_dropout"),
+    (["--network_type=oft", "--conv_dim=4"], "oft"),
+    (["--dim_from_weights"], "network_weights"),
+    (["--optimizer_type=os.system"], "allow_custom_modules"),
+    (["--lr_scheduler_type=builtins.eval"], "allow_custom_modules"),
+    (["--optimizer_args=weight_decay"], "optimizer_args"),
+    (["--optimizer_args=weight_decay=__import__('os')"], "optimizer_args"),
+    (["--base_weights=a.safetensors", "--base_weights_multiplier=1,2"], "base_weights_multiplier"),
+    (["--block_dims=1,2,3", "--block_alphas=1,2"], "block_alphas"),
+    (["--prediction_type=flow", "--zero_terminal_snr"], "zero_terminal_snr"),
+    (["--resume=no/such/folder"], "resume"),
+    (["--in_json=no_such_file.json"], "in_json"),
+    (["--reg_data_dir=no_such_folder"], "reg_data_dir"),
+    (["--sample_prompts=a cat --zz 3"], "--zz"),
+    (["--sample_prompts=a cat --w huge"], "--w"),
+    (["--save_every_n_epochs=1", "--save_n_epoch_ratio=2"], "save_n_epoch_ratio"),
+    (["--output_name=a/b"], "output_name"),
+    (["--network_args=conv_dim"], "network_args"),
+    (["--network_args=nonsense=1"], "nonsense"),
+    (["--dataset_config=nothing.toml"], "dataset_config"),
+    (["--v_parameterization"], "prediction_type"),
+    (["--config_file=missing.toml"], "missing.toml"),
+]
+
+
+def out_of_range(field: FlatField, far: float) -> tuple[list[str], str]:
+    bounds = field.bounds
+    low = bounds.get("ge", bounds.get("gt"))
+    value = low - 1 - abs(far) if low is not None else bounds.get("le", bounds.get("lt", 0)) + 1 + abs(far)
+    return [f"--{field.name}={int(value) if field.type is int else value!r}"], field.name
+
+
+FAULTS: st.SearchStrategy[tuple[list[str], str]] = st.one_of(
+    st.sampled_from(CONTRADICTIONS),
+    st.builds(out_of_range, st.sampled_from(BOUNDED), st.floats(0, 1e6)),
+    st.builds(lambda field, word: ([f"--{field.name}={word}x"], field.name), st.sampled_from(NUMBERS), WORDS),
+    st.builds(lambda field, word: ([f"--{field.name}={word}_q"], field.name), st.sampled_from(CHOICES), WORDS),
+    st.builds(lambda word: ([f"--zq_{word}"], f"zq_{word}"), WORDS),
+    st.builds(
+        lambda field, letter: ([f"--{letter}{field.name}=1"], f"{letter}{field.name}"),
+        st.sampled_from(list(KNOWN.values())),
+        st.sampled_from("qzx"),
+    ),
+    st.sampled_from(["clip_skip", "xformers", "full_bf16", "wandb_api_key", "blocks_to_swap", "t5xxl"]).map(
+        lambda name: ([f"--{name}"], name)
+    ),
+)
+
+
+@pytest.fixture
+def started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], tuple[int, str]]:
+    """Runs the script's main in this process: exit code and what it said."""
+    capsys.readouterr()
+
+    def run(arguments: list[str]) -> tuple[int, str]:
+        given_data = any(argument.startswith("--dataset_config") for argument in arguments)
+        needed = ["--pretrained_model_name_or_path=toy", f"--output_dir={tmp_path / 'runs'}"]
+        needed += [] if given_data else ["--train_data_dir=toy:star"]
+        with pytest.raises(SystemExit) as ended:
+            main("sdxl", "network", [*needed, *arguments])
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=False
+)
+@given(faults=st.lists(FAULTS, min_size=1, max_size=4))
+def test_a_wrong_configuration_gives_sentences_and_starts_nothing(
+    faults: list[tuple[list[str], str]], started: Callable[[list[str]], tuple[int, str]], tmp_path: Path
+) -> None:
+    code, said = started([argument for arguments, _ in faults for argument in arguments])
+    assert code == 2
+    assert "Traceback" not in said
+    assert "nothing was started" in said
+    lines = [line for line in said.splitlines() if line.startswith("  - ")]
+    assert lines and all(len(line) > 20 for line in lines)
+    assert not (tmp_path / "runs").exists()
+    # Options given twice hide one another, so only a single fault must be named for certain.
+    if len(faults) == 1:
+        assert faults[0][1] in said
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest_one(started: Callable[[list[str]], tuple[int, str]]) -> None:
+    assert nearest("learning_rte", list(KNOWN)) == " Did you mean learning_rate?"
+    assert "Did you mean learning_rate?" in started(["--learning_rte=1"])[1]
+
+
+def test_a_broken_toml_file_is_told_with_its_line(started: Callable[[list[str]], tuple[int, str]], tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[network]\nnetwork_dim = \n")
+    code, said = started([f"--config_file={file}"])
+    assert code == 2 and "line 2" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("learning_rate = [1]", "learning_rate"), ("[x]\nnetwork_dim = 3\n[y]\nnetwork_dim = 4", "network_dim")]
+)
+def test_wrong_values_of_a_file_are_told_with_their_names(
+    started: Callable[[list[str]], tuple[int, str]], tmp_path: Path, text: str, named: str
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(text)
+    code, said = started([f"--config_file={file}"])
+    assert code == 2 and named in said and "Traceback" not in said
