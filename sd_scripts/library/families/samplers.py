@@ -31,6 +31,13 @@ ZERO_SNR = ("ddim", "euler", "euler_a", "dpmsolver++")
 
 FLOW = ("auto", "euler")
 
+LATENT_DEFAULTS = {
+    "DDIMScheduler": {"clip_sample": False, "set_alpha_to_one": False},
+    "DDPMScheduler": {"clip_sample": False},
+    "PNDMScheduler": {"skip_prk_steps": True, "set_alpha_to_one": False},
+}
+"""What models of latents need and a configuration written for another class does not say: diffusers' defaults are made for pixels."""
+
 
 class FlowEuler(FlowMatchEulerDiscreteScheduler):
     """Flow-matching Euler with the two members that pipelines of noise-schedule models ask for."""
@@ -62,7 +69,7 @@ def scheduler_for(sampler: str, config: Mapping[str, Any]) -> SchedulerMixin:
     name = config.get("_class_name", CLASSES["euler"]) if sampler == "auto" else CLASSES[sampler]
     if not hasattr(diffusers, name):
         raise OptionError(f"the model's scheduler {name} is not in the installed diffusers; choose a sampler ({', '.join(CLASSES)})")
-    return getattr(diffusers, name).from_config(_without_class(wanted))
+    return getattr(diffusers, name).from_config({**LATENT_DEFAULTS.get(name, {}), **_without_class(wanted)})
 
 
 def _without_class(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,16 +70,17 @@ def find_for_file(file: Path, shipped: Path, encoders: Sequence[Mapping[str, Any
 
 def _on_the_hub() -> Path | None:
     """The folder of CLIP's vocabulary in the hub cache, fetched into it where there is a network; None without."""
-    for hub_id, folder in _CACHED:
-        paths = [huggingface_hub.try_to_load_from_cache(hub_id, folder + name) for name in _VOCABULARY]
+    for hub_id, inside in _CACHED:
+        paths = [huggingface_hub.try_to_load_from_cache(hub_id, inside + name) for name in _VOCABULARY]
         if all(isinstance(path, str) for path in paths):
             return Path(str(paths[0])).parent
     if huggingface_hub.constants.is_offline_mode():
         return None
     logger.info("fetching CLIP's vocabulary (1.4 MB) from the hub, %s", HUB_ID)
     try:
-        fetched = [Path(huggingface_hub.hf_hub_download(HUB_ID, name)) for name in _VOCABULARY]
-        return fetched[0].parent
+        # A snapshot asks the hub once before it fetches; single files would be tried for half a minute where there is no network.
+        folder = Path(huggingface_hub.snapshot_download(HUB_ID, allow_patterns=list(_VOCABULARY)))
     except (HfHubHTTPError, OSError) as err:
         logger.info("the hub cannot be reached: %s", err)
         return None
+    return folder if is_there(folder) else None

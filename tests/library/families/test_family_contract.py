@@ -1,0 +1,158 @@
+"""What every family promises, on its tiny model: shapes, clock and sign, independence of samples, no trace left behind."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sd_scripts.library import families
+from sd_scripts.library.protocols import Condition, Geometry, ModelFamily, Parts, Preview
+from sd_scripts.schema.errors import OptionError
+
+GENERATOR = torch.Generator()
+GENERATOR.seed()  # other numbers in every run of the tests
+CAPTIONS = ["a red star at the top left", "", "a very long caption " * 20]
+
+
+@pytest.fixture(params=families.NAMES)
+def family(request) -> ModelFamily:
+    return families.family(request.param)
+
+
+@pytest.fixture
+def parts(family) -> Parts:
+    return family.tiny()
+
+
+def conditions(family: ModelFamily, parts: Parts, captions: list[str], side: int = 64) -> list[Condition]:
+    size = family.size_condition(Geometry((side, side), (0, 0), (side, side)))
+    with torch.no_grad():
+        return [{**text, **size} for text in family.encode_prompts(parts, captions)]
+
+
+def noisy(family: ModelFamily, parts: Parts, count: int) -> torch.Tensor:
+    with torch.no_grad():
+        shape = family.encode_pictures(parts, torch.zeros(1, 3, 8 * family.grid, 6 * family.grid)).shape[1:]
+    return torch.randn((count, *shape), generator=GENERATOR)
+
+
+def test_the_registry_knows_the_name_each_family_gives_itself(family):
+    assert families.family(family.name).name == family.name
+    with pytest.raises(OptionError, match=r"nonsense is not known.*sdxl"):
+        families.family("nonsense")
+
+
+def test_the_tiny_model_is_the_same_each_time_and_ready_to_use(family):
+    first, second = family.tiny().modules(), family.tiny().modules()
+    for name, module in first.items():
+        assert not any(part.training for part in module.modules())
+        state = second[name].state_dict()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in module.state_dict().items())
+
+
+def test_pictures_become_latents_and_latents_pictures(family, parts):
+    pixels = torch.rand((2, 3, 8 * family.grid, 6 * family.grid), generator=GENERATOR) * 2 - 1
+    latents = family.encode_pictures(parts, pixels)
+    assert latents.dtype == torch.float32 and latents.isfinite().all() and latents.shape[0] == 2 and not latents.requires_grad
+    assert torch.equal(latents, family.encode_pictures(parts, pixels))
+    decoded = family.decode(parts, latents)
+    assert decoded.shape == pixels.shape and decoded.dtype == torch.float32 and decoded.abs().max() <= 1
+    assert_close(family.encode_pictures(parts, pixels[1:]), latents[1:], atol=1e-4, rtol=1e-4)
+
+
+def test_pictures_off_the_grid_are_refused(family, parts):
+    with pytest.raises(ValueError, match="not multiples"):
+        family.encode_pictures(parts, torch.zeros(1, 3, 8 * family.grid + 1, 8 * family.grid))
+
+
+def test_a_caption_is_encoded_the_same_alone_and_in_a_batch(family, parts):
+    together = family.encode_prompts(parts, CAPTIONS)
+    assert len(together) == len(CAPTIONS) and family.encode_prompts(parts, []) == []
+    for index, caption in enumerate(CAPTIONS):
+        (alone,) = family.encode_prompts(parts, [caption])
+        assert alone.keys() == together[index].keys()
+        for name in alone:
+            assert_close(alone[name], together[index][name], atol=1e-5, rtol=1e-5)
+
+
+def test_text_encoders_can_be_trained_through_encode_prompts(family, parts):
+    with torch.no_grad():
+        assert not any(value.requires_grad for value in family.encode_prompts(parts, ["cat"])[0].values())
+    for name, encoder in parts.text_encoders.items():
+        encoder.requires_grad_(True)
+        (condition,) = family.encode_prompts(parts, ["cat"])
+        sum(value.float().sum() for value in condition.values()).backward()
+        assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters()), name
+        encoder.requires_grad_(False)
+
+
+def test_denoise_keeps_the_shape_and_the_samples_apart(family, parts):
+    x_t, t = noisy(family, parts, 3), torch.tensor([0.1, 0.5, 1.0])
+    conds = conditions(family, parts, CAPTIONS)
+    together = family.denoise(parts, x_t, t, conds)
+    assert together.shape == x_t.shape and together.dtype == torch.float32 and together.isfinite().all()
+    for index in range(3):
+        alone = family.denoise(parts, x_t[index : index + 1], t[index : index + 1], conds[index : index + 1])
+        assert_close(alone[0], together[index], atol=1e-4, rtol=1e-4)
+    other = family.denoise(parts, x_t, t.flip(0), conds)
+    assert not torch.allclose(other, together), "time has no effect"
+    assert not torch.allclose(family.denoise(parts, x_t, t, conds[::-1]), together), "the conditions have no effect"
+
+
+def test_denoise_gives_gradients_to_the_network_and_its_input(family, parts):
+    parts.backbone.requires_grad_(True)
+    x_t = noisy(family, parts, 1).requires_grad_()
+    family.denoise(parts, x_t, torch.tensor([0.5]), conditions(family, parts, ["cat"])).square().mean().backward()
+    assert x_t.grad is not None and x_t.grad.abs().sum() > 0
+    assert all(p.grad is not None for p in parts.backbone.parameters())
+
+
+def test_adapter_targets_are_layers_of_their_modules(family, parts):
+    few, many = family.adapter_targets(parts, conv=False), family.adapter_targets(parts, conv=True)
+    assert few.keys() == many.keys() == parts.modules().keys() - {"vae"}
+    for name, layers in many.items():
+        inside = dict(parts.modules()[name].named_modules())
+        assert len(set(layers)) == len(layers) and set(few[name]) <= set(layers)
+        assert all(isinstance(inside[layer], torch.nn.Linear | torch.nn.Conv2d) for layer in layers)
+
+
+def request(family: ModelFamily, seed: int, prompt: str = "a red star") -> Preview:
+    return Preview(prompt=prompt, width=8 * family.grid, height=6 * family.grid, seed=seed, steps=3, cfg_scale=3.0)
+
+
+def test_a_preview_depends_on_its_seed_and_prompt_and_not_on_its_batch(family, parts):
+    requests = [request(family, 1), request(family, 2), request(family, 1, "a blue ring")]
+    together = family.render(parts, requests)
+    assert together.shape == (3, 3, 6 * family.grid, 8 * family.grid)
+    for index, one in enumerate(requests):
+        assert_close(family.render(parts, [one])[0], together[index], atol=2e-5, rtol=0)
+    assert not torch.allclose(together[0], together[1]) and not torch.allclose(together[0], together[2])
+    pictures = family.preview(parts, requests)
+    assert [picture.size for picture in pictures] == [(8 * family.grid, 6 * family.grid)] * 3
+    assert family.preview(parts, []) == []
+
+
+def test_nothing_draws_from_or_seeds_the_global_random_state(family):
+    torch.manual_seed(1234)
+    before = torch.get_rng_state()
+    parts = family.tiny()
+    family.decode(parts, family.encode_pictures(parts, torch.zeros(1, 3, 8 * family.grid, 8 * family.grid)))
+    family.denoise(parts, noisy(family, parts, 1), torch.tensor([0.5]), conditions(family, parts, ["cat"]))
+    for sampler in ("auto", "euler"):
+        family.preview(parts, [replace(request(family, 3), sampler=sampler)])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_preview_leaves_modes_gradients_and_weights_as_they_were(family, parts):
+    parts.backbone.train()
+    first = next(iter(parts.backbone.children()))
+    first.eval()
+    parts.backbone.requires_grad_(True)
+    modes = {name: module.training for name, module in parts.backbone.named_modules()}
+    weights = {name: tensor.clone() for name, tensor in parts.backbone.state_dict().items()}
+    family.preview(parts, [request(family, 0)])
+    assert {name: module.training for name, module in parts.backbone.named_modules()} == modes
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in parts.backbone.parameters())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in parts.backbone.state_dict().items())
+    assert torch.is_grad_enabled()
