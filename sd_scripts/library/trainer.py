@@ -23,10 +23,11 @@ from sd_scripts.schema.training import TrainingOptions
 from .checkpoint import Checkpointer, NoRoomLeft, State
 from .ema import MovingAverage
 from .errors import NonFiniteLoss
-from .gradients import add_up, broadcast, is_out_of_memory, total_norm
 from .meter import Meter, Phases, Sections, StepLog
 from .optim import restore
+from .processes import add_up, broadcast, total_norm
 from .protocols import Batch, Denoiser, Kind, ModelFamily, Objective, Parts
+from .remedies import is_out_of_memory
 from .rng import seed_for
 from .stopping import StopRequest
 
@@ -55,7 +56,9 @@ class Network(Protocol):
 
 
 class Data(Protocol):
-    """Batches by number."""
+    """Batches by number. trains_text: their conditions have no text part, because it changes with every step."""
+
+    trains_text: bool
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch: ...
 
@@ -92,7 +95,7 @@ class Conditioned:
 
 @dataclass(frozen=True)
 class Timetable:
-    """When what happens. total_steps: length of the run; epochs_done: whole epochs before a step; `due` is asked with the number of steps done."""
+    """When what happens. epochs_done: whole epochs before a step; what is due is asked with the number of steps done."""
 
     total_steps: int
     epochs_done: Callable[[int], int]
@@ -106,6 +109,8 @@ class Timetable:
     """Samples in an optimizer step, over all processes and micro-batches."""
     max_grad_norm: float
     state_on_train_end: bool
+    names_of: Callable[[int], list[str]]
+    """Files of all pictures of a step, over all processes, for messages."""
 
 
 class Trainer:
@@ -137,7 +142,6 @@ class Trainer:
         self.step = 0
         """Optimizer steps done; the only state of the loop itself."""
         self.weights = {name: weight for name, weight in network.named_parameters().items() if weight.requires_grad}
-        self.trains_text = any(p.requires_grad for encoder in parts.text_encoders.values() for p in encoder.parameters())
         self._peak_rates = [group["lr"] for group in optimizer.param_groups]
         self._main = accelerator.is_main_process
         self._moving = False
@@ -200,13 +204,11 @@ class Trainer:
     def train_step(self, step: int) -> StepLog:
         """One optimizer step over the global batch of `step`. Raises NonFiniteLoss before the weights are touched."""
         sections = Sections()
-        names: list[str] = []
         micro_batches = self.options.gradient_accumulation_steps
         sums: dict[str, Tensor] = {}
         for micro in range(micro_batches):
             with sections.of("data_fetch"):
                 batch = self._to_device(self.data.micro_batch(step, micro, self.accelerator.process_index))
-                names += batch.names
             with sections.of("forward_backward"):
                 # Dropout inside modules draws from the global generator: the same step drops the same, resumed or not.
                 torch.manual_seed(seed_for(self.options.seed, step * micro_batches + micro, f"dropout/{self.accelerator.process_index}"))
@@ -231,16 +233,16 @@ class Trainer:
         found = dict(zip(sums, values))
         stop, loss = found.pop("stop") > 0, found.pop("loss")
         with sections.of("optimizer"):
-            overflowed = self._optimizer_step(step, loss, grad_norm, gradients, names)
+            overflowed = self._optimizer_step(step, loss, grad_norm, gradients)
         return StepLog(loss, grad_norm, found, sections.all(), overflowed, stop)
 
-    def _optimizer_step(self, step: int, loss: float, grad_norm: float, gradients: list[Tensor], names: list[str]) -> bool:
+    def _optimizer_step(self, step: int, loss: float, grad_norm: float, gradients: list[Tensor]) -> bool:
         """Moves the weights; in fp16 a step whose scaled gradients overflowed is left out, which is what the return value says."""
         finite_loss, finite_norm = loss - loss == 0, grad_norm - grad_norm == 0
         overflowed = self.scaler.is_enabled() and finite_loss and not finite_norm
         if not finite_loss or (not finite_norm and (not overflowed or self.scaler.get_scale() < SMALLEST_SCALE)):
             self.optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteLoss(step, names, "gradient" if finite_loss else "loss")
+            raise NonFiniteLoss(step, self.timetable.names_of(step), "gradient" if finite_loss else "loss")
         limit = self.timetable.max_grad_norm
         if limit and grad_norm > limit and not overflowed:
             torch._foreach_mul_(gradients, limit / (grad_norm + 1e-6))
@@ -259,7 +261,7 @@ class Trainer:
 
     def _denoiser(self, batch: Batch) -> Denoiser:
         conditions = batch.conditions
-        if self.trains_text:
+        if self.data.trains_text:
             texts = self.family.encode_prompts(self.parts, batch.captions)
             conditions = [{**condition, **text} for condition, text in zip(conditions, texts, strict=True)]
         return Conditioned(self.family, self.parts, self.network, conditions)
@@ -320,7 +322,7 @@ class Trainer:
             if samples and self._main and self.samples is not None:
                 self.phases.enter("sample")
                 self.samples.render(step, missing_only=again)
-        if not again:
+        if not (again or ended or stopping):
             self.phases.enter("train")
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Gradients of a global batch: summed over processes in few messages, and their norm."""
+"""What the processes of a run tell each other: sums of gradients in few messages, weights, a text. One process tells nobody."""
 
 from __future__ import annotations
 
@@ -35,6 +35,20 @@ def broadcast(weights: Iterable[Tensor], accelerator: Accelerator) -> None:
         torch.distributed.broadcast(weight, src=0)
 
 
+def same_text(text: str, accelerator: Accelerator) -> str:
+    """The first process's text, in all processes."""
+    if accelerator.num_processes == 1:
+        return text
+    data = text.encode()
+    length = torch.tensor([len(data)], device=accelerator.device)
+    torch.distributed.broadcast(length, src=0)
+    letters = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
+    if accelerator.is_main_process:
+        letters.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    torch.distributed.broadcast(letters, src=0)
+    return bytes(letters.tolist()).decode()
+
+
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     for tensor in tensors:
@@ -50,10 +64,3 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     if not gradients:
         return torch.zeros(())
     return torch.linalg.vector_norm(torch.stack([norm.float() for norm in torch._foreach_norm(list(gradients))]))
-
-
-def is_out_of_memory(err: BaseException) -> bool:
-    """Whether the error says that the device, or on a CPU the machine, has no memory left."""
-    if isinstance(err, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(err, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(err)

@@ -1,0 +1,195 @@
+"""What a script does: read the options, then train; every error ends as a sentence, an event and an exit code.
+
+Nothing heavy is imported before the options are known to be right: `--help` and a wrong option answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.prompts import Defaults, read_prompts
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS, RunOptions
+
+from .schedules import factor_at, key_values
+from .stopping import Stopped, StopRequest
+
+log = logging.getLogger("sd_scripts")
+
+
+def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
+    """Trains what the command line asks for. Ends the process: 0 finished, stopped or nothing to do; 1 failed; 2 wrong options."""
+    run = RUNS[family, method]
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        asked = flat.parse_cli(run, arguments)
+        check_early(asked.options)
+    except OptionError as err:
+        _log_refusal(arguments, err)
+        if _rank() == 0:
+            flat.fail(err, run.script)
+        raise SystemExit(2) from None
+    raise SystemExit(start(asked))
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _log_refusal(arguments: Sequence[str], err: OptionError) -> None:
+    """A run folder that was made already gets its last word even when its configuration is refused."""
+    given = [value for name, value in itertools.pairwise(arguments) if name == "--run_dir"]
+    if _rank() == 0 and given and Path(given[-1]).is_dir():
+        with suppress(OSError):
+            RunDirectory(Path(given[-1])).log("failed", step=0, text=str(err), remedy="change these options and start again")
+
+
+def check_early(options: RunOptions) -> None:
+    """Everything that can be checked without loading a library. Raises OptionError with every problem."""
+    problems: list[Problem] = []
+    checks: list[Callable[[RunOptions], None]] = [_check_folders, _check_optimizer, _check_prompts, _check_trackers, _check_resume]
+    for check in checks:
+        try:
+            check(options)
+        except OptionError as err:
+            problems += err.problems
+    if problems:
+        raise OptionError(list(dict.fromkeys(problems)))
+
+
+def _check_folders(options: RunOptions) -> None:
+    data = options.dataset
+    problems = []
+    for name in ("train_data_dir", "reg_data_dir", "conditioning_data_dir"):
+        value = getattr(data, name)
+        if value is not None and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
+            problems.append(Problem(name, f"{name}: there is no folder {value}"))
+    for name in ("dataset_config", "in_json"):
+        value = getattr(data, name)
+        if value is not None and not Path(value).expanduser().is_file():
+            problems.append(Problem(name, f"{name}: there is no file {value}"))
+    if problems:
+        raise OptionError(problems)
+
+
+def _check_optimizer(options: RunOptions) -> None:
+    optimizer = options.optimizer
+    package = {"AdamW8bit": "bitsandbytes", "PagedAdamW8bit": "bitsandbytes", "Lion8bit": "bitsandbytes", "Prodigy": "prodigyopt"}.get(
+        optimizer.optimizer_type
+    )
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise OptionError(
+            Problem(
+                "optimizer_type",
+                f"optimizer_type: {optimizer.optimizer_type} needs the package {package}: pip install {package}, or choose AdamW",
+            )
+        )
+    key_values("optimizer_args", optimizer.optimizer_args)
+    if optimizer.lr_scheduler_type is None:
+        factor_at(optimizer, options.training.max_train_steps)
+
+
+def _check_prompts(options: RunOptions) -> None:
+    # Grid 1: the family knows its own, and asking it would load it; sizes off the grid are found right after loading the family.
+    read_prompts(Defaults(options.samples, options.dataset.resolution, 1, options.training.seed))
+
+
+def _check_trackers(options: RunOptions) -> None:
+    chosen = options.output.log_with
+    for name in ("tensorboard", "wandb"):
+        if chosen in (name, "all") and importlib.util.find_spec(name) is None:
+            raise OptionError(Problem("log_with", f"log_with: {chosen} needs the package {name}: pip install {name}, or log_with = none"))
+    offline = os.environ.get("WANDB_MODE", "online") != "online"
+    if chosen in ("wandb", "all") and not offline and "WANDB_API_KEY" not in os.environ:
+        raise OptionError(
+            Problem("log_with", f"log_with: {chosen} needs your key in the environment variable WANDB_API_KEY (or WANDB_MODE=offline)")
+        )
+
+
+def _check_resume(options: RunOptions) -> None:
+    resume = options.output.resume
+    if resume not in ("auto", "none") and not resume.isdigit() and not Path(resume).expanduser().is_dir():
+        raise OptionError(
+            Problem("resume", f"resume: {resume} is not a folder; give auto, none, a step, or the folder of a state or of a run")
+        )
+
+
+def start(asked: flat.Invocation) -> int:
+    """Trains, and turns whatever happens into a last event and an exit code."""
+    # Set before any library reads them. Progress and sentences are ours; a model that must be fetched is still fetched.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # What deterministic cuBLAS asks for; it costs 24 MiB and must be there before CUDA starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    logging.basicConfig(level=logging.INFO if _rank() == 0 else logging.ERROR, format="%(message)s", stream=sys.stderr)
+    stop = StopRequest(RunDirectory(asked.run_dir) if asked.run_dir is not None and asked.run_dir.is_dir() else None)
+    session = None
+    try:
+        with stop.listening():
+            from .session import Session
+
+            session = Session(asked, stop)
+            if asked.dry_run:
+                sys.stdout.write(session.dry_run() + "\n")
+                return 0
+            done = session.run()
+            session.last_word("finished" if done else "stopped", text=session.closing)
+            return 0
+    except Stopped:
+        return _stopped(session)
+    except Exception as err:
+        return _failed(session, err, asked)
+    finally:
+        if session is not None:
+            session.close()
+
+
+def _stopped(session: object) -> int:
+    from .session import Session
+
+    if isinstance(session, Session):
+        session.last_word("stopped", text="stopped before a training step was under way; what is cached stays")
+    log.info("stopped")
+    return 0
+
+
+def _failed(session: object, err: Exception, asked: flat.Invocation) -> int:
+    """The sentence on the console, the `failed` event, and the exit code of an error."""
+    from .errors import TrainingError
+    from .remedies import is_out_of_memory
+    from .session import Session
+
+    own = session if isinstance(session, Session) else None
+    if isinstance(err, OptionError):
+        text, remedy, code = str(err), "change these options and start again", 2
+        if _rank() == 0:
+            sys.stderr.write(f"{asked.options.script}: nothing was trained:\n" + "".join(f"  - {problem}\n" for problem in err.problems))
+    elif is_out_of_memory(err):
+        text = "the device has no memory left"
+        remedy, code = own.levers() if own is not None else "a smaller model", 1
+        sys.stderr.write(f"{text}. What would help most: {remedy}\n")
+        log.debug("out of memory", exc_info=err)
+    elif isinstance(err, TrainingError):
+        text, remedy, code = str(err), "", 1
+        sys.stderr.write(f"{text}\n")
+    else:
+        text, remedy, code = _one_line(err), "the whole error is in console.log; please report it", 1
+        log.error("unexpected error", exc_info=err)
+    if own is not None and (_rank() == 0 or is_out_of_memory(err)):
+        own.last_word("failed", text=text, remedy=remedy)
+    return code
+
+
+def _one_line(err: BaseException) -> str:
+    lines = str(err).strip().splitlines()
+    return f"{type(err).__name__}: {lines[-1] if lines else 'no message'}"

@@ -1,0 +1,64 @@
+"""What to change when the device has no memory left: the levers that help most with the options as they are."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from sd_scripts.schema.runs import RunOptions
+
+Work = Literal["cache", "train", "sample"]
+
+
+def levers(options: RunOptions, on_gpu: bool, work: Work = "train") -> list[str]:
+    """At most three sentences, the most helpful first; only levers that are not pulled yet."""
+    found = [text for applies, text in (_caching(options) if work == "cache" else _training(options, on_gpu)) if applies]
+    return found[:3] or ["a GPU with more memory, or a smaller base model; every lever is pulled already"]
+
+
+def _caching(options: RunOptions) -> list[tuple[bool, str]]:
+    data, model = options.dataset, options.model
+    return [
+        (data.vae_batch_size > 1, f"vae_batch_size = 1 instead of {data.vae_batch_size}"),
+        (data.text_encoder_batch_size > 1, f"text_encoder_batch_size = 1 instead of {data.text_encoder_batch_size}"),
+        (model.vae_dtype == "float", "vae_dtype = bf16, half the memory of the VAE"),
+        (min(data.resolution) > 512, _smaller(data.resolution)),
+    ]
+
+
+def _training(options: RunOptions, on_gpu: bool) -> list[tuple[bool, str]]:
+    data, training, network = options.dataset, options.training, options.network
+    batch, accumulation = data.train_batch_size, training.gradient_accumulation_steps
+    wide = network.network_dim > 32 or network.conv_dim is not None
+    return [
+        (not training.gradient_checkpointing, "gradient_checkpointing on: the largest saving, about a third slower, same result"),
+        (
+            batch > 1,
+            f"train_batch_size = 1 with gradient_accumulation_steps = {batch * accumulation} "
+            f"instead of {batch} and {accumulation}: the same training",
+        ),
+        (
+            not data.cache_text_encoder_outputs and not network.train_text_encoder,
+            "cache_text_encoder_outputs on: the text encoders leave the device",
+        ),
+        (not data.cache_latents, "cache_latents on: the VAE leaves the device"),
+        (on_gpu and training.mixed_precision == "no", "mixed_precision = bf16: half the memory of the base model"),
+        (min(data.resolution) > 512, _smaller(data.resolution)),
+        (network.train_text_encoder, "train_text_encoder off"),
+        (wide, "a network on fewer layers: conv_dim removed, network_dim = 16, or target_modules such as attn"),
+        (on_gpu and options.optimizer.optimizer_type in ("AdamW", "Prodigy"), "optimizer_type = AdamW8bit"),
+        (training.use_ema, "use_ema off"),
+    ]
+
+
+def _smaller(resolution: tuple[int, int]) -> str:
+    width, height = (max(256, round(side * 0.75 / 64) * 64) for side in resolution)
+    return f"resolution = {width},{height} instead of {resolution[0]},{resolution[1]}: about half the memory of the activations"
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether the error says that the device, or on a CPU the machine, has no memory left."""
+    if isinstance(err, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(err, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(err)

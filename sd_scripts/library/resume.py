@@ -1,0 +1,239 @@
+"""Where a start begins: which run folder, which state, or nothing to do because the run is finished."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.flat import flatten
+from sd_scripts.schema.output import OutputOptions
+from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import SampleOptions
+
+from .checkpoint import BrokenState, check_state, newest_whole, state_folders
+
+HARMLESS = {
+    *OutputOptions.model_fields,
+    *SampleOptions.model_fields,
+    *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "allow_custom_modules"),
+    *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    *("cache_dir", "cache_latents_to_disk", "cache_text_encoder_outputs_to_disk", "vae_batch_size", "text_encoder_batch_size"),
+    *("max_data_loader_n_workers", "validate_every_n_steps", "max_validation_steps"),
+    *("train_batch_size", "gradient_accumulation_steps"),
+}
+"""Options that leave every training step what it is. Folders are told apart by the pictures in them, batch sizes by their product."""
+
+
+def training_settings(options: RunOptions, global_batch: int) -> dict[str, Any]:
+    """The settings that decide what a training step does."""
+    return {**{name: value for name, value in flatten(options).items() if name not in HARMLESS}, "global_batch": global_batch}
+
+
+def fingerprint(settings: dict[str, Any]) -> str:
+    """A short name for training settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=list).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a start asks for. run_dir: the folder given with --run_dir; settings and dataset: what it would train."""
+
+    options: OutputOptions
+    run_dir: Path | None
+    settings: dict[str, Any]
+    dataset: str
+    total_steps: int
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.settings)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a start does. run None: a new folder is made; state None: from the first step."""
+
+    run: RunDirectory | None
+    state: Path | None = None
+    warnings: tuple[str, ...] = ()
+    finished: bool = False
+
+    @property
+    def step(self) -> int:
+        return 0 if self.state is None else check_state(self.state)["step"]
+
+
+def choose(wanted: Wanted) -> Start:
+    """Follows --resume and --run_dir. Raises OptionError with what there is instead of what was asked for."""
+    resume = wanted.options.resume
+    run = None if wanted.run_dir is None else RunDirectory(wanted.run_dir)
+    if resume == "none":
+        if run is not None and state_folders(run.state):
+            raise _problem(f"none starts afresh, but {run.path} holds saved states already; give another run_dir, or resume = auto")
+        return Start(run)
+    if resume == "auto":
+        return _continued(run, wanted) if run is not None else _newest(wanted)
+    if resume.isdigit():
+        return _from_step(run, int(resume), wanted)
+    return _from_path(run, Path(resume).expanduser(), wanted)
+
+
+def _problem(message: str) -> OptionError:
+    return OptionError(Problem("resume", f"resume: {message}"))
+
+
+def is_finished(run: RunDirectory, name: str, total_steps: int) -> bool:
+    """Whether the run came to this many steps or more, and its file is there."""
+    words = [event for event in run.events()[0] if event["kind"] in LAST_WORDS]
+    done = bool(words) and words[-1]["kind"] == "finished" and words[-1].get("step", 0) >= total_steps
+    return done and (run.path / f"{name}.safetensors").is_file()
+
+
+def runs_named(output_dir: Path, name: str) -> list[RunDirectory]:
+    """Runs with this output_name, newest first."""
+    folders = [path for path in output_dir.glob("*") if path.is_dir() and path.name.endswith(f"-{name}")] if output_dir.is_dir() else []
+    found = []
+    for path in sorted(folders, key=lambda path: path.name, reverse=True):
+        stamp = path.name.removesuffix(f"-{name}").partition("_")[0]
+        if stamp.replace("-", "").isdigit() and (path / "config.toml").is_file():
+            found.append(RunDirectory(path))
+    return found
+
+
+def _meta(run: RunDirectory) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        meta = json.loads(run.meta.read_text(encoding="utf-8"))
+        if isinstance(meta, dict):
+            return meta
+    return {}
+
+
+def _newest(wanted: Wanted) -> Start:
+    """auto without a folder: the newest run of the same name, settings and pictures; without one, a new run."""
+    for run in runs_named(Path(wanted.options.output_dir), wanted.options.output_name):
+        meta = _meta(run)
+        if meta.get("fingerprint") == wanted.fingerprint and meta.get("dataset_hash") == wanted.dataset:
+            return _continued(run, wanted)
+    return Start(None)
+
+
+def _continued(run: RunDirectory, wanted: Wanted) -> Start:
+    """Goes on in a run's own folder, from its newest whole state."""
+    if is_finished(run, wanted.options.output_name, wanted.total_steps):
+        return Start(run, finished=True)
+    state, broken = newest_whole(run.state)
+    if state is None:
+        return Start(run, warnings=(*broken, *(["no whole state is left; training starts from the first step"] if broken else [])))
+    differences = _differences(_meta(run).get("settings"), wanted.settings)
+    if check_state(state)["fingerprint"] != wanted.fingerprint:
+        raise _problem(
+            f"{run.path} was trained with other settings ({differences}); to go on with the new ones all the same give the state itself, "
+            f"resume = {state}, and for a fresh start another run_dir"
+        )
+    return Start(run, state, (*broken, *_dataset_warning(state, wanted)))
+
+
+def _from_step(run: RunDirectory | None, step: int, wanted: Wanted) -> Start:
+    """A step of the run in run_dir, or of the newest run of this name; the latter branches off into a new folder."""
+    source = run
+    if source is None:
+        named = runs_named(Path(wanted.options.output_dir), wanted.options.output_name)
+        if not named:
+            raise _problem(
+                f"there is no run named {wanted.options.output_name} in {wanted.options.output_dir} whose step {step} could be used"
+            )
+        source = named[0]
+    states = {int(path.name): path for path in state_folders(source.state)}
+    if step not in states:
+        there = f"it has the steps {', '.join(map(str, sorted(states)))}" if states else "it has no saved states"
+        raise _problem(f"{source.path} has no saved state of step {step}; {there}")
+    return _from_state(run, states[step], wanted)
+
+
+def _from_path(run: RunDirectory | None, path: Path, wanted: Wanted) -> Start:
+    """A state folder, or a run folder whose newest whole state is taken."""
+    if not path.is_dir():
+        raise _problem(f"{path} is not a folder; give auto, none, a step, or the folder of a state or of a run")
+    if (path / "manifest.json").is_file() or path.parent.name == "state":
+        return _from_state(run, path, wanted)
+    state, broken = newest_whole(path / "state")
+    if state is None:
+        raise _problem(f"{path} holds no whole training state" + (f": {'; '.join(broken)}" if broken else ""))
+    start = _from_state(run, state, wanted)
+    return Start(start.run, start.state, (*broken, *start.warnings))
+
+
+def _from_state(run: RunDirectory | None, state: Path, wanted: Wanted) -> Start:
+    """An explicit state is used even with other settings; the log says what differs."""
+    try:
+        manifest = check_state(state)
+    except BrokenState as err:
+        raise _problem(f"{state} cannot be used: {err}") from err
+    warnings = list(_dataset_warning(state, wanted))
+    if manifest["fingerprint"] != wanted.fingerprint:
+        differences = _differences(_meta(RunDirectory(state.parent.parent)).get("settings"), wanted.settings)
+        warnings.append(f"the state was trained with other settings ({differences}); training goes on with the new ones")
+    return Start(run, state, tuple(warnings))
+
+
+def _differences(old: object, new: dict[str, Any]) -> str:
+    """Names of the settings that differ, for messages."""
+    if not isinstance(old, dict):
+        return "which ones is not known"
+    plain = json.loads(json.dumps(new, default=list))
+    names = [
+        f"{name}: {old.get(name)!r}, now {plain.get(name)!r}"
+        for name in sorted(old.keys() | plain.keys())
+        if old.get(name) != plain.get(name)
+    ]
+    return "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _dataset_warning(state: Path, wanted: Wanted) -> Iterator[str]:
+    if check_state(state)["dataset"] != wanted.dataset:
+        yield "pictures or captions have changed since the state was saved; training goes on with those that are there now"
+
+
+class RunLock:
+    """Held by the process that trains in a run folder, and by nothing once that process is gone, however it ended."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._path = run.path / ".lock"
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Raises OptionError when another process trains in this folder."""
+        file = self._path.open("a")
+        try:
+            _lock(file)
+        except OSError as err:
+            file.close()
+            raise _problem(
+                f"{self._path.parent} is being trained by another process; stop that one first, or use resume = none for a new run"
+            ) from err
+        self._file = file
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _lock(file: IO[str]) -> None:
+    """An exclusive lock that the system takes back when the process ends. Raises OSError when somebody has it."""
+    if os.name == "nt":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,521 @@
+"""One start of one run: from options to a trainer, in the order that needs least memory. Knows every component; trains nothing itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+from sd_scripts.dataset import plan as plans
+from sd_scripts.dataset.progress import Bars
+from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
+from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
+from sd_scripts.schema.runs import RunOptions
+
+from . import families, objectives, resume
+from .checkpoint import Checkpointer, Identity, ends_period, read_state, remove_leftovers
+from .data.cache import open_caches
+from .data.pipeline import DataPipeline
+from .errors import TrainingError
+from .metadata import DatasetFacts, build
+from .meter import Phases
+from .networks import files
+from .networks.network import Network, attach
+from .optim import learning_rate_at, make_optimizer
+from .processes import same_text
+from .protocols import Parts
+from .remedies import Work, levers
+from .run_meta import devices, write_meta
+from .sample import Previews
+from .stopping import StopRequest
+from .trainer import Timetable, Trainer
+
+log = logging.getLogger("sd_scripts")
+
+DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+CPU = torch.device("cpu")
+
+
+class Session:
+    """Builds the components of one start and hands them to the trainer."""
+
+    def __init__(self, asked: flat.Invocation, stop: StopRequest) -> None:
+        self.started = time.time()
+        self.asked, self.stop = asked, stop
+        self.run_dir: RunDirectory | None = None
+        self.phases = Phases(None)
+        self.work: Work = "train"
+        self.closing = ""
+        """What the last event says."""
+        self._trainer: Trainer | None = None
+        self._data: DataPipeline | None = None
+        self._lock: resume.RunLock | None = None
+        self._console: logging.Handler | None = None
+        self.accelerator = make_accelerator(asked.options)
+        self.device = self.accelerator.device
+        self.options = with_precision(asked.options, self.device)
+        self.family = families.family(self.options.family)
+        if asked.run_dir is not None and not asked.dry_run and self.accelerator.is_main_process:
+            self._open(RunDirectory(asked.run_dir))
+
+    # Set-up, in order.
+
+    def run(self) -> bool:
+        """Trains; True at the end of the run, False after a request to stop."""
+        options = self.options
+        self.plan = self._scan()
+        self.total_steps = self._total_steps()
+        prompts = self._prompts()
+        start = self._begin()
+        if start.finished:
+            assert start.run is not None
+            self.closing = (
+                f"{start.run.path} was finished already ({self.total_steps} steps); "
+                "more max_train_steps make it longer, resume = none starts a new run"
+            )
+            log.info("%s", self.closing)
+            return True
+        self.stop.check()
+        parts = self._load()
+        data = self._prepare(parts)
+        network = self._attach(parts)
+        optimizer = make_optimizer(options.optimizer, network.parameter_groups(options.network, options.optimizer.learning_rate))
+        trainer = self._make_trainer(parts, network, data, optimizer, prompts, start)
+        self._log_start(trainer)
+        self._trainer, self.work = trainer, "train"
+        done = trainer.fit()
+        self.accelerator.wait_for_everyone()
+        self.closing = f"{trainer.step} of {self.total_steps} steps are done"
+        return done
+
+    def _scan(self) -> plans.Plan:
+        options, accelerator = self.options, self.accelerator
+        self.phases.enter("scan")
+        folder = plans.cache_folder(options.dataset, options.output.output_dir)
+        # The first process fills the index of pictures, the others read it.
+        with accelerator.main_process_first(), Bars(self._checked, shown=accelerator.is_main_process) as bars:
+            dataset = read_dataset(options.dataset, folder, bars)
+        return plans.make_plan(
+            dataset,
+            options.dataset,
+            seed=options.training.seed,
+            grid=self.family.grid,
+            processes=accelerator.num_processes,
+            accumulation=options.training.gradient_accumulation_steps,
+        )
+
+    def _checked(self, what: str, done: int, total: int) -> None:
+        """Progress of long work before the loop: a chance to stop."""
+        self.stop.check()
+
+    def _total_steps(self) -> int:
+        training = self.options.training
+        if training.max_train_epochs is None:
+            return training.max_train_steps
+        steps = self.plan.steps_of_epochs(training.max_train_epochs)
+        if steps == 0:
+            raise OptionError(
+                Problem(
+                    "max_train_epochs",
+                    f"max_train_epochs: {training.max_train_epochs} epochs of {self.plan.samples_per_epoch} samples do not fill one "
+                    f"step of {self.plan.global_batch_size}; take more epochs, more repeats or a smaller batch",
+                )
+            )
+        return steps
+
+    def _prompts(self) -> list[PromptSpec]:
+        options = self.options
+        return read_prompts(Defaults(options.samples, options.dataset.resolution, self.family.grid, options.training.seed))
+
+    def _begin(self) -> resume.Start:
+        """Chooses where to start, in the first process, and opens the run folder."""
+        options, accelerator = self.options, self.accelerator
+        settings = resume.training_settings(options, self.plan.global_batch_size)
+        wanted = resume.Wanted(options.output, self.asked.run_dir, settings, self.plan.dataset_hash, self.total_steps)
+        self.identity = Identity(wanted.fingerprint, self.plan.dataset_hash, accelerator.num_processes)
+        start = resume.Start(None)
+        if accelerator.is_main_process:
+            start = resume.choose(wanted)
+            if not start.finished:
+                start = self._open_for(start, settings)
+        told = {"run": str(start.run.path) if start.run else "", "state": str(start.state or ""), "finished": start.finished}
+        heard = json.loads(same_text(json.dumps(told), accelerator))
+        start = resume.Start(
+            RunDirectory(Path(heard["run"])), Path(heard["state"]) if heard["state"] else None, start.warnings, heard["finished"]
+        )
+        if not start.finished:
+            self.run_dir = start.run
+            self.stop.run = start.run
+        return start
+
+    def _open_for(self, start: resume.Start, settings: dict[str, object]) -> resume.Start:
+        """The first process: makes the folder where there is none, and writes down with what this start trains."""
+        options = self.options
+        run = start.run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, self.asked.options)
+        self._open(run)
+        config = flat.to_toml(self.asked.options)
+        if not run.config.is_file() or run.config.read_text(encoding="utf-8") != config:
+            write_atomically(run.config, config)
+        described = self.plan.describe()
+        write_meta(
+            run,
+            fingerprint=self.identity.fingerprint,
+            settings=settings,
+            dataset={
+                "dataset_hash": self.plan.dataset_hash,
+                "pictures": described["pictures"],
+                "regularisation": described["regularisation"],
+            },
+            seed=options.training.seed,
+            processes=self.accelerator.num_processes,
+        )
+        for text in (*start.warnings, *self.plan.warnings):
+            self._warn(text)
+        return replace(start, run=run)
+
+    def _open(self, run: RunDirectory) -> None:
+        """Takes a run folder for this process: lock, console file, and nothing left of a process that was killed."""
+        if self.run_dir is not None:
+            return
+        run.path.mkdir(parents=True, exist_ok=True)
+        lock = resume.RunLock(run)
+        lock.take()
+        self._lock, self.run_dir = lock, run
+        self.phases.run = run
+        self.stop.run = run
+        if run.stop_requested() and run.stop_file.stat().st_mtime < self.started - 5:
+            # A request to an earlier process; one that came while this one was loading its libraries still counts.
+            run.clear_stop()
+        remove_leftovers(run)
+        # Whoever started this process with run.json beside it catches its output already.
+        if not (run.path / "run.json").exists():
+            self._console = logging.FileHandler(run.console, encoding="utf-8")
+            logging.getLogger().addHandler(self._console)
+
+    def _load(self) -> Parts:
+        """All networks on the CPU; each goes to the device when it is needed there."""
+        self.phases.enter("load")
+        if self.options.training.deterministic:
+            # Some kernels have no deterministic form; torch names them in a warning instead of ending the run.
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.backends.cudnn.benchmark = False
+        return self.family.load(self.options.model, CPU, DTYPES[self.options.training.mixed_precision])
+
+    def _prepare(self, parts: Parts) -> DataPipeline:
+        """Fills the caches; afterwards only what training needs is on the device."""
+        options, accelerator = self.options, self.accelerator
+        self.work = "cache"
+        self.phases.enter("cache")
+        data = DataPipeline(
+            options.dataset,
+            self.family,
+            self.plan,
+            open_caches(options.dataset, plans.cache_folder(options.dataset, options.output.output_dir)),
+            options.training.seed,
+            num_steps=self.total_steps,
+            trains_text=options.network.train_text_encoder,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+            barrier=accelerator.wait_for_everyone,
+            warn=self._warn,
+        )
+        self._data = data
+        for module in (parts.vae, *parts.text_encoders.values()):
+            module.to(self.device)
+        data.prepare(parts, self._cached)
+        if options.dataset.cache_latents:
+            parts.vae.to(CPU)
+        if not data.trains_text and options.dataset.cache_text_encoder_outputs:
+            for encoder in parts.text_encoders.values():
+                encoder.to(CPU)
+        parts.backbone.to(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return data
+
+    def _warn(self, text: str) -> None:
+        """A sentence for the log, from any thread."""
+        log.warning("%s", text)
+        if self.run_dir is not None:
+            self.run_dir.log("warning", text=text)
+
+    def _cached(self, what: str, done: int, total: int) -> None:
+        if self.run_dir is not None and self.accelerator.is_main_process:
+            self.run_dir.log("cached", what=what, done=done, total=total)
+        self.stop.check()
+
+    def _attach(self, parts: Parts) -> Network:
+        options = self.options
+        network_options = options.network
+        conv = network_options.conv_dim is not None or bool(network_options.conv_block_dims)
+        network = attach(parts, network_options, self.family.adapter_targets(parts, conv), options.training.seed)
+        if options.training.gradient_checkpointing:
+            parts.backbone.enable_gradient_checkpointing()
+            if network_options.train_text_encoder:
+                for encoder in parts.text_encoders.values():
+                    encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return network
+
+    def _make_trainer(
+        self,
+        parts: Parts,
+        network: Network,
+        data: DataPipeline,
+        optimizer: torch.optim.Optimizer,
+        prompts: list[PromptSpec],
+        start: resume.Start,
+    ) -> Trainer:
+        options, run = self.options, self.run_dir
+        assert run is not None
+        trainer = Trainer(
+            options.training,
+            self._timetable(),
+            self.family,
+            parts,
+            network,
+            objectives.make(options.objective, parts.path, parts.kind),
+            data,
+            optimizer,
+            Checkpointer(run, options.output, self.identity, self.plan.epoch_of, self.total_steps),
+            partial(self._export, network, parts, dataset_facts(self.plan, self.total_steps)),
+            Previews(self.family, parts, prompts, run, options.output.output_name) if prompts else None,
+            run,
+            self.accelerator,
+            self.stop,
+            self.phases,
+        )
+        if start.state is not None:
+            state, manifest = read_state(start.state)
+            try:
+                trainer.load_state_dict(state)
+            except ValueError as err:
+                raise OptionError(Problem("resume", f"resume: the state {start.state} does not fit: {err}")) from err
+            if self.accelerator.is_main_process and start.state.parent == run.state:
+                trainer.checkpointer.saved_step = manifest["step"]
+                dropped = trainer.checkpointer.drop_states_after(manifest["step"])
+                if dropped:
+                    run.log("warning", text=f"training goes back to step {manifest['step']}; later states are removed: {dropped}")
+        return trainer
+
+    def _timetable(self) -> Timetable:
+        options = self.options
+        samples, data, optimizer = options.samples, options.dataset, options.optimizer
+        epochs_done = self.plan.epoch_of
+
+        def sample_due(step: int) -> bool:
+            if step == 0:
+                return samples.sample_at_first
+            steps, epochs = samples.sample_every_n_steps, samples.sample_every_n_epochs
+            return (steps is not None and step % steps == 0) or (epochs is not None and ends_period(epochs_done, step, epochs))
+
+        def validation_due(step: int) -> bool:
+            return data.validate_every_n_steps is not None and step % data.validate_every_n_steps == 0
+
+        held_out = bool(self.plan.held_out)
+        return Timetable(
+            total_steps=self.total_steps,
+            epochs_done=epochs_done,
+            learning_rate_at=learning_rate_at(optimizer, self.total_steps),
+            sample_due=sample_due,
+            samples_with_saves=samples.sample_every_n_steps is None,
+            validation_due=validation_due if held_out else lambda step: False,
+            validates_with_saves=held_out and data.validate_every_n_steps is None,
+            global_batch=self.plan.global_batch_size,
+            max_grad_norm=optimizer.max_grad_norm,
+            state_on_train_end=options.output.save_state_on_train_end,
+            names_of=lambda step: [self.plan.pictures[ref.picture].path for ref in self.plan.global_batch(step)],
+        )
+
+    def _export(self, network: Network, parts: Parts, facts: DatasetFacts, path: Path, step: int) -> None:
+        from .checkpoint import room_for
+
+        output = self.options.output
+        texts = build(self.options, step=step, epoch=self.plan.epoch_of(step), base=parts.source, kind=parts.kind, dataset=facts)
+        with room_for(f"{path.name}", path.parent):
+            files.export(network, parts, path, save_model_as=output.save_model_as, precision=output.save_precision, metadata=texts)
+
+    def _log_start(self, trainer: Trainer) -> None:
+        if not self.accelerator.is_main_process or self.run_dir is None:
+            return
+        options, described = self.options, self.plan.describe()
+        fields = {
+            "steps": self.total_steps,
+            "start_step": trainer.step,
+            "epochs": self.plan.epoch_of(self.total_steps - 1) + 1,
+            "images": described["pictures"],
+            "batch": self.plan.global_batch_size,
+            "seed": options.training.seed,
+            "pid": os.getpid(),
+            "script": options.script,
+        }
+        self.run_dir.log("started", **fields)
+        weights = sum(weight.numel() for weight in trainer.weights.values())
+        log.info(
+            "%s: steps %d to %d, %d pictures, batch %d, %s trained weights, %s, %s",
+            self.run_dir.path,
+            trainer.step,
+            self.total_steps,
+            described["pictures"],
+            self.plan.global_batch_size,
+            f"{weights:,}",
+            options.training.mixed_precision,
+            devices()[0]["name"] if devices() else "CPU",
+        )
+        start_trackers(self.accelerator, options, self.run_dir)
+
+    # Without training.
+
+    def dry_run(self) -> str:
+        """Checks everything that can be checked without weights; a summary for people. Raises OptionError."""
+        options = self.options
+        self.plan = self._scan()
+        self.total_steps = self._total_steps()
+        prompts = self._prompts()
+        make_optimizer(
+            options.optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": options.optimizer.learning_rate, "name": "all"}]
+        )
+        learning_rate_at(options.optimizer, self.total_steps)
+        settings = resume.training_settings(options, self.plan.global_batch_size)
+        start = resume.choose(resume.Wanted(options.output, self.asked.run_dir, settings, self.plan.dataset_hash, self.total_steps))
+        described = self.plan.describe()
+        sizes = ", ".join(f"{row['width']}x{row['height']}: {row['samples']}" for row in described["buckets"])
+        if start.finished:
+            begins = f"{start.run.path if start.run else ''} is finished already, so nothing would be trained"
+        elif start.state is not None:
+            begins = f"from step {start.step} of {start.state}"
+        else:
+            begins = "from the first step"
+        lines = [
+            f"{options.label}: {options.model.pretrained_model_name_or_path}",
+            f"pictures: {described['pictures']}, regularisation {described['regularisation']}, held out {described['validation']}",
+            f"samples an epoch by size: {sizes}",
+            f"steps: {self.total_steps} of {self.plan.global_batch_size} samples, {self.plan.steps_of_epochs(1)} in the first epoch",
+            f"starts: {begins}",
+            f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
+            f"previews: {len(prompts)}",
+            *(f"note: {text}" for text in (*start.warnings, *self.plan.warnings)),
+            "Nothing was started (--dry_run).",
+        ]
+        return "\n".join(lines)
+
+    # The end.
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return 0 if self._trainer is None else self._trainer.step
+
+    def levers(self) -> str:
+        """What to change after running out of memory."""
+        return "; ".join(levers(self.options, self.device.type == "cuda", self.work))
+
+    def last_word(self, kind: str, text: str, remedy: str = "") -> None:
+        """Logs the one last event of this start. A full disk may have no room for it; the console has said it then."""
+        assert kind in LAST_WORDS, kind
+        run = self.run_dir
+        if run is None or (kind != "failed" and not self.accelerator.is_main_process):
+            return
+        if any(event["kind"] in LAST_WORDS and event.get("time", 0) >= self.started for event in run.events()[0]):
+            return
+        with suppress(OSError):
+            run.log(kind, step=self.step, text=text, remedy=remedy)
+
+    def close(self) -> None:
+        """Gives everything back that outlives a process."""
+        if self._data is not None:
+            self._data.close()
+        with suppress(RuntimeError):
+            self.accelerator.end_training()
+        if self._console is not None:
+            logging.getLogger().removeHandler(self._console)
+            self._console.close()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def make_accelerator(options: RunOptions) -> Accelerator:
+    """Devices and processes. Raises TrainingError when the launcher started another number of processes than it said."""
+    trackers = {"none": None, "all": ["tensorboard", "wandb"]}.get(options.output.log_with, options.output.log_with)
+    accelerator = Accelerator(
+        # Precision is the trainer's own business: it casts, scales and checks by itself.
+        mixed_precision="no",
+        # Without a GPU accelerate joins the processes of a launch only when it is told that this is meant.
+        cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
+        log_with=trackers,
+        project_dir=options.output.output_dir,
+        # The first process caches and draws previews while the others wait for its gradients.
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],
+    )
+    promised = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != promised:
+        raise TrainingError(
+            f"the launcher started {promised} processes, but only {accelerator.num_processes} of them found each other, so each would "
+            "train alone. On machines without a GPU set ACCELERATE_USE_CPU=true and launch with --multi_gpu --num_processes N"
+        )
+    return accelerator
+
+
+def with_precision(options: RunOptions, device: torch.device) -> RunOptions:
+    """The options with mixed_precision = auto replaced by what this device does best."""
+    if options.training.mixed_precision != "auto":
+        return options
+    if device.type == "cuda":
+        chosen = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    else:
+        chosen = "no"
+    return options.model_copy(update={"training": options.training.model_copy(update={"mixed_precision": chosen})})
+
+
+def dataset_facts(plan: plans.Plan, total_steps: int) -> DatasetFacts:
+    """What the saved file's header says about the pictures."""
+    own = [index for index in plan.trained_pictures() if not plan.subset_of(index).is_reg]
+    members = Counter(plan.pictures[index].subset for index in own)
+    tags = Counter(
+        part.strip()
+        for index in own
+        for part in plan.pictures[index].caption.split(plan.subset_of(index).options.caption_separator)
+        if part.strip()
+    )
+    described = plan.describe()
+    return DatasetFacts(
+        num_train_images=sum(plan.subsets[number].repeats * count for number, count in members.items()),
+        num_reg_images=described["regularisation"],
+        num_validation_images=described["validation"],
+        num_batches_per_epoch=plan.steps_of_epochs(1),
+        num_epochs=plan.epoch_of(total_steps - 1) + 1,
+        dataset_hash=plan.dataset_hash,
+        subsets=tuple((plan.subsets[number].repeats, count) for number, count in sorted(members.items())),
+        tag_frequency=dict(tags),
+        buckets={(row.width, row.height): row.samples for row in plan.table()},
+    )
+
+
+def start_trackers(accelerator: Accelerator, options: RunOptions, run: RunDirectory) -> None:
+    """TensorBoard and Weights & Biases, when asked for. They get the settings of the run without folders and files."""
+    output = options.output
+    if output.log_with == "none":
+        return
+    accelerator.project_configuration.set_directories(str(run.path))
+    known = flat.fields(type(options))
+    shown = {name: value for name, value in flat.flatten(options).items() if known[name].show.kind not in ("folder", "file")}
+    config = {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in shown.items()}
+    accelerator.init_trackers(
+        output.log_tracker_name or output.output_name,
+        config=config,
+        init_kwargs={"wandb": {"name": output.wandb_run_name or run.name, "dir": str(run.path)}},
+    )
