@@ -43,6 +43,11 @@
     return node;
   }
 
+  // Names in help texts stand between backticks.
+  function rich(text) {
+    return text.split("`").map((piece, index) => (index % 2 ? make("code", { text: piece }) : document.createTextNode(piece)));
+  }
+
   function stored(key) {
     try {
       return JSON.parse(localStorage.getItem(key));
@@ -209,7 +214,7 @@
     const isCheck = spec.control === "check";
     const wide = spec.control === "area" || spec.control === "lines" || (spec.group === "Basics" && spec.control === "text");
     const facts = [spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`].filter(Boolean).join(" · ");
-    const help = make("p", { class: "kl-help", id: `${id(spec.name)}-help` }, spec.help + " ", make("span", { class: "kl-facts", text: facts }));
+    const help = make("p", { class: "kl-help", id: `${id(spec.name)}-help` }, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts }));
     const error = make("p", { class: "kl-error", id: `${id(spec.name)}-error`, hidden: true });
     const reset = make("button", {
       type: "button", class: "kl-reset", hidden: true, text: "reset", "aria-label": `Reset ${spec.label} to ${shownDefault(spec)}`,
@@ -239,7 +244,7 @@
       control.mark();
     }
     const control = {
-      root, node, set, error,
+      root, node, set, error, spec,
       mark() {
         const changed = isChanged(spec);
         root.classList.toggle("kl-changed", changed);
@@ -256,9 +261,10 @@
     const control = controls.get(name);
     if (!control) return;
     const sentences = problems.get(name) || [];
-    const { node, error, root } = control;
+    const { node, error, root, spec } = control;
     error.hidden = sentences.length === 0;
-    error.textContent = sentences.join(" ");
+    // The name and the help stand beside it already.
+    error.textContent = sentences.map((text) => (text === `${name} is missing: ${spec.help}` ? "This is required." : text.replace(`${name}: `, ""))).join(" ");
     root.classList.toggle("kl-wrong", sentences.length > 0);
     if (sentences.length) node.setAttribute("aria-invalid", "true");
     else node.removeAttribute("aria-invalid");
@@ -435,11 +441,11 @@
     const picker = make("select", { id: "kl-preset" });
     const view = make("div", { class: "kl-preset", "aria-live": "polite" });
     const name = make("input", { type: "text", id: "kl-preset-name", placeholder: "Name of your preset", "aria-label": "Name of your preset", autocomplete: "off" });
-    const keep = () => trigger("keep", { name: name.value });
+    const keep = () => trigger("keep_preset", { name: name.value });
     const form = make("div", { class: "kl-row" }, name, make("button", { type: "button", class: "kl-button", text: "Save my settings", onclick: keep }));
     const own = make("details", { class: "kl-own" }, make("summary", { text: "Save these settings as a preset" }), form);
     name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
-    picker.addEventListener("change", () => (picker.value ? trigger("choose", { name: picker.value, run }) : view.replaceChildren()));
+    picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run }) : view.replaceChildren()));
     root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own);
 
     function list() {
@@ -502,7 +508,7 @@
     card.append(make("h2", { id: "kl-welcome", text: "New here? Watch a model learn something." }),
       make("p", { text: "The demo teaches a tiny built-in model a shape it has never seen: a star. It needs no download and no GPU, takes a few minutes on any computer, and goes through every step that a real run does." }),
       make("div", { class: "kl-row" },
-        make("button", { type: "button", class: "kl-button kl-strong", text: "Train the demo", onclick: () => { close(); trigger("demo", { run: "demo" }); } }),
+        make("button", { type: "button", class: "kl-button kl-strong", text: "Train the demo", onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
         make("button", { type: "button", class: "kl-quiet", text: "I have my own pictures", onclick: close })));
     root.append(card);
   };
@@ -520,14 +526,14 @@
       const file = picked.files[0];
       if (!file) return;
       if (file.size > 1048576) answer({ problems: [{ option: "", message: `${file.name} is larger than 1 MiB; a file of settings is a few KiB` }] });
-      else trigger("load", { name: file.name, text: await file.text() });
+      else trigger("open_file", { name: file.name, text: await file.text() });
       picked.value = "";
     });
-    const loadPath = () => path.value.trim() && trigger("load", { path: path.value.trim() });
+    const loadPath = () => path.value.trim() && trigger("open_file", { path: path.value.trim() });
     path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
     const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
       make("div", { class: "kl-row" },
-        make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save", {}) }),
+        make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
         make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Load TOML" }))),
       make("div", { class: "kl-row" }, path, make("button", { type: "button", class: "kl-button", text: "Load", "aria-label": "Load the file at this path", onclick: loadPath })));
     root.append(status, wrong, report, output, keep);
@@ -665,7 +671,7 @@
         const spec = schema.fields[index];
         const facts = [spec.choices && spec.choices.join(" | "), spec.unit, spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`];
         const entry = make("div", { class: "kl-entry" }, make("dt", {}, make("code", { text: `--${spec.name}` })),
-          make("dd", {}, make("span", { text: spec.help + " " }), make("span", { class: "kl-facts", text: facts.filter(Boolean).join(" · ") })));
+          make("dd", {}, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts.filter(Boolean).join(" · ") })));
         entries.push({ entry, text: `${spec.name} ${spec.label} ${spec.help} ${title}`.toLowerCase() });
         return entry;
       });

@@ -221,10 +221,10 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
     desk = Desk(context)
     with gr.Row(elem_classes=["kl-columns"]):
         with gr.Column(scale=7, min_width=300, elem_classes=["kl-main"]):
-            welcome = form.part("welcome", {"runs": bool(context.supervisor.jobs())}, ("demo",))
-            with gr.Group(elem_classes=["kl-card", "kl-start"]):
+            welcome = form.part("welcome", {"runs": bool(context.supervisor.jobs())}, ("start_demo",))
+            with gr.Column(elem_classes=["kl-card", "kl-start"]):
                 form.part("kinds")
-                picker = form.part("presets", desk.preset_list(), ("choose", "keep"))
+                picker = form.part("presets", desk.preset_list, ("choose_preset", "keep_preset"))
             fieldsets = [form.fieldset(look.BASICS)]
             form.part("toolbar")
             fieldsets += [form.fieldset(group) for group in look.GROUPS if _is_used(group)]
@@ -234,7 +234,7 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
                 stop = gr.Button("Stop", elem_id="kl-stop")
                 show = gr.Button("Print command", elem_id="kl-print")
                 check = gr.Button("Check data set", elem_id="kl-check")
-            board = form.part("desk", None, ("load", "save"), elem_id="kl-desk")
+            board = form.part("desk", None, ("open_file", "save_file"), elem_id="kl-desk")
             following = live.panel(context)
     _wire(desk, _Parts(tuple(fieldsets), welcome, picker, board, following), {"start": start, "stop": stop, "print": show, "check": check})
     return TrainDoor(outputs=(board, tabs), fill=lambda config: (desk.load_path(config), gr.Tabs(selected="train")))
@@ -288,11 +288,11 @@ def _wire(desk: Desk, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
     on(buttons["start"].click, lambda data: followed(desk.start(payloads(data))), [board, following], inputs)
     on(buttons["stop"].click, lambda value: desk.stop(str((value or {}).get("run", ""))), board, following)
     on(buttons["check"].click, checked, board, inputs, queue=True)
-    on(parts.welcome.demo, lambda: followed(desk.demo()), [board, following])
-    on(board.save, saved, board, inputs)
-    on(board.load, loaded, board)
-    on(picker.choose, chosen, picker, inputs)
-    on(picker.keep, kept, [picker, board], inputs)
+    on(parts.welcome.start_demo, lambda: followed(desk.demo()), [board, following])
+    on(board.save_file, saved, board, inputs)
+    on(board.open_file, loaded, board)
+    on(picker.choose_preset, chosen, picker, inputs)
+    on(picker.keep_preset, kept, [picker, board], inputs)
 
 
 def _request(event: gr.EventData) -> Mapping[str, Any]:
