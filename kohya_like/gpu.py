@@ -158,13 +158,16 @@ class ProcessUsage:
         self._at = 0.0
         self._cached: dict[str, float] = {}
 
-    def read(self, members: Iterable[psutil.Process]) -> dict[str, float]:
-        """cpu_percent (100 is one core; since the last call), memory_gib (resident) and the machine's memory_total_gib."""
+    def read(self, members: Callable[[], Iterable[psutil.Process]]) -> dict[str, float]:
+        """cpu_percent (100 is one core; since the last reading), memory_gib (resident) and the machine's memory_total_gib.
+
+        members finds the processes; it is asked at most once in two seconds.
+        """
         now = time.monotonic()
         if now - self._at < CACHE_SECONDS and self._cached:
             return self._cached
         seconds, memory = {}, 0
-        for process in members:
+        for process in members():
             # A process that just ended uses nothing.
             with contextlib.suppress(psutil.Error, OSError):
                 times = process.cpu_times()

@@ -147,6 +147,10 @@ class JobSupervisor:
         self._known[path] = signature, job
         return job
 
+    def members(self, job: Job) -> list[Any]:
+        """The psutil processes of a run."""
+        return _Living().members(job.run_id, job.pid)
+
     # Starting
 
     def start(self, script: str, options: RunOptions, resume: Path | None = None) -> Job:

@@ -1,0 +1,421 @@
+// Live view of runs: one run beside the Start button (panel), all runs in their tab (runs). Polls the JSON routes of live.py once a
+// second while it can be seen.
+(() => {
+  "use strict";
+  const kl = (window.kl = window.kl || {});
+  if (kl.live) return;
+
+  const { make, say, figure, duration, bytes, address, withToken, ask, repeat, Refused } = kl.tools;
+  const { Curve, Previews, Console } = kl;
+  const WORDS = {
+    queued: "Waiting",
+    running: "Running",
+    finished: "Finished",
+    stopped: "Stopped",
+    failed: "Failed",
+    died: "Died",
+  };
+  const PHASES = {
+    load: "Loading the model",
+    scan: "Looking at the pictures",
+    cache: "Filling the cache",
+    warmup: "Warming up",
+    train: "Training",
+    sample: "Rendering previews",
+    save: "Saving",
+    validate: "Validating",
+    queued: "Waits for a free device",
+    finished: "Done",
+    stopped: "Stopped; can be resumed",
+    failed: "Ended with an error",
+    died: "Ended without a word",
+  };
+
+  function title(name) {
+    return name.replace(/^\d{8}-\d{6}(_\d+)?-/, "");
+  }
+
+  function date(name, unix) {
+    const found = name.match(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)/);
+    const when = found ? new Date(+found[1], found[2] - 1, +found[3], +found[4], +found[5], +found[6]) : unix ? new Date(unix * 1000) : null;
+    return when ? when.toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }) : "";
+  }
+
+  function badge() {
+    return make("span", { class: "kr-badge" });
+  }
+
+  function setBadge(node, state, stopping) {
+    node.dataset.state = state;
+    say(node, stopping ? "Stopping" : WORDS[state] || state);
+  }
+
+  // ---- one run
+
+  class RunView {
+    // options: compact, use(run) for "Use these settings", missing() when the run is gone
+    constructor(options) {
+      this.options = options;
+      this.name = "";
+      this.forget();
+      const compact = options.compact;
+      this.heading = make(compact ? "h3" : "h2", { class: "kr-title", tabindex: -1 });
+      this.when = make("span", { class: "kr-when" });
+      this.badge = badge();
+      this.phase = make("span", { class: "kr-phase" });
+      this.count = make("span", { class: "kr-count" });
+      this.bar = make("div", { class: "kr-bar", role: "progressbar", "aria-label": "Progress", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div"));
+      this.status = make("p", { class: "kr-status", role: "status" });
+      this.tiles = new Map();
+      this.tileBox = make("dl", { class: "kr-tiles" });
+      this.cause = make("div", { class: "kr-cause", hidden: true });
+      this.warnings = make("div", { class: "kr-warnings", hidden: true });
+      this.curve = new Curve(compact);
+      this.previews = new Previews(compact);
+      this.console = new Console();
+      this.files = make("section", { class: "kr-files", "aria-label": "Files", hidden: true }, make("h3", { text: "Files" }));
+      this.fileList = make("ul");
+      this.files.append(this.fileList);
+      this.actions = this.buttons();
+      this.root = make(
+        "article",
+        { class: compact ? "kr-run kr-compact" : "kr-run" },
+        make("header", { class: "kr-head" }, make("div", { class: "kr-names" }, this.heading, this.when), this.badge),
+        make("div", { class: "kr-line-two" }, this.phase, this.count),
+        this.bar,
+        compact ? null : this.actions,
+        this.status,
+        this.cause,
+        this.tileBox,
+        this.curve.root,
+        this.warnings,
+        this.previews.root,
+        compact ? null : this.files,
+        this.console.root,
+      );
+      this.root.hidden = true;
+      this.poll = repeat(options.element, () => this.read());
+    }
+
+    buttons() {
+      const button = (label, work, kind = "") => make("button", { type: "button", class: `kr-button ${kind}`, text: label, onclick: work });
+      this.stop = button("Stop", () => this.order("stop", "Asked to stop: it finishes its step, saves its state and ends."));
+      this.kill = button("End now", () => this.order("stop?now=1", "Ended without waiting; Resume continues from the last saved state."), "kr-danger");
+      this.resume = button("Resume", () => this.order("resume", "Continues from the last saved state."), "kr-primary");
+      this.use = button("Use these settings", () => this.options.use(this.name));
+      this.copy = button("Copy command", () => this.copyCommand());
+      return make("div", { class: "kr-actions", role: "group", "aria-label": "This run" }, this.stop, this.kill, this.resume, this.use, this.copy);
+    }
+
+    forget() {
+      this.have = { generation: "", points: 0, console: -1, version: "" };
+      this.command = {};
+    }
+
+    follow(name) {
+      if (name === this.name) return;
+      this.name = name;
+      this.forget();
+      this.root.hidden = true;
+      say(this.status, "");
+      this.previews.reset();
+      this.poll();
+    }
+
+    async read() {
+      const name = this.name;
+      if (!name) return 0.3;
+      const query = new URLSearchParams(this.have);
+      try {
+        const answer = await ask(address(name, `?${query}`));
+        if (name !== this.name) return 0;
+        this.show(answer);
+        if (!answer.complete) return 0.02;
+        return answer.state === "running" || answer.state === "queued" ? 1 : 4;
+      } catch (error) {
+        if (name === this.name) this.trouble(error);
+        return 2;
+      }
+    }
+
+    trouble(error) {
+      if (error instanceof Refused) {
+        if (this.options.missing) this.options.missing();
+        this.note(error.message);
+      } else {
+        this.lost = true;
+        this.note("The studio does not answer. Training is not affected; trying again …");
+      }
+    }
+
+    note(text) {
+      say(this.status, text);
+    }
+
+    async order(what, done) {
+      try {
+        await ask(address(this.name, `/${what}`), { method: "POST" });
+        this.note(done);
+      } catch (error) {
+        this.note(error.message);
+      }
+      this.poll();
+    }
+
+    async copyCommand() {
+      const shell = /win/i.test(navigator.platform) ? "powershell" : "sh";
+      const text = this.command[shell] || "";
+      try {
+        await navigator.clipboard.writeText(text);
+        this.note("The command is in the clipboard.");
+      } catch (error) {
+        // Without https or with the permission refused there is no clipboard: show it for copying by hand.
+        this.note(text);
+      }
+    }
+
+    show(answer) {
+      if (this.lost) {
+        this.lost = false;
+        this.note("");
+      }
+      this.root.hidden = false;
+      this.root.dataset.state = answer.state;
+      say(this.heading, title(answer.name));
+      say(this.when, `${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
+      setBadge(this.badge, answer.state, answer.stopping);
+      this.progress(answer);
+      this.figures(answer);
+      const fresh = answer.generation !== this.have.generation;
+      this.curve.update(answer, fresh);
+      this.console.update(answer.console);
+      if (answer.samples) this.lists(answer);
+      this.why(answer);
+      this.have = { generation: answer.generation, points: this.curve.points.length, console: answer.console.offset, version: answer.version };
+      const active = answer.state === "running" || answer.state === "queued";
+      const focus = this.actions.contains(document.activeElement) ? document.activeElement : null;
+      this.stop.hidden = !active || answer.stopping;
+      this.kill.hidden = !answer.stopping;
+      this.resume.hidden = active || answer.state === "finished";
+      this.copy.hidden = !this.command.sh;
+      // The button that was pressed goes; the keyboard stays where it was.
+      if (focus && focus.hidden) [...this.actions.children].find((each) => !each.hidden).focus();
+    }
+
+    progress(answer) {
+      const steps = answer.steps ? `${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? `${answer.step} steps` : "";
+      const parts = [];
+      let phase = PHASES[answer.phase] || answer.phase || "Starting";
+      if (answer.phase === "cache") {
+        const cached = Object.entries(answer.cached).map(([what, [done, total]]) => `${what === "text" ? "captions" : "pictures"} ${done} of ${total}`);
+        if (cached.length) phase += `: ${cached.join(", ")}`;
+      }
+      if (answer.stopping) phase = answer.ends_in_seconds ? `Stopping: ends by force in ${duration(answer.ends_in_seconds)} at the latest` : "Stopping";
+      if (steps) parts.push(steps);
+      if (answer.eta_seconds !== null && answer.step) parts.push(`${duration(answer.eta_seconds)} left`);
+      say(this.phase, phase);
+      say(this.count, parts.join(" · "));
+      const share = answer.fraction;
+      const unknown = share === null && answer.state === "running";
+      this.bar.classList.toggle("kr-unknown", unknown);
+      this.bar.firstChild.style.width = unknown ? "" : `${(100 * (share || 0)).toFixed(2)}%`;
+      if (unknown) this.bar.removeAttribute("aria-valuenow");
+      else this.bar.setAttribute("aria-valuenow", String(Math.round(100 * (share || 0))));
+      this.bar.setAttribute("aria-valuetext", [phase, ...parts].join(", "));
+    }
+
+    figures(answer) {
+      const last = this.curve.points[this.curve.points.length - 1];
+      const loss = answer.points.length ? answer.points[answer.points.length - 1][4] : last ? last[4] : answer.loss;
+      const rate = answer.points.length ? answer.points[answer.points.length - 1][5] : last ? last[5] : null;
+      const seconds = answer.seconds_per_step;
+      const speed = seconds ? (seconds >= 1 ? `${figure(seconds, 3)} s/step` : `${figure(1 / seconds, 3)} steps/s`) : null;
+      this.tile("Loss", loss === null || loss === undefined ? null : figure(loss), "smoothed");
+      this.tile("Learning rate", rate === null ? null : figure(rate, 3), "");
+      this.tile("Speed", speed, answer.images_per_second ? `${figure(answer.images_per_second, 3)} pictures/s` : "");
+      this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null, "of the training");
+      const wait = answer.data_fetch && seconds ? (100 * answer.data_fetch) / seconds : null;
+      this.tile("Waiting for data", wait === null ? null : `${figure(wait, 2)} %`, "of a step");
+      if (answer.gpu) {
+        const all = answer.gpu.aggregate;
+        const many = answer.gpu.devices.length > 1 ? `${answer.gpu.devices.length} GPUs` : answer.gpu.devices[0].name;
+        this.tile("GPU", all.utilisation_percent === null ? null : `${Math.round(all.utilisation_percent)} %`, many);
+        const memory = all.memory_used_gib === null ? null : `${figure(all.memory_used_gib, 3)} GiB`;
+        this.tile("GPU memory", memory, all.memory_total_gib ? `of ${figure(all.memory_total_gib, 3)} GiB` : "");
+        const heat = [all.temperature_celsius === null ? "" : `${all.temperature_celsius} °C`, all.power_watts === null ? "" : `${Math.round(all.power_watts)} W`];
+        this.tile("Heat and power", heat.filter(Boolean).join(" · ") || null, "");
+      }
+      if (answer.usage) {
+        this.tile("Processor", answer.usage.cpu_percent === undefined ? null : `${Math.round(answer.usage.cpu_percent)} %`, "100 % is one core");
+        this.tile("Memory now", `${figure(answer.usage.memory_gib, 3)} GiB`, `of ${figure(answer.usage.memory_total_gib, 3)} GiB`);
+      }
+      if (answer.state !== "running") for (const name of ["GPU", "GPU memory", "Heat and power", "Processor", "Memory now"]) this.tile(name, null, "");
+    }
+
+    tile(name, value, note) {
+      let tile = this.tiles.get(name);
+      if (!tile) {
+        if (value === null) return;
+        tile = { value: make("dd", { class: "kr-figure" }), note: make("dd", { class: "kr-note" }) };
+        tile.root = make("div", { class: "kr-tile" }, make("dt", { text: name }), tile.value, tile.note);
+        this.tiles.set(name, tile);
+        this.tileBox.append(tile.root);
+      }
+      tile.root.hidden = value === null;
+      say(tile.value, value || "");
+      say(tile.note, note);
+    }
+
+    lists(answer) {
+      this.command = answer.command;
+      this.previews.update(answer.name, answer.samples);
+      this.warnings.hidden = answer.warnings.length === 0;
+      const items = answer.warnings.map(([text, count]) => make("li", { text: count > 1 ? `${text} (${count} times)` : text }));
+      this.warnings.replaceChildren(make("h3", { text: items.length === 1 ? "Warning" : "Warnings" }), make("ul", {}, ...items));
+      this.files.hidden = answer.files.length === 0;
+      const links = answer.files.map((file) => {
+        const href = withToken(address(answer.name, `/file/${encodeURIComponent(file.name)}`));
+        return make("li", {}, make("a", { href, download: file.name, text: file.name }), make("span", { class: "kr-size", text: bytes(file.bytes) }));
+      });
+      this.fileList.replaceChildren(...links);
+    }
+
+    why(answer) {
+      const cause = answer.cause;
+      this.cause.hidden = !cause;
+      const key = JSON.stringify(cause || null);
+      if (!cause || key === this.causeShown) return;
+      this.causeShown = key;
+      const lines = cause.lines.length ? make("pre", { class: "kr-lines", tabindex: 0, "aria-label": "Last lines of the log", text: cause.lines.join("\n") }) : null;
+      this.cause.replaceChildren(
+        make("h3", { text: cause.text }),
+        cause.remedy ? make("p", { text: cause.remedy }) : null,
+        ...(lines ? [make("p", { class: "kr-note", text: "Last lines of the log" }), lines] : []),
+      );
+      // The newest line says most.
+      if (lines) lines.scrollTop = lines.scrollHeight;
+    }
+  }
+
+  // ---- the two places
+
+  const parts = {
+    panel({ element, root, props, watch }) {
+      const view = new RunView({ compact: true, element, missing: () => view.follow("") });
+      root.append(view.root);
+      // After a reload, or in a second tab, the run that is under way is shown.
+      const find = async () => {
+        try {
+          const { runs } = await ask("/kl/runs");
+          const active = runs.find((run) => run.state === "running") || runs.find((run) => run.state === "queued");
+          if (active && !view.name) {
+            view.follow(active.name);
+            props.value = { run: active.name };
+          }
+        } catch (error) {
+          console.info("No list of runs yet:", error.message);
+        }
+      };
+      const put = () => view.follow((props.value && props.value.run) || view.name);
+      watch("value", put);
+      if (props.value && props.value.run) put();
+      else find();
+    },
+
+    runs({ element, root, props, trigger, watch }) {
+      const rows = new Map();
+      const view = new RunView({
+        element,
+        missing: () => choose(""),
+        use(name) {
+          props.value = { run: name };
+          trigger("submit");
+        },
+      });
+      const filter = make("input", { type: "search", placeholder: "Find a run", "aria-label": "Find a run", class: "kr-filter" });
+      const list = make("ul", { class: "kr-list" });
+      const none = make("p", { class: "kr-empty", text: "No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed." });
+      const nav = make("nav", { class: "kr-nav", "aria-label": "Runs" }, filter, list);
+      const hint = make("p", { class: "kr-empty kr-hint", text: "Choose a run." });
+      const detail = make("div", { class: "kr-detail" }, hint, view.root);
+      const columns = make("div", { class: "kr-columns-runs" }, nav, detail);
+      root.append(none, columns);
+      none.hidden = true;
+      columns.hidden = true;
+      let chosen = sessionStorage.getItem("kl.run") || "";
+
+      function choose(name, focus) {
+        chosen = name;
+        sessionStorage.setItem("kl.run", name);
+        view.follow(name);
+        hint.hidden = name !== "";
+        for (const [each, row] of rows) row.button.setAttribute("aria-current", String(each === name));
+        if (focus && matchMedia("(max-width: 800px)").matches) detail.scrollIntoView({ block: "start" });
+      }
+
+      function row(run) {
+        let found = rows.get(run.name);
+        if (!found) {
+          found = { name: make("span", { class: "kr-row-name" }), about: make("span", { class: "kr-row-about" }), badge: badge() };
+          found.button = make("button", { type: "button", class: "kr-row" }, make("span", { class: "kr-row-text" }, found.name, found.about), found.badge);
+          found.button.addEventListener("click", () => choose(run.name, true));
+          found.root = make("li", {}, found.button);
+          rows.set(run.name, found);
+        }
+        say(found.name, title(run.name));
+        const steps = run.steps ? `${run.step.toLocaleString()}\u00a0/\u00a0${run.steps.toLocaleString()}` : "";
+        say(found.about, [date(run.name, run.started), steps, run.loss === null ? "" : `loss\u00a0${figure(run.loss, 3)}`].filter(Boolean).join(" · "));
+        setBadge(found.badge, run.state, run.stopping);
+        found.button.setAttribute("aria-current", String(run.name === chosen));
+        return found;
+      }
+
+      function sift() {
+        const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+        for (const [name, each] of rows) {
+          const text = `${name} ${each.badge.textContent}`.toLowerCase();
+          each.root.hidden = !words.every((word) => text.includes(word));
+        }
+      }
+
+      filter.addEventListener("input", sift);
+
+      function show(runs) {
+        none.hidden = runs.length > 0;
+        columns.hidden = runs.length === 0;
+        filter.hidden = runs.length < 6;
+        const names = new Set(runs.map((run) => run.name));
+        for (const [name, each] of rows) {
+          if (!names.has(name)) {
+            each.root.remove();
+            rows.delete(name);
+          }
+        }
+        runs.forEach((run, place) => {
+          const node = row(run).root;
+          if (list.children[place] !== node) list.insertBefore(node, list.children[place] || null);
+        });
+        sift();
+        if (!names.has(chosen)) choose(runs.length ? runs[0].name : "");
+        else if (view.name !== chosen) choose(chosen);
+      }
+
+      repeat(element, async () => {
+        try {
+          show((await ask("/kl/runs")).runs);
+          return 2.5;
+        } catch (error) {
+          view.trouble(error);
+          return 2;
+        }
+      });
+    },
+  };
+
+  kl.live = (kind, element, props, trigger, watch) => {
+    const root = element.querySelector(".kl-live-root") || element;
+    root.replaceChildren();
+    root.classList.add("kl-live");
+    parts[kind]({ element, root, props, trigger, watch });
+  };
+})();

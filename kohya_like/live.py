@@ -1,0 +1,355 @@
+"""The JSON routes that the page polls for live runs, their pictures and files. Knows what is on disk; draws nothing.
+
+Every route but that of the script needs the token of the page, in the header `x-kl-token` or, for pictures and downloads, as
+`?token=`. Runs are named by folder name and looked up in the supervisor's list; files are single names inside a run folder. No path
+ever comes from the page.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from PIL import Image, UnidentifiedImageError
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from sd_scripts.schema.command import shown
+from sd_scripts.schema.errors import OptionError
+
+from . import causes, console, look, monitor
+from .context import Context
+from .gpu import GpuCache, ProcessUsage
+from .supervisor import Job, JobSupervisor
+
+FOLD_BYTES = 16 << 20
+"""A poll reads at most this much of an event log; the page asks again at once while there is more."""
+MAX_WATCHED = 32
+THUMBNAIL_PIXELS = 320
+MAX_THUMBNAILS = 400
+PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
+DOWNLOADS = frozenset({".safetensors", ".toml"})
+
+
+def panel(context: Context, elem_id: str = "kl-live") -> gr.HTML:
+    """One run, live and compact, for a place beside the Start button; its value is {"run": name of the run folder or ""}."""
+    return component("panel", elem_id)
+
+
+def script() -> bytes:
+    """The page's part of this module: its four files as one, each after those that it needs."""
+    return b"\n".join(look.asset(name) for name in ("live_tools.js", "live_curve.js", "live_previews.js", "live.js"))
+
+
+def component(kind: str, elem_id: str) -> gr.HTML:
+    """A gr.HTML that live.js draws: kind is `panel` or `runs`."""
+    return gr.HTML(
+        {"run": ""},
+        html_template='<div class="kl-live-root"></div>',
+        head=look.script_tag("live/all.js", script()),
+        js_on_load=f"window.kl.live({kind!r}, element, props, trigger, watch);",
+        apply_default_css=False,
+        elem_id=elem_id,
+    )
+
+
+@dataclass
+class _Watched:
+    """What has been read of one run; each event is parsed once, however many tabs look."""
+
+    progress: monitor.Progress = field(default_factory=monitor.Progress)
+    offset: int = 0
+    nonce: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    usage: ProcessUsage = field(default_factory=ProcessUsage)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self, file: Path) -> bool:
+        """Folds what is new; whether that was all of it."""
+        read = 0
+        while read < FOLD_BYTES:
+            chunk = monitor.read_events(file, self.offset)
+            if chunk.reset:
+                self.progress, self.nonce = monitor.Progress(), uuid.uuid4().hex[:8]
+            read += max(1, chunk.offset - self.offset)
+            self.offset = chunk.offset
+            self.progress.fold(chunk.events)
+            if chunk.complete:
+                return True
+        return False
+
+
+class Live:
+    """The answers to the polls. Holds only what could be read again from the run folders."""
+
+    def __init__(self, supervisor: JobSupervisor) -> None:
+        self.supervisor = supervisor
+        self.gpus = GpuCache()
+        self._watched: OrderedDict[Path, _Watched] = OrderedDict()
+        self._thumbnails: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
+        self._stopping: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def runs(self) -> list[dict[str, Any]]:
+        """One row for each run on disk, newest first."""
+        return [_row(job) for job in self.supervisor.jobs()]
+
+    def run(self, job: Job, generation: str, points: int, console_offset: int, version: str) -> dict[str, Any]:
+        """What changed in a run since the page last asked.
+
+        generation and points say which part of the curve the page has, console_offset how far it has read the console, version which
+        lists of pictures, files and warnings it shows.
+        """
+        watched = self._watch(job.path)
+        with watched.lock:
+            complete = watched.read(job.run.events_file)
+            progress = watched.progress
+            now = time.time()
+            answer = {
+                **_row(job),
+                "complete": complete,
+                "phase": progress.phase if job.state == "running" else job.state,
+                "phase_seconds": round(now - progress.phase_since, 1) if progress.phase_since else None,
+                "step": progress.step,
+                "steps": progress.steps,
+                "epochs": monitor.whole(progress.started.get("epochs")) or None,
+                "fraction": progress.fraction(),
+                "cached": {what: list(pair) for what, pair in progress.cached.items()},
+                "eta_seconds": progress.eta_seconds(now) if job.state == "running" else None,
+                "seconds_per_step": progress.seconds_per_step,
+                **{
+                    name: monitor.number(progress.last_step.get(name))
+                    for name in ("images_per_second", "peak_gib", "grad_norm", "epoch", "data_fetch", "forward_backward", "optimizer")
+                },
+                "console": asdict(console.read_console(job.run.console, console_offset)),
+                **self._curve(watched, generation, points),
+                **self._lists(job, progress, version),
+            }
+        if job.state == "running":
+            answer |= self._usage(job, watched)
+        if job.state in ("failed", "died"):
+            answer["cause"] = self._cause(job, progress)
+        deadline = self._stopping.get(job.run_id or job.name)
+        answer["ends_in_seconds"] = max(0.0, deadline - time.monotonic()) if deadline is not None and job.state == "running" else None
+        return answer
+
+    def _watch(self, path: Path) -> _Watched:
+        with self._lock:
+            watched = self._watched.pop(path, None) or _Watched()
+            self._watched[path] = watched
+            while len(self._watched) > MAX_WATCHED:
+                self._watched.popitem(last=False)
+            return watched
+
+    def _curve(self, watched: _Watched, generation: str, points: int) -> dict[str, Any]:
+        curve = watched.progress.curve
+        present = f"{watched.nonce}-{curve.generation}"
+        # The last point may still take in neighbours, so it is sent again.
+        first = max(0, min(points, len(curve.points)) - 1) if generation == present else 0
+        return {"generation": present, "first": first, "points": [point.row() for point in curve.points[first:]]}
+
+    def _lists(self, job: Job, progress: monitor.Progress, version: str) -> dict[str, Any]:
+        files = _files(job.path)
+        present = "-".join(
+            str(part)
+            for part in (
+                len(progress.samples),
+                progress.last_time if progress.phase == "sample" else 0,
+                len(progress.validation),
+                sum(progress.warnings.values()),
+                hash(tuple((name, size) for name, size in files)) & 0xFFFFFFFF,
+                job.state,
+            )
+        )
+        if version == present:
+            return {"version": present}
+        samples = [
+            {
+                "step": step,
+                "index": index,
+                "file": Path(str(event.get("file") or "")).name,
+                "prompt": str(event.get("prompt") or ""),
+                "seed": event.get("seed"),
+                "time": event.get("time"),
+            }
+            for (step, index), event in sorted(progress.samples.items())
+        ]
+        return {
+            "version": present,
+            "samples": samples,
+            "validation": progress.validation,
+            "warnings": [[text, count] for text, count in progress.warnings.items()],
+            "files": [{"name": name, "bytes": size} for name, size in files],
+            "command": self._command(job),
+        }
+
+    def _command(self, job: Job) -> dict[str, str]:
+        argv = list(job.argv)
+        return {shell: shown(argv, shell) for shell in ("sh", "powershell")} if argv else {}
+
+    def _usage(self, job: Job, watched: _Watched) -> dict[str, Any]:
+        readings = self.gpus.readings()
+        if readings.devices:
+            return {"gpu": readings.as_json()}
+        return {"usage": watched.usage.read(lambda: self.supervisor.members(job))}
+
+    def _cause(self, job: Job, progress: monitor.Progress) -> dict[str, Any]:
+        lines = console.last_lines(job.run.console)
+        farewell = progress.farewell if job.state == "failed" else None
+        cause = causes.diagnose(lines, job.returncode, farewell)
+        return {"text": cause.text, "remedy": cause.remedy, "lines": lines[-12:]}
+
+    def stop(self, job: Job, grace_seconds: float) -> None:
+        """Begins to stop a run and comes back at once."""
+        key = job.run_id or job.name
+        self._stopping[key] = time.monotonic() + grace_seconds
+        self.supervisor.request_stop(job)
+        threading.Thread(target=self._stop, args=(job, grace_seconds, key), name=f"stop {job.name}", daemon=True).start()
+
+    def _stop(self, job: Job, grace_seconds: float, key: str) -> None:
+        try:
+            self.supervisor.stop(job, grace_seconds)
+        except TimeoutError as err:
+            job.run.log("warning", text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device.")
+        finally:
+            self._stopping.pop(key, None)
+
+    def thumbnail(self, file: Path) -> bytes:
+        """A small WebP of a preview. Raises OSError for what is no picture or one of absurd size."""
+        key = file, file.stat().st_mtime_ns
+        with self._lock:
+            if key in self._thumbnails:
+                self._thumbnails.move_to_end(key)
+                return self._thumbnails[key]
+        try:
+            with Image.open(file) as picture:
+                picture.draft("RGB", (2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
+                small = picture.convert("RGB")
+        except (UnidentifiedImageError, Image.DecompressionBombError) as err:
+            raise OSError(f"{file.name} is not a picture that can be shown") from err
+        small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+        stream = io.BytesIO()
+        small.save(stream, "WEBP", quality=82)
+        with self._lock:
+            self._thumbnails[key] = stream.getvalue()
+            while len(self._thumbnails) > MAX_THUMBNAILS:
+                self._thumbnails.popitem(last=False)
+        return stream.getvalue()
+
+
+def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
+    """Our routes under /kl/, for `app_kwargs`. Starts the thread that keeps the queue moving."""
+    live = Live(supervisor)
+    supervisor.watch()
+
+    def with_token(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        def guarded(request: Request) -> Response:
+            given = request.headers.get("x-kl-token") or request.query_params.get("token", "")
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                return JSONResponse({"detail": "This route needs the token of the page. Reload the page."}, 401)
+            return answer(request)
+
+        return guarded
+
+    def with_job(answer: Callable[[Request, Job], Response]) -> Callable[[Request], Response]:
+        def found(request: Request) -> Response:
+            job = supervisor.find(request.path_params["run"])
+            return JSONResponse({"detail": "This run is not on disk."}, 404) if job is None else answer(request, job)
+
+        return with_token(found)
+
+    def runs(_request: Request) -> Response:
+        return JSONResponse({"runs": live.runs()})
+
+    def run(request: Request, job: Job) -> Response:
+        query = request.query_params
+        try:
+            points, console_offset = int(query.get("points", "0")), int(query.get("console", "-1"))
+        except ValueError:
+            return JSONResponse({"detail": "points and console are whole numbers."}, 400)
+        return JSONResponse(live.run(job, query.get("generation", ""), points, console_offset, query.get("version", "")))
+
+    def sample(request: Request, job: Job) -> Response:
+        file = inside(job.run.samples, request.path_params["file"], PICTURES)
+        if file is None:
+            return JSONResponse({"detail": "There is no such preview."}, 404)
+        cached = {"cache-control": "private, max-age=3600"}
+        if request.query_params.get("size") != "thumb":
+            return FileResponse(file, headers=cached)
+        try:
+            return Response(live.thumbnail(file), media_type="image/webp", headers=cached)
+        except OSError:
+            # Half-written, or damaged: the page shows its place holder and asks again.
+            return JSONResponse({"detail": "This preview cannot be shown."}, 404)
+
+    def download(request: Request, job: Job) -> Response:
+        file = inside(job.path, request.path_params["file"], DOWNLOADS)
+        if file is None:
+            return JSONResponse({"detail": "There is no such file to download."}, 404)
+        return FileResponse(file, filename=file.name, media_type="application/octet-stream")
+
+    def stop(request: Request, job: Job) -> Response:
+        now = request.query_params.get("now") == "1"
+        live.stop(job, grace_seconds=0.0 if now else 120.0)
+        return JSONResponse({"state": "stopping"})
+
+    def resume(_request: Request, job: Job) -> Response:
+        try:
+            return JSONResponse({"state": supervisor.resume(job).state})
+        except OptionError as err:
+            return JSONResponse({"detail": str(err)}, 409)
+
+    def script_file(_request: Request) -> Response:
+        # Its address carries a digest of its content.
+        return Response(script(), media_type="text/javascript", headers={"cache-control": "public, max-age=31536000, immutable"})
+
+    return [
+        Route("/kl/assets/live/all.js", script_file),
+        Route("/kl/runs", with_token(runs)),
+        Route("/kl/run/{run}", with_job(run)),
+        Route("/kl/run/{run}/sample/{file}", with_job(sample)),
+        Route("/kl/run/{run}/file/{file}", with_job(download)),
+        Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
+        Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
+    ]
+
+
+def inside(folder: Path, name: str, endings: frozenset[str]) -> Path | None:
+    """The file of this name directly in a folder; None for all else, such as a path, a link that leads out, another kind of file."""
+    if not name or name.startswith(".") or Path(name).name != name or "\\" in name or "\0" in name:
+        return None
+    file = folder / name
+    if file.suffix.lower() not in endings or not file.is_file():
+        return None
+    return file if file.resolve().parent == folder.resolve() else None
+
+
+def _files(path: Path) -> list[tuple[str, int]]:
+    """Files to download: weights, newest first, then the settings."""
+    found = [(file, file.stat()) for file in path.iterdir() if inside(path, file.name, DOWNLOADS)]
+    found.sort(key=lambda item: (item[0].suffix == ".toml", -item[1].st_mtime_ns, item[0].name))
+    return [(file.name, stat.st_size) for file, stat in found]
+
+
+def _row(job: Job) -> dict[str, Any]:
+    brief = job.summary
+    return {
+        "name": job.name,
+        "state": job.state,
+        "stopping": job.stopping,
+        "step": brief.step,
+        "steps": brief.steps,
+        "loss": brief.loss,
+        "started": brief.started_at or None,
+        "last_time": brief.last_time or None,
+        "terminal": job.run_id is None,
+    }
