@@ -66,7 +66,7 @@ def load(options: SdxlModelOptions, device: torch.device, dtype: torch.dtype) ->
     _check_channels(base.networks)
     parts = _read(base, options, device, dtype)
     if adapters:
-        from sd_scripts.library.networks.files import merge_into
+        from sd_scripts.library.networks.merge import merge_into
 
         strengths = options.base_weights_multiplier or (1.0,) * len(adapters)
         for path, strength in tqdm(list(zip(adapters, strengths)), desc="merging base_weights", disable=len(adapters) < 2):

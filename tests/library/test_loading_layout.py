@@ -1,0 +1,98 @@
+"""The original single-file layout of SDXL, both ways, against diffusers' own converters."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, convert_ldm_vae_checkpoint, infer_diffusers_model_type
+from safetensors.torch import load_file
+
+from sd_scripts.library.families import family
+from sd_scripts.library.loading import original, sdxl
+
+
+@pytest.fixture(scope="module")
+def full_size() -> dict[str, torch.nn.Module]:
+    """The published SDXL networks without memory for weights."""
+    with torch.device("meta"):
+        configs = {name: sdxl.read_json(sdxl.CONFIGS / folder / "config.json", name) for name, folder in sdxl.FOLDERS.items()}
+        return {name: sdxl.make(name, config, name, name) for name, config in configs.items()}
+
+
+def as_dict(module: torch.nn.Module) -> dict:
+    return module.config.to_dict() if hasattr(module.config, "to_dict") else dict(module.config)
+
+
+def test_the_full_size_model_has_the_published_number_of_tensors(full_size):
+    assert {name: len(module.state_dict()) for name, module in full_size.items()} == {"backbone": 1680, "vae": 248, "te1": 196, "te2": 517}
+    file = {
+        key: t for name, module in full_size.items() for key, t in original.to_original(name, module.state_dict(), as_dict(module)).items()
+    }
+    assert len(file) == 2513
+    assert infer_diffusers_model_type(file) == "xl_base"
+
+
+def test_there_and_back_is_the_identity_on_full_size_names_and_shapes(full_size):
+    for name, module in full_size.items():
+        state = module.state_dict()
+        file = original.to_original(name, state, as_dict(module))
+        for key, stored in original.layout(name, state, as_dict(module)).items():
+            tensor = file[original.PREFIXES[name] + stored.name]
+            assert original.from_original(stored, tensor).shape == state[key].shape
+            assert original.shape_from_original(stored, tuple(tensor.shape)) == tuple(state[key].shape)
+
+
+def test_diffusers_reads_the_full_size_layout_as_the_same_names_and_shapes(full_size):
+    for name, convert in (("backbone", convert_ldm_unet_checkpoint), ("vae", convert_ldm_vae_checkpoint)):
+        state, config = full_size[name].state_dict(), as_dict(full_size[name])
+        theirs = convert(original.to_original(name, state, config), config)
+        assert {key: t.shape for key, t in theirs.items()} == {key: t.shape for key, t in state.items()}
+
+
+def test_known_places_of_the_published_file(full_size):
+    state, config = full_size["backbone"].state_dict(), as_dict(full_size["backbone"])
+    names = {key: stored.name for key, stored in original.layout("backbone", state, config).items()}
+    assert (
+        names["down_blocks.1.attentions.0.transformer_blocks.1.attn2.to_k.weight"]
+        == "input_blocks.4.1.transformer_blocks.1.attn2.to_k.weight"
+    )
+    assert names["down_blocks.0.downsamplers.0.conv.bias"] == "input_blocks.3.0.op.bias"
+    assert names["mid_block.resnets.1.time_emb_proj.weight"] == "middle_block.2.emb_layers.1.weight"
+    assert names["up_blocks.0.upsamplers.0.conv.weight"] == "output_blocks.2.2.conv.weight"
+    assert names["up_blocks.2.resnets.2.conv_shortcut.weight"] == "output_blocks.8.0.skip_connection.weight"
+    state, config = full_size["te2"].state_dict(), as_dict(full_size["te2"])
+    file = original.to_original("te2", state, config)
+    assert file["conditioner.embedders.1.model.transformer.resblocks.31.attn.in_proj_weight"].shape == (3840, 1280)
+    assert file["conditioner.embedders.1.model.positional_embedding"].shape == (77, 1280)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_diffusers_loads_our_single_file_without_any_difference(tmp_path: Path, dtype):
+    parts = family("sdxl").tiny()
+    StableDiffusionXLPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders["te1"],
+        text_encoder_2=parts.text_encoders["te2"],
+        tokenizer=parts.tokenizers["te1"],
+        tokenizer_2=parts.tokenizers["te2"],
+        unet=parts.backbone,
+        scheduler=EulerDiscreteScheduler.from_config(parts.scheduler_config),
+        add_watermarker=False,
+    ).save_pretrained(tmp_path)
+    file = tmp_path / "one.safetensors"
+    sdxl.save_single_file(parts, file, dtype)
+    theirs = StableDiffusionXLPipeline.from_single_file(str(file), config=str(tmp_path), local_files_only=True, torch_dtype=torch.float32)
+    ours = sdxl.load_single_file(file, tmp_path)
+    networks = {"backbone": theirs.unet, "vae": theirs.vae, "te1": theirs.text_encoder, "te2": theirs.text_encoder_2}
+    for name, module in networks.items():
+        state, wanted = ours.modules()[name].state_dict(), module.state_dict()
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[key], wanted[key]) for key in state), name
+    assert {tensor.dtype for tensor in load_file(file).values()} == {dtype}
+
+
+def test_a_name_without_a_place_is_an_error():
+    module = family("sdxl").tiny().backbone
+    with pytest.raises(KeyError, match="no place in the original layout"):
+        original.to_original("backbone", {"conv_in.lora_A.weight2": torch.zeros(1), "strange.weight": torch.zeros(1)}, dict(module.config))
