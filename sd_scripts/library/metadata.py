@@ -1,0 +1,251 @@
+"""The texts in a saved file's header: kohya's `ss_*` keys, modelspec, and the settings of the run. Never a folder or a path.
+
+A run that was killed and resumed must write the same bytes as one that was not. So nothing here looks at a clock or draws a random
+number: kohya's ss_training_started_at and ss_training_finished_at are left out, ss_session_id follows from the settings, and
+modelspec.date is written only when the caller gives a date (one that belongs to the run, such as that of its folder).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sd_scripts.library.protocols import Kind, StateDict
+from sd_scripts.library.safetensors_file import serialise
+from sd_scripts.schema.fields import show_of
+from sd_scripts.schema.runs import RunOptions
+
+CONFIG = "kohya_like.config"
+IMPLEMENTATION = "https://github.com/Stability-AI/generative-models"
+"""What modelspec.implementation says for names in the original layout; it names the layout, not the program."""
+
+_MINIMAL = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args")
+_NETWORK_MODULES = {"lora": "networks.lora", "dora": "networks.lora", "loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
+_PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow"}
+# Kept out of the settings in the header: they say where things are or how this start came about, not what was trained.
+_NOT_SETTINGS = ("resume", "log_tracker_name", "wandb_run_name", "sample_prompts")
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What the header says about the pictures; folders are numbered, not named."""
+
+    num_train_images: int = 0
+    """Pictures of an epoch, repeats counted."""
+    num_reg_images: int = 0
+    num_validation_images: int = 0
+    num_batches_per_epoch: int = 0
+    num_epochs: int = 0
+    dataset_hash: str = ""
+    subsets: tuple[tuple[int, int], ...] = ()
+    """(repeats, pictures) of each training folder."""
+    tag_frequency: Mapping[str, int] = field(default_factory=dict)
+    """How often each part of a caption occurs."""
+    buckets: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Pictures of each bucket (width, height), repeats counted."""
+
+
+def build(
+    options: RunOptions,
+    *,
+    step: int,
+    epoch: int,
+    base: str,
+    kind: Kind,
+    dataset: DatasetFacts | None = None,
+    base_hash: str | None = None,
+    date: str | None = None,
+) -> dict[str, str]:
+    """Header texts of an adapter saved after `step` optimizer steps, in kohya's formats: plain strings, "None", JSON for tables.
+
+    base: name of the base model, Parts.source. kind: what the network predicts. date: ISO 8601, of the run. Hashes of the tensors are
+    added by `with_hashes`. With options.output.metadata = minimal only what other tools need to read the file.
+    """
+    texts = _network(options) | _modelspec(options, kind, date)
+    if options.output.metadata == "minimal":
+        return {key: value for key, value in texts.items() if key in _MINIMAL or key.startswith("modelspec.")}
+    settings = effective_settings(options, base)
+    texts |= _training(options, step, epoch, base, base_hash)
+    texts |= _dataset(options, dataset or DatasetFacts())
+    texts[CONFIG] = json.dumps(settings, sort_keys=True, ensure_ascii=False)
+    # kohya: a random number of 31 bits for each start. Here every start of the same run has the same one.
+    texts["ss_session_id"] = str(int.from_bytes(hashlib.sha256(texts[CONFIG].encode()).digest()[:4], "big") >> 1)
+    return texts
+
+
+def effective_settings(options: RunOptions, base: str) -> dict[str, object]:
+    """All settings by flat name, without folders, files and names of places; the base model by its name alone."""
+    settings: dict[str, object] = {}
+    for section in type(options).model_fields:
+        values = getattr(options, section)
+        for name, info in type(values).model_fields.items():
+            show = show_of(info)
+            if show.kind in ("folder", "file") or show.cli_only or name in _NOT_SETTINGS:
+                continue
+            settings[name] = getattr(values, name)
+    return json.loads(json.dumps(settings | {"pretrained_model_name_or_path": base}))
+
+
+def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
+    """Adds the hashes that galleries and kohya's tools know a file by.
+
+    sshs_model_hash and modelspec.hash_sha256: SHA-256 of everything after the header. sshs_legacy_hash: first 8 digits of the SHA-256 of
+    64 KiB from the first MiB on, of the file with its ss_ texts only, because kohya computes it before it adds the others.
+    """
+    data = serialise(tensors, {key: value for key, value in texts.items() if key.startswith("ss_")})
+    digest = hashlib.sha256(data[8 + int.from_bytes(data[:8], "little") :]).hexdigest()
+    legacy = hashlib.sha256(data[0x100000:0x110000]).hexdigest()[:8]
+    return {**texts, "sshs_model_hash": digest, "sshs_legacy_hash": legacy, "modelspec.hash_sha256": f"0x{digest}"}
+
+
+def _network(options: RunOptions) -> dict[str, str]:
+    network = options.network
+    arguments = {"algo": "locon" if network.network_type == "dora" else network.network_type} if network.network_type != "lora" else {}
+    if network.network_type == "dora":
+        arguments["dora_wd"] = "True"
+    for name in (
+        "conv_dim",
+        "conv_alpha",
+        "block_dims",
+        "block_alphas",
+        "conv_block_dims",
+        "block_lr_weight",
+        "rank_dropout",
+        "module_dropout",
+    ):
+        value = getattr(network, name)
+        if value not in (None, 0, ()):
+            arguments[name] = ",".join(str(number) for number in value) if isinstance(value, tuple) else str(value)
+    return {
+        "ss_v2": "False",
+        "ss_base_model_version": "sdxl_base_v1-0",
+        "ss_network_module": _NETWORK_MODULES[network.network_type],
+        "ss_network_dim": str(network.network_dim),
+        "ss_network_alpha": str(float(network.network_dim) if network.network_alpha is None else network.network_alpha),
+        "ss_network_args": json.dumps(arguments, sort_keys=True),
+    }
+
+
+def _modelspec(options: RunOptions, kind: Kind, date: str | None) -> dict[str, str]:
+    """modelspec 1.0.1."""
+    output = options.output
+    width, height = options.dataset.resolution
+    texts = {
+        "sai_model_spec": "1.0.1",
+        "architecture": "stable-diffusion-xl-v1-base/lora",
+        "implementation": IMPLEMENTATION if output.save_model_as == "kohya" else "diffusers",
+        "title": output.metadata_title or output.output_name,
+        "resolution": f"{width}x{height}",
+        "prediction_type": _PREDICTION[kind],
+        "timestep_range": f"{options.objective.min_timestep},{options.objective.max_timestep}",
+        "date": date,
+        "author": output.metadata_author,
+        "description": output.metadata_description,
+        "license": output.metadata_license,
+        "tags": output.metadata_tags,
+        "trigger_phrase": output.metadata_trigger_phrase,
+        "usage_hint": output.metadata_usage_hint,
+    }
+    return {f"modelspec.{key}": value for key, value in texts.items() if value is not None}
+
+
+def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: str | None) -> dict[str, str]:
+    network, training, optimizer, objective, output = (
+        options.network,
+        options.training,
+        options.optimizer,
+        options.objective,
+        options.output,
+    )
+    vae = options.model.vae
+    # kohya writes one number where one was given, and a list otherwise.
+    text_rate = network.text_encoder_lr[0] if len(network.text_encoder_lr) == 1 else list(network.text_encoder_lr) or None
+    values = {
+        "output_name": output.output_name,
+        "learning_rate": optimizer.learning_rate,
+        "unet_lr": network.unet_lr,
+        "text_encoder_lr": text_rate,
+        "epoch": epoch,
+        "steps": step,
+        "max_train_steps": training.max_train_steps,
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "lr_scheduler": optimizer.lr_scheduler_type or optimizer.lr_scheduler,
+        "lr_warmup_steps": optimizer.lr_warmup_steps,
+        "optimizer": optimizer.optimizer_type + (f"({','.join(optimizer.optimizer_args)})" if optimizer.optimizer_args else ""),
+        "max_grad_norm": optimizer.max_grad_norm,
+        "network_dropout": network.network_dropout or None,
+        "scale_weight_norms": network.scale_weight_norms,
+        "mixed_precision": training.mixed_precision,
+        "max_token_length": options.model.max_token_length,
+        "clip_skip": None,
+        "seed": training.seed,
+        "cache_latents": options.dataset.cache_latents,
+        "noise_offset": objective.noise_offset or None,
+        "noise_offset_random_strength": objective.noise_offset_random_strength,
+        "adaptive_noise_scale": objective.adaptive_noise_scale or None,
+        "multires_noise_iterations": objective.multires_noise_iterations or None,
+        "multires_noise_discount": objective.multires_noise_discount,
+        "ip_noise_gamma": objective.ip_noise_gamma or None,
+        "ip_noise_gamma_random_strength": objective.ip_noise_gamma_random_strength,
+        "zero_terminal_snr": options.model.zero_terminal_snr,
+        "min_snr_gamma": objective.min_snr_gamma,
+        "debiased_estimation": objective.debiased_estimation_loss,
+        "prior_loss_weight": options.dataset.prior_loss_weight,
+        "loss_type": objective.loss_type,
+        "huber_schedule": objective.huber_schedule,
+        "huber_scale": objective.huber_scale,
+        "huber_c": objective.huber_c,
+        "training_comment": output.training_comment,
+        "sd_model_name": Path(base).name,
+        "new_sd_model_hash": base_hash,
+        "vae_name": None if vae is None else Path(vae).name,
+    }
+    return _kohya(values)
+
+
+def _dataset(options: RunOptions, facts: DatasetFacts) -> dict[str, str]:
+    dataset = options.dataset
+    width, height = dataset.resolution
+    subsets = {f"{number}": {"n_repeats": repeats, "img_count": images} for number, (repeats, images) in enumerate(facts.subsets, 1)}
+    buckets = [{"resolution": list(size), "count": count} for size, count in sorted(facts.buckets.items())]
+    values = {
+        "num_train_images": facts.num_train_images,
+        "num_reg_images": facts.num_reg_images,
+        "num_validation_images": facts.num_validation_images,
+        "num_batches_per_epoch": facts.num_batches_per_epoch,
+        "num_epochs": facts.num_epochs,
+        "batch_size_per_device": dataset.train_batch_size,
+        "total_batch_size": dataset.train_batch_size * options.training.gradient_accumulation_steps,
+        "resolution": f"({width}, {height})",
+        "enable_bucket": dataset.enable_bucket,
+        "bucket_no_upscale": dataset.bucket_no_upscale,
+        "min_bucket_reso": dataset.min_bucket_reso,
+        "max_bucket_reso": dataset.max_bucket_reso,
+        "color_aug": dataset.color_aug,
+        "flip_aug": dataset.flip_aug,
+        "random_crop": dataset.random_crop,
+        "shuffle_caption": dataset.shuffle_caption,
+        "keep_tokens": dataset.keep_tokens,
+        "caption_dropout_rate": dataset.caption_dropout_rate,
+        "caption_dropout_every_n_epochs": dataset.caption_dropout_every_n_epochs,
+        "caption_tag_dropout_rate": dataset.caption_tag_dropout_rate,
+        "resize_interpolation": dataset.resize_interpolation,
+        "dataset_dirs": json.dumps(subsets),
+        "tag_frequency": json.dumps(
+            {"1": dict(sorted(facts.tag_frequency.items(), key=lambda item: (-item[1], item[0])))}, ensure_ascii=False
+        ),
+        "bucket_info": json.dumps({"buckets": {str(number): bucket for number, bucket in enumerate(buckets)}}),
+    }
+    texts = _kohya(values)
+    if facts.dataset_hash:
+        texts["kohya_like.dataset_hash"] = facts.dataset_hash
+    return texts
+
+
+def _kohya(values: Mapping[str, object]) -> dict[str, str]:
+    """kohya's keys and formats: str() of everything, so None is "None" and True is "True"."""
+    return {f"ss_{key}": str(value) for key, value in values.items()}

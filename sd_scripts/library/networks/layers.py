@@ -1,0 +1,229 @@
+"""Which layers get an adapter, of which rank and scale: options in, a list of layers out, or every problem at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from sd_scripts.library.protocols import Parts
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.network import NetworkOptions
+
+from .maths import AdapterLayer
+from .sdxl_names import Names, adaptable_layers
+
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer that gets an adapter. name is `<module>.<layer>`; rank is the block side for oft; the product is multiplied by scale."""
+
+    name: str
+    rank: int
+    scale: float
+
+    @property
+    def module(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def layer(self) -> str:
+        return self.name.partition(".")[2]
+
+
+def examples(names: Iterable[str], limit: int = _EXAMPLES) -> str:
+    """A few names for a sentence, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def base_layers(parts: Parts) -> dict[str, nn.Module]:
+    """The plain linear and convolution layers of backbone and text encoders, by `<module>.<layer>`."""
+    modules = {"backbone": parts.backbone, **parts.text_encoders}
+    return {f"{module}.{layer}": base for module, model in modules.items() for layer, base in adaptable_layers(model).items()}
+
+
+def is_wide(layer: nn.Module) -> bool:
+    """Whether this is a convolution with a kernel larger than 1x1: those have ranks of their own, as in kohya's networks."""
+    return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
+
+
+def trained_modules(parts: Parts, options: NetworkOptions) -> list[str]:
+    """Modules that get an adapter, backbone first; a text encoder with rate 0 is left as it is unless it has values to keep from a file."""
+    modules = ["backbone"] if options.train_unet else []
+    if options.train_text_encoder:
+        modules += sorted(parts.text_encoders)
+    return [module for module in modules if options.network_weights is not None or explicit_rate(options, module) != 0]
+
+
+def explicit_rate(options: NetworkOptions, module: str) -> float | None:
+    """The learning rate that the options give this module (backbone, te1, te2); None where they leave it to learning_rate."""
+    if module == "backbone":
+        return options.unet_lr
+    rates = options.text_encoder_lr
+    return rates[min(int(module.removeprefix("te")), len(rates)) - 1] if rates else None
+
+
+def plan_layers(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], names: Names) -> list[LayerPlan]:
+    """The layers that options and default targets (by module) ask for, in the order of the model. Raises OptionError with all problems."""
+    problems = block_problems(options, names) if options.train_unet else _blocks_without_unet(options)
+    bases = base_layers(parts)
+    modules = trained_modules(parts, options)
+    if not modules:
+        problems.append(
+            Problem("unet_lr", "all learning rates of the network are 0, so nothing would be trained; give one of them a value")
+        )
+    wanted = {f"{module}.{layer}" for module in modules for layer in targets.get(module, [])}
+    chosen = _filtered([name for name in bases if name in wanted], options, problems)
+    if problems:
+        raise OptionError(problems)
+    plans = [plan for name in chosen if (plan := _plan(name, bases[name], options, names.block(name))) is not None]
+    problems = _empty_problems(plans, chosen, modules, bases, options)
+    if problems:
+        raise OptionError(problems)
+    return plans
+
+
+def plan_of_file(adapters: Mapping[str, AdapterLayer], bases: Mapping[str, nn.Module]) -> list[LayerPlan]:
+    """The layers that a file holds, with its ranks and scales, in the order of the model."""
+    plans = []
+    for name, base in bases.items():
+        if name not in adapters:
+            continue
+        adapter = adapters[name]
+        if adapter.kind == "oft":
+            rank = adapter.tensors["oft_R.weight"].shape[1]
+            rank = round((1 + math.sqrt(1 + 8 * rank)) / 2)
+        elif adapter.rank is None:
+            # A full lokr has no rank in its shapes; any rank this large makes peft build it in full.
+            rank = max(base.weight.shape)
+        else:
+            rank = adapter.rank
+        plans.append(LayerPlan(name, rank, adapter.scale))
+    return plans
+
+
+def block_problems(options: NetworkOptions, names: Names) -> list[Problem]:
+    """Block lists whose length is not the number of the UNet's blocks."""
+    problems = []
+    for option in ("block_dims", "block_alphas", "conv_block_dims", "block_lr_weight"):
+        count = len(getattr(options, option))
+        if count and count != names.num_blocks:
+            outer = names.num_blocks // 2
+            problems.append(
+                Problem(
+                    option,
+                    f"{option} has {count} numbers, but this UNet has {names.num_blocks} blocks "
+                    f"({outer} input blocks, the middle, {outer} output blocks); give {names.num_blocks} numbers, or none",
+                )
+            )
+    return problems
+
+
+def _blocks_without_unet(options: NetworkOptions) -> list[Problem]:
+    return [
+        Problem(option, f"{option} is for the UNet, but train_unet is off; turn it on or remove {option}")
+        for option in ("block_dims", "block_alphas", "conv_block_dims", "block_lr_weight")
+        if getattr(options, option)
+    ]
+
+
+def _patterns(option: str, texts: tuple[str, ...], problems: list[Problem]) -> list[re.Pattern[str]]:
+    patterns = []
+    for text in texts:
+        try:
+            patterns.append(re.compile(text))
+        except re.error as err:
+            problems.append(Problem(option, f"{option}: {text!r} is not a regular expression ({err}); a plain dot is written \\."))
+    return patterns
+
+
+def _filtered(names: list[str], options: NetworkOptions, problems: list[Problem]) -> list[str]:
+    """The names that target_modules and exclude_modules leave; patterns are searched in the path without `<module>.`."""
+    kept = names
+    include = _patterns("target_modules", options.target_modules, problems)
+    exclude = _patterns("exclude_modules", options.exclude_modules, problems)
+    paths = {name: name.partition(".")[2] for name in names}
+    for option, patterns in (("target_modules", include), ("exclude_modules", exclude)):
+        for pattern in patterns:
+            if names and not any(pattern.search(path) for path in paths.values()):
+                problems.append(
+                    Problem(
+                        option,
+                        f"{option}: {pattern.pattern!r} matches no layer that can get an adapter; "
+                        f"names look like {examples(_variety(paths.values()))}",
+                    )
+                )
+    if include:
+        kept = [name for name in kept if any(pattern.search(paths[name]) for pattern in include)]
+    return [name for name in kept if not any(pattern.search(paths[name]) for pattern in exclude)]
+
+
+def _variety(paths: Iterable[str]) -> list[str]:
+    """One path for each kind of layer, so that a sentence shows different ones."""
+    by_ending: dict[str, str] = {}
+    for path in paths:
+        by_ending.setdefault(re.sub(r"^.*\d+\.", "", path), path)
+    return list(by_ending.values())
+
+
+def _plan(name: str, base: nn.Module, options: NetworkOptions, block: int | None) -> LayerPlan | None:
+    """Rank and scale of one layer, or None for one that is left out."""
+    if options.network_type == "oft":
+        return _oft_plan(name, base, options, block)
+    if is_wide(base):
+        rank = options.conv_block_dims[block] if options.conv_block_dims and block is not None else options.conv_dim
+        alpha = options.conv_alpha
+    else:
+        rank = options.block_dims[block] if options.block_dims and block is not None else options.network_dim
+        alpha = options.block_alphas[block] if options.block_alphas and block is not None else options.network_alpha
+    if not rank or _block_is_off(options, block):
+        return None
+    alpha = float(rank) if alpha is None else alpha
+    # rsLoRA, Kalajdzievski 2023 (arXiv 2312.03732): alpha / sqrt(rank) keeps the size of the update when the rank grows.
+    return LayerPlan(name, rank, alpha / math.sqrt(rank) if options.rank_stabilized else alpha / rank)
+
+
+def _oft_plan(name: str, base: nn.Module, options: NetworkOptions, block: int | None) -> LayerPlan | None:
+    """oft is for linear layers only: peft's convolutions are not the identity at the start."""
+    if not isinstance(base, nn.Linear) or _block_is_off(options, block):
+        return None
+    if options.block_dims and block is not None and options.block_dims[block] == 0:
+        return None
+    side = next(side for side in range(min(options.oft_block_size, base.in_features), 0, -1) if base.in_features % side == 0)
+    return LayerPlan(name, side, 1.0) if side > 1 else None
+
+
+def _block_is_off(options: NetworkOptions, block: int | None) -> bool:
+    """A block with rate 0 gets no adapter, unless a file brings values that must stay in effect."""
+    return bool(options.block_lr_weight) and block is not None and options.block_lr_weight[block] == 0 and options.network_weights is None
+
+
+def _empty_problems(
+    plans: list[LayerPlan], chosen: list[str], modules: list[str], bases: Mapping[str, nn.Module], options: NetworkOptions
+) -> list[Problem]:
+    """Options that ended up without any layer."""
+    problems = []
+    covered = {plan.module for plan in plans}
+    for module in modules:
+        if module not in covered:
+            switch = "train_unet" if module == "backbone" else "train_text_encoder"
+            problems.append(
+                Problem(
+                    switch,
+                    f"{switch} is on, but target_modules, exclude_modules, block_dims and block_lr_weight leave no layer of "
+                    f"{'the UNet' if module == 'backbone' else module}; change them or turn {switch} off",
+                )
+            )
+    wide = any(is_wide(bases[plan.name]) for plan in plans)
+    if (options.conv_dim is not None or any(options.conv_block_dims)) and not wide and "backbone" in covered:
+        problems.append(
+            Problem("conv_dim", "conv_dim is set, but no 3x3 convolution is left to train; change target_modules, or remove conv_dim")
+        )
+    return problems

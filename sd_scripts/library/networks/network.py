@@ -1,0 +1,503 @@
+"""The trained adapter of one model: made by peft, drawn from the run's seed, read and written by layer name.
+
+Files are not its business, see `files` and `merge`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from sd_scripts.library.errors import TrainingError
+from sd_scripts.library.protocols import Parts, StateDict
+from sd_scripts.library.rng import rng_for
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.network import NetworkOptions
+
+from .layers import LayerPlan, base_layers, block_problems, examples, explicit_rate, plan_layers, plan_of_file
+from .maths import AdapterLayer, Kind, output_norm
+from .sdxl_names import Names, names_of, split_rest
+
+ADAPTER = "default"
+"""peft's name of the trained adapter; `merge.apply` uses others."""
+
+
+@contextmanager
+def _same_training(layers: Iterable[BaseTunerLayer]) -> Iterator[None]:
+    """peft's switches also decide what is trained; after the block everything is trained, or not, as before it."""
+    flags = [(tensor, tensor.requires_grad) for layer in layers for tensor in layer.parameters()]
+    try:
+        yield
+    finally:
+        for tensor, requires_grad in flags:
+            tensor.requires_grad_(requires_grad)
+
+
+@dataclass(frozen=True)
+class NormReport:
+    """What scale_weight_norms did in one step: layers shrunk, mean and largest norm of an update afterwards."""
+
+    num_scaled: int
+    mean_norm: float
+    max_norm: float
+
+
+class Network:
+    """One adapter on one model. Made by `attach` or `merge.apply`."""
+
+    def __init__(self, parts: Parts, kind: Kind, plans: list[LayerPlan], names: Names, adapter: str = ADAPTER) -> None:
+        self.kind = kind
+        self.plans = plans
+        self.names = names
+        self._adapter = adapter
+        everything = parts.modules()
+        self.modules: dict[str, nn.Module] = {module: everything[module] for module in dict.fromkeys(plan.module for plan in plans)}
+        """The networks that carry the adapter, by name; they are what train() and eval() are for."""
+        self._layers: dict[str, BaseTunerLayer] = {plan.name: self.modules[plan.module].get_submodule(plan.layer) for plan in plans}
+        self._max_norm: float | None = None
+        self._parameters = {f"{name}.{rest}": tensor for name, layer in self._layers.items() for rest, tensor in _tensors(layer, adapter)}
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """All adapter tensors by `<module>.<layer>.<rest>`, frozen ones too."""
+        return dict(self._parameters)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The tensors that are trained, float32, in a fixed order."""
+        return [tensor for tensor in self._parameters.values() if tensor.requires_grad]
+
+    def num_parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.parameters())
+
+    def parameter_groups(self, options: NetworkOptions, learning_rate: float) -> list[dict]:
+        """Groups for the optimizer: {"params", "lr", "name"}; every trained tensor stands in exactly one.
+
+        A group for each module, each factor of block_lr_weight, and the up matrices when LoRA+ gives them a rate of their own
+        (Hayou et al. 2024, arXiv 2402.12354).
+        """
+        groups: dict[str, dict] = {}
+        for key, tensor in self._parameters.items():
+            if not tensor.requires_grad:
+                continue
+            name, rest = split_rest(key)
+            module = name.partition(".")[0]
+            rate = explicit_rate(options, module)
+            rate = learning_rate if rate is None else rate
+            label = "unet" if module == "backbone" else module
+            if rest.startswith("lora_B") and (ratio := _loraplus_ratio(options, module)) is not None:
+                rate, label = rate * ratio, f"{label}_up"
+            factor = self.block_factor(options, name)
+            if factor != 1.0:
+                rate, label = rate * factor, f"{label}_x{factor:g}"
+            groups.setdefault(label, {"params": [], "lr": rate, "name": label})["params"].append(tensor)
+        return list(groups.values())
+
+    def block_factor(self, options: NetworkOptions, name: str) -> float:
+        """What block_lr_weight multiplies the rate of this layer by."""
+        block = self.names.block(name) if options.block_lr_weight else None
+        return 1.0 if block is None else options.block_lr_weight[block]
+
+    def state(self) -> StateDict:
+        """All adapter values, float32, detached copies, by `<module>.<layer>.<rest>`."""
+        return {key: tensor.detach().float().clone() for key, tensor in self._parameters.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes values as `state` gives them. Raises TrainingError for names or shapes that are not this network's."""
+        missing = sorted(self._parameters.keys() - state.keys())
+        extra = sorted(state.keys() - self._parameters.keys())
+        if missing or extra:
+            raise TrainingError(
+                "the saved adapter is not of this network: "
+                + "; ".join(
+                    text for names, text in ((missing, f"missing {examples(missing)}"), (extra, f"unknown {examples(extra)}")) if names
+                )
+                + ". The network options must be those of the run that saved it"
+            )
+        wrong = [
+            f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
+            for key, tensor in self._parameters.items()
+            if state[key].shape != tensor.shape
+        ]
+        if wrong:
+            raise TrainingError(
+                f"the saved adapter has other sizes: {examples(wrong)}. The network options must be those of the run that saved it"
+            )
+        with torch.no_grad():
+            for key, tensor in self._parameters.items():
+                tensor.copy_(state[key])
+
+    def adapters(self, state: Mapping[str, Tensor] | None = None) -> dict[str, AdapterLayer]:
+        """The adapter of each layer as `maths` reads it, from the live values or from a state of this network."""
+        values = self.state() if state is None else state
+        tensors: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in values.items():
+            name, rest = split_rest(key)
+            tensors.setdefault(name, {})[rest] = tensor.flatten() if rest.startswith("lora_magnitude_vector") else tensor
+        return {name: AdapterLayer(self.kind, found, self.scale(name)) for name, found in tensors.items()}
+
+    def scale(self, name: str) -> float:
+        """The factor that this layer's product is multiplied by in the forward pass, as peft uses it; 1 for oft."""
+        return 1.0 if self.kind == "oft" else float(self._layers[name].scaling[self._adapter])
+
+    def set_adapters(self, adapters: Mapping[str, AdapterLayer]) -> None:
+        """Takes the adapters of a file; layers that it does not hold stay as they are. Raises OptionError for what does not fit."""
+        state = self.state()
+        problems = [f"{name} has no adapter in this network" for name in adapters if name not in self._layers]
+        for name, adapter in adapters.items():
+            if name not in self._layers:
+                continue
+            if adapter.kind != self.kind:
+                problems.append(f"{name} is {adapter.kind}, not {self.kind}")
+                continue
+            adapter = adapter.rescaled(self.scale(name))
+            own = {key.removeprefix(f"{name}.") for key in state if key.startswith(f"{name}.") and split_rest(key)[0] == name}
+            if own != set(adapter.tensors):
+                problems.append(f"{name} has {', '.join(sorted(adapter.tensors))} instead of {', '.join(sorted(own))}")
+                continue
+            for rest, tensor in adapter.tensors.items():
+                fitted = _fitted(tensor, state[f"{name}.{rest}"])
+                if rest.startswith("lora_magnitude_vector") and tensor.dim() > 1:
+                    problems.append(f"{name} has dora lengths for each input channel, which can be merged but not trained on")
+                elif fitted is None:
+                    problems.append(f"{name}.{rest} is {tuple(tensor.shape)} instead of {tuple(state[f'{name}.{rest}'].shape)}")
+                else:
+                    state[f"{name}.{rest}"] = fitted
+        if problems:
+            raise OptionError(
+                f"the adapter file does not fit the network: {examples(problems)}. "
+                "Use the network options it was trained with, or dim_from_weights"
+            )
+        self.load(state)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Inside, the model is what it was without this adapter; other adapters stay. Values and what is trained do not change."""
+        active = {name: list(layer.active_adapters) for name, layer in self._layers.items()}
+        with _same_training(self._layers.values()):
+            for name, layer in self._layers.items():
+                layer.set_adapter([other for other in active[name] if other != self._adapter])
+        try:
+            yield
+        finally:
+            with _same_training(self._layers.values()):
+                for name, layer in self._layers.items():
+                    layer.set_adapter(active[name])
+
+    def train(self, mode: bool = True) -> None:
+        """train() or eval() of every network that carries the adapter."""
+        for module in self.modules.values():
+            module.train(mode)
+
+    @torch.no_grad()
+    def after_step(self) -> NormReport | None:
+        """scale_weight_norms: shrinks both matrices of every layer whose update has a Frobenius norm above the limit; None when off."""
+        if self._max_norm is None:
+            return None
+        norms = []
+        num_scaled = 0
+        for name, layer in self._layers.items():
+            down, up = layer.lora_A[self._adapter].weight, layer.lora_B[self._adapter].weight
+            a, b = down.flatten(1), up.flatten(1)
+            # The norm of the product from the small Gram matrices: ||BA||^2 = sum(B^T B * A A^T).
+            norm = float(((b.T @ b) * (a @ a.T)).sum().clamp(min=0).sqrt()) * abs(self.scale(name))
+            if norm > self._max_norm:
+                shrink = math.sqrt(self._max_norm / norm)
+                down.mul_(shrink)
+                up.mul_(shrink)
+                norm, num_scaled = self._max_norm, num_scaled + 1
+            norms.append(norm)
+        return NormReport(num_scaled, sum(norms) / len(norms), max(norms))
+
+    def limit_norms(self, max_norm: float | None) -> None:
+        """The limit for `after_step`; None turns it off."""
+        self._max_norm = max_norm
+
+    def freeze(self) -> None:
+        """Nothing of this adapter is trained any more."""
+        for tensor in self._parameters.values():
+            tensor.requires_grad_(False)
+
+    def strengthen(self, strength: float) -> None:
+        """Multiplies what the adapter adds to each layer's output. Raises ValueError for oft, which adds nothing."""
+        if strength == 1:
+            return
+        if self.kind == "oft":
+            raise ValueError("an oft adapter has no strength")
+        for layer in self._layers.values():
+            if self.kind == "dora":
+                # peft's own scaling would turn the direction and keep the length; here the whole difference counts, as in merging.
+                layer.lora_magnitude_vector[self._adapter].register_forward_hook(lambda _module, _inputs, added: added * strength)
+            else:
+                layer.scaling[self._adapter] *= strength
+
+    def detach(self) -> None:
+        """Takes the adapter off the model; the model is then what it was before."""
+        for plan in self.plans:
+            layer = self._layers[plan.name]
+            others = [name for name in layer.active_adapters if name != self._adapter]
+            if others:
+                with _same_training([layer]):
+                    layer.set_adapter(others)
+                    layer.delete_adapter(self._adapter)
+                continue
+            model = self.modules[plan.module]
+            path, _, leaf = plan.layer.rpartition(".")
+            setattr(model.get_submodule(path), leaf, layer.get_base_layer())
+        for model in self.modules.values():
+            model.peft_config.pop(self._adapter, None)
+            if not model.peft_config:
+                del model.peft_config
+
+
+def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], seed: int) -> Network:
+    """Puts a new adapter on the model, or the one of options.network_weights.
+
+    targets: names of the layers that get one by default, by module, as family.adapter_targets gives them (with convolutions when
+    conv_dim or conv_block_dims are set). Without a file the adapter changes nothing at the start, and its values follow from seed and
+    layer names alone; torch's global random state stays as it was. Raises OptionError with every problem.
+    """
+    from .files import read
+
+    names = names_of(parts)
+    given = read(Path(options.network_weights), parts) if options.network_weights is not None else None
+    if given is not None:
+        _check_kind(given, options)
+    if given is not None and options.dim_from_weights:
+        plans = plan_of_file(given, base_layers(parts))
+        _check_switches(plans, options)
+        if problems := block_problems(options, names):
+            raise OptionError(problems)
+    else:
+        plans = plan_layers(parts, options, targets, names)
+    inject(parts, options.network_type, plans, options, ADAPTER)
+    if given is not None and options.dim_from_weights:
+        take_shapes(parts, given, ADAPTER)
+    network = Network(parts, options.network_type, plans, names)
+    initialise(network, seed)
+    network.limit_norms(options.scale_weight_norms)
+    if given is not None:
+        try:
+            network.set_adapters(given)
+        except OptionError:
+            network.detach()
+            raise
+    _freeze(network, options)
+    if not network.parameters():
+        network.detach()
+        raise OptionError("every part of the network has learning rate 0, so nothing would be trained; give one of them a value")
+    return network
+
+
+def inject(parts: Parts, kind: Kind, plans: Iterable[LayerPlan], options: NetworkOptions, adapter: str) -> None:
+    """Lets peft wrap the layers, beside adapters that are there already; new tensors are float32. The global random state does not move."""
+    everything = parts.modules()
+    by_module: dict[str, list[LayerPlan]] = {}
+    for plan in plans:
+        by_module.setdefault(plan.module, []).append(plan)
+    for module, wanted in by_module.items():
+        model = everything[module]
+        layers = {plan.layer: model.get_submodule(plan.layer) for plan in wanted}
+        foreign = [
+            f"{module}.{path}" for path, layer in layers.items() if isinstance(layer, BaseTunerLayer) and _kind_of(layer) != _FAMILY[kind]
+        ]
+        taken = [
+            f"{module}.{path}" for path, layer in layers.items() if isinstance(layer, BaseTunerLayer) and adapter in layer.active_adapters
+        ]
+        if foreign:
+            raise OptionError(
+                f"a {kind} adapter cannot stand on a layer with one of another kind: {examples(foreign)}; merge one of them first"
+            )
+        if taken:
+            raise ValueError(f"the model has an adapter named {adapter} already, on {examples(taken)}")
+        before = {path: list(layer.active_adapters) for path, layer in layers.items() if isinstance(layer, BaseTunerLayer)}
+        with torch.random.fork_rng(devices=[]):
+            for config in _configs(kind, wanted, options):
+                # peft warns about a model that has configurations already, so they are set aside while it works.
+                known = model.__dict__.pop("peft_config", {})
+                inject_adapter_in_model(config, model, adapter_name=adapter)
+                model.peft_config = {**known, **model.peft_config}
+        _activate(model, layers, before, adapter)
+
+
+def _activate(model: nn.Module, layers: Iterable[str], before: Mapping[str, list[str]], adapter: str) -> None:
+    """Makes the new adapter active beside the old ones, in float32, and leaves the old ones as trainable as they were."""
+    for path in layers:
+        layer = model.get_submodule(path)
+        assert isinstance(layer, BaseTunerLayer)
+        others = before.get(path, [])
+        trained = [(tensor, tensor.requires_grad) for name in others for _, tensor in _tensors(layer, name)]
+        layer.set_adapter([*others, adapter])
+        for tensor, requires_grad in trained:
+            tensor.requires_grad_(requires_grad)
+        for _, tensor in _tensors(layer, adapter):
+            tensor.data = tensor.data.float()
+
+
+def take_shapes(parts: Parts, adapters: Mapping[str, AdapterLayer], adapter: str) -> None:
+    """Gives injected lokr layers the factors of a file, whose sizes follow from no rank; other kinds have their sizes already."""
+    everything = parts.modules()
+    for name, given in adapters.items():
+        if given.kind != "lokr":
+            continue
+        module, _, path = name.partition(".")
+        layer = everything[module].get_submodule(path)
+        device = layer.get_base_layer().weight.device
+        for attribute in layer.adapter_layer_names:
+            held = getattr(layer, attribute)
+            if adapter in held:
+                del held[adapter]
+            if attribute in given.tensors:
+                held[adapter] = nn.Parameter(torch.zeros(given.tensors[attribute].shape, device=device))
+
+
+def initialise(network: Network, seed: int) -> None:
+    """Draws every tensor from a generator of its own, seeded by `seed` and the tensor's name: nothing else moves it.
+
+    lora: kaiming uniform down, zero up. loha, lokr: LyCORIS's distributions, for which its users' learning rates are known. oft: zero.
+    """
+    with torch.no_grad():
+        for key, tensor in network.named_parameters().items():
+            name, rest = split_rest(key)
+            if rest == "lora_magnitude_vector.weight":
+                base = network._layers[name].get_base_layer()
+                tensor.copy_(output_norm(base.weight.float()).reshape(tensor.shape))
+                continue
+            rng = rng_for(seed, 0, f"network/{key}")
+            values = torch.empty(tensor.shape, dtype=torch.float32)
+            if rest in _NORMAL:
+                values.normal_(std=_NORMAL[rest], generator=rng)
+            elif rest in _ZERO or (rest == "lokr_w2_b" and f"{name}.lokr_w2_a" in network.named_parameters()):
+                values.zero_()
+            else:
+                nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=rng)
+            tensor.copy_(values)
+
+
+_ZERO = ("lora_B.weight", "hada_w2_a", "lokr_w2", "oft_R.weight")
+_NORMAL = {"hada_w1_a": 0.1, "hada_w1_b": 1.0, "hada_w2_b": 1.0}
+_FAMILY = {"lora": "lora", "dora": "lora", "loha": "hada", "lokr": "lokr", "oft": "oft"}
+
+
+def _kind_of(layer: BaseTunerLayer) -> str:
+    return layer.adapter_layer_names[0].partition("_")[0]
+
+
+def _tensors(layer: BaseTunerLayer, adapter: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """An adapter's tensors on one layer, by peft's name without the adapter's: lora_A.weight, hada_w1_a."""
+    for attribute in layer.adapter_layer_names:
+        held = getattr(layer, attribute)
+        if adapter not in held:
+            continue
+        if isinstance(held[adapter], nn.Module):
+            yield from ((f"{attribute}.{name}", tensor) for name, tensor in held[adapter].named_parameters())
+        else:
+            yield attribute, held[adapter]
+
+
+def _pattern(values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    """The commonest value, and peft's patterns for the others: one expression for each value, because 700 are slow to match."""
+    distinct = sorted(set(values.values()), key=lambda value: (-list(values.values()).count(value), value))
+    common = distinct[0]
+    return common, {"|".join(name.replace(".", r"\.") for name, own in values.items() if own == value): value for value in distinct[1:]}
+
+
+def _configs(kind: Kind, plans: list[LayerPlan], options: NetworkOptions) -> list[PeftConfig]:
+    """peft's configurations for the layers of one module; oft needs one for each block side."""
+    targets = [plan.layer for plan in plans]
+    if kind == "oft":
+        sides = sorted({plan.rank for plan in plans})
+        return [
+            OFTConfig(
+                r=0,
+                oft_block_size=side,
+                module_dropout=options.module_dropout,
+                # The Neumann series is only nearly orthogonal; the exact transform costs little at this block size.
+                use_cayley_neumann=False,
+                target_modules=[plan.layer for plan in plans if plan.rank == side],
+            )
+            for side in sides
+        ]
+    rank, ranks = _pattern({plan.layer: plan.rank for plan in plans})
+    alpha, alphas = _pattern({plan.layer: plan.scale * plan.rank for plan in plans})
+    if kind in ("lora", "dora"):
+        return [
+            LoraConfig(
+                r=int(rank),
+                lora_alpha=alpha,
+                rank_pattern=ranks,
+                alpha_pattern=alphas,
+                target_modules=targets,
+                lora_dropout=options.network_dropout,
+                use_dora=kind == "dora",
+            )
+        ]
+    shared = {"r": int(rank), "alpha": alpha, "rank_pattern": ranks, "alpha_pattern": alphas, "target_modules": targets}
+    drops = {"rank_dropout": options.rank_dropout, "module_dropout": options.module_dropout}
+    if kind == "loha":
+        return [LoHaConfig(**shared, **drops)]
+    return [LoKrConfig(**shared, **drops, decompose_both=options.lokr_decompose_both, decompose_factor=options.lokr_factor)]
+
+
+def _fitted(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """The tensor in the wanted shape, where they differ by sides of length 1 only (1x1 convolutions and linear layers)."""
+    squeezed = [side for side in tensor.shape if side != 1]
+    if squeezed != [side for side in like.shape if side != 1]:
+        return None
+    return tensor.detach().float().reshape(like.shape).to(like.device)
+
+
+def _loraplus_ratio(options: NetworkOptions, module: str) -> float | None:
+    own = options.loraplus_unet_lr_ratio if module == "backbone" else options.loraplus_text_encoder_lr_ratio
+    return options.loraplus_lr_ratio if own is None else own
+
+
+def _check_kind(given: Mapping[str, AdapterLayer], options: NetworkOptions) -> None:
+    kinds = sorted({adapter.kind for adapter in given.values()})
+    if kinds != [options.network_type]:
+        raise OptionError(
+            f"network_weights holds {' and '.join(kinds)}, but network_type is {options.network_type}; "
+            + (f"set network_type = {kinds[0]}" if len(kinds) == 1 else "a file of several kinds can be merged, but not trained on")
+        )
+
+
+def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
+    """A part of the file that would not be attached would silently be missing from the result."""
+    problems = []
+    for what, switch, rate, on, held in (
+        ("the UNet", "train_unet", "unet_lr", options.train_unet, any(plan.module == "backbone" for plan in plans)),
+        (
+            "the text encoders",
+            "train_text_encoder",
+            "text_encoder_lr",
+            options.train_text_encoder,
+            any(plan.module != "backbone" for plan in plans),
+        ),
+    ):
+        if held and not on:
+            problems.append(
+                Problem(
+                    switch, f"network_weights holds layers of {what}, but {switch} is off; turn it on ({rate} = 0 keeps them as they are)"
+                )
+            )
+        if on and not held:
+            problems.append(
+                Problem(switch, f"network_weights holds no layer of {what}, but {switch} and dim_from_weights are on; turn one of them off")
+            )
+    if problems:
+        raise OptionError(problems)
+
+
+def _freeze(network: Network, options: NetworkOptions) -> None:
+    """Parts with learning rate 0 stay at the values of the file they came from."""
+    for key, tensor in network.named_parameters().items():
+        name, _ = split_rest(key)
+        rate = explicit_rate(options, name.partition(".")[0])
+        factor = network.block_factor(options, name)
+        tensor.requires_grad_(rate != 0 and factor != 0)

@@ -1,0 +1,62 @@
+"""safetensors files whose bytes follow from their content alone.
+
+The safetensors library writes the header's text entries in an order that changes from process to process; a run that was killed
+and resumed must give the same bytes as one that was not, so the (small) format is written here with everything sorted.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from sd_scripts.library.errors import OptionError
+from sd_scripts.library.protocols import StateDict
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+}
+
+
+def serialise(tensors: StateDict, metadata: dict[str, str]) -> bytes:
+    """The bytes of a safetensors file: equal tensors and texts give equal bytes in every process."""
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    chunks: list[bytes] = []
+    offset = 0
+    # Wide numbers first, so that every tensor starts at a multiple of its own width.
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        tensor = tensors[name].detach().cpu().contiguous()
+        data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + len(data)]}
+        chunks.append(data)
+        offset += len(data)
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(chunks)
+
+
+def read_file(path: Path) -> tuple[StateDict, dict[str, str]]:
+    """Tensors and header texts of a file. Raises OptionError with a sentence for what is not a readable safetensors file."""
+    if path.suffix.lower() != ".safetensors":
+        raise OptionError(
+            f"{path.name} is not a .safetensors file; .pt, .ckpt and .bin files can run code when they are read, "
+            "so only .safetensors is accepted"
+        )
+    if not path.is_file():
+        raise OptionError(f"the adapter file {path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Copies: the tensors are views of the mapped file, which may be replaced while they live, and which Windows would keep locked.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as err:
+        raise OptionError(
+            f"{path.name} is not a readable safetensors file ({err}); it may be truncated, so download or export it again"
+        ) from err
