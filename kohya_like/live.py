@@ -32,7 +32,7 @@ from .context import Context
 from .gpu import GpuCache, ProcessUsage
 from .supervisor import Job, JobSupervisor
 
-FOLD_BYTES = 16 << 20
+FOLD_BYTES = 4 << 20
 """A poll reads at most this much of an event log; the page asks again at once while there is more."""
 MAX_WATCHED = 32
 THUMBNAIL_PIXELS = 320

@@ -16,7 +16,7 @@ from sd_scripts.schema.rundir import LAST_WORDS
 
 Event = dict[str, Any]
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 EDGE_BYTES = 64 << 10
 """How much of the beginning and of the end of a log is read for the list of runs."""
 MAX_POINTS = 2000
@@ -182,8 +182,7 @@ class Progress:
                     self._enter(str(event.get("name") or ""))
                 case "cached":
                     self.cached[str(event.get("what") or "")] = whole(event.get("done")), whole(event.get("total"))
-                    if self.phase not in ("cache", "scan"):
-                        self._enter("cache")
+                    self._enter("cache")
                 case "validation" if (loss := number(event.get("loss"))) is not None:
                     self.validation = [*self.validation, (whole(event.get("step")), loss)][-MAX_POINTS:]
                 case "saved":

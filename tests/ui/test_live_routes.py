@@ -1,0 +1,205 @@
+"""The live routes over real HTTP messages: token, confinement, ranges, and polls that add up to the whole run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from kohya_like import live
+from kohya_like.live import inside
+from kohya_like.supervisor import JobSupervisor
+from sd_scripts.schema.flat import build
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS
+
+TOKEN = "a-token-of-the-page"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A finished run with previews, weights, a console, and things that must not be served."""
+    needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_dir": str(tmp_path), "output_name": "cat"}
+    run = RunDirectory.create(tmp_path, "cat", build(RUNS["sdxl", "network"], needed))
+    run.log("started", steps=50, start_step=0, pid=999_999_999)
+    for step in range(1, 51):
+        run.log("step", step=step, loss=1.0 / step, lr=1e-4, seconds=0.1)
+    run.samples.mkdir()
+    for step in (0, 50):
+        name = f"cat-{step:06d}-00.png"
+        Image.new("RGB", (700, 500), (step, 99, 99)).save(run.samples / name)
+        run.log("sample", step=step, index=0, file=f"samples/{name}", prompt="a <b>cat</b>", seed=1)
+    run.log("warning", text="slow")
+    run.log("finished", step=50)
+    run.console.write_text("one\ntwo\r 50%\r100%\nthree")
+    (run.path / "cat.safetensors").write_bytes(bytes(range(256)) * 40)
+    (run.path / "secret.txt").write_text("no")
+    (tmp_path / "outside.toml").write_text("no")
+    (tmp_path / "outside.png").write_bytes((run.samples / "cat-000000-00.png").read_bytes())
+    os.symlink(tmp_path / "outside.toml", run.path / "link.toml")
+    os.symlink(tmp_path / "outside.png", run.samples / "link.png")
+    return run
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    supervisor = JobSupervisor(tmp_path)
+    with TestClient(Starlette(routes=live.routes(supervisor, TOKEN))) as client:
+        client.headers["x-kl-token"] = TOKEN
+        yield client
+    supervisor.close()
+
+
+def poll(client: TestClient, run: RunDirectory, **query: Any) -> dict[str, Any]:
+    response = client.get(f"/kl/run/{run.name}", params=query)
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_every_route_but_the_script_needs_the_token(client: TestClient, run: RunDirectory) -> None:
+    name = run.name
+    ways = [
+        ("GET", path)
+        for path in ("/kl/runs", f"/kl/run/{name}", f"/kl/run/{name}/sample/cat-000000-00.png", f"/kl/run/{name}/file/cat.safetensors")
+    ]
+    ways += [("POST", f"/kl/run/{name}/stop"), ("POST", f"/kl/run/{name}/resume")]
+    for method, path in ways:
+        for token in ("", "wrong", TOKEN[:-1], TOKEN + "x", "é"):
+            assert client.request(method, path, headers={"x-kl-token": token.encode()}).status_code == 401
+            assert client.request(method, path, params={"token": token}, headers={"x-kl-token": ""}).status_code == 401
+    assert client.get(f"/kl/run/{name}/file/cat.safetensors", params={"token": TOKEN}, headers={"x-kl-token": ""}).status_code == 200
+    script = client.get("/kl/assets/live/all.js", headers={"x-kl-token": ""})
+    assert script.status_code == 200 and script.content == live.script() and TOKEN.encode() not in script.content
+    assert not run.stop_requested()
+
+
+def test_orders_are_not_taken_by_get(client: TestClient, run: RunDirectory) -> None:
+    for what in ("stop", "resume"):
+        assert client.get(f"/kl/run/{run.name}/{what}").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "file/..%2foutside.toml",
+        "file/..%5coutside.toml",
+        "file/%2e%2e/outside.toml",
+        "file/link.toml",
+        "file/secret.txt",
+        "file/run.json",
+        "file/events.jsonl",
+        "file/samples",
+        "file/.cat.safetensors",
+        "file/cat.safetensors%00.toml",
+        "file/C:%5cx.toml",
+        "sample/..%2f..%2foutside.png",
+        "sample/link.png",
+        "sample/..%2fconfig.toml",
+        "sample/missing.png",
+    ],
+)
+def test_only_files_of_the_run_are_served(client: TestClient, run: RunDirectory, path: str) -> None:
+    response = client.get(f"/kl/run/{run.name}/{path}")
+    assert response.status_code == 404 and response.content != b"no"
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "%2e%2e", "missing", "samples", ".", "C:"])
+def test_only_runs_on_disk_are_found(client: TestClient, run: RunDirectory, name: str) -> None:
+    assert client.get(f"/kl/run/{name}").status_code == 404
+
+
+def test_a_name_of_a_file_is_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("x")
+    assert inside(tmp_path, "a.toml", live.DOWNLOADS) == tmp_path / "a.toml"
+    for name in ("", ".", "..", "/a.toml", "./a.toml", "x/../a.toml", "a.toml\0", "\\a.toml", "A", str(tmp_path / "a.toml")):
+        assert inside(tmp_path, name, live.DOWNLOADS) is None
+
+
+def test_downloads_come_whole_in_ranges_and_as_attachments(client: TestClient, run: RunDirectory) -> None:
+    path, content = f"/kl/run/{run.name}/file/cat.safetensors", (run.path / "cat.safetensors").read_bytes()
+    whole = client.get(path)
+    assert whole.content == content and "attachment" in whole.headers["content-disposition"]
+    part = client.get(path, headers={"range": "bytes=100-199"})
+    assert part.status_code == 206 and part.content == content[100:200]
+    assert client.get(path, headers={"range": f"bytes={len(content) + 5}-"}).status_code == 416
+
+
+def test_previews_come_small_and_full(client: TestClient, run: RunDirectory) -> None:
+    path = f"/kl/run/{run.name}/sample/cat-000000-00.png"
+    assert client.get(path).content == (run.samples / "cat-000000-00.png").read_bytes()
+    small = client.get(path, params={"size": "thumb"})
+    picture = Image.open(io.BytesIO(small.content))
+    assert small.headers["content-type"] == "image/webp" and max(picture.size) == live.THUMBNAIL_PIXELS
+    assert picture.size[0] / picture.size[1] == pytest.approx(700 / 500, rel=0.01)
+    (run.samples / "cat-000000-00.png").write_bytes(b"\x89PNG\r\n half")
+    assert client.get(path, params={"size": "thumb"}).status_code == 404
+
+
+def test_the_list_shows_each_run(client: TestClient, run: RunDirectory) -> None:
+    (row,) = client.get("/kl/runs").json()["runs"]
+    assert (row["name"], row["state"], row["step"], row["steps"], row["terminal"]) == (run.name, "finished", 50, 50, True)
+
+
+def test_a_first_poll_tells_everything_and_the_next_only_what_is_new(client: TestClient, run: RunDirectory) -> None:
+    first = poll(client, run)
+    assert first["complete"] and first["first"] == 0 and [row[0] for row in first["points"]] == list(range(1, 51))
+    assert first["phase"] == "finished" and first["fraction"] == 1.0 and first["eta_seconds"] is None
+    assert [sample["file"] for sample in first["samples"]] == ["cat-000000-00.png", "cat-000050-00.png"]
+    assert [file["name"] for file in first["files"]] == ["cat.safetensors", "config.toml"] and first["warnings"] == [["slow", 1]]
+    assert first["console"]["lines"] == ["one", "100%"] and first["console"]["open"] == "three"
+    known = {"generation": first["generation"], "points": 50, "console": first["console"]["offset"], "version": first["version"]}
+    second = poll(client, run, **known)
+    assert second["first"] == 49 and len(second["points"]) == 1 and "samples" not in second and second["console"]["lines"] == []
+    assert len(json.dumps(second)) < 1500
+    with run.console.open("a") as console:
+        console.write(" more\nfour\n")
+    run.log("step", step=51, loss=0.5, lr=1e-4, seconds=0.1)
+    third = poll(client, run, **known)
+    assert [row[0] for row in third["points"]] == [50, 51] and third["console"]["lines"] == ["three more", "four"]
+
+
+def test_a_page_that_reads_along_draws_the_same_curve_as_one_that_comes_late(client: TestClient, run: RunDirectory) -> None:
+    drawn: list[list[float]] = []
+    generation = ""
+    for begin in range(60, 9000, 700):
+        for step in range(begin, begin + 700):
+            run.log("step", step=step, loss=1 / step, lr=0.0, seconds=0.1)
+        answer = poll(client, run, generation=generation, points=len(drawn))
+        drawn = (drawn[: answer["first"]] if answer["generation"] == generation else []) + answer["points"]
+        generation = answer["generation"]
+    assert drawn == poll(client, run)["points"] and len(drawn) < 4000
+
+
+def test_a_replaced_log_begins_a_new_curve(client: TestClient, run: RunDirectory) -> None:
+    first = poll(client, run)
+    run.events_file.write_text('{"kind": "step", "step": 1, "loss": 2.0, "time": 1.0}\n')
+    second = poll(client, run, generation=first["generation"], points=50)
+    assert second["generation"] != first["generation"] and second["first"] == 0 and len(second["points"]) == 1
+
+
+def test_a_nonsense_poll_is_refused_without_a_traceback(client: TestClient, run: RunDirectory) -> None:
+    assert client.get(f"/kl/run/{run.name}", params={"points": "many"}).status_code == 400
+    assert poll(client, run, points=-5, console=-99, generation="x" * 500)["first"] == 0
+    assert poll(client, run, points=10**9, console=10**15)["first"] == 0
+
+
+def test_a_failed_run_says_why_with_its_last_lines(client: TestClient, run: RunDirectory) -> None:
+    run.events_file.write_text(
+        '{"kind": "started", "steps": 9, "time": 1.0}\n{"kind": "failed", "step": 3, "text": "It broke.", "remedy": "Mend it."}\n'
+    )
+    cause = poll(client, run)["cause"]
+    assert (cause["text"], cause["remedy"]) == ("It broke.", "Mend it.") and cause["lines"][-1] == "three"
+
+
+def test_a_run_that_cannot_be_resumed_says_so(client: TestClient, run: RunDirectory) -> None:
+    run.config.write_text("[output]\noutput_dir = 5\n")
+    response = client.post(f"/kl/run/{run.name}/resume")
+    assert response.status_code == 409 and len(response.json()["detail"]) > 20
