@@ -1,0 +1,50 @@
+"""Every preset is a valid set of options, and a dry run of it with somebody's pictures goes through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sd_scripts.library.launch import main
+from sd_scripts.schema.flat import build, changed, read_toml, run_of
+from sd_scripts.schema.runs import RUNS
+
+ROOT = Path(__file__).parents[2]
+PRESETS = sorted((ROOT / "presets").glob("*/*.toml"))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Three large pictures with captions, in kohya's layout."""
+    folder = tmp_path / "pictures" / "2_sks thing"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        Image.fromarray(rng.integers(0, 255, (1100, 900 + 100 * number, 3), dtype=np.uint8)).save(folder / f"{number}.jpg")
+        (folder / f"{number}.txt").write_text("sks thing, on a table, from above")
+    return folder.parent
+
+
+def test_there_is_a_preset_for_every_script() -> None:
+    assert {path.parent.name for path in PRESETS} == {run.script.removesuffix(".py") for run in RUNS.values()}
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_parses_and_dry_runs(preset: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = read_toml(preset)
+    run = run_of(values)
+    assert run.script.removesuffix(".py") == preset.parent.name
+    needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(pictures)}
+    options = build(run, needed | values)
+    missing = set(values) - set(changed(options)) - {"script", "schema_version"}
+    assert not missing, f"a preset is a set of differences, but these are defaults: {missing}"
+    own = [f"--{name}={value}" for name, value in needed.items() if name not in values]
+    with pytest.raises(SystemExit) as ended:
+        main(run.family, run.method, [f"--config_file={preset}", f"--output_dir={tmp_path / 'out'}", "--dry_run", *own])
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    assert "Nothing was started" in said.out
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("2*"))
