@@ -129,6 +129,11 @@ def kind_of(config: Mapping[str, Any]) -> Kind:
     """What the network predicts, by its diffusers scheduler configuration. Raises OptionError for a kind that is not trained here."""
     if is_flow(config):
         return "velocity"
+    if str(config.get("_class_name", "")).startswith("EDM"):
+        raise OptionError(
+            f"the model's scheduler is {config['_class_name']}: its network sees scaled latents "
+            "(Karras et al. 2022), which cannot be trained here"
+        )
     kind = config.get("prediction_type", "epsilon")
     if kind not in ("epsilon", "v_prediction"):
         raise OptionError(

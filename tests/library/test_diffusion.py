@@ -137,6 +137,8 @@ def test_a_scheduler_configuration_says_what_the_network_predicts():
     assert isinstance(diffusion.path_of({"_class_name": "FlowMatchEulerDiscreteScheduler"}), FlowPath)
     with pytest.raises(OptionError, match="prediction_type = sample"):
         diffusion.kind_of({"prediction_type": "sample"})
+    with pytest.raises(OptionError, match="EDMEulerScheduler"):
+        diffusion.kind_of({"_class_name": "EDMEulerScheduler"})
 
 
 def test_an_unknown_noise_schedule_is_named():

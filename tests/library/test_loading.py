@@ -136,6 +136,23 @@ def test_a_model_in_the_hub_cache_loads_without_a_network(saved, tiny, tmp_path,
     assert parts.source == "someone/tiny-xl"
 
 
+def test_a_link_is_called_by_its_own_name(single, tiny):
+    kept = single.with_name("0123abcd")
+    single.rename(kept)
+    single.symlink_to(kept)
+    parts = load(single)
+    assert parts.source == "one.safetensors"
+    assert_same(parts, tiny, ("vae",))
+
+
+def test_the_loaded_model_does_not_change_with_its_file(single, tiny):
+    parts = load(single)
+    with single.open("r+b") as file:
+        file.seek(single.stat().st_size // 4)
+        file.write(b"\x11" * (single.stat().st_size // 2))
+    assert_same(parts, tiny)
+
+
 def test_networks_come_in_the_wanted_precision_and_the_vae_in_its_own(saved, single):
     for place in (saved, single):
         parts = SDXL.load(options(place), CPU, torch.float16)

@@ -67,8 +67,8 @@ def scheduler_for(sampler: str, config: Mapping[str, Any]) -> SchedulerMixin:
     if sampler == "lms" and importlib.util.find_spec("scipy") is None:
         raise OptionError("sampler: lms needs the package scipy, which is not installed; take another sampler, or install scipy")
     name = config.get("_class_name", CLASSES["euler"]) if sampler == "auto" else CLASSES[sampler]
-    if not hasattr(diffusers, name):
-        raise OptionError(f"the model's scheduler {name} is not in the installed diffusers; choose a sampler ({', '.join(CLASSES)})")
+    if not name.endswith("Scheduler") or not hasattr(diffusers, name):
+        raise OptionError(f"the model's scheduler {name} is not one of the installed diffusers; choose a sampler: {', '.join(CLASSES)}")
     return getattr(diffusers, name).from_config({**LATENT_DEFAULTS.get(name, {}), **_without_class(wanted)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,9 @@ def find(
             raise OptionError(
                 f"revision: {revision} is a branch, tag or commit of a hub model, but {option} is {value} on this disk; remove it"
             )
-        return Source(path.resolve(), path.resolve().name)
+        # Not resolved: in the hub cache a file is a link to one without a name.
+        path = Path(os.path.abspath(path))
+        return Source(path, path.name)
     if _HUB_ID.fullmatch(value) and not value.lower().endswith(_FILE_SUFFIXES):
         return Source(_fetched(option, value, revision, variant, folders), value)
     raise OptionError(

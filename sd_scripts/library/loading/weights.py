@@ -68,7 +68,8 @@ def fill(module: nn.Module, tensors: Mapping[str, Callable[[], Tensor]], device:
     state = {}
     for name in module.state_dict():
         tensor = tensors[name]()
-        state[name] = tensor.to(device, dtype if tensor.is_floating_point() else None).contiguous()
+        # A copy: safetensors maps the file, so writing over it during training would change the weights.
+        state[name] = tensor.contiguous().to(device, dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
     module.load_state_dict(state, strict=True, assign=True)
     module.to(device).eval().requires_grad_(False)
 

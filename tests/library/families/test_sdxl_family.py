@@ -236,6 +236,18 @@ def test_a_sampler_that_cannot_render_a_model_is_refused_with_those_that_can(par
         SDXL.preview(of_kind(parts, "flow"), [one])
 
 
+def test_auto_takes_the_scheduler_of_the_model_and_an_unknown_one_is_named(parts):
+    config = {**parts.scheduler_config, "_class_name": "UniPCMultistepScheduler"}
+    assert type(scheduler_for("auto", config)).__name__ == "UniPCMultistepScheduler"
+    assert type(scheduler_for("ddim", config)).__name__ == "DDIMScheduler"
+    with pytest.raises(OptionError, match=r"StableDiffusionPipeline is not one of the installed diffusers; choose a sampler: ddim"):
+        scheduler_for("auto", {**config, "_class_name": "StableDiffusionPipeline"})
+
+
+def test_ddim_does_not_clip_latents(parts):
+    assert scheduler_for("ddim", parts.scheduler_config).config.clip_sample is False
+
+
 def test_zero_terminal_snr_models_are_sampled_from_pure_noise(parts):
     for sampler in ("auto", "ddim", "euler", "euler_a", "dpmsolver++"):
         scheduler = scheduler_for(sampler, of_kind(parts, "v_prediction", True).scheduler_config)
