@@ -1,0 +1,248 @@
+"""What README.md and docs/ say exists and works: commands, options, values, files, names, anchors."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import gui
+from sd_scripts.dataset.config import read_config
+from sd_scripts.schema import flat
+from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.prompts import FLAGS
+from sd_scripts.schema.rundir import LAST_WORDS
+from sd_scripts.schema.runs import SdxlNetwork
+from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_text, prose, ticked
+
+OPTIONS = flat.fields(SdxlNetwork)
+OWN_FLAGS = {"config_file", "run_dir", "dry_run", "network_args"}
+NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
+LAUNCHER_FLAGS = {"num_processes", "num_machines", "mixed_precision", "dynamo_backend", "multi_gpu"}
+OTHER_FLAGS = {"all", "help", "test", "index-url"}
+"""Of setup.sh, gui.py, the doctor and pip."""
+
+
+def page_ids(path: Path) -> str:
+    return path.name
+
+
+# --- files and commands ---------------------------------------------------------------------------------------------
+
+
+def folders_of(block: Block) -> list[str]:
+    return re.findall(r'^image_dir = "(.+)"$', block.text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: f"{block.page}-{block.name or 'part'}")
+def test_a_toml_file_in_a_document_is_valid(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = tomllib.loads(block.text)
+    if "datasets" not in values:
+        flat.build(SdxlNetwork, NEEDED | flat.parse_toml(block.text, block.name))
+        return
+    for folder in folders_of(block):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    Path("dataset.toml").write_text(block.text, encoding="utf-8")
+    found = read_config(Path("dataset.toml"), DatasetOptions(dataset_config="dataset.toml"))
+    assert len(found.items) == len(folders_of(block)) and found.warnings == ()
+
+
+def test_documents_show_files_and_commands():
+    assert len(blocks("toml")) >= 4 and len(command_blocks()) >= 10
+
+
+def check_training(words: list[str], folder: Path) -> None:
+    script = next(word for word in words if word.endswith("sdxl_train_network.py"))
+    assert (ROOT / script).is_file()
+    before, after = words[: words.index(script)], words[words.index(script) + 1 :]
+    unknown = {word.removeprefix("--") for word in before if word.startswith("--")} - LAUNCHER_FLAGS
+    assert unknown == set()
+    for block in blocks("toml"):
+        if block.name:
+            (folder / block.name).write_text(block.text, encoding="utf-8")
+    flat.parse_cli(SdxlNetwork, after)
+
+
+def check_setup(words: list[str]) -> None:
+    subcommand, *rest = [word for word in words if word not in ("bash", "powershell", "-ExecutionPolicy", "Bypass", "-File")][1:]
+    assert subcommand in {"install", "gui", "demo", "test", "doctor"}
+    if subcommand == "gui":
+        given = gui.parser().parse_args(rest)
+        given.allowed_dir = []
+        assert gui.problems(given) == []
+
+
+@pytest.mark.parametrize(("page", "words"), command_blocks(), ids=lambda item: " ".join(item)[:80] if isinstance(item, list) else item)
+def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if any(word.endswith("sdxl_train_network.py") for word in words):
+        check_training(words, tmp_path)
+    elif any(word in ("setup.sh", "setup.ps1") for word in words):
+        check_setup(words)
+    else:
+        files = {block.name for block in blocks("python")}
+        assert words[0] == "ssh" or (words[0] == ".venv/bin/python" and words[1] in files)
+
+
+def test_the_flags_of_the_launcher_exist():
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--help"], capture_output=True, text=True, timeout=120, env=os.environ
+    )
+    assert [flag for flag in LAUNCHER_FLAGS if f"--{flag}" not in done.stdout] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_every_flag_in_a_document_exists(path):
+    of_the_page = {action.dest for action in gui.parser()._actions}
+    known = set(OPTIONS) | OWN_FLAGS | of_the_page | LAUNCHER_FLAGS | OTHER_FLAGS | set(FLAGS)
+    known |= {f"no_{name}" for name, field in OPTIONS.items() if field.type is bool}
+    assert set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", page_text(path))) - known == set()
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_a_setting_with_its_value_is_accepted(path):
+    settings = [text for text in ticked(path) if re.fullmatch(r"[a-z]\w+ = .+", text)]
+    for text in settings:
+        name, _, value = text.partition(" = ")
+        assert name in OPTIONS, text
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError:
+            # A letter or a word that stands for a value, as in a formula.
+            assert re.fullmatch(r"\w+", value) or value.isalpha(), text
+            continue
+        # What may be wrong here is only how options go together: a lone value cannot say that.
+        try:
+            flat.build(SdxlNetwork, NEEDED | values)
+        except OptionError as err:
+            assert [str(problem) for problem in err.problems if problem.message.startswith(f"{name}:")] == []
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    """Every word in the code, the scripts and the presets."""
+    endings = {".py", ".js", ".sh", ".ps1", ".toml"}
+    found: set[str] = set()
+    for folder in ("sd_scripts", "kohya_like", "presets"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in endings:
+                found |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    for name in ("gui.py", "setup.sh", "setup.ps1", "pyproject.toml"):
+        found |= set(re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_every_name_of_code_in_a_document_is_in_the_code(path):
+    names = {text for text in ticked(path) if re.fullmatch(r"[A-Za-z]+(_[A-Za-z0-9]+)+", text)}
+    elsewhere = {
+        "metadata.jsonl",
+        "load_lora_weights",
+        "ACCELERATE_USE_CPU",
+        "CUDA_VISIBLE_DEVICES",
+        "HF_TOKEN",
+    }
+    assert names - words_of_the_code() - elsewhere == set()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_every_file_of_the_repository_in_a_document_is_there(path):
+    folders = ("sd_scripts", "kohya_like", "presets", "tests", "docs")
+    mentioned = {text for text in ticked(path) if text.split("/")[0] in folders and re.fullmatch(r"[\w./-]+", text)}
+    mentioned |= {text for text in ticked(path) if text in ("gui.py", "setup.sh", "setup.ps1", "pyproject.toml", "requirements.txt")}
+    assert [name for name in sorted(mentioned) if not (ROOT / name).exists()] == []
+
+
+def test_modules_that_objectives_are_made_of_are_there():
+    (line,) = re.findall(r"`sd_scripts/library/objectives` \(([^)]+)\)", page_text(ROOT / "docs" / "architecture.md"))
+    assert [name for name in re.findall(r"`([\w.]+)`", line) if not (ROOT / "sd_scripts/library/objectives" / name).is_file()] == []
+
+
+def test_the_preset_for_little_memory_is_there():
+    assert "`low-vram-8gb`" in prose(ROOT / "README.md")
+    assert (ROOT / "presets/sdxl_train_network/low-vram-8gb.toml").is_file()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_every_anchor_is_a_heading(path):
+    def anchors(target: Path) -> set[str]:
+        titles = re.findall(r"^#+ (.+)$", prose(target), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    broken = []
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", prose(path)):
+        if anchor not in anchors((path.parent / target).resolve() if target else path):
+            broken.append(f"{target}#{anchor}")
+    assert broken == []
+
+
+# --- what is listed completely ----------------------------------------------------------------------------------------
+
+
+def rows(page: str, head: str) -> list[list[str]]:
+    """The cells of the table whose first column has this heading."""
+    text = prose(ROOT / "docs" / page)
+    (table,) = re.findall(rf"^\| {re.escape(head)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+
+
+def logged() -> dict[str, set[str]]:
+    """Kinds of events that the engine writes, with the fields that are written out in the call."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "sd_scripts" / "library").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "log" and node.args:
+                kind = node.args[0]
+                if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
+                    found.setdefault(kind.value, set()).update(word.arg for word in node.keywords if word.arg)
+    return found
+
+
+def test_every_kind_of_event_is_documented_with_its_fields():
+    documented: dict[str, set[str]] = {}
+    for kinds, fields, _ in rows("files-and-resume.md", "kind"):
+        for kind in re.findall(r"`(\w+)`", kinds):
+            documented[kind] = set(re.findall(r"`(\w+)`", fields))
+    in_code = logged()
+    assert set(documented) == set(in_code) | set(LAST_WORDS)
+    assert {kind: sorted(fields - documented[kind]) for kind, fields in in_code.items() if fields - documented[kind]} == {}
+
+
+def test_every_loss_time_density_and_optimizer_is_documented():
+    training = page_text(ROOT / "docs" / "training.md")
+    for name in ("loss_type", "timestep_sampling", "prediction_type", "huber_schedule"):
+        missing = [choice for choice in OPTIONS[name].choices if choice != "auto" and f"`{choice}`" not in training]
+        assert missing == [], name
+    assert [name for name in OPTIONS["optimizer_type"].show.suggestions if f"`{name}`" not in training] == []
+
+
+def test_every_kind_of_adapter_has_its_layout_documented():
+    listed = {name for cells in rows("files-and-resume.md", "network_type") for name in re.findall(r"`(\w+)`", cells[0])}
+    assert listed == set(OPTIONS["network_type"].choices)
+
+
+def test_every_button_in_the_documents_is_on_the_page():
+    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "kohya_like").rglob("*") if path.suffix in {".py", ".js"})
+    buttons = [name for cells in rows("studio.md", "button") for name in cells[0].split(", ")]
+    buttons += ["End now", "Resume", "Use these settings", "Copy command", "Only changed"]
+    assert [name for name in buttons if f'"{name}"' not in page] == []
+    states = [name for cells in rows("studio.md", "state") for name in cells[0].split(", ")]
+    assert [name for name in states if f'"{name}"' not in page] == []
+
+
+def test_every_ending_of_a_picture_is_documented():
+    from sd_scripts.dataset.images import EXTENSIONS
+
+    assert f"`{' '.join(EXTENSIONS)}`" in prose(ROOT / "docs" / "data.md").replace("\n", " ")
