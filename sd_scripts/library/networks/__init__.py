@@ -1,9 +1,10 @@
 """Adapters (LoRA and relatives) on a model: attach and train them, write and read their files, merge and apply them."""
 
+from .attaching import attach
 from .files import export, read
 from .maths import KINDS, AdapterLayer, Kind
 from .merge import apply, merge_into
-from .network import Network, NormReport, attach
+from .network import Network, NormReport
 from .sdxl_names import names_of
 
 __all__ = ["KINDS", "AdapterLayer", "Kind", "Network", "NormReport", "apply", "attach", "export", "merge_into", "names_of", "read"]

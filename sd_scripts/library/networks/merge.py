@@ -13,9 +13,10 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
 
 from .files import read
+from .inject import inject, take_shapes
 from .layers import base_layers, examples, plan_of_file
 from .maths import AdapterLayer, merged_weight
-from .network import Network, inject, take_shapes
+from .network import Network
 from .sdxl_names import names_of
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

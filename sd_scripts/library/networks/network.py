@@ -9,22 +9,20 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from peft import LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Parts, StateDict
-from sd_scripts.library.rng import rng_for
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
 
-from .layers import LayerPlan, base_layers, block_problems, examples, explicit_rate, plan_layers, plan_of_file
-from .maths import AdapterLayer, Kind, output_norm
-from .sdxl_names import Names, names_of, split_rest
+from .inject import adapter_tensors
+from .layers import LayerPlan, examples, explicit_rate
+from .maths import AdapterLayer, Kind
+from .sdxl_names import Names, split_rest
 
 ADAPTER = "default"
 """peft's name of the trained adapter; `merge.apply` uses others."""
@@ -63,7 +61,9 @@ class Network:
         """The networks that carry the adapter, by name; they are what train() and eval() are for."""
         self._layers: dict[str, BaseTunerLayer] = {plan.name: self.modules[plan.module].get_submodule(plan.layer) for plan in plans}
         self._max_norm: float | None = None
-        self._parameters = {f"{name}.{rest}": tensor for name, layer in self._layers.items() for rest, tensor in _tensors(layer, adapter)}
+        self._parameters = {
+            f"{name}.{rest}": tensor for name, layer in self._layers.items() for rest, tensor in adapter_tensors(layer, adapter)
+        }
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """All adapter tensors by `<module>.<layer>.<rest>`, frozen ones too."""
@@ -141,6 +141,10 @@ class Network:
             name, rest = split_rest(key)
             tensors.setdefault(name, {})[rest] = tensor.flatten() if rest.startswith("lora_magnitude_vector") else tensor
         return {name: AdapterLayer(self.kind, found, self.scale(name)) for name, found in tensors.items()}
+
+    def base_layer(self, name: str) -> nn.Module:
+        """The plain layer under the adapter of `<module>.<layer>`."""
+        return self._layers[name].get_base_layer()
 
     def scale(self, name: str) -> float:
         """The factor that this layer's product is multiplied by in the forward pass, as peft uses it; 1 for oft."""
@@ -256,195 +260,6 @@ class Network:
                 del model.peft_config
 
 
-def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], seed: int) -> Network:
-    """Puts a new adapter on the model, or the one of options.network_weights.
-
-    targets: names of the layers that get one by default, by module, as family.adapter_targets gives them (with convolutions when
-    conv_dim or conv_block_dims are set). Without a file the adapter changes nothing at the start, and its values follow from seed and
-    layer names alone; torch's global random state stays as it was. Raises OptionError with every problem.
-    """
-    from .files import read
-
-    names = names_of(parts)
-    given = read(Path(options.network_weights), parts) if options.network_weights is not None else None
-    if given is not None:
-        _check_kind(given, options)
-    if given is not None and options.dim_from_weights:
-        plans = plan_of_file(given, base_layers(parts))
-        _check_switches(plans, options)
-        if problems := block_problems(options, names):
-            raise OptionError(problems)
-    else:
-        plans = plan_layers(parts, options, targets, names)
-    inject(parts, options.network_type, plans, options, ADAPTER)
-    if given is not None and options.dim_from_weights:
-        take_shapes(parts, given, ADAPTER)
-    network = Network(parts, options.network_type, plans, names)
-    initialise(network, seed)
-    network.limit_norms(options.scale_weight_norms)
-    if given is not None:
-        try:
-            network.set_adapters(given)
-        except OptionError:
-            network.detach()
-            raise
-    _freeze(network, options)
-    if not network.parameters():
-        network.detach()
-        raise OptionError("every part of the network has learning rate 0, so nothing would be trained; give one of them a value")
-    return network
-
-
-def inject(parts: Parts, kind: Kind, plans: Iterable[LayerPlan], options: NetworkOptions, adapter: str) -> None:
-    """Lets peft wrap the layers, beside adapters that are there already; new tensors are float32. The global random state does not move."""
-    everything = parts.modules()
-    by_module: dict[str, list[LayerPlan]] = {}
-    for plan in plans:
-        by_module.setdefault(plan.module, []).append(plan)
-    for module, wanted in by_module.items():
-        model = everything[module]
-        layers = {plan.layer: model.get_submodule(plan.layer) for plan in wanted}
-        foreign = [
-            f"{module}.{path}" for path, layer in layers.items() if isinstance(layer, BaseTunerLayer) and _kind_of(layer) != _FAMILY[kind]
-        ]
-        taken = [
-            f"{module}.{path}" for path, layer in layers.items() if isinstance(layer, BaseTunerLayer) and adapter in layer.active_adapters
-        ]
-        if foreign:
-            raise OptionError(
-                f"a {kind} adapter cannot stand on a layer with one of another kind: {examples(foreign)}; merge one of them first"
-            )
-        if taken:
-            raise ValueError(f"the model has an adapter named {adapter} already, on {examples(taken)}")
-        before = {path: list(layer.active_adapters) for path, layer in layers.items() if isinstance(layer, BaseTunerLayer)}
-        with torch.random.fork_rng(devices=[]):
-            for config in _configs(kind, wanted, options):
-                # peft warns about a model that has configurations already, so they are set aside while it works.
-                known = model.__dict__.pop("peft_config", {})
-                inject_adapter_in_model(config, model, adapter_name=adapter)
-                model.peft_config = {**known, **model.peft_config}
-        _activate(model, layers, before, adapter)
-
-
-def _activate(model: nn.Module, layers: Iterable[str], before: Mapping[str, list[str]], adapter: str) -> None:
-    """Makes the new adapter active beside the old ones, in float32, and leaves the old ones as trainable as they were."""
-    for path in layers:
-        layer = model.get_submodule(path)
-        assert isinstance(layer, BaseTunerLayer)
-        others = before.get(path, [])
-        trained = [(tensor, tensor.requires_grad) for name in others for _, tensor in _tensors(layer, name)]
-        layer.set_adapter([*others, adapter])
-        for tensor, requires_grad in trained:
-            tensor.requires_grad_(requires_grad)
-        for _, tensor in _tensors(layer, adapter):
-            tensor.data = tensor.data.float()
-
-
-def take_shapes(parts: Parts, adapters: Mapping[str, AdapterLayer], adapter: str) -> None:
-    """Gives injected lokr layers the factors of a file, whose sizes follow from no rank; other kinds have their sizes already."""
-    everything = parts.modules()
-    for name, given in adapters.items():
-        if given.kind != "lokr":
-            continue
-        module, _, path = name.partition(".")
-        layer = everything[module].get_submodule(path)
-        device = layer.get_base_layer().weight.device
-        for attribute in layer.adapter_layer_names:
-            held = getattr(layer, attribute)
-            if adapter in held:
-                del held[adapter]
-            if attribute in given.tensors:
-                held[adapter] = nn.Parameter(torch.zeros(given.tensors[attribute].shape, device=device))
-
-
-def initialise(network: Network, seed: int) -> None:
-    """Draws every tensor from a generator of its own, seeded by `seed` and the tensor's name: nothing else moves it.
-
-    lora: kaiming uniform down, zero up. loha, lokr: LyCORIS's distributions, for which its users' learning rates are known. oft: zero.
-    """
-    with torch.no_grad():
-        for key, tensor in network.named_parameters().items():
-            name, rest = split_rest(key)
-            if rest == "lora_magnitude_vector.weight":
-                base = network._layers[name].get_base_layer()
-                tensor.copy_(output_norm(base.weight.float()).reshape(tensor.shape))
-                continue
-            rng = rng_for(seed, 0, f"network/{key}")
-            values = torch.empty(tensor.shape, dtype=torch.float32)
-            if rest in _NORMAL:
-                values.normal_(std=_NORMAL[rest], generator=rng)
-            elif rest in _ZERO or (rest == "lokr_w2_b" and f"{name}.lokr_w2_a" in network.named_parameters()):
-                values.zero_()
-            else:
-                nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=rng)
-            tensor.copy_(values)
-
-
-_ZERO = ("lora_B.weight", "hada_w2_a", "lokr_w2", "oft_R.weight")
-_NORMAL = {"hada_w1_a": 0.1, "hada_w1_b": 1.0, "hada_w2_b": 1.0}
-_FAMILY = {"lora": "lora", "dora": "lora", "loha": "hada", "lokr": "lokr", "oft": "oft"}
-
-
-def _kind_of(layer: BaseTunerLayer) -> str:
-    return layer.adapter_layer_names[0].partition("_")[0]
-
-
-def _tensors(layer: BaseTunerLayer, adapter: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """An adapter's tensors on one layer, by peft's name without the adapter's: lora_A.weight, hada_w1_a."""
-    for attribute in layer.adapter_layer_names:
-        held = getattr(layer, attribute)
-        if adapter not in held:
-            continue
-        if isinstance(held[adapter], nn.Module):
-            yield from ((f"{attribute}.{name}", tensor) for name, tensor in held[adapter].named_parameters())
-        else:
-            yield attribute, held[adapter]
-
-
-def _pattern(values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """The commonest value, and peft's patterns for the others: one expression for each value, because 700 are slow to match."""
-    distinct = sorted(set(values.values()), key=lambda value: (-list(values.values()).count(value), value))
-    common = distinct[0]
-    return common, {"|".join(name.replace(".", r"\.") for name, own in values.items() if own == value): value for value in distinct[1:]}
-
-
-def _configs(kind: Kind, plans: list[LayerPlan], options: NetworkOptions) -> list[PeftConfig]:
-    """peft's configurations for the layers of one module; oft needs one for each block side."""
-    targets = [plan.layer for plan in plans]
-    if kind == "oft":
-        sides = sorted({plan.rank for plan in plans})
-        return [
-            OFTConfig(
-                r=0,
-                oft_block_size=side,
-                module_dropout=options.module_dropout,
-                # The Neumann series is only nearly orthogonal; the exact transform costs little at this block size.
-                use_cayley_neumann=False,
-                target_modules=[plan.layer for plan in plans if plan.rank == side],
-            )
-            for side in sides
-        ]
-    rank, ranks = _pattern({plan.layer: plan.rank for plan in plans})
-    alpha, alphas = _pattern({plan.layer: plan.scale * plan.rank for plan in plans})
-    if kind in ("lora", "dora"):
-        return [
-            LoraConfig(
-                r=int(rank),
-                lora_alpha=alpha,
-                rank_pattern=ranks,
-                alpha_pattern=alphas,
-                target_modules=targets,
-                lora_dropout=options.network_dropout,
-                use_dora=kind == "dora",
-            )
-        ]
-    shared = {"r": int(rank), "alpha": alpha, "rank_pattern": ranks, "alpha_pattern": alphas, "target_modules": targets}
-    drops = {"rank_dropout": options.rank_dropout, "module_dropout": options.module_dropout}
-    if kind == "loha":
-        return [LoHaConfig(**shared, **drops)]
-    return [LoKrConfig(**shared, **drops, decompose_both=options.lokr_decompose_both, decompose_factor=options.lokr_factor)]
-
-
 def _fitted(tensor: Tensor, like: Tensor) -> Tensor | None:
     """The tensor in the wanted shape, where they differ by sides of length 1 only (1x1 convolutions and linear layers)."""
     squeezed = [side for side in tensor.shape if side != 1]
@@ -456,48 +271,3 @@ def _fitted(tensor: Tensor, like: Tensor) -> Tensor | None:
 def _loraplus_ratio(options: NetworkOptions, module: str) -> float | None:
     own = options.loraplus_unet_lr_ratio if module == "backbone" else options.loraplus_text_encoder_lr_ratio
     return options.loraplus_lr_ratio if own is None else own
-
-
-def _check_kind(given: Mapping[str, AdapterLayer], options: NetworkOptions) -> None:
-    kinds = sorted({adapter.kind for adapter in given.values()})
-    if kinds != [options.network_type]:
-        raise OptionError(
-            f"network_weights holds {' and '.join(kinds)}, but network_type is {options.network_type}; "
-            + (f"set network_type = {kinds[0]}" if len(kinds) == 1 else "a file of several kinds can be merged, but not trained on")
-        )
-
-
-def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
-    """A part of the file that would not be attached would silently be missing from the result."""
-    problems = []
-    for what, switch, rate, on, held in (
-        ("the UNet", "train_unet", "unet_lr", options.train_unet, any(plan.module == "backbone" for plan in plans)),
-        (
-            "the text encoders",
-            "train_text_encoder",
-            "text_encoder_lr",
-            options.train_text_encoder,
-            any(plan.module != "backbone" for plan in plans),
-        ),
-    ):
-        if held and not on:
-            problems.append(
-                Problem(
-                    switch, f"network_weights holds layers of {what}, but {switch} is off; turn it on ({rate} = 0 keeps them as they are)"
-                )
-            )
-        if on and not held:
-            problems.append(
-                Problem(switch, f"network_weights holds no layer of {what}, but {switch} and dim_from_weights are on; turn one of them off")
-            )
-    if problems:
-        raise OptionError(problems)
-
-
-def _freeze(network: Network, options: NetworkOptions) -> None:
-    """Parts with learning rate 0 stay at the values of the file they came from."""
-    for key, tensor in network.named_parameters().items():
-        name, _ = split_rest(key)
-        rate = explicit_rate(options, name.partition(".")[0])
-        factor = network.block_factor(options, name)
-        tensor.requires_grad_(rate != 0 and factor != 0)

@@ -1,0 +1,142 @@
+"""Lets peft wrap layers of a model: configurations out of plans, several adapters side by side, no trace in the global random state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from peft import LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from sd_scripts.library.protocols import Parts
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.network import NetworkOptions
+
+from .layers import LayerPlan, examples
+from .maths import AdapterLayer, Kind
+
+
+def inject(parts: Parts, kind: Kind, plans: Iterable[LayerPlan], options: NetworkOptions, adapter: str) -> None:
+    """Lets peft wrap the layers, beside adapters that are there already; new tensors are float32. The global random state does not move."""
+    everything = parts.modules()
+    by_module: dict[str, list[LayerPlan]] = {}
+    for plan in plans:
+        by_module.setdefault(plan.module, []).append(plan)
+    for module, wanted in by_module.items():
+        model = everything[module]
+        layers = {plan.layer: model.get_submodule(plan.layer) for plan in wanted}
+        foreign = [
+            f"{module}.{path}" for path, layer in layers.items() if isinstance(layer, BaseTunerLayer) and _kind_of(layer) != _FAMILY[kind]
+        ]
+        taken = [
+            f"{module}.{path}" for path, layer in layers.items() if isinstance(layer, BaseTunerLayer) and adapter in layer.active_adapters
+        ]
+        if foreign:
+            raise OptionError(
+                f"a {kind} adapter cannot stand on a layer with one of another kind: {examples(foreign)}; merge one of them first"
+            )
+        if taken:
+            raise ValueError(f"the model has an adapter named {adapter} already, on {examples(taken)}")
+        before = {path: list(layer.active_adapters) for path, layer in layers.items() if isinstance(layer, BaseTunerLayer)}
+        with torch.random.fork_rng(devices=[]):
+            for config in _configs(kind, wanted, options):
+                # peft warns about a model that has configurations already, so they are set aside while it works.
+                known = model.__dict__.pop("peft_config", {})
+                inject_adapter_in_model(config, model, adapter_name=adapter)
+                model.peft_config = {**known, **model.peft_config}
+        _activate(model, layers, before, adapter)
+
+
+def _activate(model: nn.Module, layers: Iterable[str], before: Mapping[str, list[str]], adapter: str) -> None:
+    """Makes the new adapter active beside the old ones, in float32, and leaves the old ones as trainable as they were."""
+    for path in layers:
+        layer = model.get_submodule(path)
+        assert isinstance(layer, BaseTunerLayer)
+        others = before.get(path, [])
+        trained = [(tensor, tensor.requires_grad) for name in others for _, tensor in adapter_tensors(layer, name)]
+        layer.set_adapter([*others, adapter])
+        for tensor, requires_grad in trained:
+            tensor.requires_grad_(requires_grad)
+        for _, tensor in adapter_tensors(layer, adapter):
+            tensor.data = tensor.data.float()
+
+
+def take_shapes(parts: Parts, adapters: Mapping[str, AdapterLayer], adapter: str) -> None:
+    """Gives injected lokr layers the factors of a file, whose sizes follow from no rank; other kinds have their sizes already."""
+    everything = parts.modules()
+    for name, given in adapters.items():
+        if given.kind != "lokr":
+            continue
+        module, _, path = name.partition(".")
+        layer = everything[module].get_submodule(path)
+        device = layer.get_base_layer().weight.device
+        for attribute in layer.adapter_layer_names:
+            held = getattr(layer, attribute)
+            if adapter in held:
+                del held[adapter]
+            if attribute in given.tensors:
+                held[adapter] = nn.Parameter(torch.zeros(given.tensors[attribute].shape, device=device))
+
+
+_FAMILY = {"lora": "lora", "dora": "lora", "loha": "hada", "lokr": "lokr", "oft": "oft"}
+
+
+def _kind_of(layer: BaseTunerLayer) -> str:
+    return layer.adapter_layer_names[0].partition("_")[0]
+
+
+def adapter_tensors(layer: BaseTunerLayer, adapter: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """An adapter's tensors on one layer, by peft's name without the adapter's: lora_A.weight, hada_w1_a."""
+    for attribute in layer.adapter_layer_names:
+        held = getattr(layer, attribute)
+        if adapter not in held:
+            continue
+        if isinstance(held[adapter], nn.Module):
+            yield from ((f"{attribute}.{name}", tensor) for name, tensor in held[adapter].named_parameters())
+        else:
+            yield attribute, held[adapter]
+
+
+def _pattern(values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    """The commonest value, and peft's patterns for the others: one expression for each value, because 700 are slow to match."""
+    distinct = sorted(set(values.values()), key=lambda value: (-list(values.values()).count(value), value))
+    common = distinct[0]
+    return common, {"|".join(name.replace(".", r"\.") for name, own in values.items() if own == value): value for value in distinct[1:]}
+
+
+def _configs(kind: Kind, plans: list[LayerPlan], options: NetworkOptions) -> list[PeftConfig]:
+    """peft's configurations for the layers of one module; oft needs one for each block side."""
+    targets = [plan.layer for plan in plans]
+    if kind == "oft":
+        sides = sorted({plan.rank for plan in plans})
+        return [
+            OFTConfig(
+                r=0,
+                oft_block_size=side,
+                module_dropout=options.module_dropout,
+                # The Neumann series is only nearly orthogonal; the exact transform costs little at this block size.
+                use_cayley_neumann=False,
+                target_modules=[plan.layer for plan in plans if plan.rank == side],
+            )
+            for side in sides
+        ]
+    rank, ranks = _pattern({plan.layer: plan.rank for plan in plans})
+    alpha, alphas = _pattern({plan.layer: plan.scale * plan.rank for plan in plans})
+    if kind in ("lora", "dora"):
+        return [
+            LoraConfig(
+                r=int(rank),
+                lora_alpha=alpha,
+                rank_pattern=ranks,
+                alpha_pattern=alphas,
+                target_modules=targets,
+                lora_dropout=options.network_dropout,
+                use_dora=kind == "dora",
+            )
+        ]
+    shared = {"r": int(rank), "alpha": alpha, "rank_pattern": ranks, "alpha_pattern": alphas, "target_modules": targets}
+    drops = {"rank_dropout": options.rank_dropout, "module_dropout": options.module_dropout}
+    if kind == "loha":
+        return [LoHaConfig(**shared, **drops)]
+    return [LoKrConfig(**shared, **drops, decompose_both=options.lokr_decompose_both, decompose_factor=options.lokr_factor)]
