@@ -1,0 +1,357 @@
+"""Which folders a run reads and with which settings: from the options alone, or from kohya's dataset TOML or JSON.
+
+Either way the result is a list of `Subset`. In a dataset file each key falls through: subset, then dataset, then general, then
+the options of the run; only a missing key falls through.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sd_scripts.dataset.images import EXTENSIONS
+from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.errors import OptionError, Problem
+
+DATASET_KEYS = (
+    "resolution",
+    "additional_resolutions",
+    "enable_bucket",
+    "min_bucket_reso",
+    "max_bucket_reso",
+    "bucket_reso_steps",
+    "bucket_no_upscale",
+    "validation_seed",
+    "validation_split",
+)
+SUBSET_KEYS = (
+    "caption_extension",
+    "caption_separator",
+    "shuffle_caption",
+    "keep_tokens",
+    "keep_tokens_separator",
+    "secondary_separator",
+    "enable_wildcard",
+    "caption_prefix",
+    "caption_suffix",
+    "caption_dropout_rate",
+    "caption_dropout_every_n_epochs",
+    "caption_tag_dropout_rate",
+    "token_warmup_min",
+    "token_warmup_step",
+    "caption_variants",
+    "color_aug",
+    "flip_aug",
+    "random_crop",
+    "resize_interpolation",
+    "alpha_mask",
+    "conditioning_data_dir",
+)
+_ONLY_SUBSET = ("image_dir", "is_reg", "class_tokens", "metadata_file")
+_SHARED_SUBSET = (*SUBSET_KEYS, "num_repeats")
+_ONLY_DATASET = (*DATASET_KEYS, "batch_size")
+_ALIASES = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"}
+_NOT_SUPPORTED = {
+    "network_multiplier": "is not supported; set the strength of the adapter with network_alpha",
+    "face_crop_aug_range": "is not supported; cut the pictures around the faces beforehand, or use random_crop",
+    "custom_attributes": "is not supported: nothing in these trainers reads it; remove it",
+}
+_NOT_NEEDED = {"cache_info": "is not needed: sizes and captions are always kept in an index in cache_dir"}
+_MOST_REPEATS = 10_000
+_KOHYA_FOLDER = re.compile(r"^(\d+)_(.*)$")
+
+
+@dataclass(frozen=True)
+class Subset:
+    """One folder of pictures with its settings. options holds what is true for this subset; the run's own options stay elsewhere.
+
+    With recursive, folders inside are read too (hidden ones apart). listed_only takes only pictures that metadata_file names.
+    """
+
+    folder: Path
+    options: DatasetOptions
+    repeats: int = 1
+    is_reg: bool = False
+    class_tokens: str = ""
+    metadata_file: Path | None = None
+    recursive: bool = False
+
+    @property
+    def listed_only(self) -> bool:
+        """Whether only the pictures named in metadata_file are used."""
+        return self.metadata_file is not None
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """All subsets of a run, in order, and sentences a person should read."""
+
+    items: tuple[Subset, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
+    """The subsets of a run. Raises OptionError with everything that is wrong.
+
+    `toy:<name>` as train_data_dir draws a built-in data set into cache_dir / "toy" / name and takes its folders.
+    """
+    if options.dataset_config is not None:
+        return read_config(Path(options.dataset_config), options)
+    assert options.train_data_dir is not None, "DatasetOptions requires one of the two"
+    train, reg = Path(options.train_data_dir), Path(options.reg_data_dir) if options.reg_data_dir else None
+    if options.train_data_dir.startswith("toy:"):
+        train, toy_reg = _toy(options.train_data_dir.removeprefix("toy:"), cache_dir)
+        reg = reg or toy_reg
+    problems = [
+        Problem(name, f"{name}: the folder {folder} is not there")
+        for name, folder in (("train_data_dir", train), ("reg_data_dir", reg))
+        if folder is not None and not folder.is_dir()
+    ]
+    metadata = Path(options.in_json) if options.in_json else None
+    if metadata is not None and not metadata.is_file():
+        problems.append(Problem("in_json", f"in_json: the file {metadata} is not there"))
+    if options.conditioning_data_dir is not None and not Path(options.conditioning_data_dir).is_dir():
+        problems.append(Problem("conditioning_data_dir", f"conditioning_data_dir: the folder {options.conditioning_data_dir} is not there"))
+    if problems:
+        raise OptionError(problems)
+    warnings: list[str] = []
+    if metadata is not None:
+        items = [Subset(train, options, options.dataset_repeats, metadata_file=metadata, recursive=True)]
+    else:
+        items = _folders(train, options, False, warnings)
+    if reg is not None:
+        items += _folders(reg, options, True, warnings)
+    return Subsets(tuple(items), tuple(warnings))
+
+
+def _toy(name: str, cache_dir: Path) -> tuple[Path, Path | None]:
+    from sd_scripts.toy.datasets import write_dataset
+
+    try:
+        written = write_dataset(name, cache_dir / "toy" / name)
+    except ValueError as err:
+        raise OptionError(Problem("train_data_dir", f"train_data_dir: {err}")) from err
+    return written.train_data_dir, written.reg_data_dir
+
+
+def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[str]) -> list[Subset]:
+    """kohya's `<repeats>_<class tokens>` folders inside root, or root itself when it has none."""
+    named = []
+    others = []
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        match = _KOHYA_FOLDER.match(folder.name)
+        if match and int(match[1]) > _MOST_REPEATS:
+            raise OptionError(
+                f"{folder}: the number before _ says how often the pictures are repeated, and {match[1]} times cannot be meant "
+                f"(at most {_MOST_REPEATS}); rename the folder, for example to 1_{folder.name}"
+            )
+        if match and int(match[1]) > 0:
+            named.append(Subset(folder, options, int(match[1]), is_reg, match[2].strip()))
+        else:
+            others.append(folder)
+    if not named:
+        return [Subset(root, options, options.dataset_repeats, is_reg, recursive=True)]
+    with_pictures = [folder.name for folder in others if _has_pictures(folder)]
+    if with_pictures:
+        warnings.append(
+            f"{root} has folders named <repeats>_<class>, so these others in it are not used: {', '.join(with_pictures)}. "
+            "Put a number above 0 and _ before their names to use them"
+        )
+    if _has_pictures(root):
+        warnings.append(f"{root} has folders named <repeats>_<class>, so the pictures directly in it are not used; move them into one")
+    return named
+
+
+def _has_pictures(folder: Path) -> bool:
+    return any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
+
+
+def read_config(path: Path, options: DatasetOptions) -> Subsets:
+    """The subsets of a kohya dataset file (.toml, or .json of the same structure). Raises OptionError with everything wrong in it."""
+    text = _read_text(path)
+    data = _parse(path, text)
+    reader = _Reader(path, text, options)
+    items = reader.read(data)
+    if reader.problems:
+        raise OptionError(reader.problems)
+    return Subsets(tuple(items), tuple(reader.warnings))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise OptionError(Problem("dataset_config", f"dataset_config: the file {path} is not there")) from None
+    except (OSError, UnicodeDecodeError) as err:
+        raise OptionError(Problem("dataset_config", f"dataset_config: {path} cannot be read as UTF-8 text ({err})")) from err
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as err:
+        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
+        raise OptionError(Problem("dataset_config", f"dataset_config: {path.name} is not valid {kind}: {err}")) from err
+    except RecursionError as err:
+        raise OptionError(Problem("dataset_config", f"dataset_config: {path.name} is nested too deeply")) from err
+    if not isinstance(data, dict):
+        raise OptionError(Problem("dataset_config", f"dataset_config: {path.name} must have the tables [general] and [[datasets]]"))
+    return data
+
+
+class _Reader:
+    """Walks one dataset file and collects what is wrong with it."""
+
+    def __init__(self, path: Path, text: str, options: DatasetOptions) -> None:
+        self.path, self.text, self.options = path, text, options
+        self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+        self.base = options.model_dump()
+
+    def read(self, data: dict[str, Any]) -> list[Subset]:
+        for key in data.keys() - {"general", "datasets"}:
+            self._unknown(key, "", ("general", "datasets"), {})
+        general = self._table(data.get("general", {}), "[general]", (*_SHARED_SUBSET, *_ONLY_DATASET), {}, ())
+        datasets = self._list(data, "datasets", "")
+        if not datasets and not self.problems:
+            self._problem("", "has no [[datasets]]; add one with a [[datasets.subsets]] that names an image_dir")
+        items: list[Subset] = []
+        for index, dataset in enumerate(datasets):
+            items += self._dataset(general, dataset, f"[[datasets]] number {index + 1}")
+        if items and not any(not item.is_reg for item in items) and not self.problems:
+            self._problem("", "has only regularisation subsets (is_reg = true); add one with training pictures")
+        if items and self.options.masked_loss and not any(item.options.alpha_mask or item.options.conditioning_data_dir for item in items):
+            self._problem("", "masked_loss needs masks, and no subset has a conditioning_data_dir or alpha_mask = true")
+        return items
+
+    def _dataset(self, general: Mapping[str, Any], table: Any, place: str) -> list[Subset]:
+        own = self._table(table, place, (*_SHARED_SUBSET, *_ONLY_DATASET), {}, ("subsets",))
+        subsets = self._list(table, "subsets", f"{place}: ") if isinstance(table, dict) else []
+        if not subsets and isinstance(table, dict):
+            self._problem(place, "has no [[datasets.subsets]]; add one that names an image_dir")
+        values = [
+            (self._table(subset, f"{place}, subset {index + 1}", (*_SHARED_SUBSET, *_ONLY_SUBSET), dict.fromkeys(_ONLY_DATASET), ()), index)
+            for index, subset in enumerate(subsets)
+        ]
+        kinds = {"metadata_file" in {**own, **value} for value, _ in values if not value.get("is_reg")}
+        if len(kinds) > 1:
+            self._problem(place, "mixes subsets with and without metadata_file; put them into two [[datasets]]")
+        made = [self._subset({**general, **own, **value}, f"{place}, subset {index + 1}") for value, index in values]
+        return [subset for subset in made if subset is not None]
+
+    def _list(self, table: Mapping[str, Any], key: str, place: str) -> list[Any]:
+        value = table.get(key, [])
+        if isinstance(value, list):
+            return value
+        self._problem(
+            f"{place}{key}", f"must be a list of tables: write [[{'datasets.' if key == 'subsets' else ''}{key}]] with two brackets"
+        )
+        return []
+
+    def _table(self, table: Any, place: str, allowed: tuple[str, ...], elsewhere: dict[str, Any], lists: tuple[str, ...]) -> dict[str, Any]:
+        if not isinstance(table, dict):
+            self._problem(place, "must be a table of keys and values")
+            return {}
+        values: dict[str, Any] = {}
+        for key, value in table.items():
+            name = _ALIASES.get(key, key)
+            if name in allowed:
+                values[name] = value
+            elif name not in lists:
+                self._unknown(key, place, allowed, elsewhere)
+        return values
+
+    def _unknown(self, key: str, place: str, allowed: tuple[str, ...], elsewhere: dict[str, Any]) -> None:
+        where = f"{place}, {key}{self._line(key)}" if place else f"{key}{self._line(key)}"
+        if key in _NOT_NEEDED:
+            self.warnings.append(f"{self.path.name}: {where} {_NOT_NEEDED[key]}; remove it")
+        elif key in _NOT_SUPPORTED:
+            self._problem(where, _NOT_SUPPORTED[key])
+        elif _ALIASES.get(key, key) in elsewhere:
+            self._problem(where, "belongs into [[datasets]] or [general], not into a subset")
+        elif key in _ONLY_SUBSET:
+            self._problem(where, "belongs into [[datasets.subsets]]")
+        else:
+            close = difflib.get_close_matches(key, (*allowed, *_ALIASES, *_ONLY_SUBSET), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known here are {', '.join(sorted(allowed))}"
+            self._problem(where, f"is unknown; {hint}")
+
+    def _subset(self, values: dict[str, Any], place: str) -> Subset | None:
+        before = len(self.problems)
+        folder = self._folder(values.pop("image_dir", None), "image_dir", place)
+        is_reg = self._typed(values.pop("is_reg", False), bool, "is_reg", place, "true or false")
+        class_tokens = self._typed(values.pop("class_tokens", ""), str, "class_tokens", place, "a text")
+        metadata = values.pop("metadata_file", None)
+        metadata_file = Path(self._typed(metadata, str, "metadata_file", place, "a file name")) if metadata is not None else None
+        if metadata_file is not None and not metadata_file.is_file():
+            self._problem(f"{place}, metadata_file{self._line('metadata_file')}", f"the file {metadata_file} is not there")
+        if metadata_file is not None and is_reg:
+            self._problem(f"{place}, is_reg", "regularisation subsets have no metadata_file; remove one of the two")
+        if values.get("conditioning_data_dir") is not None:
+            self._folder(values["conditioning_data_dir"], "conditioning_data_dir", place)
+        self._batch_size(values.pop("batch_size", self.options.train_batch_size), place)
+        values["dataset_repeats"] = values.pop("num_repeats", self.options.dataset_repeats)
+        options = self._options(values, place)
+        if len(self.problems) > before or folder is None or options is None:
+            return None
+        return Subset(folder, options, options.dataset_repeats, is_reg, class_tokens, metadata_file, recursive=metadata_file is not None)
+
+    def _batch_size(self, value: Any, place: str) -> None:
+        if value != self.options.train_batch_size:
+            self._problem(
+                f"{place}, batch_size{self._line('batch_size')}",
+                f"{value!r} differs from train_batch_size = {self.options.train_batch_size}; one batch size holds for the whole run, "
+                f"so set train_batch_size = {value} in the options and remove it here",
+            )
+
+    def _folder(self, value: Any, key: str, place: str) -> Path | None:
+        if value is None:
+            self._problem(place, f"has no {key}; name the folder with the pictures")
+            return None
+        name = self._typed(value, str, key, place, "a folder name")
+        folder = Path(name)
+        if name and not folder.is_dir():
+            self._problem(f"{place}, {key}{self._line(key)}", f"the folder {name} is not there")
+            return None
+        return folder
+
+    def _typed(self, value: Any, kind: type, key: str, place: str, wanted: str) -> Any:
+        if isinstance(value, kind):
+            return value
+        self._problem(f"{place}, {key}{self._line(key)}", f"{value!r} is not {wanted}")
+        return kind()
+
+    def _options(self, values: dict[str, Any], place: str) -> DatasetOptions | None:
+        try:
+            return DatasetOptions.model_validate({**self.base, **values})
+        except ValidationError as err:
+            for detail in err.errors():
+                key = str(detail["loc"][0]) if detail["loc"] else ""
+                shown = "num_repeats" if key == "dataset_repeats" else key
+                message = detail["msg"].removeprefix("Value error, ")
+                for line in message.splitlines():
+                    if key:
+                        self._problem(
+                            f"{place}, {shown}{self._line(shown)}", f"{detail['input']!r} is not allowed: {line[:1].lower()}{line[1:]}"
+                        )
+                    else:
+                        self._problem(place, line)
+            return None
+
+    def _line(self, key: str) -> str:
+        """Where the key stands, when it stands in one place only."""
+        found = [
+            number for number, line in enumerate(self.text.splitlines(), 1) if re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=:]""", line)
+        ]
+        return f" (line {found[0]})" if len(found) == 1 else ""
+
+    def _problem(self, place: str, message: str) -> None:
+        self.problems.append(Problem("dataset_config", f"dataset_config: {self.path.name}: {place + ': ' if place else ''}{message}"))

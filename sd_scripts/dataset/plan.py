@@ -1,0 +1,440 @@
+"""In which order pictures are shown: which pictures make up each step, for any step, without walking there.
+
+The plan works in global batches of G = batch_size * processes * accumulation samples, all of one bucket. Sample number =
+step * G + position, so how the G samples are shared between processes and micro-batches changes nothing.
+
+Each bucket b with n_b samples an epoch is a stream: seeded permutations of its samples, one after the other, cut into global
+batches. In epoch e it gives floor((e + 1) n_b / G) - floor(e n_b / G) batches; the batches of all buckets of an epoch are shuffled.
+So there are no short batches and no padding, every sample is used equally often, and the counts have a closed form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sd_scripts.dataset import buckets, captions
+from sd_scripts.dataset.buckets import BucketRules, Cut, Size
+from sd_scripts.dataset.captions import CaptionRules
+from sd_scripts.dataset.config import Subset
+from sd_scripts.dataset.draws import numpy_for, seed_for
+from sd_scripts.dataset.scan import Dataset, Picture
+from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.errors import OptionError, Problem
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRef:
+    """One sample of the run; picture and resolution are indices into Plan.pictures and into the training sizes of its subset.
+
+    step and epoch are -1 for held-out samples, whose numbers count from 0 on their own.
+    """
+
+    number: int
+    step: int
+    epoch: int
+    picture: int
+    resolution: int
+    bucket: Size
+    weight: float
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """One line of the bucket table. samples counts an epoch, with repeats and regularisation pictures."""
+
+    width: int
+    height: int
+    pictures: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    size: Size
+    pictures: Integers
+    resolutions: Integers
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+
+class Plan:
+    """Which samples each step trains on. Made by `make_plan`; safe to use from several threads."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        entries: Sequence[tuple[int, int, int]] | Integers,
+        held_out: Sequence[int],
+        *,
+        options: DatasetOptions,
+        seed: int,
+        batch_size: int,
+        processes: int,
+        accumulation: int,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        self.subsets: tuple[Subset, ...] = dataset.subsets
+        self.pictures: tuple[Picture, ...] = dataset.pictures
+        self.bad = dataset.bad
+        self.options, self.seed = options, seed
+        self.batch_size, self.processes, self.accumulation = batch_size, processes, accumulation
+        self.global_batch_size = batch_size * processes * accumulation
+        self.held_out = tuple(held_out)
+        self._rules: tuple[tuple[BucketRules, ...], ...] = tuple(buckets.rules_of(subset.options) for subset in self.subsets)
+        self._buckets = self._group(np.asarray(entries, dtype=np.int64).reshape(-1, 3))
+        self._sizes = np.array([len(bucket) for bucket in self._buckets], dtype=np.int64)
+        self._recent: OrderedDict[tuple[str, int, int], Integers] = OrderedDict()
+        self._lock = Lock()
+        self.warnings = (*dataset.warnings, *warnings, *self._findings())
+
+    def _group(self, entries: Integers) -> tuple[_Bucket, ...]:
+        """entries (N, 3): picture, resolution, times shown an epoch."""
+        sizes: dict[Size, list[int]] = {}
+        for row, (picture, resolution, _) in enumerate(entries.tolist()):
+            sizes.setdefault(self.cut(picture, resolution).bucket, []).append(row)
+        made = []
+        for size in sorted(sizes):
+            rows = entries[sizes[size]]
+            made.append(_Bucket(size, np.repeat(rows[:, 0], rows[:, 2]), np.repeat(rows[:, 1], rows[:, 2])))
+        return tuple(made)
+
+    # What one picture becomes.
+
+    def subset_of(self, picture: int) -> Subset:
+        """The subset a picture belongs to."""
+        return self.subsets[self.pictures[picture].subset]
+
+    def key_of(self, picture: int) -> str:
+        """The name that keeps the random draws of pictures apart; the same wherever the folder lies."""
+        item = self.pictures[picture]
+        return f"{item.subset}/{item.name}"
+
+    def cut(self, picture: int, resolution: int) -> Cut:
+        """How a picture is resized and cut at one of its subset's training sizes."""
+        item = self.pictures[picture]
+        return buckets.cut_for((item.width, item.height), self._rules[item.subset][resolution])
+
+    def caption_rules(self, num_steps: int) -> tuple[CaptionRules, ...]:
+        """The caption rules of each subset for a run of this many steps."""
+        return tuple(captions.rules_of(subset.options, num_steps) for subset in self.subsets)
+
+    # Order.
+
+    def steps_of_epochs(self, epochs: int) -> int:
+        """Steps in the first `epochs` epochs. 0 when the pictures do not fill one global batch by then."""
+        return int((self._sizes * epochs // self.global_batch_size).sum())
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch (from 0) that a step (from 0) belongs to."""
+        # floor() takes less than one batch from each bucket, so the epoch lies between these two.
+        total, group = self.samples_per_epoch, self.global_batch_size
+        low, high = step * group // total, (step + len(self._buckets) + 1) * group // total + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.steps_of_epochs(middle) <= step else (low, middle)
+        return low
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples of one pass over the data, with repeats, training sizes and regularisation pictures."""
+        return int(self._sizes.sum())
+
+    def global_batch(self, step: int) -> list[SampleRef]:
+        """The G samples of a step, all of one bucket; any step may be asked for."""
+        return self._refs(step, 0, self.global_batch_size)
+
+    def micro_batch(self, step: int, micro: int, rank: int) -> list[SampleRef]:
+        """The batch_size samples that process `rank` sees as micro-batch `micro` of a step."""
+        start = (micro * self.processes + rank) * self.batch_size
+        return self._refs(step, start, start + self.batch_size)
+
+    def _refs(self, step: int, start: int, stop: int) -> list[SampleRef]:
+        epoch = self.epoch_of(step)
+        place = int(self._epoch_order(epoch)[step - self.steps_of_epochs(epoch)])
+        before = self._sizes * epoch // self.global_batch_size
+        counts = self._sizes * (epoch + 1) // self.global_batch_size - before
+        ends = np.cumsum(counts)
+        number = int(np.searchsorted(ends, place, side="right"))
+        bucket = self._buckets[number]
+        first = (int(before[number]) + place - int(ends[number] - counts[number])) * self.global_batch_size
+        refs = []
+        for position in range(start, stop):
+            turn, index = divmod(first + position, len(bucket))
+            row = int(self._permutation(f"bucket/{bucket.size[0]}x{bucket.size[1]}", turn, len(bucket))[index])
+            picture, resolution = int(bucket.pictures[row]), int(bucket.resolutions[row])
+            sample = step * self.global_batch_size + position
+            refs.append(SampleRef(sample, step, epoch, picture, resolution, bucket.size, self.weight_of(picture)))
+        return refs
+
+    def weight_of(self, picture: int) -> float:
+        """Weight of a picture in the loss."""
+        return self.options.prior_loss_weight if self.subset_of(picture).is_reg else 1.0
+
+    def _epoch_order(self, epoch: int) -> Integers:
+        return self._permutation("epoch", epoch, self.steps_of_epochs(epoch + 1) - self.steps_of_epochs(epoch))
+
+    def _permutation(self, stream: str, turn: int, count: int) -> Integers:
+        key = (stream, turn, count)
+        with self._lock:
+            if key in self._recent:
+                self._recent.move_to_end(key)
+                return self._recent[key]
+        made = numpy_for(self.seed, turn, stream).permutation(count)
+        with self._lock:
+            self._recent[key] = made
+            # Two turns of every bucket and of the epoch order: what neighbouring steps need.
+            while len(self._recent) > 2 * len(self._buckets) + 4:
+                self._recent.popitem(last=False)
+        return made
+
+    # Everything the caches must hold.
+
+    def cached_cuts(self) -> Iterator[tuple[int, int]]:
+        """Every (picture, resolution) that training or validation shows, bucket by bucket, in an order that depends on nothing else."""
+        for bucket in self._buckets:
+            pairs = np.unique(np.stack([bucket.pictures, bucket.resolutions], axis=1), axis=0)
+            yield from ((int(picture), int(resolution)) for picture, resolution in pairs)
+        for refs in self.validation_batches():
+            yield from ((ref.picture, ref.resolution) for ref in refs)
+
+    def samples(self, num_steps: int) -> Iterator[SampleRef]:
+        """All samples of the first num_steps steps."""
+        for step in range(num_steps):
+            yield from self.global_batch(step)
+
+    def trained_pictures(self) -> list[int]:
+        """Indices of all pictures in training (held-out ones are not), sorted."""
+        used = np.concatenate([bucket.pictures for bucket in self._buckets]) if self._buckets else np.empty(0, np.int64)
+        return [int(index) for index in np.unique(used)]
+
+    def validation_batches(self) -> list[list[SampleRef]]:
+        """The held-out pictures once each at their first training size, in batches of one bucket; the last of a bucket may be short."""
+        by_size: dict[Size, list[int]] = {}
+        for picture in self.held_out:
+            by_size.setdefault(self.cut(picture, 0).bucket, []).append(picture)
+        batches: list[list[SampleRef]] = []
+        number = 0
+        for size in sorted(by_size):
+            for start in range(0, len(by_size[size]), self.batch_size):
+                part = by_size[size][start : start + self.batch_size]
+                batches.append([SampleRef(number + index, -1, -1, picture, 0, size, 1.0) for index, picture in enumerate(part)])
+                number += len(part)
+        return batches
+
+    # What a person sees.
+
+    def table(self) -> list[BucketRow]:
+        """The buckets, sorted by size."""
+        return [BucketRow(*bucket.size, len(np.unique(bucket.pictures)), len(bucket)) for bucket in self._buckets]
+
+    @property
+    def dataset_hash(self) -> str:
+        """Changes with any picture, caption, size, repeat or setting of a subset; not with where folders lie."""
+        digest = hashlib.blake2b(digest_size=16)
+        for subset in self.subsets:
+            settings = subset.options.model_dump(mode="json", exclude=_NOT_CONTENT)
+            digest.update(json.dumps([settings, subset.repeats, subset.is_reg, subset.class_tokens], sort_keys=True).encode())
+        for picture in self.pictures:
+            seen = picture.identity or f"{picture.num_bytes} bytes"
+            row = [picture.subset, picture.name, seen, picture.width, picture.height, picture.caption, picture.mask_identity]
+            digest.update(json.dumps(row).encode())
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """What the page and the log show, as plain JSON values."""
+        trained = self.trained_pictures()
+        reg = sum(self.subset_of(picture).is_reg for picture in trained)
+        return {
+            "pictures": len(trained) - reg,
+            "regularisation": reg,
+            "validation": len(self.held_out),
+            "bad": [{"path": item.path, "reason": item.reason} for item in self.bad],
+            "samples_per_epoch": self.samples_per_epoch,
+            "global_batch_size": self.global_batch_size,
+            "steps_per_epoch": self.samples_per_epoch / self.global_batch_size,
+            "buckets": [
+                {"width": row.width, "height": row.height, "pictures": row.pictures, "samples": row.samples} for row in self.table()
+            ],
+            "warnings": list(self.warnings),
+        }
+
+    def _findings(self) -> list[str]:
+        found = []
+        trained = self.trained_pictures()
+        own = [index for index in trained if not self.subset_of(index).is_reg]
+        silent = [self.pictures[index].name for index in own if not self.pictures[index].caption.strip()]
+        if silent:
+            found.append(
+                f"{len(silent)} of {len(own)} training pictures have no caption and no class token, "
+                f"so they train on an empty text: {_some(silent)}"
+            )
+        single = [row for row in self.table() if row.pictures == 1]
+        if single and len(own) > 1:
+            sizes = ", ".join(f"{row.width}x{row.height}" for row in single[:8])
+            found.append(f"{len(single)} buckets have a single picture ({sizes}); a larger bucket_reso_steps gives fewer buckets")
+        slow = [row for row in self.table() if row.samples < self.global_batch_size]
+        if slow:
+            found.append(
+                f"{len(slow)} buckets have fewer samples an epoch than one step takes ({self.global_batch_size}), "
+                "so a step shows some of their pictures more than once; they are still used as often as all others"
+            )
+        enlarged = [index for index in own if self.cut(index, 0).resized[0] > self.pictures[index].width]
+        if enlarged:
+            names = _some([self.pictures[index].name for index in enlarged])
+            found.append(f"{len(enlarged)} pictures are smaller than their bucket and are enlarged: {names}")
+        return found
+
+
+_NOT_CONTENT = {
+    *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "cache_dir"),
+    *("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"),
+    *("vae_batch_size", "text_encoder_batch_size", "max_data_loader_n_workers", "on_bad_image", "train_batch_size"),
+    *("validate_every_n_steps", "max_validation_steps"),
+}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def make_plan(
+    dataset: Dataset,
+    options: DatasetOptions,
+    *,
+    seed: int,
+    grid: int,
+    batch_size: int | None = None,
+    processes: int = 1,
+    accumulation: int = 1,
+) -> Plan:
+    """The plan of a run. grid: picture sides the model needs are multiples of this. batch_size None takes train_batch_size.
+
+    Raises OptionError for sizes off the grid and for a validation split that leaves no training picture.
+    """
+    problems: dict[str, Problem] = {}
+    for subset in dataset.subsets:
+        problems.update({problem.message: problem for problem in buckets.problems_of(subset.options, grid)})
+    if problems:
+        raise OptionError(list(problems.values()))
+    held_out = _held_out(dataset, seed)
+    train, reg, warnings = _entries(dataset, set(held_out), seed)
+    if not train:
+        raise OptionError(
+            Problem("validation_split", f"validation_split: all {len(held_out)} pictures are held out and none is left to train on")
+        )
+    return Plan(
+        dataset,
+        train + reg,
+        held_out,
+        options=options,
+        seed=seed,
+        batch_size=batch_size or options.train_batch_size,
+        processes=processes,
+        accumulation=accumulation,
+        warnings=warnings,
+    )
+
+
+def _held_out(dataset: Dataset, seed: int) -> list[int]:
+    """Of each training subset the wanted part, chosen by a hash of the names, so that adding a picture moves no other."""
+    held_out: list[int] = []
+    for number, subset in enumerate(dataset.subsets):
+        split = subset.options.validation_split
+        members = [index for index, picture in enumerate(dataset.pictures) if picture.subset == number]
+        if subset.is_reg or split == 0 or not members:
+            continue
+        own_seed = subset.options.validation_seed if subset.options.validation_seed is not None else seed
+        order = sorted(members, key=lambda index: seed_for(own_seed, 0, f"validation/{dataset.pictures[index].name}"))
+        held_out += order[: max(1, round(split * len(members)))]
+    return sorted(held_out)
+
+
+def _entries(dataset: Dataset, held_out: set[int], seed: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]], list[str]]:
+    """(picture, resolution, times) of training and of regularisation pictures; per training size there are as many of each."""
+    warnings: list[str] = []
+    train: list[tuple[int, int, int]] = []
+    pool: dict[int, list[tuple[int, int]]] = {}
+    for index, picture in enumerate(dataset.pictures):
+        subset = dataset.subsets[picture.subset]
+        for resolution in range(1 + len(subset.options.additional_resolutions)):
+            if subset.is_reg:
+                pool.setdefault(resolution, []).append((index, subset.repeats))
+            elif index not in held_out:
+                train.append((index, resolution, subset.repeats))
+    reg: list[tuple[int, int, int]] = []
+    for resolution, members in pool.items():
+        wanted = sum(times for _, at, times in train if at == resolution)
+        reg += _matched(members, resolution, wanted, seed, warnings)
+    return train, reg, warnings
+
+
+def _matched(members: list[tuple[int, int]], resolution: int, wanted: int, seed: int, warnings: list[str]) -> list[tuple[int, int, int]]:
+    """Regularisation pictures repeated until there are `wanted`; which ones come once more (or not at all) is drawn."""
+    total = sum(repeats for _, repeats in members)
+    whole, rest = divmod(wanted, total)
+    slots = np.repeat(np.arange(len(members)), [repeats for _, repeats in members])
+    extra = np.bincount(slots[numpy_for(seed, resolution, "regularisation").permutation(total)[:rest]], minlength=len(members))
+    times = [repeats * whole + int(extra[place]) for place, (_, repeats) in enumerate(members)]
+    unused = sum(count == 0 for count in times)
+    if unused and resolution == 0:
+        warnings.append(
+            f"{unused} of {len(members)} regularisation pictures are not used, because there are only {wanted} training samples an epoch; "
+            "more repeats of the training pictures would use them"
+        )
+    return [(index, resolution, count) for (index, _), count in zip(members, times) if count]
+
+
+CaptionOf = Callable[[SampleRef], str]
+
+
+def caption_of(plan: Plan, rules: Sequence[CaptionRules], ref: SampleRef) -> str:
+    """The text a sample is shown with; rules are plan.caption_rules(steps of the run)."""
+    picture = plan.pictures[ref.picture]
+    own = rules[picture.subset]
+    if ref.step < 0:
+        return captions.render_plain(own, picture.caption, plan.seed, plan.key_of(ref.picture))
+    if captions.is_dropped(own, plan.seed, ref.number, ref.epoch):
+        return ""
+    variant = captions.variant_of(own, plan.seed, ref.number)
+    return captions.render(own, picture.caption, plan.seed, plan.key_of(ref.picture), variant, captions.warmup_stage(own, ref.step))
+
+
+def texts_of_run(plan: Plan, num_steps: int) -> list[str]:
+    """Every text that training and validation will show in a run of num_steps steps, each once, sorted."""
+    rules = plan.caption_rules(num_steps)
+    texts = {caption_of(plan, rules, ref) for batch in plan.validation_batches() for ref in batch}
+    trained = plan.trained_pictures()
+    several = {number for number, own in enumerate(rules) if own.random}
+    if any(own.warmup_steps > 0 or (own.random and not own.variants) for own in rules):
+        bounded = None
+    else:
+        bounded = sum(rules[plan.pictures[index].subset].variants if plan.pictures[index].subset in several else 1 for index in trained)
+    # Walking over the samples gives exactly the texts that are shown; for a long run the list of all variants is shorter.
+    if bounded is None or bounded > num_steps * plan.global_batch_size:
+        return sorted(texts.union(caption_of(plan, rules, ref) for ref in plan.samples(num_steps)))
+    for index in trained:
+        picture = plan.pictures[index]
+        own = rules[picture.subset]
+        for variant in range(own.variants if own.random else 1):
+            texts.add(captions.render(own, picture.caption, plan.seed, plan.key_of(index), variant))
+    if any(own.dropout_rate > 0 or own.dropout_every_n_epochs for own in rules):
+        texts.add("")
+    return sorted(texts)
+
+
+def cache_folder(options: DatasetOptions, output_dir: str | Path) -> Path:
+    """Where a run keeps its index and caches."""
+    return Path(options.cache_dir) if options.cache_dir is not None else Path(output_dir) / ".cache"
