@@ -5,12 +5,13 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the pi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from diffusers import AutoencoderKL, StableDiffusionXLPipeline, UNet2DConditionModel
+from diffusers import AutoencoderKL, UNet2DConditionModel
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.resnet import ResnetBlock2D
@@ -26,6 +27,9 @@ from sd_scripts.library.families.samplers import scheduler_for
 from sd_scripts.library.loading import sdxl as loading
 from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview, StateDict
 from sd_scripts.schema.model import SdxlModelOptions
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionXLPipeline
 
 TEXT_ENCODERS = ("te1", "te2")
 CHUNK_TOKENS = 75
@@ -176,7 +180,7 @@ class Sdxl:
         if first.width % self.grid or first.height % self.grid:
             raise ValueError(f"picture sides {first.width} x {first.height} are not multiples of {self.grid}")
         # Without VAE and text encoders the pipeline runs on the device of its UNet, wherever the others are.
-        pipeline = StableDiffusionXLPipeline(
+        pipeline = _pipeline_class()(
             vae=None,
             text_encoder=None,
             text_encoder_2=None,
@@ -219,6 +223,18 @@ class Sdxl:
                 if not request.negative_prompt:
                     embeddings[index], pooled[index] = 0, 0
         return embeddings, pooled
+
+
+def _pipeline_class() -> type[StableDiffusionXLPipeline]:
+    """diffusers' pipeline, imported with the first preview, without transformers' remarks on image processors that nobody uses."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        from diffusers import StableDiffusionXLPipeline
+    finally:
+        logger.setLevel(level)
+    return StableDiffusionXLPipeline
 
 
 def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -123,13 +124,13 @@ def request(family: ModelFamily, seed: int, prompt: str = "a red star") -> Previ
 
 def test_a_preview_depends_on_its_seed_and_prompt_and_not_on_its_batch(family, parts):
     requests = [request(family, 1), request(family, 2), request(family, 1, "a blue ring")]
-    together = family.render(parts, requests)
-    assert together.shape == (3, 3, 6 * family.grid, 8 * family.grid)
+    together = [np.asarray(picture, dtype=int) for picture in family.preview(parts, requests)]
+    assert [picture.shape for picture in together] == [(6 * family.grid, 8 * family.grid, 3)] * 3
     for index, one in enumerate(requests):
-        assert_close(family.render(parts, [one])[0], together[index], atol=2e-5, rtol=0)
-    assert not torch.allclose(together[0], together[1]) and not torch.allclose(together[0], together[2])
-    pictures = family.preview(parts, requests)
-    assert [picture.size for picture in pictures] == [(8 * family.grid, 6 * family.grid)] * 3
+        (alone,) = family.preview(parts, [one])
+        # A batch rounds in the last bit, which may fall on the other side of a half.
+        assert np.abs(np.asarray(alone, dtype=int) - together[index]).max() <= 1
+    assert (together[0] != together[1]).any() and (together[0] != together[2]).any()
     assert family.preview(parts, []) == []
 
 
