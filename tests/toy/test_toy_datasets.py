@@ -75,12 +75,13 @@ def test_another_toy_dataset_in_the_folder_is_replaced_whole(tmp_path):
     assert json.loads((tmp_path / "data" / "dataset.json").read_text())["toy_dataset"] == "star"
 
 
-def test_a_folder_with_other_files_is_refused_and_kept(tmp_path):
+@pytest.mark.parametrize("file_name", ["photo.png", "dataset.json"])
+def test_a_folder_with_other_files_is_refused_and_kept(file_name, tmp_path):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "photo.png").write_bytes(b"mine")
+    (tmp_path / "mine" / file_name).write_bytes(b"mine")
     with pytest.raises(ValueError, match="holds other files"):
         write_dataset("star", tmp_path / "mine")
-    assert _bytes_below(tmp_path / "mine") == {"photo.png": b"mine"}
+    assert _bytes_below(tmp_path / "mine") == {file_name: b"mine"}
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all_names(tmp_path):

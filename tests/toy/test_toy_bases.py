@@ -1,0 +1,114 @@
+"""The trained bases: small ordinary pipeline folders that obey their prompts and have never seen a star."""
+
+import json
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline
+from safetensors import safe_open
+
+from sd_scripts.toy import autoencoder, build, measure, worlds
+from sd_scripts.toy.render import render_with
+
+FAMILIES = sorted(build.FAMILIES)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request):
+    return build.BASES / request.param
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder):
+    return DiffusionPipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+
+
+def test_a_base_obeys_most_prompts(pipeline):
+    scores = measure.obedience(render_with(pipeline), measure.prompts("old", 16, 2))
+    assert scores.all >= 14 / 16, scores
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["old", "held_out"])
+def test_a_base_obeys_prompts_seen_and_held_out(pipeline, kind):
+    scores = measure.obedience(render_with(pipeline), measure.prompts(kind, 200, 3))
+    assert scores.all >= 0.85, scores
+
+
+def test_a_base_draws_no_stars(pipeline):
+    scores = measure.obedience(render_with(pipeline), measure.prompts("star", 32, 4))
+    assert scores.shape < 0.05, scores
+
+
+def test_a_picture_does_not_depend_on_what_is_drawn_beside_it(pipeline):
+    tasks = measure.prompts("old", 3, 5)
+    render = render_with(pipeline)
+    together = render([task.prompt for task in tasks], [task.seed for task in tasks], 64, 64)
+    alone = render([tasks[1].prompt], [tasks[1].seed], 64, 64)
+    difference = autoencoder.to_pixels([together[1]]) - autoencoder.to_pixels(alone)
+    assert difference.abs().max() <= 2 / 127.5
+
+
+def test_the_vae_keeps_every_shape(folder):
+    vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True, dtype=torch.float32).eval()
+    scenes, pictures = [], []
+    for index, size in enumerate(worlds.SIZES):
+        chosen = worlds.scenes(worlds.SHAPES)[index::5]
+        drawn = [worlds.draw(scene, *size, worlds.rng_for(9, index, n)) for n, scene in enumerate(chosen)]
+        scenes += chosen
+        pictures += autoencoder.reconstruct(vae, drawn)
+    scores = measure.score(scenes, pictures)
+    assert scores.all >= 0.97, scores
+
+
+def test_latents_of_the_world_have_mean_0_and_deviation_1(folder):
+    vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True, dtype=torch.float32).eval()
+    pictures = [worlds.draw(scene, 64, 64, worlds.rng_for(10, n)) for n, scene in enumerate(worlds.TRAINED)]
+    with torch.no_grad():
+        latents = vae.encode(autoencoder.to_pixels(pictures)).latent_dist.sample(torch.Generator().manual_seed(0))
+    per_channel = latents.transpose(0, 1).flatten(1)
+    assert per_channel.mean(dim=1).abs().max() < 0.2
+    assert (per_channel.std(dim=1) - 1).abs().max() < 0.2
+    assert vae.config.scaling_factor == 1.0
+
+
+def test_a_base_is_small_half_precision_and_names_no_machine(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".json", ".safetensors"}
+    assert sum(path.stat().st_size for path in files) <= build.MAX_BYTES
+    for path in files:
+        if path.suffix == ".json":
+            content = json.loads(path.read_text(encoding="utf-8"))
+            assert not content.get("_name_or_path")
+        else:
+            with safe_open(path, framework="pt") as tensors:
+                kinds = {tensors.get_tensor(name).dtype for name in tensors.keys()}  # noqa: SIM118
+            assert kinds == {torch.float16}, path
+
+
+def test_a_base_records_how_it_was_made(folder):
+    record = json.loads((folder / "BUILD.json").read_text(encoding="utf-8"))
+    assert record["family"] == folder.name
+    assert record["scores"]["old"]["all"] >= 0.85
+    assert record["scores"]["held_out"]["all"] >= 0.85
+    assert record["scores"]["star"]["shape"] < 0.05
+    assert record["vae"]["settings"]["num_steps"] > 0
+    assert record["libraries"].keys() >= {"torch", "diffusers", "transformers"}
+
+
+def test_tokenizers_know_each_word_and_fit_their_encoders(pipeline):
+    pairs = [("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2")]
+    for tokenizer_name, encoder_name in pairs:
+        tokenizer, encoder = getattr(pipeline, tokenizer_name), getattr(pipeline, encoder_name)
+        assert len(tokenizer) == encoder.config.vocab_size
+        for word in (*worlds.SHAPES, *worlds.COLORS, "orange", "sks"):
+            assert len(tokenizer.tokenize(word)) == 1, word
+        start, *_, end = tokenizer("Ein Äpfelchen? 42 日本").input_ids
+        assert (start, end) == (encoder.config.bos_token_id, encoder.config.eos_token_id)
+
+
+def test_no_negative_prompt_means_the_encoded_empty_caption(pipeline):
+    _, absent, _, absent_pooled = pipeline.encode_prompt("a red circle", do_classifier_free_guidance=True)
+    empty, _, empty_pooled, _ = pipeline.encode_prompt("", do_classifier_free_guidance=False)
+    assert torch.equal(absent, empty)
+    assert torch.equal(absent_pooled, empty_pooled)
