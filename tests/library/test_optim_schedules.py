@@ -39,7 +39,13 @@ def test_a_schedule_equals_diffusers(name: str) -> None:
     total, warmup = random.randint(40, 200), random.randint(1, 20)
     cycles, power = random.randint(1, 4), random.uniform(0.5, 3)
     wanted = reference(
-        diffusers_scheduler, name, total, num_warmup_steps=warmup, num_training_steps=total, num_cycles=cycles if "restarts" in name else 0.5, power=power
+        diffusers_scheduler,
+        name,
+        total,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
+        num_cycles=cycles if "restarts" in name else 0.5,
+        power=power,
     )
     found = ours(total, lr_scheduler=name, lr_warmup_steps=warmup, lr_scheduler_num_cycles=cycles, lr_scheduler_power=power)
     assert found == pytest.approx(wanted, abs=1e-12)
@@ -67,7 +73,9 @@ def test_cosine_with_min_lr_equals_transformers() -> None:
         num_training_steps=90,
         scheduler_specific_kwargs={"min_lr_rate": 0.15},
     )
-    assert ours(90, lr_scheduler="cosine_with_min_lr", lr_warmup_steps=7, lr_scheduler_min_lr_ratio=0.15) == pytest.approx(wanted, abs=1e-12)
+    assert ours(90, lr_scheduler="cosine_with_min_lr", lr_warmup_steps=7, lr_scheduler_min_lr_ratio=0.15) == pytest.approx(
+        wanted, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "1-sqrt"])

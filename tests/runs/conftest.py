@@ -1,0 +1,178 @@
+"""Real runs on a tiny model: a base folder, pictures, and processes that train in parts of a second."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sd_scripts.library.launch import main
+from sd_scripts.schema.command import SCRIPTS
+from sd_scripts.schema.rundir import RunDirectory
+
+SCRIPT = SCRIPTS / "sdxl_train_network.py"
+PATIENCE_SECONDS = 240.0
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny SDXL as a diffusers folder, as users have them."""
+    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+    from diffusers.utils import logging as diffusers_logging
+
+    from sd_scripts.library.families import family
+
+    diffusers_logging.disable_progress_bar()
+    folder = tmp_path_factory.mktemp("base") / "tiny"
+    parts = family("sdxl").tiny()
+    StableDiffusionXLPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders["te1"],
+        text_encoder_2=parts.text_encoders["te2"],
+        tokenizer=parts.tokenizers["te1"],
+        tokenizer_2=parts.tokenizers["te2"],
+        unet=parts.backbone,
+        scheduler=EulerDiscreteScheduler.from_config(parts.scheduler_config),
+        add_watermarker=False,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 small pictures of three shapes with captions."""
+    folder = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(random.getrandbits(32))
+    for number in range(24):
+        width, height = ((64, 64), (96, 64), (64, 96))[number % 3]
+        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(folder / f"p{number:02d}.png")
+        (folder / f"p{number:02d}.txt").write_text(f"picture {number}, tag{number % 4}, tag{number % 5}")
+    return folder
+
+
+@dataclass
+class Runs:
+    """Starts training processes that share one output folder."""
+
+    base: Path
+    pictures: Path
+    output: Path
+
+    def arguments(self, **options: Any) -> list[str]:
+        """A command line for the tiny model; True stands for a switch, None takes an option out."""
+        values: dict[str, Any] = {
+            "pretrained_model_name_or_path": self.base,
+            "train_data_dir": self.pictures,
+            "output_dir": self.output,
+            "resolution": 64,
+            "min_bucket_reso": 32,
+            "bucket_reso_steps": 16,
+            "network_dim": 4,
+            "learning_rate": 1e-2,
+            "max_train_steps": 8,
+            "train_batch_size": 2,
+            "max_data_loader_n_workers": 1,
+            **options,
+        }
+        return [
+            word
+            for name, value in values.items()
+            if value is not None
+            for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
+        ]
+
+    def begin(self, **options: Any) -> BaseProcess:
+        """Starts a process and does not wait for it. It is forked from a server that has imported the libraries once."""
+        # Threads of a tiny model cost more than they bring, and the server hands its environment down.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["sd_scripts.library.session"])
+        process = context.Process(target=main, args=("sdxl", "network", self.arguments(**options)))
+        process.start()
+        return process
+
+    def train(self, code: int = 0, **options: Any) -> RunDirectory:
+        """Trains to the end of the process; the newest run folder."""
+        process = self.begin(**options)
+        process.join(PATIENCE_SECONDS)
+        assert process.exitcode == code, f"exit code {process.exitcode}"
+        return self.newest()
+
+    def newest(self) -> RunDirectory:
+        """The run whose log was written last."""
+        logs = sorted(self.output.glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
+        return RunDirectory(logs[-1].parent)
+
+    def folders(self) -> list[Path]:
+        return sorted(path for path in self.output.glob("*") if (path / "config.toml").is_file())
+
+    def wait(self, process: BaseProcess, seen: Callable[[], bool]) -> None:
+        """Returns as soon as something can be seen from outside; fails when the process ends before."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not seen():
+            assert process.is_alive(), "the process ended before the moment came"
+            assert time.monotonic() < end, "the moment did not come"
+            time.sleep(0.0005)
+
+    def kill(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events of all runs."""
+        return [event for folder in self.folders() for event in RunDirectory(folder).events()[0]]
+
+    def launch(self, processes: int, **options: Any) -> subprocess.CompletedProcess[str]:
+        """What users do: `accelerate launch`, here with several processes on a CPU."""
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1"]
+        command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "--num_cpu_threads_per_process", "1"]
+        command += ["--multi_gpu"] if processes > 1 else []
+        environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [*command, str(SCRIPT), *self.arguments(**options)],
+            env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+        )  # fmt: skip
+
+
+LONG: dict[str, Any] = {
+    "max_train_steps": 12,
+    "save_every_n_steps": 3,
+    "sample_prompts": "a picture --w 64 --h 64 --s 8",
+    "shuffle_caption": True,
+    "caption_dropout_rate": 0.2,
+    "network_dropout": 0.1,
+    "use_ema": True,
+}
+"""Saves, previews, dropout in captions and layers, and an average: everything that could remember something."""
+
+
+@pytest.fixture(scope="session")
+def long_options() -> dict[str, Any]:
+    return dict(LONG)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny_base: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run with long_options that was left alone, from caches of its own."""
+    return Runs(tiny_base, pictures, tmp_path_factory.mktemp("undisturbed")).train(**LONG)
+
+
+@pytest.fixture
+def runs(tiny_base: Path, pictures: Path, tmp_path: Path) -> Iterator[Runs]:
+    yield Runs(tiny_base, pictures, tmp_path / "out")
+    for child in multiprocessing.active_children():
+        child.kill()

@@ -1,0 +1,130 @@
+"""Preview prompts in kohya's three forms and typed in directly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
+from sd_scripts.schema.samples import SampleOptions
+
+
+def read(text: str, grid: int = 8, resolution: tuple[int, int] = (1024, 768), seed: int = 7, **options: object) -> list[PromptSpec]:
+    return read_prompts(Defaults(SampleOptions(sample_prompts=text, **options), resolution, grid, seed))
+
+
+def problems(text: str, **options: object) -> str:
+    with pytest.raises(OptionError) as caught:
+        read(text, **options)
+    assert all(problem.option in ("sample_prompts", "sample_size") for problem in caught.value.problems)
+    return str(caught.value)
+
+
+WANTED = [
+    PromptSpec("a cat, sitting", "dog -- or wolf", 512, 640, 3, 12, 4.5, "ddim"),
+    PromptSpec("a second one", "ugly", 1024, 768, 8, 28, 6.0, "auto"),
+]
+
+
+def test_kohyas_text_with_all_flags(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(
+        "\ufeff# two prompts\n\na cat, sitting --w 512 --h 640 --d 3 --l 4.5 --s 12 --n dog -- or wolf --ss ddim\n  # no more\na second one --n ugly\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(OptionError, match=r"prompts.txt line 3: there is no flag --"):
+        read(str(file))
+    file.write_text(file.read_text(encoding="utf-8-sig").replace("dog -- or wolf", "dog"), encoding="utf-8")
+    found = read(str(file))
+    assert found == [PromptSpec("a cat, sitting", "dog", 512, 640, 3, 12, 4.5, "ddim"), WANTED[1]]
+
+
+def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+    toml = tmp_path / "prompts.toml"
+    toml.write_text(
+        '[prompt]\nsample_steps = 12\n[[prompt.subset]]\nprompt = "a cat, sitting"\nnegative_prompt = "dog -- or wolf"\nwidth = 512\nheight = 640\n'
+        'seed = 3\nscale = 4.5\nsample_sampler = "ddim"\n[[prompt.subset]]\nprompt = "a second one"\nnegative_prompt = "ugly"\n'
+    )
+    listed = tmp_path / "prompts.json"
+    listed.write_text(
+        json.dumps(
+            [
+                {
+                    "prompt": "a cat, sitting", "negative_prompt": "dog -- or wolf", "width": 512, "height": 640,
+                    "seed": 3, "scale": 4.5, "sample_steps": 12, "sample_sampler": "ddim",
+                },
+                {"prompt": "a second one", "negative_prompt": "ugly", "sample_steps": 12},
+            ]
+        )
+    )  # fmt: skip
+    assert read(str(toml)) == read(str(listed)) == [WANTED[0], PromptSpec("a second one", "ugly", 1024, 768, 8, 12, 6.0, "auto")]
+
+
+def test_typed_prompts_take_the_options_of_the_run() -> None:
+    found = read(
+        "one\n\ntwo --d 99", sample_steps=5, sample_cfg_scale=2, sample_negative_prompt="bad", sample_size=(64, 128), sample_sampler="euler"
+    )
+    assert found == [PromptSpec("one", "bad", 64, 128, 7, 5, 2.0, "euler"), PromptSpec("two", "bad", 64, 128, 99, 5, 2.0, "euler")]
+    assert read("") == [] and read("  \n # nothing\n") == []
+
+
+def test_without_a_size_the_resolution_is_brought_to_the_grid() -> None:
+    assert (read("x", grid=16, resolution=(1000, 500))[0].width, read("x", grid=16, resolution=(1000, 500))[0].height) == (992, 496)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a --w 513", "line 1: width 513 is not a multiple of 8; the nearest are 512 and 520"),
+        ("a --w wide", "line 1: width 'wide' is not a whole number"),
+        ("ok\nb --s 0", "line 2: sample_steps '0' is not a whole number from 1 to 1000"),
+        ("a --l nan", "scale (--l) 'nan' is not a number"),
+        ("a --l -1", "scale (--l) '-1'"),
+        ("a --ss best", "sampler 'best' is not one of auto, ddim"),
+        ("a --d -1", "seed '-1'"),
+        ("a --x 3", "there is no flag --x; known are --w, --h"),
+        ("a --g 3.5", "--g (embedded guidance) means nothing to this model"),
+        ("a --w 64 --w 128", "--w stands twice"),
+        ("--w 64", "the prompt is missing"),
+        ("no/such/file.txt", "does not exist"),
+    ],
+)
+def test_a_wrong_prompt_is_a_sentence_with_its_line(text: str, words: str) -> None:
+    assert words in problems(text)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert problems("a --w 513\nb --q 1\nc --s x").count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("p.toml", "[prompt]\nprompt = 'a'\nwidth = 64\n[[prompt.subset]]\nwidth = 64", "width stands in [prompt] too"),
+        ("p.toml", "prompt = 3", "exactly one table [prompt]"),
+        ("p.toml", "[prompt", "not valid TOML"),
+        ("p.toml", "[prompt]\nprompt = 'a'\nsteps = 3", "there is no key steps"),
+        ("p.json", "{}", "must be a list of objects"),
+        ("p.json", "[", "not valid JSON"),
+        ("p.json", '[{"prompt": 3}]', "prompt must be text"),
+        ("p.json", '[{"prompt": "a", "width": 64.5}]', "width 64.5 is not a whole number"),
+    ],
+)
+def test_a_wrong_file_is_a_sentence(name: str, content: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert words in problems(str(tmp_path / name))
+
+
+@given(st.text(max_size=200))
+def test_any_text_gives_prompts_or_sentences(text: str) -> None:
+    try:
+        specs = read(text)
+    except OptionError as err:
+        assert err.problems
+    else:
+        assert all(spec.prompt and spec.width % 8 == 0 for spec in specs)
