@@ -1,5 +1,6 @@
 """The original single-file layout of SDXL, both ways, against diffusers' own converters."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,12 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, convert_ldm_vae_checkpoint, infer_diffusers_model_type
 from safetensors.torch import load_file
 
+import sd_scripts.toy
 from sd_scripts.library.families import family
 from sd_scripts.library.loading import original, sdxl
+from sd_scripts.schema.model import SdxlModelOptions
+
+TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +95,19 @@ def test_diffusers_loads_our_single_file_without_any_difference(tmp_path: Path, 
         assert state.keys() == wanted.keys()
         assert all(torch.equal(state[key], wanted[key]) for key in state), name
     assert {tensor.dtype for tensor in load_file(file).values()} == {dtype}
+
+
+def test_the_toy_base_survives_the_single_file_exactly(tmp_path: Path):
+    toy = family("sdxl").load(SdxlModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
+    assert toy.source == "toy" and toy.kind == "v_prediction"
+    shutil.copytree(TOY, tmp_path / "toy", ignore=shutil.ignore_patterns("*.safetensors"))
+    file = tmp_path / "toy" / "one.safetensors"
+    sdxl.save_single_file(toy, file)
+    again = family("sdxl").load(SdxlModelOptions(pretrained_model_name_or_path=str(file)), torch.device("cpu"), torch.float32)
+    assert (again.kind, again.scheduler_config, again.settings) == (toy.kind, toy.scheduler_config, toy.settings)
+    for name, module in toy.modules().items():
+        state = again.modules()[name].state_dict()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in module.state_dict().items()), name
 
 
 def test_a_name_without_a_place_is_an_error():

@@ -255,6 +255,15 @@ def test_zero_terminal_snr_models_are_sampled_from_pure_noise(parts):
         assert scheduler.timesteps[0] == 999 and scheduler.config.rescale_betas_zero_snr
 
 
+def test_samplers_of_one_equation_agree_on_a_trained_zero_terminal_snr_model():
+    toy = SDXL.load(SdxlModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
+    one = Preview("a red circle at the top left", width=64, height=64, seed=3, steps=16, cfg_scale=3.0)
+    pictures = {name: SDXL.render(toy, [replace(one, sampler=name)]) for name in ("ddim", "euler", "dpmsolver++")}
+    # DDIM is Euler's method in another variable (Song et al. 2021); DPM-Solver++ is of second order.
+    assert (pictures["ddim"] - pictures["euler"]).abs().mean() < 1e-3
+    assert (pictures["ddim"] - pictures["dpmsolver++"]).abs().mean() < 3e-2
+
+
 def test_preview_sides_off_the_grid_are_refused(parts):
     with pytest.raises(ValueError, match="60 x 64 are not multiples of 8"):
         SDXL.preview(parts, [Preview("cat", width=60, height=64)])
