@@ -173,6 +173,9 @@ class Progress:
         """Takes the next events of the log, in order."""
         for event in events:
             self.last_time = number(event.get("time")) or self.last_time
+            if event["kind"] in ("phase", "cached", "step"):
+                # A later process is at work; it says `started` only when its data is ready.
+                self.farewell = None
             match event["kind"]:
                 case "step":
                     self._step(event)
@@ -208,7 +211,8 @@ class Progress:
         self.seconds.clear()
         if whole(self.last_step.get("step")) > start:
             self.last_step = {}
-        self._enter("load")
+        if self.phase in ("", *LAST_WORDS):
+            self._enter("load")
 
     def _step(self, event: Event) -> None:
         step, loss = whole(event.get("step")), number(event.get("loss"))

@@ -184,8 +184,9 @@ class JobSupervisor:
         if self._job(run.path, _Living()).state in ("running", "queued"):
             raise OptionError(f"resume: {run.name} has not ended yet; stop it first")
         output = options.output  # type: ignore[attr-defined]
-        # In its own folder a run continues; `none` or a path were about where it once began.
-        options = options.model_copy(update={"output": output.model_copy(update={"resume": "auto"})})
+        if run.state.is_dir() and any(run.state.iterdir()):
+            # A run with states of its own continues from them; `none`, a step or a path said where it once began.
+            options = options.model_copy(update={"output": output.model_copy(update={"resume": "auto"})})
         config = to_toml(options)
         if run.config.read_text(encoding="utf-8") != config:
             write_atomically(run.config, config)

@@ -140,7 +140,7 @@
 
     trouble(error) {
       if (error instanceof Refused) {
-        if (this.options.missing) this.options.missing();
+        if (error.status === 404) this.options.missing();
         this.note(error.message);
       } else {
         this.lost = true;

@@ -55,13 +55,18 @@
   const address = (run, rest = "") => `/kl/run/${encodeURIComponent(run)}${rest}`;
   const withToken = (path, more = "") => `${path}?token=${encodeURIComponent(kl.token || "")}${more}`;
 
-  class Refused extends Error {}
+  class Refused extends Error {
+    constructor(status, sentence) {
+      super(sentence);
+      this.status = status;
+    }
+  }
 
   async function ask(path, options = {}) {
     const response = await fetch(path, { ...options, headers: { "x-kl-token": kl.token || "" }, cache: "no-store" });
     if (response.status === 401) reloadOnce();
     const answer = await response.json();
-    if (!response.ok) throw new Refused(answer.detail || `The studio answered ${response.status}.`);
+    if (!response.ok) throw new Refused(response.status, answer.detail || `The studio answered ${response.status}.`);
     return answer;
   }
 

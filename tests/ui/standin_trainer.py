@@ -21,9 +21,9 @@ def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bo
     first = int(os.environ.get("RANK", "0")) == 0
     done = int((run.path / "progress").read_text()) if (run.path / "progress").exists() else 0
     if first:
-        run.log("started", steps=steps, start_step=done, epochs=1, images=8, batch=1, seed=1, pid=os.getpid(), script="standin")
         run.log("phase", name="cache", seconds=0.1)
         run.log("cached", what="latents", done=8, total=8)
+        run.log("started", steps=steps, start_step=done, epochs=1, images=8, batch=1, seed=1, pid=os.getpid(), script="standin")
         run.log("phase", name="train", seconds=0.2)
     for step in range(done + 1, steps + 1):
         time.sleep(seconds)
@@ -37,6 +37,7 @@ def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bo
         if obey and run.stop_requested():
             if first:
                 (run.path / "progress").write_text(str(step))
+                (run.state / f"{step:06d}").mkdir(parents=True, exist_ok=True)
                 run.log("saved", step=step, what="state", file=f"state/{step:06d}")
                 run.log("stopped", step=step, text="stopped as asked", remedy="")
             return

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,34 +16,10 @@ import pytest
 from kohya_like import monitor, processes, supervisor
 from kohya_like.supervisor import ENDED, Job, JobSupervisor
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import build
 from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from tests.ui.standin_runs import ROOT, SCRIPT, STANDIN, command, options, until
 
-ROOT = Path(__file__).resolve().parents[2]
-STANDIN = Path(__file__).with_name("standin_trainer.py")
 Supervise = Callable[..., JobSupervisor]
-SCRIPT = RUNS["sdxl", "network"].script
-
-
-def options(folder: Path, **values: object) -> RunOptions:
-    return build(
-        RUNS["sdxl", "network"], {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_dir": str(folder), **values}
-    )
-
-
-def command(behaviour: str, ranks: int = 1) -> Callable[[RunOptions, Path], list[str]]:
-    launcher = (
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else [sys.executable]
-    )
-    return lambda _options, run: [*launcher, str(STANDIN), str(run), behaviour]
-
-
-def until(condition: Callable[[], object], seconds: float = 40.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
 
 
 def alive(job: Job) -> list[int]:
@@ -171,9 +146,9 @@ def test_two_ranks_stop_by_the_file(supervise: Supervise, tmp_path: Path) -> Non
 def test_a_killed_studio_leaves_the_run_alone_and_the_next_one_finds_it(supervise: Supervise, tmp_path: Path) -> None:
     program = f"""
 import sys, time
-sys.path[:0] = [{str(ROOT)!r}, {str(STANDIN.parent)!r}]
+sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from test_supervisor import options, command, SCRIPT
+from tests.ui.standin_runs import SCRIPT, command, options
 from kohya_like.supervisor import JobSupervisor
 print(JobSupervisor(Path({str(tmp_path)!r}), command("slow")).start(SCRIPT, options(Path({str(tmp_path)!r}))).name, flush=True)
 time.sleep(600)

@@ -1,0 +1,286 @@
+"""The Runs tab and the live view in a real browser, with stand-in runs that the studio finds on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+
+from kohya_like.supervisor import Job, JobSupervisor
+from sd_scripts.schema.rundir import RunDirectory
+from tests.ui.standin_runs import SCRIPT, command, options, until
+
+pytestmark = pytest.mark.browser
+HOSTILE = "</span><img src=x onerror=alert(1)> ${alert(2)} {{value}} `x`"
+
+
+def old_run(root: Path, name: str, kind: str, text: str = "", console: str = "all is well\n") -> RunDirectory:
+    """A run that ended: curve, validation, previews of three steps, files, console."""
+    run = RunDirectory.create(root, name, options(root, output_name=name, network_dim=24))
+    run.log("phase", name="train")
+    run.log("started", steps=120, start_step=0, epochs=2)
+    for step in range(1, 121):
+        run.log("step", step=step, epoch=0, loss=0.1 + 1 / step, lr=1e-4 * step / 120, seconds=0.2, peak_gib=3.2, data_fetch=0.001)
+    run.log("validation", step=60, loss=0.15)
+    run.samples.mkdir()
+    for step in (0, 60, 120):
+        for index in range(2):
+            file = f"{name}-{step:06d}-{index:02d}.png"
+            Image.new("RGB", (64, 64), (2 * step, 60 + 90 * index, 120)).save(run.samples / file)
+            run.log("sample", step=step, index=index, file=f"samples/{file}", prompt=f"a star {index} {HOSTILE}", seed=index)
+    run.log("warning", text=f"slow {HOSTILE}")
+    (run.path / f"{name}.safetensors").write_bytes(b"12345678")
+    run.console.write_text(console + HOSTILE + "\n")
+    if kind == "died":
+        record = {"run_id": "f" * 32, "queued": 1.0, "pid": 2**22 - 1, "create_time": 1.0, "argv": ["python", "train.py", "a b"]}
+        (run.path / "run.json").write_text(json.dumps(record))
+        (run.path / "exit.json").write_text(json.dumps({"run_id": "f" * 32, "returncode": 1}))
+    else:
+        run.log(kind, step=120, text=text, remedy="")
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(studios: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, JobSupervisor, Job]]:
+    """A studio over a folder with ended runs of each kind and one that is under way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+        root = tmp_path_factory.mktemp("runs") / "output"
+        old_run(root, "whole", "finished")
+        old_run(root, "broken", "failed", text=f"It broke {HOSTILE}")
+        old_run(root, "out-of-memory", "died", console="torch.OutOfMemoryError: CUDA out of memory\n")
+        supervisor = JobSupervisor(root, command("slow"))
+        job = supervisor.start(SCRIPT, options(root, output_name="under-way"))
+        yield studios(output_dir=root), supervisor, job
+        supervisor.stop(job, grace_seconds=0)
+        supervisor.close()
+
+
+def runs_tab(page: Page, name: str = "") -> None:
+    page.get_by_role("tab", name="Runs").click()
+    page.wait_for_selector(".kr-row")
+    if name:
+        page.locator(".kr-row", has_text=name).click()
+        expect(page.locator("#kl-runs .kr-title")).to_have_text(name)
+
+
+def count_of(page: Page, selector: str = "#kl-runs .kr-count") -> int:
+    found = re.match(r"([\d,.]+) of", page.locator(selector).inner_text())
+    return int(re.sub(r"\D", "", found.group(1))) if found else -1
+
+
+def test_every_run_on_disk_is_listed_with_its_state(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page)
+    for name, state in (("whole", "Finished"), ("broken", "Failed"), ("out-of-memory", "Died"), ("under-way", "Running")):
+        expect(page.locator(".kr-row", has_text=name).locator(".kr-badge")).to_have_text(state)
+
+
+def test_the_curve_of_a_run_under_way_moves_and_the_hidden_page_asks_nothing(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "under-way")
+    page.wait_for_selector("#kl-runs .kr-smooth")
+    before, path = count_of(page), page.locator("#kl-runs .kr-smooth").get_attribute("d")
+    until(lambda: count_of(page) > before + 2)
+    assert page.locator("#kl-runs .kr-smooth").get_attribute("d") != path
+    expect(page.locator("#kl-runs .kr-phase")).to_have_text("Training")
+    expect(page.locator("#kl-runs .kr-count")).to_contain_text("left")
+    asked: list[str] = []
+    page.get_by_role("tab", name="Help").click()
+    page.wait_for_timeout(1500)
+    page.on("request", lambda request: asked.append(request.url) if "/kl/run" in request.url else None)
+    page.wait_for_timeout(3000)
+    assert asked == []
+
+
+def test_a_poll_is_small(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "under-way")
+    page.wait_for_timeout(2500)
+    sizes: list[int] = []
+    page.on(
+        "response", lambda answer: sizes.append(len(answer.body())) if "/kl/run/" in answer.url and "sample" not in answer.url else None
+    )
+    page.wait_for_timeout(4000)
+    assert len(sizes) >= 2 and sorted(sizes)[len(sizes) // 2] < 2500
+
+
+def test_text_of_runs_is_never_taken_for_markup(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+    runs_tab(page, "broken")
+    expect(page.locator("#kl-runs .kr-cause")).to_contain_text(HOSTILE)
+    expect(page.locator("#kl-runs .kr-warnings")).to_contain_text(HOSTILE)
+    expect(page.locator("#kl-runs .kr-caption")).to_contain_text(HOSTILE)
+    page.locator("#kl-runs summary").click()
+    expect(page.locator("#kl-runs .kr-console")).to_contain_text(HOSTILE)
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_run_that_died_shows_the_cause_what_to_change_and_the_last_lines(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "out-of-memory")
+    cause = page.locator("#kl-runs .kr-cause")
+    expect(cause).to_contain_text("The GPU ran out of memory.")
+    expect(cause).to_contain_text("Lower train_batch_size")
+    expect(cause.locator("pre")).to_contain_text("torch.OutOfMemoryError")
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    page.get_by_role("button", name="Copy command").click()
+    expect(page.locator("#kl-runs .kr-status")).to_contain_text("clipboard")
+    assert page.evaluate("navigator.clipboard.readText()") == "python train.py 'a b'"
+
+
+def test_previews_are_compared_with_the_keyboard(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "whole")
+    after, before = page.locator("#kl-runs .kr-after"), page.locator("#kl-runs .kr-before")
+    expect(after).to_have_attribute("alt", re.compile("step 120: a star 0"))
+    expect(before).to_have_attribute("alt", re.compile("step 0: a star 0"))
+    until(lambda: page.evaluate("document.querySelector('#kl-runs .kr-after').naturalWidth") == 64)
+    step = page.get_by_role("slider", name=re.compile("^Step"))
+    step.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(after).to_have_attribute("alt", re.compile("step 60"))
+    assert step.get_attribute("aria-valuetext") == "step 60"
+    cut = page.get_by_role("slider", name="Before and after")
+    cut.focus()
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    assert page.locator("#kl-runs .kr-pair").evaluate("node => node.style.getPropertyValue('--kl-cut')") == "60%"
+    second = page.get_by_role("button", name="Prompt 2")
+    second.focus()
+    page.keyboard.press("Enter")
+    expect(after).to_have_attribute("alt", re.compile("a star 1"))
+
+
+def test_the_curve_is_read_with_pointer_and_keyboard_and_its_layers_are_switched(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "whole")
+    readout = page.locator("#kl-runs .kr-readout")
+    expect(readout).to_contain_text("Step 120: loss 0.1083")
+    slider = page.get_by_role("slider", name="Read the curve at a step")
+    slider.focus()
+    page.keyboard.press("Home")
+    expect(readout).to_contain_text("Step 1: loss 1.1")
+    page.keyboard.press("ArrowRight")
+    expect(readout).to_contain_text("Step 2: loss 0.6")
+    slider.evaluate("node => node.blur()")
+    box = page.locator("#kl-runs .kr-stage").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    assert 40 < int(re.search(r"Step (\d+)", readout.inner_text()).group(1)) < 80
+    curve = page.locator("#kl-runs .kr-curve")
+    assert curve.locator("circle.kr-validation").count() == 1 and curve.locator("path.kr-lr").count() == 0
+    for name, selector, count in (("Learning rate", "path.kr-lr", 1), ("Raw", "path.kr-raw", 0)):
+        curve.get_by_role("button", name=name).click()
+        assert curve.locator(selector).count() == count
+    line = curve.locator("path.kr-smooth").get_attribute("d")
+    curve.get_by_role("button", name="Log scale").click()
+    assert curve.locator("path.kr-smooth").get_attribute("d") != line
+
+
+def test_files_come_down_and_settings_go_back_into_the_form(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "whole")
+    with page.expect_download() as coming:
+        page.get_by_role("link", name="whole.safetensors").click()
+    assert Path(coming.value.path()).read_bytes() == b"12345678"
+    page.get_by_role("button", name="Use these settings").click()
+    expect(page.locator("#kl-network_dim")).to_be_visible()
+    expect(page.locator("#kl-network_dim")).to_have_value("24")
+
+
+def test_the_console_follows_its_end_but_not_while_somebody_reads_back(place: Any, visit: Callable[..., Any]) -> None:
+    job = place[2]
+    with job.run.console.open("a") as console:
+        console.write("".join(f"\nline {index} of many" for index in range(300)) + "\n")
+    page = visit(place[0].url).page
+    runs_tab(page, "under-way")
+    page.locator("#kl-runs summary").click()
+    log = page.locator("#kl-runs .kr-console")
+    expect(log).to_contain_text("line 299 of many")
+    at_end = "node => node.scrollHeight - node.scrollTop - node.clientHeight < 30"
+    until(lambda: log.evaluate(at_end))
+    with job.run.console.open("a") as console:
+        console.write("".join(f"\nline {index} of more" for index in range(20)) + "\n")
+    expect(log).to_contain_text("line 19 of more")
+    assert log.evaluate(at_end)
+    log.evaluate("node => node.scrollTop = 50")
+    with job.run.console.open("a") as console:
+        console.write("\nthe newest line\n")
+    expect(log).to_contain_text("the newest line")
+    assert log.evaluate("node => node.scrollTop") == 50
+
+
+def test_a_reload_shows_the_same_run_again(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "broken")
+    page.reload()
+    page.wait_for_selector("#kl-learning_rate", state="attached")
+    page.get_by_role("tab", name="Runs").click()
+    expect(page.locator("#kl-runs .kr-title")).to_have_text("broken")
+
+
+def test_the_panel_beside_the_form_finds_the_run_that_is_under_way(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    expect(page.locator("#kl-live .kr-title")).to_have_text("under-way")
+    before = count_of(page, "#kl-live .kr-count")
+    until(lambda: count_of(page, "#kl-live .kr-count") > before)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_axe_finds_nothing_and_nothing_runs_over_the_edge(place: Any, visit: Callable[..., Any], theme: str, width: int) -> None:
+    seen = visit(place[0].url, width=width, theme=theme)
+    runs_tab(seen.page)
+    for name in ("whole", "out-of-memory", "under-way"):
+        runs_tab(seen.page, name)
+        seen.page.locator("#kl-runs summary").click()
+        seen.page.wait_for_timeout(400)
+        assert seen.axe() == []
+        assert seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        seen.page.locator("#kl-runs summary").click()
+
+
+def test_eight_tabs_at_once_all_follow_the_run(place: Any, browser: Browser) -> None:
+    context = browser.new_context()
+    pages = [context.new_page() for _ in range(8)]
+    for page in pages:
+        page.goto(place[0].url)
+    for page in pages:
+        page.bring_to_front()
+        runs_tab(page, "under-way")
+        page.wait_for_selector("#kl-runs .kr-smooth")
+        before = count_of(page)
+        until(lambda page=page, before=before: count_of(page) > before)
+    context.close()
+
+
+def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Callable[..., Any], visit: Callable[..., Any]) -> None:
+    """The last test of the module: it takes the studio away."""
+    studio, supervisor, job = place
+    page = visit(studio.url, quiet=False).page
+    runs_tab(page, "under-way")
+    page.wait_for_selector("#kl-runs .kr-smooth")
+    studio.process.kill()
+    studio.process.wait()
+    expect(page.locator("#kl-runs .kr-status")).to_contain_text("does not answer", timeout=15000)
+    step = supervisor.find(job.name).summary.step
+    time.sleep(1)
+    assert supervisor.find(job.name).summary.step > step
+    studios(output_dir=studio.output_dir, port=studio.port)
+    page.wait_for_function("() => !document.body.innerText.includes('does not answer')", timeout=60000)
+    page.get_by_role("tab", name="Runs").click()
+    expect(page.locator("#kl-runs .kr-title")).to_have_text("under-way", timeout=30000)
+    before = count_of(page)
+    until(lambda: count_of(page) > before)
+    page.get_by_role("button", name="Stop", exact=True).locator("visible=true").click()
+    expect(page.locator("#kl-runs .kr-badge").last).to_have_text("Stopped", timeout=30000)
+    assert supervisor.find(job.name).state == "stopped" and supervisor.find(job.name).returncode == 0
