@@ -260,7 +260,7 @@ def test_samplers_of_one_equation_agree_on_a_trained_zero_terminal_snr_model():
     one = Preview("a red circle at the top left", width=64, height=64, seed=3, steps=16, cfg_scale=3.0)
     pictures = {name: SDXL.render(toy, [replace(one, sampler=name)]) for name in ("ddim", "euler", "dpmsolver++")}
     # DDIM is Euler's method in another variable (Song et al. 2021); DPM-Solver++ is of second order.
-    assert (pictures["ddim"] - pictures["euler"]).abs().mean() < 1e-3
+    assert (pictures["ddim"] - pictures["euler"]).abs().mean() < 5e-3
     assert (pictures["ddim"] - pictures["dpmsolver++"]).abs().mean() < 3e-2
 
 
