@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -91,6 +93,16 @@ def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatc
     else:
         files = {block.name for block in blocks("python")}
         assert words[0] == "ssh" or (words[0] == ".venv/bin/python" and words[1] in files)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_a_command_within_a_sentence_is_understood(path):
+    for text in ticked(path):
+        words = shlex.split(text) if "setup.sh " in text or "python -m" in text else []
+        if "setup.sh" in words:
+            check_setup(words[words.index("setup.sh") - 1 :])
+        elif "-m" in words and words[words.index("-m") + 1].startswith("sd_scripts"):
+            assert importlib.util.find_spec(words[words.index("-m") + 1]) is not None, text
 
 
 def test_the_flags_of_the_launcher_exist():
