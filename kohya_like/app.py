@@ -117,4 +117,7 @@ def launch(context: Context, server: Server) -> tuple[gr.Blocks, str, str | None
         quiet=True,
         prevent_thread_lock=True,
     )
+    # Gradio puts its own middleware around ours, and its CORS one answers preflights for any origin before the guard hears of them.
+    demo.app.user_middleware.sort(key=lambda item: item.cls is not Guard)
+    demo.app.middleware_stack = demo.app.build_middleware_stack()
     return demo, local, public

@@ -168,6 +168,7 @@ class Visit:
         result = self.page.evaluate(
             "() => axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], resultTypes: ['violations']})"
         )
+        assert result["passes"], "axe looked at nothing"
         return [
             f"{rule['id']}: {node['target']} {node.get('failureSummary', '')}" for rule in result["violations"] for node in rule["nodes"]
         ]

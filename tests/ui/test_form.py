@@ -1,0 +1,139 @@
+"""The form without a browser: what controls hold, what they mean, and which fields there are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kohya_like import form, look
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import RUNS
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = RUNS["sdxl", "network"]
+BASE = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
+
+
+def payload(**texts: form.Text) -> dict[str, Any]:
+    return {"run": form.run_key(RUN), "values": {**form.texts(RUN, BASE), **texts}}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=form.run_key)
+def test_every_option_has_exactly_one_control_with_a_label_and_a_help_text(run: Any) -> None:
+    schema = json.loads(form.schema_json())
+    shown = [schema["fields"][index] for group in schema["runs"][form.run_key(run)]["groups"] for index in group["fields"]]
+    names = [field["name"] for field in shown]
+    wanted = [name for name, field in flat.fields(run).items() if not field.show.cli_only]
+    assert sorted(names) == sorted(wanted)
+    assert all(field["label"] and field["help"] for field in shown)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=form.run_key)
+def test_every_group_has_a_place_on_the_page_and_basics_stay_few(run: Any) -> None:
+    schema = json.loads(form.schema_json())
+    groups = schema["runs"][form.run_key(run)]["groups"]
+    assert [group["title"] for group in groups] == [
+        name for name in (look.BASICS, *look.GROUPS) if name in {group["title"] for group in groups}
+    ]
+    assert len(groups[0]["fields"]) < 12
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=form.run_key)
+def test_defaults_pass_through_the_controls_unchanged(run: Any) -> None:
+    for name, field in form.shown_fields(run).items():
+        if field.required:
+            continue
+        text = form.to_text(field, field.default)
+        again = (
+            form.to_text(field, flat.flatten(flat.build(run, {**BASE, name: form.from_text(field, text)}))[name])
+            if name not in BASE
+            else text
+        )
+        assert again == text, name
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(min_size=0, max_size=12), max_size=4))
+def test_lists_of_texts_survive_their_control(items: list[str]) -> None:
+    field = form.shown_fields(RUN)["optimizer_args"]
+    assert form.from_text(field, form.to_text(field, tuple(items))) == items
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(min_value=0, max_value=1e300, allow_nan=False))
+def test_numbers_survive_their_control_to_the_last_bit(value: float) -> None:
+    field = form.shown_fields(RUN)["learning_rate"]
+    options = form.options([payload(learning_rate=form.to_text(field, value))], (Path("/"),))
+    assert flat.flatten(options)["learning_rate"] == value
+
+
+def test_an_empty_field_means_none_where_none_is_allowed_and_is_refused_elsewhere() -> None:
+    options = form.options([payload(network_alpha="", sample_size=" ", vae="")], (Path("/"),))
+    values = flat.flatten(options)
+    assert (values["network_alpha"], values["sample_size"], values["vae"]) == (None, None, None)
+    with pytest.raises(OptionError, match="network_dim"):
+        form.options([payload(network_dim="")], (Path("/"),))
+    with pytest.raises(OptionError, match="resolution"):
+        form.options([payload(resolution="")], (Path("/"),))
+
+
+def test_the_page_cannot_set_what_only_the_command_line_may() -> None:
+    made_up = payload()
+    made_up["values"]["allow_custom_modules"] = True
+    _run, values = form.read([made_up])
+    assert "allow_custom_modules" not in values
+    with pytest.raises(OptionError, match="allow_custom_modules"):
+        form.options([payload(optimizer_type="os.system")], (Path("/"),))
+
+
+@pytest.mark.parametrize(
+    "junk", [None, 3, "x", [], {"values": 3}, {"run": [], "values": {}}, {"run": "no/such", "values": {"seed": {"a": [1]}}}]
+)
+def test_what_a_page_never_sends_is_answered_with_sentences(junk: Any) -> None:
+    with pytest.raises(OptionError):
+        form.options([junk], (Path("/"),))
+
+
+def test_all_problems_come_at_once_with_their_fields(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        form.options([payload(network_dim="x", learning_rate="-1", train_data_dir="/etc", resume="/etc/shadow")], (tmp_path,))
+    assert {"network_dim", "learning_rate", "train_data_dir", "resume"} <= {problem.option for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_refused"),
+    [
+        ("pretrained_model_name_or_path", "stabilityai/stable-diffusion-xl-base-1.0", False),
+        ("pretrained_model_name_or_path", "toy", False),
+        ("pretrained_model_name_or_path", "/etc/passwd", True),
+        ("pretrained_model_name_or_path", "../../x.safetensors", True),
+        ("train_data_dir", "toy:star", False),
+        ("train_data_dir", "/", True),
+        ("train_data_dir", "pictures", True),
+        ("base_weights", "/etc/a.safetensors", True),
+        ("sample_prompts", "a cat", False),
+        ("sample_prompts", "/etc/prompts.txt", True),
+        ("resume", "auto", False),
+        ("resume", "400", False),
+        ("output_dir", "\\\\server\\share", True),
+    ],
+)
+def test_places_outside_the_roots_are_refused_and_other_words_pass(name: str, value: str, is_refused: bool, tmp_path: Path) -> None:
+    field = form.shown_fields(RUN)[name]
+    problems = form.outside(RUN, {name: form.from_text(field, value)}, (tmp_path,))
+    assert bool(problems) == is_refused
+
+
+def test_the_front_end_never_imports_torch() -> None:
+    heavy = ("torch", "diffusers", "transformers", "peft", "accelerate")
+    code = f"import sys; import kohya_like.app; print([name for name in {heavy!r} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert ended.stdout.strip() == "[]", ended.stdout + ended.stderr

@@ -1,0 +1,222 @@
+"""Who may talk to the studio: the door against other web sites, other names, other people; and the arguments of gui.py."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohya_like import files
+from kohya_like.guard import Guard, Throttle, hostname
+from sd_scripts.schema.errors import OptionError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ask(studio: Any, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """One raw request; a header x_y is sent as x-y."""
+    connection = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=30)
+    sent = {"Host": f"127.0.0.1:{studio.port}", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    connection.request(method, path, body, sent)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
+
+
+def token_of(studio: Any) -> str:
+    page = ask(studio, "/")[2].decode()
+    return str(json.loads('"' + page.split('"token":')[1].split('"')[1] + '"'))
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "", "192.168.0.7:7860", "x.gradio.live"]
+)
+def test_another_name_is_refused_so_dns_rebinding_finds_nothing(studio: Any, host: str) -> None:
+    assert ask(studio, "/", Host=host)[0] in (400, 403)
+    assert ask(studio, "/config", Host=host)[0] in (400, 403)
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST"])
+def test_the_names_of_this_computer_are_answered(studio: Any, name: str) -> None:
+    assert ask(studio, "/", Host=f"{name}:{studio.port}")[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:1", "http://localhost:9999"])
+def test_a_request_from_another_site_is_refused(studio: Any, origin: str) -> None:
+    boundary = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\nx\r\n--b--\r\n'
+    upload = ask(studio, "/gradio_api/upload", "POST", boundary, Origin=origin, Content_Type="multipart/form-data; boundary=b")
+    assert upload[0] == 403
+    joined = ask(studio, "/gradio_api/queue/join", "POST", b"{}", Origin=origin, Content_Type="text/plain")
+    assert joined[0] == 403
+    preflight = ask(studio, "/gradio_api/queue/join", "OPTIONS", Origin=origin, Access_Control_Request_Method="POST")
+    assert preflight[0] == 403
+    assert "access-control-allow-origin" not in preflight[1]
+
+
+def test_a_cross_site_request_without_origin_is_refused_unless_it_is_a_followed_link(studio: Any) -> None:
+    assert ask(studio, "/gradio_api/file=x", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors", Sec_Fetch_Dest="image")[0] == 403
+    assert ask(studio, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe")[0] == 403
+    assert ask(studio, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document")[0] == 200
+
+
+def test_our_own_routes_need_the_token(studio: Any) -> None:
+    assert ask(studio, "/kl/runs")[0] == 401
+    assert ask(studio, "/kl/runs", X_KL_Token="guess")[0] == 401
+    assert ask(studio, "/kl/run/x/stop", "POST")[0] == 401
+    assert ask(studio, "/kl/runs", X_KL_Token=token_of(studio))[0] == 200
+    assert ask(studio, "/kl/assets/form.js")[0] == 200
+    for name in ("..%2fapp.py", "form.css", "%2e%2e/%2e%2e/gui.py", "nothing.js"):
+        assert ask(studio, f"/kl/assets/{name}")[0] in (401, 404)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/environ", "../../../etc/passwd", "gui.py", ".env", "http://127.0.0.1:1/x"])
+def test_no_file_of_the_computer_is_served(studio: Any, path: str) -> None:
+    (studio.output_dir.parent / ".env").write_text("SECRET=1")
+    (studio.output_dir / "weights.safetensors").write_bytes(b"x")
+    assert ask(studio, f"/gradio_api/file={path}")[0] in (403, 404)
+    assert ask(studio, f"/gradio_api/file={studio.output_dir}/weights.safetensors")[0] in (403, 404)
+
+
+def test_every_answer_carries_the_security_headers(studio: Any) -> None:
+    for path in ("/", "/kl/runs", "/config"):
+        headers = ask(studio, path)[1]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["referrer-policy"] == "same-origin"
+
+
+def test_a_password_keeps_the_page_and_its_token_from_strangers_and_guessing_is_slowed_down(studios: Callable[..., Any]) -> None:
+    studio = studios("--auth", "ada:correct-horse")
+    page = ask(studio, "/")[2].decode()
+    assert '"auth_required":true' in page.replace(" ", "")
+    assert '"token"' not in page
+    assert ask(studio, "/config")[0] == 401
+    assert ask(studio, "/kl/runs")[0] == 401
+
+    def log_in(password: str) -> int:
+        body = urllib.parse.urlencode({"username": "ada", "password": password}).encode()
+        return ask(studio, "/login", "POST", body, Content_Type="application/x-www-form-urlencoded")[0]
+
+    assert log_in("correct-horse") == 200
+    statuses = [log_in(f"guess {number}") for number in range(12)]
+    assert statuses[0] == 400
+    assert statuses[-1] == 429
+    assert log_in("correct-horse") == 429, "a guesser must not learn that the guess was right"
+
+
+@pytest.mark.parametrize("arguments", [["--listen"], ["--listen", "0.0.0.0"], ["--share"], ["--listen", "192.168.0.2"]])
+def test_opening_the_studio_to_others_without_a_password_is_refused_in_a_sentence(arguments: list[str], tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, str(ROOT / "gui.py"), *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "--auth user:password" in ended.stderr and "Traceback" not in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_arguments_are_answered_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    wrong = ["--server_port", "99999", "--auth", "nobody", "--output_dir", str(tmp_path / "file"), "--allowed_dir", str(tmp_path / "gone")]
+    code = f"import sys, gui; code = gui.main({wrong!r}); print(code, 'gradio' in sys.modules, 'torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert ended.stdout.split() == ["2", "False", "False"]
+    for word in ("99999", "--auth needs", "is a file", "gone"):
+        assert word in ended.stderr
+
+
+def test_a_studio_for_others_answers_to_addresses_and_given_names_and_keeps_to_its_folders(
+    studios: Callable[..., Any], tmp_path: Path
+) -> None:
+    studio = studios("--listen", "0.0.0.0", "--auth", "ada:correct-horse", "--allowed_host", "trainer.lan", "--allowed_dir", str(tmp_path))
+    assert ask(studio, "/", Host=f"192.168.7.7:{studio.port}")[0] == 200
+    assert ask(studio, "/", Host="trainer.lan")[0] == 200
+    assert ask(studio, "/", Host="rebound.example")[0] == 403
+
+
+def test_confine_keeps_paths_inside_the_roots(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "inner").mkdir(parents=True)
+    (tmp_path / "root-evil").mkdir()
+    outside = tmp_path / "secret.txt"
+    outside.write_text("x")
+    (root / "link").symlink_to(outside)
+    assert files.confine(root / "inner" / ".." / "new.toml", [root]) == root / "new.toml"
+    for bad in (
+        outside,
+        root / ".." / "secret.txt",
+        root / "link",
+        tmp_path / "root-evil" / "x",
+        "",
+        "  ",
+        "a\0b",
+        "\\\\server\\share\\x",
+        "//server/share",
+        "http://127.0.0.1/x",
+        "file:///etc/passwd",
+        f"{root}/NUL",
+        f"{root}/con.txt",
+        f"{root}/COM1.safetensors",
+    ):
+        with pytest.raises(OptionError):
+            files.confine(bad, [root])
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("My preset", "My preset"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("a/b\\c:d", "a-b-c-d"),
+        ("зірка 星", "зірка 星"),
+        ("x" * 300, "x" * 80),
+    ],
+)
+def test_safe_names_have_no_way_out(typed: str, name: str) -> None:
+    assert files.safe_name(typed) == name
+
+
+@pytest.mark.parametrize("typed", ["", "   ", "...", "///", "NUL", "com1.txt"])
+def test_names_without_anything_usable_are_refused(typed: str) -> None:
+    with pytest.raises(OptionError):
+        files.safe_name(typed)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("127.0.0.1:7860", "127.0.0.1"),
+        ("[::1]:7860", "::1"),
+        ("LocalHost", "localhost"),
+        ("a@localhost", ""),
+        ("localhost/x", ""),
+        ("[bad", ""),
+    ],
+)
+def test_the_name_in_a_host_header_is_read_strictly(host: str, name: str) -> None:
+    assert hostname(host) == name
+
+
+def test_the_throttle_counts_each_peer_alone_and_all_of_them_together() -> None:
+    throttle = Throttle(attempts=3, window_seconds=60)
+    assert [throttle.admit("a") for _ in range(5)] == [True, True, True, False, False]
+    assert throttle.admit("b")
+    throttle.forget("a")
+    assert throttle.admit("a")
+    crowd = [throttle.admit(f"peer {number}") for number in range(60)]
+    assert not crowd[-1], "many addresses are no way around it"
+
+
+def test_share_links_are_answered_only_when_sharing() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("not called")
+
+    assert not Guard(app, "t")._good_host("abc.gradio.live")
+    assert Guard(app, "t", share=True)._good_host("abc.gradio.live")
+    assert not Guard(app, "t", share=True)._good_host("gradio.live.evil.example")
