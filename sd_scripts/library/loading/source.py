@@ -94,14 +94,14 @@ def _fetched(option: str, hub_id: str, revision: str | None, variant: str | None
         ) from err
     except (RepositoryNotFoundError, HFValidationError) as err:
         raise OptionError(
-            f"{option}: {value_hint(hub_id)}, and the hub has no model of that name that you may read. Check the spelling"
+            f"{option}: {_not_here(hub_id)}, and the hub has no model of that name that you may read. Check the spelling"
         ) from err
     except RevisionNotFoundError as err:
         raise OptionError(f"revision: {hub_id} has no branch, tag or commit {revision}") from err
     except (OfflineModeIsEnabled, LocalEntryNotFoundError) as err:
         why = "HF_HUB_OFFLINE is set" if huggingface_hub.constants.is_offline_mode() else "the hub cannot be reached"
         raise OptionError(
-            f"{option}: {value_hint(hub_id)}; as a hub id it would have to be fetched, but {why} and it is not in the cache. "
+            f"{option}: {_not_here(hub_id)}; as a hub id it would have to be fetched, but {why} and it is not in the cache. "
             "Download it where there is a network, and give the path"
         ) from err
     except (HfHubHTTPError, OSError) as err:
@@ -111,6 +111,6 @@ def _fetched(option: str, hub_id: str, revision: str | None, variant: str | None
     return Path(folder)
 
 
-def value_hint(value: str) -> str:
-    """How to name a value that looks like a hub id but may be a mistaken path."""
+def _not_here(value: str) -> str:
+    """A value that looks like a hub id may be a mistaken path, so the sentence begins with that."""
     return f"there is no folder {value} here"
