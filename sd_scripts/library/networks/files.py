@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,7 +100,7 @@ def export(
     ones, such as a moving average, named as `network.state` names them. Raises TrainingError naming the layer when a value does not
     survive the precision, and OSError when the file cannot be written.
     """
-    adapters = network.adapters(state)
+    adapters = {name: adapter.to(torch.float32, torch.device("cpu")) for name, adapter in network.adapters(state).items()}
     layout = layout_for(network.kind, save_model_as)
     tensors, texts = tensors_of(adapters, network.names, layout, DTYPES[precision])
     _check_finite(tensors, precision)
@@ -360,21 +359,12 @@ def prove(path: Path, trained: Mapping[str, AdapterLayer], parts: Parts, names: 
         raise TrainingError(
             f"the saved file {path.name} lacks layers: {examples(sorted(trained.keys() - found.keys()))}; please report this"
         )
-    start = time.monotonic()
-    rounding = torch.finfo(DTYPES[precision])
-    bar = None
-    for done, (name, adapter) in enumerate(trained.items()):
-        if bar is None and time.monotonic() - start > 2:
-            bar = tqdm(total=len(trained), initial=done, desc="checking the saved file", unit="layer")
-        if not _same(adapter, found[name], bases[name].weight.shape, rounding):
+    for name, adapter in tqdm(trained.items(), desc="checking the saved file", unit="layer", delay=2, leave=False):
+        if not _same(adapter, found[name], bases[name].weight.shape, torch.finfo(DTYPES[precision])):
             raise TrainingError(
                 f"the saved file {path.name} does not do what was trained at {names.to_diffusers(name)} (save_precision = {precision}); "
                 "save_precision = float keeps every value"
             )
-        if bar is not None:
-            bar.update()
-    if bar is not None:
-        bar.close()
 
 
 def _same(trained: AdapterLayer, found: AdapterLayer, shape: torch.Size, rounding: torch.finfo) -> bool:

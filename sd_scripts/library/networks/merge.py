@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
@@ -38,7 +39,7 @@ def merge_into(parts: Parts, path: Path, multiplier: float = 1.0) -> int:
             "Load the base model without quantisation, merge, and quantise afterwards"
         )
     _check_strength(adapters, path, multiplier)
-    for name, adapter in adapters.items():
+    for name, adapter in tqdm(adapters.items(), desc=f"merging {path.name}", unit="layer", delay=2, leave=False):
         weight = bases[name].weight
         weight.copy_(merged_weight(weight.float(), adapter, multiplier))
     return len(adapters)

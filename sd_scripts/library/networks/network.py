@@ -5,7 +5,6 @@ Files are not its business, see `files` and `merge`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ class Network:
         return 1.0 if block is None else options.block_lr_weight[block]
 
     def state(self) -> StateDict:
-        """All adapter values, float32, detached copies, by `<module>.<layer>.<rest>`."""
+        """All adapter values, float32, detached copies on the device they are on, by `<module>.<layer>.<rest>`."""
         return {key: tensor.detach().float().clone() for key, tensor in self._parameters.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -204,20 +203,19 @@ class Network:
         """scale_weight_norms: shrinks both matrices of every layer whose update has a Frobenius norm above the limit; None when off."""
         if self._max_norm is None:
             return None
-        norms = []
-        num_scaled = 0
-        for name, layer in self._layers.items():
-            down, up = layer.lora_A[self._adapter].weight, layer.lora_B[self._adapter].weight
-            a, b = down.flatten(1), up.flatten(1)
-            # The norm of the product from the small Gram matrices: ||BA||^2 = sum(B^T B * A A^T).
-            norm = float(((b.T @ b) * (a @ a.T)).sum().clamp(min=0).sqrt()) * abs(self.scale(name))
-            if norm > self._max_norm:
-                shrink = math.sqrt(self._max_norm / norm)
-                down.mul_(shrink)
-                up.mul_(shrink)
-                norm, num_scaled = self._max_norm, num_scaled + 1
-            norms.append(norm)
-        return NormReport(num_scaled, sum(norms) / len(norms), max(norms))
+        factors = [(layer.lora_A[self._adapter].weight, layer.lora_B[self._adapter].weight) for layer in self._layers.values()]
+        device = factors[0][0].device
+        # The norm of a product from the small Gram matrices: ||BA||^2 = sum(B^T B * A A^T).
+        squared = [((b.T @ b) * (a @ a.T)).sum().clamp(min=0).to(device) for a, b in ((a.flatten(1), b.flatten(1)) for a, b in factors)]
+        scales = torch.tensor([abs(self.scale(name)) for name in self._layers], device=device)
+        norms = torch.stack(squared).sqrt() * scales
+        # All on the device, and 1 where nothing is to be done: asking each layer in turn would wait for the device hundreds of times.
+        shrink = (self._max_norm / norms.clamp(min=self._max_norm)).sqrt()
+        for (a, b), factor in zip(factors, shrink):
+            a.mul_(factor.to(a.device))
+            b.mul_(factor.to(b.device))
+        after = norms.clamp(max=self._max_norm)
+        return NormReport(int((norms > self._max_norm).sum()), float(after.mean()), float(after.max()))
 
     def limit_norms(self, max_norm: float | None) -> None:
         """The limit for `after_step`; None turns it off."""
