@@ -186,10 +186,10 @@ def schema_json() -> str:
 
 
 def script() -> bytes:
-    """form.js with the schema in it, as it is served."""
+    """form.js and desk.js with the schema before them, as they are served: one request."""
     # "</" cannot stand in a script that somebody pastes into a page, and U+2028 ends a line in old engines.
     data = schema_json().replace("</", "<\\/").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return f"window.klSchema={data};\n".encode() + look.asset("form.js")
+    return f"window.klSchema={data};\n".encode() + look.asset("form.js") + look.asset("desk.js")
 
 
 def part(name: str, value: Any = None, events: tuple[str, ...] = (), **identity: Any) -> gr.HTML:

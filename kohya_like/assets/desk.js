@@ -1,0 +1,288 @@
+// What stands around the form: kind of run, presets, the first visit, the desk with the server's answers, the top of the page, Help.
+(() => {
+  "use strict";
+  if (window.kl.around) return;
+  window.kl.around = true;
+
+  const { schema, parts, views, controls, drafts, problems, make, rich, plural, store, stored } = window.kl.form;
+  const { fill, goTo, chooseRun, fieldsOf, fieldsIn, groupsOf, shownDefault, showProblem, onChange, DRAFT, SEEN } = window.kl.form;
+  const run = () => window.kl.form.run();
+
+  // ---- kind of run
+
+  parts.kinds = ({ root }) => {
+    const keys = Object.keys(schema.runs);
+    const families = [...new Set(keys.map((key) => key.split("/")[0]))];
+    const title = (key) => schema.runs[key].label;
+    const family = make("select", { id: "kl-family" }, ...families.map((name) => make("option", { value: name, text: name.toUpperCase() })));
+    const method = make("select", { id: "kl-method" });
+    const show = () => {
+      family.value = run().split("/")[0];
+      const own = keys.filter((key) => key.startsWith(`${family.value}/`));
+      method.replaceChildren(...own.map((key) => make("option", { value: key, text: title(key) })));
+      method.value = run();
+    };
+    family.addEventListener("change", () => chooseRun(keys.find((key) => key.startsWith(`${family.value}/`))));
+    method.addEventListener("change", () => chooseRun(method.value));
+    onChange(show);
+    root.append(make("div", { class: "kl-kinds" },
+      make("div", { class: "kl-pick" }, make("label", { for: "kl-family", text: "Model family" }), family),
+      make("div", { class: "kl-pick" }, make("label", { for: "kl-method", text: "What is trained" }), method)));
+    show();
+  };
+
+  // ---- presets: choose, see what would change, use; keep one's own
+
+  parts.presets = ({ root, props, trigger, watch }) => {
+    const picker = make("select", { id: "kl-preset" });
+    const view = make("div", { class: "kl-preset", "aria-live": "polite" });
+    const name = make("input", { type: "text", id: "kl-preset-name", placeholder: "Name of your preset", "aria-label": "Name of your preset", autocomplete: "off" });
+    const keep = () => trigger("keep_preset", { name: name.value });
+    const form = make("div", { class: "kl-row" }, name, make("button", { type: "button", class: "kl-button", text: "Save my settings", onclick: keep }));
+    const own = make("details", { class: "kl-own" }, make("summary", { text: "Save these settings as a preset" }), form);
+    name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
+    picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run: run() }) : view.replaceChildren()));
+    root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own);
+
+    function list() {
+      const chosen = picker.value;
+      const offered = ((props.value || {}).presets || []).filter((preset) => preset.run === run());
+      const group = (label, items) => (items.length ? [make("optgroup", { label }, ...items.map((item) => make("option", { value: item.name, text: item.title })))] : []);
+      picker.replaceChildren(make("option", { value: "", text: "Choose a starting point …" }),
+        ...group("Built in", offered.filter((item) => !item.own)), ...group("Yours", offered.filter((item) => item.own)));
+      picker.value = offered.some((item) => item.name === chosen) ? chosen : "";
+    }
+
+    function show() {
+      const value = props.value || {};
+      list();
+      view.replaceChildren();
+      if (value.message) view.append(make("p", { class: "kl-note", text: value.message }));
+      const chosen = value.chosen;
+      if (!chosen) return;
+      picker.value = chosen.name;
+      view.append(make("p", { class: "kl-note", text: chosen.about }));
+      const use = () => {
+        fill(chosen.run, chosen.texts);
+        picker.value = "";
+        view.replaceChildren(make("p", { class: "kl-note", text: `The form now has the settings of ${chosen.title}. Your folders, prompts and names stayed where the preset does not set them.` }));
+        picker.focus();
+      };
+      const drop = () => {
+        picker.value = "";
+        view.replaceChildren();
+        picker.focus();
+      };
+      const rows = chosen.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: change.label }),
+        make("td", { text: change.before }), make("td", { text: change.after })));
+      if (rows.length) {
+        view.append(make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": "What the preset changes" },
+          make("table", { class: "kl-table" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: "Setting" }),
+            make("th", { scope: "col", text: "Now" }), make("th", { scope: "col", text: "With the preset" }))), make("tbody", {}, ...rows))));
+      } else {
+        view.append(make("p", { class: "kl-note", text: "The form has these settings already." }));
+      }
+      view.append(make("div", { class: "kl-row" },
+        make("button", { type: "button", class: "kl-button kl-strong", text: "Use this preset", onclick: use }),
+        make("button", { type: "button", class: "kl-quiet", text: "Not now", onclick: drop })));
+    }
+    watch("value", show);
+    onChange(list);
+    show();
+  };
+
+  // ---- first visit
+
+  parts.welcome = ({ root, props, trigger }) => {
+    const known = localStorage.getItem(DRAFT) !== null || localStorage.getItem(SEEN) !== null || (props.value || {}).runs;
+    if (known) return;
+    const card = make("section", { class: "kl-card kl-welcome", "aria-labelledby": "kl-welcome" });
+    const close = () => {
+      store(SEEN, true);
+      card.remove();
+    };
+    card.append(make("h2", { id: "kl-welcome", text: "New here? Watch a model learn something." }),
+      make("p", { text: "The demo teaches a tiny built-in model a shape it has never seen: a star. It needs no download and no GPU, takes a few minutes on any computer, and goes through every step that a real run does." }),
+      make("div", { class: "kl-row" },
+        make("button", { type: "button", class: "kl-button kl-strong", text: "Train the demo", onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
+        make("button", { type: "button", class: "kl-quiet", text: "I have my own pictures", onclick: close })));
+    root.append(card);
+  };
+
+  // ---- the desk: what the server answers
+
+  parts.desk = ({ root, props, trigger, watch }) => {
+    const status = make("p", { class: "kl-answer", role: "status" });
+    const wrong = make("section", { class: "kl-card kl-problems", hidden: true, tabindex: "-1", "aria-labelledby": "kl-problems" });
+    const report = make("section", { class: "kl-card kl-report", hidden: true, "aria-label": "Data set" });
+    const output = make("section", { class: "kl-card kl-output", hidden: true, "aria-labelledby": "kl-command" });
+    const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,text/plain", class: "kl-file" });
+    const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a TOML file on the studio's computer", autocomplete: "off", spellcheck: "false" });
+    picked.addEventListener("change", async () => {
+      const file = picked.files[0];
+      if (!file) return;
+      if (file.size > 1048576) answer({ problems: [{ option: "", message: `${file.name} is larger than 1 MiB; a file of settings is a few KiB` }] });
+      else trigger("open_file", { name: file.name, text: await file.text() });
+      picked.value = "";
+    });
+    const loadPath = () => path.value.trim() && trigger("open_file", { path: path.value.trim() });
+    path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
+    const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
+      make("div", { class: "kl-row" },
+        make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
+        make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Load TOML" }))),
+      make("div", { class: "kl-row" }, path, make("button", { type: "button", class: "kl-button", text: "Load", "aria-label": "Load the file at this path", onclick: loadPath })));
+    root.append(status, wrong, report, output, keep);
+
+    function listProblems(found) {
+      wrong.replaceChildren();
+      wrong.hidden = found.length === 0;
+      problems.clear();
+      const known = new Set(fieldsOf(run()).map((spec) => spec.name));
+      const items = found.map(({ option, message }) => {
+        if (!known.has(option)) return make("li", {}, make("span", { text: message }));
+        problems.set(option, [...(problems.get(option) || []), message]);
+        return make("li", {}, make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) }));
+      });
+      for (const view of views.values()) {
+        if (view.details && fieldsIn(view.title).some((spec) => problems.has(spec.name))) {
+          view.build();
+          view.details.open = true;
+        }
+        view.count();
+      }
+      for (const name of controls.keys()) showProblem(name);
+      if (!found.length) return;
+      wrong.append(make("h2", { id: "kl-problems", text: plural(found.length, "thing to put right", "things to put right") }), make("ul", {}, ...items));
+      wrong.focus();
+    }
+
+    function answer(value) {
+      status.textContent = value.note || "";
+      if (value.fill) fill(value.fill.run, value.fill.texts);
+      listProblems(value.problems || []);
+      if (value.output) showOutput(output, value.output);
+      if (value.output && value.download) download(value.output.name, value.output.toml);
+      if (value.report !== undefined) showReport(report, value.report);
+      if (value.seen) store(SEEN, true);
+    }
+    watch("value", () => props.value && answer(props.value));
+  };
+
+  function showOutput(box, { commands, toml, about }) {
+    const code = make("code", { text: commands.sh });
+    const pick = (shell, label) => {
+      const radio = make("input", { type: "radio", name: "kl-shell", id: `kl-shell-${shell}`, value: shell });
+      radio.addEventListener("change", () => {
+        code.textContent = commands[shell];
+        store("kl.shell", shell);
+      });
+      const wanted = stored("kl.shell") || (/Win/.test(navigator.platform) ? "powershell" : "sh");
+      if (wanted === shell) {
+        radio.checked = true;
+        code.textContent = commands[shell];
+      }
+      return make("label", { class: "kl-toggle" }, radio, make("span", { text: label }));
+    };
+    const block = (node, label) => make("pre", { tabindex: "0", role: "region", "aria-label": label }, node);
+    const tomlCode = make("code", { text: toml });
+    box.replaceChildren(
+      make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-command", text: "Command" }), copier(() => code.textContent, "Copy the command")),
+      make("div", { class: "kl-row", role: "radiogroup", "aria-label": "Shell" }, pick("sh", "Linux, macOS"), pick("powershell", "PowerShell")),
+      block(code, "Command"), make("p", { class: "kl-note", text: about }),
+      make("div", { class: "kl-row kl-between" }, make("h3", { text: "Settings (TOML)" }), copier(() => toml, "Copy the TOML")), block(tomlCode, "Settings as TOML"));
+    box.hidden = false;
+  }
+
+  function copier(text, label) {
+    const button = make("button", { type: "button", class: "kl-quiet", text: "Copy", "aria-label": label });
+    button.addEventListener("click", async () => {
+      // navigator.clipboard exists only on https and on localhost.
+      if (navigator.clipboard && window.isSecureContext) await navigator.clipboard.writeText(text());
+      else copyBySelection(text());
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), 1500);
+    });
+    return button;
+  }
+
+  function copyBySelection(text) {
+    const area = make("textarea", { class: "kl-offscreen", "aria-hidden": "true" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+
+  function download(name, text) {
+    const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+    const link = make("a", { href: url, download: name });
+    document.body.append(link);
+    link.click();
+    link.remove();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  }
+
+  // report: {title, facts: [[name, value]], tables: [{title, head, rows}], notes: [text]}
+  function showReport(box, report) {
+    box.hidden = !report;
+    if (!report) return;
+    const facts = make("dl", { class: "kl-factlist" }, ...(report.facts || []).flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
+    const tables = (report.tables || []).flatMap((table) => [make("h3", { text: table.title }),
+      make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": table.title }, make("table", { class: "kl-table" },
+        make("thead", {}, make("tr", {}, ...table.head.map((text) => make("th", { scope: "col", text })))),
+        make("tbody", {}, ...table.rows.map((row) => make("tr", {}, ...row.map((text) => make("td", { text })))))))]);
+    box.replaceChildren(make("h2", { text: report.title }), facts, ...tables, ...(report.notes || []).map((text) => make("p", { class: "kl-note", text })));
+  }
+
+  // ---- the top of the page
+
+  parts.top = ({ root, props }) => {
+    window.kl.token = (props.value || {}).token;
+    const dark = () => document.body.classList.contains("dark");
+    const button = make("button", { type: "button", class: "kl-quiet kl-theme" });
+    const show = () => (button.textContent = dark() ? "Light" : "Dark");
+    button.addEventListener("click", () => {
+      document.body.classList.toggle("dark");
+      store("kl.theme", dark() ? "dark" : "light");
+      show();
+    });
+    const wanted = stored("kl.theme");
+    if (wanted && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", wanted === "dark");
+    show();
+    button.setAttribute("aria-label", "Switch between the light and the dark theme");
+    root.append(make("header", { class: "kl-top" }, make("div", { class: "kl-brand" }, make("span", { class: "kl-mark", "aria-hidden": "true" }),
+      make("h1", { text: "kohya_like" }), make("span", { class: "kl-tag", text: "the trainer you can trust" })), button));
+  };
+
+  // ---- Help: every option, searchable
+
+  parts.reference = ({ root }) => {
+    const search = make("input", { type: "search", "aria-label": "Search the options", placeholder: "Search the options", autocomplete: "off" });
+    const status = make("p", { class: "kl-status", role: "status" });
+    const entries = [];
+    const sections = groupsOf(run()).map(({ title, fields }) => {
+      const rows = fields.map((index) => {
+        const spec = schema.fields[index];
+        const facts = [spec.choices && spec.choices.join(" | "), spec.unit, spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`];
+        const entry = make("div", { class: "kl-entry" }, make("dt", {}, make("code", { text: `--${spec.name}` })),
+          make("dd", {}, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts.filter(Boolean).join(" · ") })));
+        entries.push({ entry, text: `${spec.name} ${spec.label} ${spec.help} ${title}`.toLowerCase() });
+        return entry;
+      });
+      return make("section", {}, make("h3", { text: title }), make("dl", {}, ...rows));
+    });
+    search.addEventListener("input", () => {
+      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let count = 0;
+      for (const { entry, text } of entries) {
+        entry.hidden = !words.every((word) => text.includes(word));
+        count += entry.hidden ? 0 : 1;
+      }
+      for (const section of sections) section.hidden = [...section.querySelectorAll(".kl-entry")].every((entry) => entry.hidden);
+      status.textContent = words.length ? plural(count, "option", "options") : "";
+    });
+    root.append(make("div", { class: "kl-card kl-reference" }, make("h2", { text: `Options of ${schema.runs[run()].label}` }), search, status, ...sections));
+  };
+})();
