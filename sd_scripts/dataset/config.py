@@ -330,6 +330,11 @@ class _Reader:
         return kind()
 
     def _options(self, values: dict[str, Any], place: str) -> DatasetOptions | None:
+        size = values.get("resolution")
+        parts = size if isinstance(size, list) else [size]
+        if any(isinstance(part, str) and not re.fullmatch(r"\s*\d+\s*([,x]\s*\d+\s*)?", part) for part in parts):
+            self._problem(f"{place}, resolution{self._line('resolution')}", f"{size!r} is not a size; write 1024 or [1024, 768]")
+            return None
         try:
             return DatasetOptions.model_validate({**self.base, **values})
         except ValidationError as err:
