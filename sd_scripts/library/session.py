@@ -346,7 +346,7 @@ class Session:
         output = self.options.output
         texts = build(self.options, step=step, epoch=self.plan.epoch_of(step), base=parts.source, kind=parts.kind, dataset=facts)
         with room_for(f"{path.name}", path.parent):
-            files.export(network, parts, path, save_model_as=output.save_model_as, precision=output.save_precision, metadata=texts)
+            export(network, parts, path, save_model_as=output.save_model_as, precision=output.save_precision, metadata=texts)
 
     def _log_start(self, trainer: Trainer) -> None:
         if not self.accelerator.is_main_process or self.run_dir is None:
