@@ -38,11 +38,11 @@ class NoiseSchedulePath:
 
     def steps(self, t: Tensor) -> Tensor:
         """Step k, int64 in [0, T), nearest to times t (B,)."""
-        return (t.double() * self.num_steps).round().long().sub(1).clamp(0, self.num_steps - 1)
+        return (t.float() * self.num_steps).round().long().sub(1).clamp(0, self.num_steps - 1)
 
     def times(self, k: Tensor) -> Tensor:
         """Times (B,) of steps k (B,), float32."""
-        return ((k.double() + 1) / self.num_steps).float()
+        return (k + 1).float() / self.num_steps
 
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """a and s of times t (B,) in [0, 1], float32, shape (B,)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import sys
 import tomllib
 import types
@@ -173,7 +174,7 @@ def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin
             problems += [Problem("network_args", text) for text in wrong]
             plain.update({key: item for key, item in opened.items() if key not in values})
         elif name in known:
-            plain[name] = _choice(known[name], value)
+            plain[name] = _at_home(known[name], _choice(known[name], value))
         else:
             verdict = legacy.verdict(name, value)
             where = f" (in {origin})" if origin else ""
@@ -187,6 +188,13 @@ def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin
 def _choice(field: FlatField, value: object) -> object:
     """A choice between numbers comes from the command line and the page as text."""
     return next((choice for choice in field.choices if isinstance(choice, int) and str(choice) == value), value)
+
+
+def _at_home(field: FlatField, value: object) -> object:
+    """`~/pictures` means the same in a file and on the page as in a shell."""
+    if isinstance(value, str) and field.show.kind in ("folder", "file") and value.startswith("~"):
+        return os.path.expanduser(value)
+    return value
 
 
 def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
@@ -288,6 +296,23 @@ def _validated(model: type[M], values: Mapping[str, Any], known: Mapping[str, Fl
 def flatten(options: RunOptions) -> dict[str, Any]:
     """All values by flat name."""
     return {name: getattr(getattr(options, field.section), name) for name, field in fields(type(options)).items()}
+
+
+def with_absolute_paths(options: RunOptions) -> RunOptions:
+    """The same options with every path that exists here, and every folder that will be made here, written from the root.
+
+    So that the configuration kept in a run folder means the same wherever it is read.
+    """
+    known = fields(type(options))
+    values = flatten(options)
+    for name, value in values.items():
+        made = name in ("output_dir", "cache_dir")
+        if known[name].show.kind in ("folder", "file") and isinstance(value, str) and (made or Path(value).exists()):
+            values[name] = str(Path(value).absolute())
+    if values == flatten(options):
+        return options
+    given = {name: value for name, value in values.items() if value is not None}
+    return build(type(options), given, from_cli=True)
 
 
 def changed(options: RunOptions) -> dict[str, Any]:

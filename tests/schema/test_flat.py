@@ -14,7 +14,20 @@ from hypothesis import strategies as st
 from sd_scripts.schema import legacy
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.flat import FlatField, build, changed, core_type, fields, flatten, parse_cli, parse_toml, read_toml, to_argv, to_toml
+from sd_scripts.schema.flat import (
+    FlatField,
+    build,
+    changed,
+    core_type,
+    fields,
+    flatten,
+    parse_cli,
+    parse_toml,
+    read_toml,
+    to_argv,
+    to_toml,
+    with_absolute_paths,
+)
 from sd_scripts.schema.runs import RUNS, RunOptions, SdxlNetwork
 
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
@@ -254,3 +267,17 @@ KOHYA_NAMES = (Path(__file__).parents[1] / "data" / "kohya_option_names.txt").re
 @pytest.mark.parametrize("name", KOHYA_NAMES)
 def test_every_option_name_of_kohyas_tools_is_known_or_answered(name: str) -> None:
     assert name in fields(SdxlNetwork) or name == "network_args" or legacy.verdict(name, True), name
+
+
+def test_paths_of_a_kept_configuration_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pictures").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "output_dir": "runs"}
+    options = with_absolute_paths(build(SdxlNetwork, values))
+    assert flatten(options) == flatten(build(SdxlNetwork, values)) | {
+        "train_data_dir": str(tmp_path / "pictures"),
+        "output_dir": str(tmp_path / "runs"),
+    }
+    assert with_absolute_paths(options) is options
+    assert build(SdxlNetwork, values | {"train_data_dir": "~/pictures"}).dataset.train_data_dir == str(tmp_path / "pictures")
