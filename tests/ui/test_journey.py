@@ -1,0 +1,177 @@
+"""The whole way of a person, with the real trainer: open, start, watch, reload, stop, resume, and a studio that is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toml
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from kohya_like.supervisor import JobSupervisor
+from tests.ui.standin_runs import ROOT, until
+
+pytestmark = pytest.mark.browser
+PRESET = ROOT / "presets" / "sdxl_train_network" / "toy-star.toml"
+PATIENCE = 180_000
+"""Milliseconds for what a training does; a busy machine needs a minute until the first step."""
+
+
+@pytest.fixture
+def place(studios: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
+    """A studio over an empty folder. Whatever it started is ended afterwards, and nothing is left of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        studio = studios(output_dir=tmp_path / "output")
+        yield studio
+        studio.end()
+        supervisor = JobSupervisor(tmp_path / "output")
+        for job in supervisor._look():
+            supervisor.stop(job, grace_seconds=0)
+            assert supervisor.members(job) == []
+
+
+def steps(page: Page, panel: str) -> int:
+    """The step that the page shows; -1 for none yet."""
+    found = re.match(r"([\d,.\s]+) of", page.locator(f"{panel} .kr-count").inner_text())
+    return int(re.sub(r"\D", "", found.group(1))) if found else -1
+
+
+def moves(page: Page, panel: str, by: int = 2) -> int:
+    """Waits for the curve, and for the steps to go on; gives the step then shown."""
+    page.wait_for_selector(f"{panel} .kr-smooth", state="attached", timeout=PATIENCE)
+    before = steps(page, panel)
+    until(lambda: steps(page, panel) >= before + by, seconds=PATIENCE / 1000)
+    return steps(page, panel)
+
+
+def state(page: Page, word: str) -> None:
+    expect(page.locator("#kl-runs .kr-run .kr-badge")).to_have_text(word, timeout=PATIENCE)
+
+
+def short_run(folder: Path, steps: int, name: str) -> Path:
+    """A file of settings for the demo, made short."""
+    settings = tomllib.loads(PRESET.read_text(encoding="utf-8"))
+    settings["training"] |= {"max_train_steps": steps}
+    settings["samples"] |= {"sample_steps": 2, "sample_every_n_steps": steps}
+    settings["output"] = {"output_name": name}
+    path = folder / f"{name}.toml"
+    path.write_text(toml.dumps(settings), encoding="utf-8")
+    return path
+
+
+def test_the_demo_is_started_watched_reloaded_survives_a_killed_studio_and_is_stopped_and_resumed(
+    place: Any, studios: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    seen = visit(place.url, quiet=False)
+    page = seen.page
+    page.get_by_role("button", name="Train the demo").click()
+    moves(page, "#kl-live")
+    assert seen.axe() == []
+    page.reload()
+    page.wait_for_selector("#kl-learning_rate", state="attached")
+    moves(page, "#kl-live")
+    assert seen.complaints.found == [] and seen.complaints.hosts == {f"127.0.0.1:{place.port}"}
+
+    place.process.kill()
+    place.process.wait()
+    expect(page.locator("#kl-live .kr-status")).to_contain_text("Training is not affected", timeout=PATIENCE)
+    (run,) = place.output_dir.glob("*-toy-star")
+    supervisor = JobSupervisor(place.output_dir)
+    before = supervisor.find(run.name).summary.step
+    until(lambda: supervisor.find(run.name).summary.step > before, seconds=PATIENCE / 1000)
+    again = studios(output_dir=place.output_dir, port=place.port)
+    # The page that was open finds the new studio by itself.
+    page.wait_for_function("() => !document.body.innerText.includes('does not answer')", timeout=PATIENCE)
+    page.wait_for_selector("#kl-learning_rate", state="attached")
+    moves(page, "#kl-live", by=1)
+
+    fresh = visit(again.url, theme="dark")
+    page = fresh.page
+    page.locator("#kl-stop").click()
+    page.get_by_role("tab", name="Runs").click()
+    state(page, "Stopped")
+    stopped_at = supervisor.find(run.name).summary.step
+    assert supervisor.find(run.name).returncode == 0
+    assert fresh.axe() == []
+    page.get_by_role("button", name="Resume").click()
+    state(page, "Running")
+    assert moves(page, "#kl-runs", by=1) > stopped_at
+    starts = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if '"started"' in line]
+    assert starts[-1]["start_step"] == stopped_at
+    page.get_by_role("button", name="Stop", exact=True).locator("visible=true").click()
+    state(page, "Stopped")
+
+
+def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(place: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    page = visit(place.url, width=390).page
+    page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 4, "short")))
+    page.get_by_role("button", name="Load", exact=True).click()
+    expect(page.locator("#kl-max_train_steps")).to_have_value("4")
+    page.locator("#kl-start").click()
+    expect(page.locator("#kl-live .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    page.get_by_role("tab", name="Runs").click()
+    state(page, "Finished")
+    expect(page.locator("#kl-runs .kr-count")).to_have_text("4 of 4 steps")
+    expect(page.locator("#kl-runs .kr-before")).to_have_attribute("alt", re.compile("step 0: a teal star"))
+    expect(page.locator("#kl-runs .kr-after")).to_have_attribute("alt", re.compile("step 4: a teal star"))
+    until(lambda: page.evaluate("document.querySelector('#kl-runs .kr-after').naturalWidth") >= 64)
+    with page.expect_download() as coming:
+        page.get_by_role("link", name="short.safetensors", exact=True).click()
+    data = Path(coming.value.path()).read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert any(name.startswith("lora_unet_") for name in header) and header["__metadata__"]
+    (run,) = place.output_dir.glob("*-short")
+    assert Image.open(sorted((run / "samples").iterdir())[0]).size[0] >= 64
+
+
+def test_a_person_without_a_mouse_starts_stops_and_resumes(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place.url).page
+
+    def walk_to(what: str, limit: int = 260) -> None:
+        """Presses Tab until the focus is on what is wanted, and sees that it shows."""
+        for _ in range(limit):
+            page.keyboard.press("Tab")
+            if page.evaluate("selector => { const e = document.activeElement; return !!e && e.matches(selector) && !e.hidden; }", what):
+                outline = page.evaluate(
+                    "() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle + s.boxShadow; }"
+                )
+                assert outline != "nonenone", f"no ring around {what}"
+                return
+        raise AssertionError(f"Tab never came to {what}")
+
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Train the demo").wait_for()
+    page.evaluate("() => [...document.querySelectorAll('button')].find(b => b.textContent.trim() === 'Train the demo').id = 'the-demo'")
+    walk_to("#the-demo")
+    page.keyboard.press("Enter")
+    moves(page, "#kl-live", by=1)
+    walk_to("#kl-stop")
+    page.keyboard.press("Enter")
+    expect(page.locator("#kl-live .kr-badge")).to_have_text("Stopped", timeout=PATIENCE)
+    walk_to("button[role=tab][aria-selected=true]")
+    for _ in range(3):
+        if page.evaluate("document.activeElement.textContent.trim()") == "Runs":
+            break
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#kl-runs .kr-row")
+    state(page, "Stopped")
+    walk_to("#kl-runs .kr-primary")
+    page.keyboard.press("Enter")
+    state(page, "Running")
+    # The button that was pressed is gone; the focus stayed with its neighbours.
+    assert page.evaluate("!!document.activeElement.closest('#kl-runs .kr-actions')")
+    moves(page, "#kl-runs", by=1)
+    page.keyboard.press("Shift+Tab")
+    walk_to("#kl-runs .kr-actions button")
+    assert page.evaluate("document.activeElement.textContent") == "Stop"
+    page.keyboard.press("Space")
+    state(page, "Stopped")
