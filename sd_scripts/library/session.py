@@ -34,7 +34,7 @@ from .data.pipeline import DataPipeline
 from .errors import TrainingError
 from .metadata import DatasetFacts, build
 from .meter import Phases
-from .networks import Network, attach, files
+from .networks import Network, attach, export
 from .optim import learning_rate_at, make_optimizer
 from .processes import same_text
 from .protocols import Parts

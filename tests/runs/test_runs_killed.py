@@ -42,7 +42,7 @@ def test_a_killed_run_continues_to_the_same_bytes(what: str, runs: Any, long_opt
     run = runs.train(**long_options)
     assert len(runs.folders()) == 1, "the second start continues the folder of the first"
     assert (run.path / "lora.safetensors").read_bytes() == (undisturbed.path / "lora.safetensors").read_bytes()
-    assert not [path for path in run.path.rglob(f"*{TEMPORARY_MARK}*")]
+    assert not list(run.path.rglob(f"*{TEMPORARY_MARK}*"))
     names = sorted(path.name for path in run.samples.iterdir())
     assert names == [f"lora-{step:06d}-00.png" for step in (0, 3, 6, 9, 12)], "no preview is missing"
     assert [path.name for path in sorted(run.path.glob("lora-*.safetensors"))] == [f"lora-{step:06d}.safetensors" for step in (3, 6, 9)]

@@ -34,7 +34,8 @@ WANTED = [
 def test_kohyas_text_with_all_flags(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text(
-        "\ufeff# two prompts\n\na cat, sitting --w 512 --h 640 --d 3 --l 4.5 --s 12 --n dog -- or wolf --ss ddim\n  # no more\na second one --n ugly\n",
+        "\ufeff# two prompts\n\na cat, sitting --w 512 --h 640 --d 3 --l 4.5 --s 12 --n dog -- or wolf --ss ddim\n"
+        "  # no more\na second one --n ugly\n",
         encoding="utf-8",
     )
     with pytest.raises(OptionError, match=r"prompts.txt line 3: there is no flag --"):
@@ -47,7 +48,8 @@ def test_kohyas_text_with_all_flags(tmp_path: Path) -> None:
 def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     toml = tmp_path / "prompts.toml"
     toml.write_text(
-        '[prompt]\nsample_steps = 12\n[[prompt.subset]]\nprompt = "a cat, sitting"\nnegative_prompt = "dog -- or wolf"\nwidth = 512\nheight = 640\n'
+        '[prompt]\nsample_steps = 12\n[[prompt.subset]]\nprompt = "a cat, sitting"\nnegative_prompt = "dog -- or wolf"\n'
+        "width = 512\nheight = 640\n"
         'seed = 3\nscale = 4.5\nsample_sampler = "ddim"\n[[prompt.subset]]\nprompt = "a second one"\nnegative_prompt = "ugly"\n'
     )
     listed = tmp_path / "prompts.json"

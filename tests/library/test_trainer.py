@@ -1,0 +1,270 @@
+"""The loop itself, on a tiny SDXL with batches made up on the spot: real family, network, objective, optimizer and checkpointer."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from sd_scripts.library import objectives
+from sd_scripts.library.checkpoint import Checkpointer, Identity, read_state
+from sd_scripts.library.errors import NonFiniteLoss
+from sd_scripts.library.families import family
+from sd_scripts.library.meter import Phases
+from sd_scripts.library.networks import attach
+from sd_scripts.library.optim import make_optimizer
+from sd_scripts.library.protocols import Batch, Geometry
+from sd_scripts.library.rng import rng_for
+from sd_scripts.library.stopping import StopRequest
+from sd_scripts.library.trainer import Timetable, Trainer
+from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.objective import ObjectiveOptions
+from sd_scripts.schema.optimizer import OptimizerOptions
+from sd_scripts.schema.output import OutputOptions
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.training import TrainingOptions
+
+SDXL = family("sdxl")
+SQUARE = Geometry((64, 64), (0, 0), (64, 64))
+
+
+class MadeUp:
+    """Batches that follow from their sample numbers, as those of the pipeline do."""
+
+    def __init__(self, parts: Any, batch: int, accumulation: int, trains_text: bool = False, spoiled: int | None = None) -> None:
+        self.parts, self.batch, self.accumulation, self.trains_text, self.spoiled = parts, batch, accumulation, trains_text, spoiled
+
+    def micro_batch(self, step: int, micro: int, rank: int) -> Batch:
+        first = (step * self.accumulation + micro) * self.batch
+        numbers = list(range(first, first + self.batch))
+        x0 = torch.stack([torch.randn(4, 8, 8, generator=rng_for(1, number, "made up")) for number in numbers])
+        if self.spoiled in numbers:
+            x0[numbers.index(self.spoiled)] = math.nan
+        captions = [f"caption {number % 5}" for number in numbers]
+        texts: list[dict[str, torch.Tensor]] = [{} for _ in numbers]
+        if not self.trains_text:
+            with torch.no_grad():
+                texts = SDXL.encode_prompts(self.parts, captions)
+        return Batch(
+            x0=x0,
+            conditions=[{**text, **SDXL.size_condition(SQUARE)} for text in texts],
+            numbers=torch.tensor(numbers),
+            weights=torch.ones(self.batch),
+            names=[f"{number}.png" for number in numbers],
+            captions=captions,
+        )
+
+    def validation_batches(self) -> list[Callable[[], Batch]]:
+        return [lambda: self.micro_batch(0, 0, 0), lambda: self.micro_batch(1, 0, 0)]
+
+
+def make(folder: Path, *, batch: int = 2, accumulation: int = 1, steps: int = 6, **options: Any) -> Trainer:
+    """A trainer over made-up batches; further options go to the section that has them."""
+
+    def section(kind: Any, **fixed: Any) -> Any:
+        return kind(**fixed, **{name: value for name, value in options.items() if name in kind.model_fields})
+
+    folder.mkdir(parents=True, exist_ok=True)
+    parts, run = SDXL.tiny(), RunDirectory(folder)
+    network_options = section(NetworkOptions, network_dim=2)
+    network = attach(parts, network_options, SDXL.adapter_targets(parts, False), seed=5)
+    optimizer_options = OptimizerOptions(
+        learning_rate=options.get("learning_rate", 1e-2), optimizer_type=options.get("optimizer_type", "AdamW")
+    )
+    output = section(OutputOptions)
+    data = MadeUp(parts, batch, accumulation, network_options.train_text_encoder, options.get("spoiled"))
+    group = batch * accumulation
+    exported: list[int] = []
+    trainer = Trainer(
+        section(TrainingOptions, gradient_accumulation_steps=accumulation),
+        Timetable(
+            total_steps=steps,
+            epochs_done=lambda step: step // 4,
+            learning_rate_at=lambda step: 1.0,
+            sample_due=lambda step: False,
+            samples_with_saves=True,
+            validation_due=lambda step: step % 3 == 0 and "validates" in options,
+            validates_with_saves=False,
+            global_batch=group,
+            max_grad_norm=options.get("max_grad_norm", 1.0),
+            state_on_train_end=output.save_state_on_train_end,
+            names_of=lambda step: [f"{number}.png" for number in range(step * group, (step + 1) * group)],
+        ),
+        SDXL,
+        parts,
+        network,
+        objectives.make(section(ObjectiveOptions), parts.path, parts.kind),
+        data,
+        make_optimizer(optimizer_options, network.parameter_groups(network_options, optimizer_options.learning_rate)),
+        Checkpointer(run, output, Identity("s", "d", 1), lambda step: step // 4, steps),
+        lambda path, step: exported.append(step) or path.write_bytes(b"exported"),  # type: ignore[func-returns-value]
+        None,
+        run,
+        Accelerator(cpu=True),
+        StopRequest(run),
+        Phases(run),
+    )
+    trainer.exported = exported  # type: ignore[attr-defined]
+    return trainer
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in trainer.weights.values()])
+
+
+def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
+    runs = [make(tmp_path / f"{b}", batch=b, accumulation=4 // b, optimizer_type="SGD", learning_rate=1.0) for b in (1, 2, 4)]
+    start = weights(runs[0])
+    for trainer in runs:
+        assert trainer.fit()
+    assert float((weights(runs[2]) - start).abs().max()) > 1e-4
+    for trainer in runs[:2]:
+        torch.testing.assert_close(weights(trainer), weights(runs[2]), rtol=0, atol=1e-6)
+
+
+def test_a_step_follows_the_gradient_of_the_mean_over_the_global_batch(tmp_path: Path) -> None:
+    trainer = make(tmp_path, batch=2, accumulation=2, optimizer_type="SGD", learning_rate=0.5, max_grad_norm=0.0)
+    before = {name: weight.detach().clone() for name, weight in trainer.weights.items()}
+    log = trainer.train_step(0)
+    moved = {name: (weight.detach() - before[name]).clone() for name, weight in trainer.weights.items()}
+    with torch.no_grad():
+        for name, weight in trainer.weights.items():
+            weight.copy_(before[name])
+    batches = [trainer.data.micro_batch(0, micro, 0) for micro in (0, 1)]
+    whole = replace(
+        batches[0],
+        x0=torch.cat([b.x0 for b in batches]),
+        conditions=[condition for b in batches for condition in b.conditions],
+        numbers=torch.cat([b.numbers for b in batches]),
+        weights=torch.ones(4),
+    )
+    loss = trainer.objective(trainer._denoiser(whole), whole, trainer.options.seed).loss.mean()
+    gradients = torch.autograd.grad(loss, list(trainer.weights.values()), allow_unused=True)
+    assert log.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients if gradient is not None))
+    assert log.grad_norm == pytest.approx(norm, rel=1e-4)
+    for name, gradient in zip(trainer.weights, gradients):
+        torch.testing.assert_close(
+            moved[name], torch.zeros_like(moved[name]) if gradient is None else -0.5 * gradient, rtol=1e-3, atol=1e-6
+        )
+
+
+def test_clipping_shortens_the_step_to_the_limit(tmp_path: Path) -> None:
+    trainer = make(tmp_path, optimizer_type="SGD", learning_rate=1.0, max_grad_norm=1e-3)
+    before = weights(trainer)
+    assert trainer.train_step(0).grad_norm > 1e-3
+    assert float((weights(trainer) - before).norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "Lion", "SGD"])
+def test_a_run_in_two_parts_is_the_run_in_one(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"optimizer_type": name, "network_dropout": 0.2, "use_ema": True, "save_state_every_n_steps": 1}
+    options |= {"save_last_n_states": 99, "steps": 5}
+    whole = make(tmp_path / "whole", **options)
+    whole.fit()
+    stop = random.randint(1, 4)
+    part = make(tmp_path / "part", **options)
+    torch.manual_seed(random.getrandbits(30))
+    part.load_state_dict(read_state(tmp_path / "whole" / "state" / f"{stop:06d}")[0])
+    assert part.step == stop
+    part.fit()
+    assert torch.equal(weights(part), weights(whole))
+    assert whole.average is not None and part.average is not None
+    for name_, average in whole.average.state_dict().items():
+        assert torch.equal(part.average.state_dict()[name_], average)
+
+
+def test_a_picture_that_spoils_the_loss_is_named_and_the_weights_stay(tmp_path: Path) -> None:
+    trainer = make(tmp_path, spoiled=5)
+    with pytest.raises(NonFiniteLoss, match=r"step 2: the loss is not .* 4\.png, 5\.png"):
+        trainer.fit()
+    assert trainer.step == 2
+    groups, _ = read_state(tmp_path / "state" / "000002")
+    assert all(torch.equal(groups["weights"][name], weight) for name, weight in trainer.weights.items())
+    assert torch.isfinite(weights(trainer)).all()
+
+
+def test_a_request_to_stop_finishes_the_step_and_saves(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=50)
+    RunDirectory(tmp_path).request_stop()
+    assert trainer.fit() is False
+    assert 1 <= trainer.step < 50
+    assert read_state(tmp_path / "state" / f"{trainer.step:06d}")[0]["loop"]["step"] == trainer.step
+
+
+def test_files_states_and_points_come_when_they_are_due(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=7, save_every_n_steps=3, log_every_n_steps=2, validates=True)
+    assert trainer.fit()
+    assert trainer.exported == [3, 6, 7]  # type: ignore[attr-defined]
+    events = RunDirectory(tmp_path).events()[0]
+    points = [event for event in events if event["kind"] == "step"]
+    assert [event["step"] for event in points] == [2, 4, 6, 7]
+    assert [event["epoch"] for event in points] == [0, 0, 1, 1]
+    for event in points:
+        assert event["seconds"] >= event["data_fetch"] + event["forward_backward"] + event["optimizer"] - 0.002
+        assert event["lr"] == 1e-2 and event["images_per_second"] > 0 and event["peak_gib"] > 0
+    assert points[-1]["eta_seconds"] == 0
+    validation = [event for event in events if event["kind"] == "validation"]
+    assert [event["step"] for event in validation] == [3, 6]
+
+
+def test_the_held_out_loss_is_the_same_for_the_same_weights(tmp_path: Path) -> None:
+    trainer = make(tmp_path, learning_rate=0.0, validates=True)
+    trainer.fit()
+    losses = [event["loss"] for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "validation"]
+    assert len(losses) == 2 and losses[0] == losses[1]
+
+
+def test_text_encoders_get_a_gradient_through_live_captions(tmp_path: Path) -> None:
+    trainer = make(tmp_path, train_text_encoder=True, train_unet=False)
+    before = weights(trainer)
+    assert trainer.fit()
+    assert float((weights(trainer) - before).abs().max()) > 0
+
+
+def test_an_overflow_in_fp16_leaves_the_step_out_and_halves_the_scale(tmp_path: Path) -> None:
+    trainer = make(tmp_path, mixed_precision="fp16")
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    before = weights(trainer)
+    log = trainer.train_step(0)
+    assert log.overflowed and torch.equal(weights(trainer), before)
+    assert trainer.scaler.get_scale() == 2.0**126
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    assert not trainer.train_step(1).overflowed and not torch.equal(weights(trainer), before)
+
+
+def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:
+    small, other = make(tmp_path / "a"), make(tmp_path / "b", target_modules=("attn2",))
+    with pytest.raises(ValueError, match="other weights"):
+        other.load_state_dict(small.state_dict())
+
+
+@pytest.mark.long
+def test_the_loop_costs_little_over_bare_torch(tmp_path: Path) -> None:
+    trainer = make(tmp_path, batch=8, steps=200, log_every_n_steps=1)
+    batches = [trainer.data.micro_batch(step, 0, 0) for step in range(8)]
+    trainer.data.micro_batch = lambda step, micro, rank: batches[step % 8]  # type: ignore[method-assign]
+
+    def bare(step: int) -> None:
+        batch = batches[step % 8]
+        loss = trainer.objective(trainer._denoiser(batch), batch, 42).loss.mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainer.weights.values(), 1.0)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad(set_to_none=True)
+
+    times: dict[str, list[float]] = {"bare": [], "ours": []}
+    for step in range(40):
+        for name, run in (("bare", bare), ("ours", trainer.train_step)):
+            start = time.process_time()
+            run(step)
+            times[name].append(time.process_time() - start)
+    assert sorted(times["ours"])[20] < 1.06 * sorted(times["bare"])[20]
