@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sd_scripts.dataset import jxl
 from sd_scripts.dataset.draws import fraction_for
 from sd_scripts.schema.dataset import Interpolation
 
@@ -38,7 +39,6 @@ MAX_PIXELS = 178_956_970
 
 # Only these decoders are ever asked, so an odd file cannot reach an odd decoder.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
-_JXL_MAGIC = (b"\xff\x0a", b"\x00\x00\x00\x0cJXL ")
 _ORIENTATION_TAG = 274
 _TRANSPOSED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -102,14 +102,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
     try:
         with open(path, "rb") as file:
             image = _identify(file, str(path))
-            width, height = image.size
-            if width < 1 or height < 1:
-                raise BadImage(f"has no pixels ({width}x{height})")
-            if width * height > MAX_PIXELS:
-                raise BadImage(
-                    f"is {width}x{height} ({width * height / 1e6:.0f} megapixels); "
-                    f"more than {MAX_PIXELS / 1e6:.0f} are refused as a decompression bomb"
-                )
+            _check_size(*image.size)
             yield image
     except BadImage:
         raise
@@ -121,6 +114,16 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
         raise Unreachable("does not fit into memory") from err
     except _BROKEN as err:
         raise BadImage(_reason(err)) from err
+
+
+def _check_size(width: int, height: int) -> None:
+    if width < 1 or height < 1:
+        raise BadImage(f"has no pixels ({width}x{height})")
+    if width * height > MAX_PIXELS:
+        raise BadImage(
+            f"is {width}x{height} ({width * height / 1e6:.0f} megapixels); "
+            f"more than {MAX_PIXELS / 1e6:.0f} are refused as a decompression bomb"
+        )
 
 
 def _reason(err: BaseException) -> str:
@@ -136,9 +139,11 @@ def _identify(file: BinaryIO, name: str) -> Image.Image:
         raise BadImage("is empty (0 bytes)")
     file.seek(0)
     decoders = _decoders()
-    if prefix.startswith(_JXL_MAGIC):
+    if prefix.startswith(jxl.MAGIC):
         if not has_jxl():
             raise Unreachable("is JPEG XL, and no decoder is installed; run pip install pillow-jxl-plugin, or convert it to PNG")
+        # This decoder makes all pixels when it opens a file, so the limit must be checked before.
+        _check_size(*jxl.stored_size(file))
         decoders = {"JXL": Image.OPEN["JXL"]}
     for format_name, (factory, accept) in decoders.items():
         accepted = accept(prefix) if accept else False

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from sd_scripts.dataset import jxl
 from sd_scripts.dataset.images import BadImage, crop, decode, decode_mask, mirror, on_white, read_size, resize, tint
 
 RNG = np.random.default_rng(20)
@@ -165,7 +166,29 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path) -> None:
         read_size(tmp_path / "nothing.png")
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "bmp", "gif", "avif"])
+@pytest.mark.parametrize("size", [(1, 1), (8, 8), (256, 256), (257, 300), (640, 480), (1920, 1080), (3, 5000), (400, 320)])
+@pytest.mark.parametrize("container", [False, True])
+def test_the_size_of_a_jpeg_xl_file_is_read_from_its_header(tmp_path: Path, size: tuple[int, int], container: bool) -> None:
+    path = saved(tmp_path / "a.jxl", Image.new("RGB", size, "red"), effort=1, use_container=container)
+    with path.open("rb") as file:
+        assert jxl.stored_size(file) == size
+        assert file.tell() == 0
+
+
+def test_a_jpeg_xl_bomb_is_refused_before_its_decoder_sees_it(tmp_path: Path) -> None:
+    # Not small, height 2^30 in 30 bits, ratio 1:1; there is no picture behind it.
+    bits = 0 | 3 << 1 | (2**30 - 1) << 3 | 1 << 33
+    path = tmp_path / "a.jxl"
+    path.write_bytes(b"\xff\x0a" + bits.to_bytes(8, "little"))
+    with pytest.raises(BadImage, match="decompression bomb"):
+        read_size(path)
+    for broken in (b"\xff\x0a", b"\x00\x00\x00\x0cJXL \x0d\x0a\x87\x0a", b"\x00\x00\x00\x0cJXL \x0d\x0a\x87\x0a" + b"\0\0\0\0abcd"):
+        path.write_bytes(broken)
+        with pytest.raises(BadImage):
+            read_size(path)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "bmp", "gif", "avif", "jxl"])
 def test_truncated_files_are_found_when_decoded(tmp_path: Path, ending: str) -> None:
     path = saved(tmp_path / f"a.{ending}", Image.fromarray(noise(200, 200)))
     whole = path.read_bytes()

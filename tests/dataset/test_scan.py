@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import skimage
 from PIL import Image
 
 from sd_scripts.dataset import scan as scanning
@@ -249,7 +250,6 @@ def test_progress_ends_with_everything_done(tmp_path: Path) -> None:
 
 
 def test_the_photographs_of_scikit_image_are_read(tmp_path: Path) -> None:
-    skimage = pytest.importorskip("skimage")
     source = Path(skimage.__file__).parent / "data"
     folder = tmp_path / "data" / "1_photo"
     folder.mkdir(parents=True)

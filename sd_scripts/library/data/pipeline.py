@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class DataPipeline:
                 job = Job(
                     "latents", self._share(self.cache.latents, self._picture_groups), self._latents_entry, self._see, self._encode_seen
                 )
-                fill(job, self.cache.latents, self.cache.notes, self._warn, bars, self.options.max_data_loader_n_workers)
+                fill(job, self.cache.latents, self.cache.notes, self._warn, bars, self._num_readers())
                 self._barrier()
             if self.options.cache_text_encoder_outputs and not self.trains_text:
                 self._text_print = self._fingerprint_text(parts)
@@ -116,6 +117,10 @@ class DataPipeline:
         self._prefetcher.close()
 
     # Filling.
+
+    def _num_readers(self) -> int:
+        # Nothing else wants the processors while the caches are filled.
+        return max(self.options.max_data_loader_n_workers, min(8, (os.cpu_count() or 1) // self.world))
 
     def _share(self, cache: Cache, groups: list[list[Any]]) -> list[list[Any]]:
         # By position in the whole list, not in what is missing: processes must not see each other's progress.
