@@ -35,7 +35,11 @@ def options(**output: object) -> SdxlNetwork:
 
 
 FACTS = DatasetFacts(
-    num_train_images=30, num_reg_images=10, subsets=((10, 3),), tag_frequency={"cat": 3, "猫": 1}, buckets={(1024, 1024): 20, (832, 1216): 10}
+    num_train_images=30,
+    num_reg_images=10,
+    subsets=((10, 3),),
+    tag_frequency={"cat": 3, "猫": 1},
+    buckets={(1024, 1024): 20, (832, 1216): 10},
 )
 
 
