@@ -509,7 +509,8 @@ def start_trackers(accelerator: Accelerator, options: RunOptions, run: RunDirect
     output = options.output
     if output.log_with == "none":
         return
-    accelerator.project_configuration.set_directories(str(run.path))
+    # Known only now: the accelerator was made before the run had a folder.
+    accelerator.project_configuration.logging_dir = str(run.path / "trackers")
     known = flat.fields(type(options))
     shown = {name: value for name, value in flat.flatten(options).items() if known[name].show.kind not in ("folder", "file")}
     config = {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in shown.items()}

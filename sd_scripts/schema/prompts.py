@@ -201,17 +201,24 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
     height = _number(values, "height", size[1], (defaults.grid, 8192), where, problems)
     for key, side in (("width", width), ("height", height)):
         if key in values and side % defaults.grid:
-            problems.append(_problem(f"{where}: {key} {side} is not a multiple of {defaults.grid}; {_neighbours(side, defaults.grid)}"))
+            problems.append(
+                _problem(f"{where}: {_named(key)} {side} is not a multiple of {defaults.grid}; {_neighbours(side, defaults.grid)}")
+            )
     seed = _number(values, "seed", (defaults.seed + index) % 2**63, (0, 2**63 - 1), where, problems)
     steps = _number(values, "sample_steps", options.sample_steps, (1, 1000), where, problems)
     scale = _scale(values, options.sample_cfg_scale, where, problems)
     sampler = values.get("sample_sampler", options.sample_sampler)
     if sampler not in ("auto", *SAMPLERS):
-        problems.append(_problem(f"{where}: sampler {sampler!r} is not one of auto, {', '.join(SAMPLERS)}"))
+        problems.append(_problem(f"{where}: {_named('sample_sampler')} {sampler!r} is not one of auto, {', '.join(SAMPLERS)}"))
     if len(problems) > before:
         return None
     negative = values.get("negative_prompt", options.sample_negative_prompt)
     return PromptSpec(values["prompt"], negative, width, height, seed, steps, scale, sampler)
+
+
+def _named(key: str) -> str:
+    """A key and the flag of the same meaning, for messages."""
+    return f"{key} (--{next(flag for flag, name in FLAGS.items() if name == key)})"
 
 
 def _number(values: Mapping[str, Any], key: str, default: int, limits: tuple[int, int], where: str, problems: list[Problem]) -> int:
@@ -222,7 +229,7 @@ def _number(values: Mapping[str, Any], key: str, default: int, limits: tuple[int
         number = None
     low, high = limits
     if number is None or not low <= number <= high:
-        problems.append(_problem(f"{where}: {key} {value!r} is not a whole number from {low} to {high}"))
+        problems.append(_problem(f"{where}: {_named(key)} {value!r} is not a whole number from {low} to {high}"))
         return default
     return number
 
@@ -234,6 +241,6 @@ def _scale(values: Mapping[str, Any], default: float, where: str, problems: list
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        problems.append(_problem(f"{where}: scale (--l) {value!r} is not a number of 0 or more"))
+        problems.append(_problem(f"{where}: {_named('scale')} {value!r} is not a number of 0 or more"))
         return default
     return number

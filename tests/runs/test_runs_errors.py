@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from sd_scripts.library.checkpoint import newest_whole
 from sd_scripts.schema.rundir import RunDirectory
@@ -58,7 +61,8 @@ def test_a_run_that_is_finished_says_so_and_leaves_with_0(runs: Any) -> None:
 def test_other_settings_or_other_pictures_are_another_run(runs: Any, tmp_path: Path) -> None:
     first = runs.train(max_train_steps=2)
     assert runs.train(max_train_steps=2, learning_rate=2e-2).path != first.path
-    assert runs.train(max_train_steps=2, vae_batch_size=3, log_every_n_steps=2).path == first.path, "harmless options make no difference"
+    runs.train(max_train_steps=2, vae_batch_size=3, log_every_n_steps=2)
+    assert len(runs.folders()) == 2, "harmless options make no difference"
     caption = runs.pictures / "p00.txt"
     text = caption.read_text()
     caption.write_text("something else")
@@ -76,7 +80,8 @@ def test_an_explicit_state_wins_and_steps_that_do_not_exist_are_told(runs: Any) 
     assert branch.path != first.path
     started = next(event for event in branch.events()[0] if event["kind"] == "started")
     assert started["start_step"] == 2
-    assert (branch.path / "lora.safetensors").read_bytes() == (first.path / "lora.safetensors").read_bytes()
+    wanted, found = load_file(first.path / "lora.safetensors"), load_file(branch.path / "lora.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
     process = runs.begin(max_train_steps=6, resume="5", run_dir=first.path)
     process.join(120)
     assert process.exitcode == 2
@@ -130,8 +135,6 @@ def test_text_encoders_train_with_live_captions_and_held_out_pictures_are_measur
     events = run.events()[0]
     assert [event["step"] for event in events if event["kind"] == "validation"] == [2, 4]
     assert list(run.path.rglob("events.out.tfevents*"))
-    from safetensors import safe_open
-
     with safe_open(run.path / "lora.safetensors", "pt") as file:
         ups = [file.get_tensor(name).abs().max() for name in file.keys() if name.startswith("lora_te1") and "lora_up" in name]  # noqa: SIM118
     assert max(ups) > 0, "the first text encoder moved"

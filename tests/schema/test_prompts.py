@@ -82,13 +82,13 @@ def test_without_a_size_the_resolution_is_brought_to_the_grid() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a --w 513", "line 1: width 513 is not a multiple of 8; the nearest are 512 and 520"),
-        ("a --w wide", "line 1: width 'wide' is not a whole number"),
-        ("ok\nb --s 0", "line 2: sample_steps '0' is not a whole number from 1 to 1000"),
+        ("a --w 513", "line 1: width (--w) 513 is not a multiple of 8; the nearest are 512 and 520"),
+        ("a --w wide", "line 1: width (--w) 'wide' is not a whole number"),
+        ("ok\nb --s 0", "line 2: sample_steps (--s) '0' is not a whole number from 1 to 1000"),
         ("a --l nan", "scale (--l) 'nan' is not a number"),
         ("a --l -1", "scale (--l) '-1'"),
-        ("a --ss best", "sampler 'best' is not one of auto, ddim"),
-        ("a --d -1", "seed '-1'"),
+        ("a --ss best", "sample_sampler (--ss) 'best' is not one of auto, ddim"),
+        ("a --d -1", "seed (--d) '-1'"),
         ("a --x 3", "there is no flag --x; known are --w, --h"),
         ("a --g 3.5", "--g (embedded guidance) means nothing to this model"),
         ("a --w 64 --w 128", "--w stands twice"),
@@ -114,7 +114,7 @@ def test_all_problems_are_told_at_once() -> None:
         ("p.json", "{}", "must be a list of objects"),
         ("p.json", "[", "not valid JSON"),
         ("p.json", '[{"prompt": 3}]', "prompt must be text"),
-        ("p.json", '[{"prompt": "a", "width": 64.5}]', "width 64.5 is not a whole number"),
+        ("p.json", '[{"prompt": "a", "width": 64.5}]', "width (--w) 64.5 is not a whole number"),
     ],
 )
 def test_a_wrong_file_is_a_sentence(name: str, content: str, words: str, tmp_path: Path) -> None:
