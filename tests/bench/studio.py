@@ -1,0 +1,137 @@
+"""How heavy the studio is and how fast it answers, in a headless Chromium; the best of several tries."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import Browser, Page, sync_playwright
+from report import report
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 5
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[bytes], str, float, float]:
+    """A studio, its address, and seconds of wall and CPU time until it answered."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    begun = time.perf_counter()
+    command = [sys.executable, str(ROOT / "gui.py"), "--server_port", str(port), "--output_dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}/"
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            if answer.status == 200:
+                break
+        time.sleep(0.02)
+    wall = time.perf_counter() - begun
+    times = psutil.Process(process.pid).cpu_times()
+    return process, url, wall, times.user + times.system
+
+
+def timed(page: Page, click: str, done: str) -> float:
+    """Milliseconds from a click to the first moment a condition holds, measured in the page."""
+    return float(
+        page.evaluate(
+            """([click, done]) => new Promise(resolve => {
+              const test = new Function('return ' + done), begun = performance.now();
+              const look = () => test() ? resolve(performance.now() - begun) : setTimeout(look, 1);
+              document.querySelector(click).click(); look(); })""",
+            [click, done],
+        )
+    )
+
+
+def visit(browser: Browser, url: str) -> tuple[Page, float]:
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    begun = time.perf_counter()
+    page.goto(url, wait_until="commit")
+    page.wait_for_selector("#kl-learning_rate")
+    return page, time.perf_counter() - begun
+
+
+def latencies(page: Page) -> tuple[float, float]:
+    """Best Print and best load of a TOML file."""
+    page.locator("#kl-pretrained_model_name_or_path").fill("toy")
+    page.locator("#kl-train_data_dir").fill("toy:star")
+    prints, loads = [], []
+    for turn in range(ROUNDS):
+        page.locator("#kl-network_dim").fill(str(20 + turn))
+        shown = f"(document.querySelector('.kl-output:not([hidden])') || {{innerText: ''}}).innerText.includes('network_dim = {20 + turn}')"
+        prints.append(timed(page, "#kl-print", shown))
+    for turn in range(ROUNDS):
+        toml = page.locator(".kl-output pre").nth(1).inner_text().replace(f"network_dim = {19 + ROUNDS}", f"network_dim = {90 + turn}")
+        loads.append(
+            float(
+                page.evaluate(
+                    """([text, wanted]) => new Promise(resolve => {
+                      const box = document.querySelector('#kl-load'), bag = new DataTransfer(), begun = performance.now();
+                      bag.items.add(new File([text], 'x.toml')); box.files = bag.files;
+                      box.dispatchEvent(new Event('change'));
+                      const look = () => document.querySelector('#kl-network_dim').value === wanted
+                        ? resolve(performance.now() - begun) : setTimeout(look, 1);
+                      look(); })""",
+                    [toml, str(90 + turn)],
+                )
+            )
+        )
+    return min(prints), min(loads)
+
+
+def measure(browser: Browser, folder: Path) -> None:
+    starts = []
+    for turn in range(3):
+        process, url, wall, cpu = start(folder / str(turn))
+        starts.append((wall, cpu))
+        if turn < 2:
+            process.terminate()
+            process.wait()
+    visible = []
+    for _ in range(ROUNDS):
+        page, seconds = visit(browser, url)
+        visible.append(seconds)
+        page.wait_for_timeout(1000)
+        sizes: Any = page.evaluate(
+            "[...performance.getEntriesByType('resource'), ...performance.getEntriesByType('navigation')].map(entry => entry.transferSize)"
+        )
+        components = page.evaluate("window.gradio_config.components.length")
+        handlers = page.evaluate("window.gradio_config.dependencies.length")
+    prints, loads = latencies(page)
+    report(
+        "studio",
+        "start 4 s, visible 1.5 s, 700 kB, 150 components, Print and load 150 ms, 200 MiB",
+        start_seconds=min(wall for wall, _ in starts),
+        start_cpu_seconds=min(cpu for _, cpu in starts),
+        visible_seconds=min(visible),
+        transfer_kb=sum(sizes) / 1000,
+        components=components,
+        event_handlers=handlers,
+        print_ms=prints,
+        load_toml_ms=loads,
+        server_mib=psutil.Process(process.pid).memory_info().rss / 2**20,
+    )
+    process.terminate()
+    process.wait()
+
+
+def main() -> None:
+    path = next(found for found in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if found)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"])
+        measure(browser, Path(folder))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
