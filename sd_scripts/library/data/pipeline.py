@@ -105,7 +105,8 @@ class DataPipeline:
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch:
         """The samples process `rank` sees as micro-batch `micro` of a step; the next ones are prepared meanwhile."""
-        return self._finish(self._prefetcher.get((step, micro, rank)))
+        item = self._prefetcher.get((step, micro, rank))
+        return item if isinstance(item, Batch) else self._finish(item)
 
     def validation_batches(self) -> list[Callable[[], Batch]]:
         """The held-out pictures, always the same batches; each is made when it is called."""
@@ -186,8 +187,10 @@ class DataPipeline:
             return step, micro + 1, rank
         return (step + 1, 0, rank) if step + 1 < self.num_steps else None
 
-    def _load_place(self, place: Place) -> _Ready:
-        return self._load(self.plan.micro_batch(*place))
+    def _load_place(self, place: Place) -> Batch | _Ready:
+        """In a background thread: the whole batch, unless an encoder is needed, which belongs to the training thread."""
+        ready = self._load(self.plan.micro_batch(*place))
+        return self._finish(ready) if ready.latents and (ready.texts or self.trains_text) else ready
 
     def _make(self, refs: list[SampleRef]) -> Batch:
         return self._finish(self._load(refs))
