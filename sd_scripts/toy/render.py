@@ -10,7 +10,7 @@ from PIL import Image
 from sd_scripts.toy.measure import Render
 
 NUM_STEPS = 12
-GUIDANCE_SCALE = 3.0
+GUIDANCE_SCALE = 2.0
 
 
 class TextToImage(Protocol):

@@ -58,6 +58,7 @@ _POSITION_JITTER = 0.02
 _RADIUS = (0.20, 0.25)
 _TILT_DEGREES = 8.0
 _OVERSAMPLING = 4
+_STAR_INNER_RADII = (0.42, 0.52)  # of the outer one; stars are drawn with the first, and a blunter one still is a star
 
 
 @dataclass(frozen=True)
@@ -171,15 +172,19 @@ def outline(shape: str) -> np.ndarray:
     if shape == "triangle":
         return _centred(_ring(3, 1.26))
     if shape == "star":
-        corners = _ring(10, 1.15)
-        corners[1::2] *= 0.42
-        return _centred(corners)
+        return _star(_STAR_INNER_RADII[0])
     raise ValueError(f"shape {shape!r} is unknown; the shapes are {', '.join(SHAPES)}")
 
 
 def _ring(num_corners: int, radius: float, turn: float = 0.0) -> np.ndarray:
     angles = turn - math.pi / 2 + np.arange(num_corners) * (2 * math.pi / num_corners)
     return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def _star(inner_radius: float) -> np.ndarray:
+    corners = _ring(10, 1.15)
+    corners[1::2] *= inner_radius
+    return _centred(corners)
 
 
 def _centred(corners: np.ndarray) -> np.ndarray:
@@ -218,6 +223,7 @@ def draw(scene: Scene, width: int, height: int, rng: np.random.Generator) -> Ima
 
 # Reading: find the shape, bring it to a standard size and place, compare with the outlines of all shapes.
 
+_ENLARGEMENT = 4
 _GRID = 40
 _GRID_PER_SIDE = 16.0  # grid cells along the side of a square with the shape's area
 _MIN_CONTRAST = 60.0  # RGB distance between shape and background below which nothing is there
@@ -287,14 +293,7 @@ def _grown(mask: np.ndarray) -> np.ndarray:
 
 
 def _best_shape(alpha: np.ndarray) -> tuple[float, float, str]:
-    area = float(alpha.sum())
-    ys, xs = np.mgrid[: alpha.shape[0], : alpha.shape[1]] + 0.5
-    x, y = float((alpha * xs).sum()) / area, float((alpha * ys).sum()) / area
-    scale = math.sqrt(area) / _GRID_PER_SIDE
-    field = Image.fromarray(np.float32(alpha))
-    box = (scale, 0.0, x - scale * _GRID / 2, 0.0, scale, y - scale * _GRID / 2)
-    standard = field.transform((_GRID, _GRID), Image.Transform.AFFINE, box, Image.Resampling.BILINEAR)
-    seen = np.asarray(standard, dtype=np.float32).reshape(1, -1)
+    seen = _standard(alpha)
     best = {}
     for shape in SHAPES:
         masks = _standard_masks(shape)
@@ -304,23 +303,27 @@ def _best_shape(alpha: np.ndarray) -> tuple[float, float, str]:
     return best[first], best[first] - best[second], first
 
 
+def _standard(alpha: np.ndarray) -> np.ndarray:
+    # A mask brought to the grid's centre and to a standard area, as a row of grid * grid numbers. A model blurs edges,
+    # and a star has the most edge: only what lies inside the half-way line counts.
+    field = Image.fromarray(np.float32(alpha))
+    fine = field.resize((field.width * _ENLARGEMENT, field.height * _ENLARGEMENT), Image.Resampling.BICUBIC)
+    solid = np.asarray(fine) > 0.5
+    ys, xs = np.nonzero(solid)
+    x, y = float(xs.mean()) + 0.5, float(ys.mean()) + 0.5
+    scale = math.sqrt(len(xs)) / _GRID_PER_SIDE
+    box = (scale, 0.0, x - scale * _GRID / 2, 0.0, scale, y - scale * _GRID / 2)
+    standard = Image.fromarray(np.float32(solid)).transform((_GRID, _GRID), Image.Transform.AFFINE, box, Image.Resampling.BILINEAR)
+    return np.asarray(standard, dtype=np.float32).reshape(1, -1)
+
+
 @functools.cache
 def _standard_masks(shape: str) -> np.ndarray:
-    # (turns, grid * grid) masks of the shape around its centroid, all with the same area.
-    symmetry_degrees = {"circle": 5.0, "square": 90.0, "triangle": 120.0, "star": 72.0}[shape]
-    corners = outline(shape)
-    area, centroid = _area_and_centroid(corners)
-    unit = (corners - centroid) / math.sqrt(area) * _GRID_PER_SIDE
-    degrees = np.arange(0.0, symmetry_degrees, 5.0)
-    return np.stack([coverage(turned(unit, d) + _GRID / 2, _GRID, _GRID).ravel() for d in degrees])
-
-
-def _area_and_centroid(corners: np.ndarray) -> tuple[float, np.ndarray]:
-    # The shoelace formula.
-    following = np.roll(corners, -1, axis=0)
-    cross = corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]
-    area = cross.sum() / 2
-    return abs(float(area)), ((corners + following) * cross[:, None]).sum(axis=0) / (6 * area)
+    # (variants and turns, grid * grid) masks of the shape as _standard has them.
+    symmetry_degrees = {"circle": 4.0, "square": 90.0, "triangle": 120.0, "star": 72.0}[shape]
+    variants = [_star(inner) for inner in _STAR_INNER_RADII] if shape == "star" else [outline(shape)]
+    turns = np.arange(0.0, symmetry_degrees, 4.0)
+    return np.concatenate([_standard(coverage(turned(corners, turn) * 24 + 40, 80, 80)) for corners in variants for turn in turns])
 
 
 def _color_of(rgb: np.ndarray) -> str | None:
