@@ -58,6 +58,8 @@ class Phases:
         self._name, self._start = "", time.perf_counter()
 
     def enter(self, name: str) -> None:
+        if name == self._name:
+            return
         now = time.perf_counter()
         if self._name:
             self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._start

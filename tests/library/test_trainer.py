@@ -22,6 +22,7 @@ from sd_scripts.library.meter import Phases
 from sd_scripts.library.networks import attach
 from sd_scripts.library.optim import make_optimizer
 from sd_scripts.library.protocols import Batch, Geometry
+from sd_scripts.library.remedies import is_out_of_memory
 from sd_scripts.library.rng import rng_for
 from sd_scripts.library.stopping import StopRequest
 from sd_scripts.library.trainer import Timetable, Trainer
@@ -239,6 +240,21 @@ def test_an_overflow_in_fp16_leaves_the_step_out_and_halves_the_scale(tmp_path: 
     assert trainer.scaler.get_scale() == 2.0**126
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     assert not trainer.train_step(1).overflowed and not torch.equal(weights(trainer), before)
+
+
+def test_when_memory_runs_out_the_last_good_state_is_saved(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=9)
+    fetch = trainer.data.micro_batch
+
+    def greedy(step: int, micro: int, rank: int) -> Batch:
+        return fetch(step, micro, rank) if step < 3 else replace(fetch(step, micro, rank), x0=torch.empty(2**48))
+
+    trainer.data.micro_batch = greedy  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError) as caught:
+        trainer.fit()
+    assert is_out_of_memory(caught.value)
+    groups, _ = read_state(tmp_path / "state" / "000003")
+    assert all(torch.equal(groups["weights"][name], weight) for name, weight in trainer.weights.items())
 
 
 def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""What a script says before it trains: help and refusals at once, dry runs, remedies, and what is written down about a run."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sd_scripts.library import resume
+from sd_scripts.library.launch import check_early, main
+from sd_scripts.library.remedies import is_out_of_memory, levers
+from sd_scripts.library.run_meta import git_revision, versions, without_secrets, write_meta
+from sd_scripts.schema.command import SCRIPTS
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.flat import build
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import SdxlNetwork
+
+SCRIPT = SCRIPTS / "sdxl_train_network.py"
+
+
+def options(**values: Any) -> Any:
+    return build(SdxlNetwork, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", **values}, from_cli=True)
+
+
+def script(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """What the script says, and the CPU seconds that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=120, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_help_answers_at_once() -> None:
+    done, seconds = script("--help")
+    assert done.returncode == 0 and "--network_dim" in done.stdout and "Rank of the adapter" in done.stdout
+    assert seconds < 0.75, "half a second of one idle core"
+
+
+def test_a_wrong_option_is_refused_at_once_with_every_problem() -> None:
+    done, seconds = script(
+        "--train_data_dir", "/no/such", "--pretrained_model_name_or_path", "x", "--netwrok_dim", "3", "--max_train_steps", "0"
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "network_dim" in done.stderr and "max_train_steps" in done.stderr
+    assert seconds < 0.75, "half a second of one idle core"
+
+
+def test_nothing_heavy_is_imported_before_the_options_are_valid() -> None:
+    code = (
+        "import sys\nfrom sd_scripts.library.launch import main\n"
+        "try:\n    main('sdxl', 'network', ['--train_data_dir', '/no/such', '--pretrained_model_name_or_path', 'x'])\n"
+        "except SystemExit as end:\n    print(end.code, sorted(sys.modules.keys() & {'torch', 'numpy', 'diffusers', 'transformers'}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=SCRIPTS.parent)
+    assert done.stdout.strip() == "2 []"
+    assert "train_data_dir: there is no folder /no/such" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"sample_prompts": "a --q 1"}, "no flag --q"),
+        ({"optimizer_args": ["x"]}, "key=value"),
+        ({"lr_scheduler": "piecewise_constant"}, "step_rules"),
+        ({"log_with": "wandb"}, "wandb"),
+        ({"resume": "/no/such/state"}, "is not a folder"),
+        ({"train_data_dir": "/no/such"}, "there is no folder"),
+        ({"optimizer_type": "AdamW8bit"}, "pip install bitsandbytes"),
+    ],
+)
+def test_what_can_be_seen_early_is_seen_early(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check_early(options(**values))
+    assert words in str(caught.value)
+
+
+def test_a_refused_configuration_is_the_last_word_of_a_run_folder_that_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory.create(tmp_path, "lora", options())
+    with pytest.raises(SystemExit) as end:
+        main("sdxl", "network", ["--config_file", str(run.config), "--run_dir", str(run.path), "--optimizer_args", "x"])
+    assert end.value.code == 2 and "key=value" in capsys.readouterr().err
+    assert [event["kind"] for event in run.events()[0]] == ["failed"]
+
+
+def test_a_dry_run_says_what_would_be_done_and_leaves_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(6):
+        Image.fromarray(np.zeros((64, 64 + 32 * (number % 2), 3), np.uint8)).save(pictures / f"{number}.png")
+        (pictures / f"{number}.txt").write_text("black")
+    arguments = [
+        "--pretrained_model_name_or_path",
+        "toy",
+        "--train_data_dir",
+        str(pictures),
+        "--resolution",
+        "64",
+        "--min_bucket_reso",
+        "32",
+    ]
+    arguments += [
+        "--bucket_reso_steps",
+        "16",
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--train_batch_size",
+        "3",
+        "--max_train_epochs",
+        "5",
+        "--dry_run",
+    ]
+    with pytest.raises(SystemExit) as end:
+        main("sdxl", "network", arguments)
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    assert "pictures: 6" in said and "steps: 10 of 3 samples" in said and "Nothing was started" in said
+    assert list((tmp_path / "out").glob("2*")) == []
+    with pytest.raises(SystemExit) as end:
+        main("sdxl", "network", [*arguments, "--sample_prompts", "a cat --w 68"])
+    assert end.value.code == 2 and "width (--w) 68 is not a multiple of 8; the nearest are 64 and 72" in capsys.readouterr().err
+
+
+def test_harmless_options_do_not_change_the_fingerprint_and_others_do() -> None:
+    def print_of(batch: int = 2, **values: Any) -> str:
+        return resume.fingerprint(resume.training_settings(options(**values), batch))
+
+    same = [{}, {"max_train_steps": 9}, {"output_name": "x"}, {"sample_steps": 3}, {"train_batch_size": 2}, {"cache_dir": "/tmp/x"}]
+    assert len({print_of(**values) for values in same}) == 1
+    others = [{"learning_rate": 1e-3}, {"network_dim": 5}, {"seed": 1}, {"shuffle_caption": True}, {"min_snr_gamma": 5.0}, {"batch": 4}]
+    assert len({print_of(**values) for values in others} | {print_of()}) == len(others) + 1
+
+
+def test_every_option_is_told_apart_from_those_that_do_not_exist() -> None:
+    from sd_scripts.schema.flat import fields
+
+    assert set(fields(SdxlNetwork)) >= resume.HARMLESS
+
+
+def test_a_process_that_ended_gives_its_folder_free(tmp_path: Path) -> None:
+    first, second = resume.RunLock(RunDirectory(tmp_path)), resume.RunLock(RunDirectory(tmp_path))
+    first.take()
+    with pytest.raises(OptionError, match="another process"):
+        second.take()
+    first.release()
+    second.take()
+    second.release()
+
+
+def test_the_levers_are_three_and_not_pulled_yet() -> None:
+    plain = levers(options(train_batch_size=4), on_gpu=True)
+    assert len(plain) == 3 and plain[0].startswith("gradient_checkpointing") and "gradient_accumulation_steps = 4" in plain[1]
+    spare = options(gradient_checkpointing=True, optimizer_type="SGD", resolution=[512, 512], mixed_precision="bf16")
+    assert levers(spare, on_gpu=True) == ["a GPU with more memory, or a smaller base model; every lever is pulled already"]
+    assert levers(options(vae_batch_size=8), on_gpu=True, work="cache")[0] == "vae_batch_size = 1 instead of 8"
+    texts = {text for text in levers(options(resolution=[1024, 1536]), True) if "resolution" in text}
+    assert not texts or "768,1152" in texts.pop()
+
+
+def test_memory_that_is_not_there_is_known_as_such() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_the_command_is_written_down_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [
+        "x.py",
+        "--api_key",
+        "abc",
+        "--hub_token=def",
+        "--max_token_length",
+        "75",
+        "--keep_tokens",
+        "1",
+        "--password=ghi",
+        "--a",
+        "b",
+    ]
+    shown = without_secrets(command)
+    assert shown == [
+        "x.py",
+        "--api_key",
+        "***",
+        "--hub_token=***",
+        "--max_token_length",
+        "75",
+        "--keep_tokens",
+        "1",
+        "--password=***",
+        "--a",
+        "b",
+    ]
+    monkeypatch.setattr(sys, "argv", command)
+    run = RunDirectory(tmp_path)
+    write_meta(run, fingerprint="f", settings={"a": (1, 2)}, dataset={"dataset_hash": "d"}, seed=7, processes=2)
+    meta = json.loads(run.meta.read_text())
+    assert meta["versions"]["torch"] == versions()["torch"] == torch.__version__
+    assert (meta["fingerprint"], meta["dataset_hash"], meta["seed"], meta["processes"]) == ("f", "d", 7, 2)
+    assert "abc" not in run.meta.read_text() and meta["git"] == git_revision()
