@@ -59,7 +59,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a picture was cut, in pixels: (width, height) before resizing, (left, top) of the crop after resizing, (width, height) of the result."""
+    """How a picture was cut, in pixels: its (width, height), (left, top) of the crop after resizing, (width, height) of the result."""
 
     original: tuple[int, int]
     crop: tuple[int, int]

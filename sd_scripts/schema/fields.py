@@ -45,13 +45,14 @@ def show_of(field: FieldInfo) -> Show:
 
 
 def _split_size(value: Any) -> Any:
-    """kohya writes a size as 1024, "1024", "1024,768" or [1024, 768] (width, height)."""
-    if isinstance(value, str):
-        value = [part.strip() for part in value.replace("x", ",").split(",") if part.strip()]
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = [value]
+    """kohya writes a size as 1024, "1024", "1024,768" or [1024, 768] (width, height); what is none of these is left to pydantic."""
     if isinstance(value, list | tuple) and len(value) == 1:
-        return _split_size(value[0]) if isinstance(value[0], str) and not value[0].isdigit() else (value[0], value[0])
+        value = value[0]
+    if isinstance(value, str):
+        parts = tuple(part.strip() for part in value.replace("x", ",").split(",") if part.strip())
+        return parts * 2 if len(parts) == 1 else parts
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value, value)
     return tuple(value) if isinstance(value, list) else value
 
 

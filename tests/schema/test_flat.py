@@ -281,3 +281,13 @@ def test_paths_of_a_kept_configuration_do_not_depend_on_the_folder(tmp_path: Pat
     }
     assert with_absolute_paths(options) is options
     assert build(SdxlNetwork, values | {"train_data_dir": "~/pictures"}).dataset.train_data_dir == str(tmp_path / "pictures")
+
+
+@pytest.mark.parametrize("text", ["abc", ":", "", "1,2,3", "12.5", "x", "-5", "1024,"])
+def test_a_size_that_is_none_is_a_sentence(text: str) -> None:
+    if text == "1024,":
+        assert build(SdxlNetwork, NEEDED | {"resolution": text}).dataset.resolution == (1024, 1024)
+        return
+    for value in (text, [text]):
+        with pytest.raises(OptionError, match="resolution"):
+            build(SdxlNetwork, NEEDED | {"resolution": value})
