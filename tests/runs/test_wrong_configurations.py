@@ -69,6 +69,9 @@ FAULTS: st.SearchStrategy[tuple[list[str], str]] = st.one_of(
     st.builds(lambda field, word: ([f"--{field.name}={word}_q"], field.name), st.sampled_from(CHOICES), WORDS),
     st.builds(lambda word: ([f"--zq_{word}"], f"zq_{word}"), WORDS),
     st.builds(
+        lambda name, word: ([f"--{name}={word}"], name), st.sampled_from(["resolution", "sample_size", "additional_resolutions"]), WORDS
+    ),
+    st.builds(
         lambda field, letter: ([f"--{letter}{field.name}=1"], f"{letter}{field.name}"),
         st.sampled_from(list(KNOWN.values())),
         st.sampled_from("qzx"),
