@@ -142,7 +142,8 @@ def texts(run: type[RunOptions], values: Mapping[str, Any]) -> dict[str, Text]:
     return {name: to_text(field, values.get(name, field.default)) for name, field in shown_fields(run).items()}
 
 
-def _group_of(run: type[RunOptions], field: FlatField) -> str:
+def group_of(run: type[RunOptions], field: FlatField) -> str:
+    """The group in which the page shows a field."""
     return look.BASICS if field.show.basic else str(getattr(run.model_fields[field.section].annotation, "title", "")) or field.section
 
 
@@ -163,7 +164,7 @@ def _specification(run: type[RunOptions], field: FlatField) -> dict[str, Any]:
         "optional": field.optional,
         "section": field.section,
         "about": " ".join((getattr(section, "__doc__", "") or "").split()),
-        "group": _group_of(run, field),
+        "group": group_of(run, field),
     }
     return {key: value for key, value in spec.items() if value not in ("", [], False) or key == "default"}
 

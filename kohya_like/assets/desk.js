@@ -111,28 +111,12 @@
 
   // ---- the desk: what the server answers
 
-  parts.desk = ({ root, props, trigger, watch }) => {
+  parts.desk = ({ root, props, watch }) => {
     const status = make("p", { class: "kl-answer", role: "status" });
     const wrong = make("section", { class: "kl-card kl-problems", hidden: true, tabindex: "-1", "aria-labelledby": "kl-problems" });
     const report = make("section", { class: "kl-card kl-report", hidden: true, "aria-label": "Data set" });
     const output = make("section", { class: "kl-card kl-output", hidden: true, "aria-labelledby": "kl-command" });
-    const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,text/plain", class: "kl-file" });
-    const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a TOML file on the studio's computer", autocomplete: "off", spellcheck: "false" });
-    picked.addEventListener("change", async () => {
-      const file = picked.files[0];
-      if (!file) return;
-      if (file.size > 1048576) answer({ problems: [{ option: "", message: `${file.name} is larger than 1 MiB; a file of settings is a few KiB` }] });
-      else trigger("open_file", { name: file.name, text: await file.text() });
-      picked.value = "";
-    });
-    const loadPath = () => path.value.trim() && trigger("open_file", { path: path.value.trim() });
-    path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
-    const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
-      make("div", { class: "kl-row" },
-        make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
-        make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Load TOML" }))),
-      make("div", { class: "kl-row" }, path, make("button", { type: "button", class: "kl-button", text: "Load", "aria-label": "Load the file at this path", onclick: loadPath })));
-    root.append(status, wrong, report, output, keep);
+    root.append(status, wrong, report, output);
 
     function listProblems(found) {
       wrong.replaceChildren();
@@ -167,6 +151,29 @@
       if (value.seen) store(SEEN, true);
     }
     watch("value", () => props.value && answer(props.value));
+  };
+
+  // ---- settings in a file
+
+  parts.keep = ({ root, trigger }) => {
+    const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,text/plain", class: "kl-file" });
+    const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a TOML file on the studio's computer", autocomplete: "off", spellcheck: "false" });
+    picked.addEventListener("change", async () => {
+      const file = picked.files[0];
+      if (!file) return;
+      // A file that is too large to be settings is refused by its size alone.
+      trigger("open_file", { name: file.name, bytes: file.size, text: file.size > 1048576 ? "" : await file.text() });
+      picked.value = "";
+    });
+    // Not named "path": gradio takes an object with a path for a file of its own and refuses it.
+    const loadPath = () => path.value.trim() && trigger("open_file", { where: path.value.trim() });
+    path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
+    const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
+      make("div", { class: "kl-row" },
+        make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
+        make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Load TOML" }))),
+      make("div", { class: "kl-row" }, path, make("button", { type: "button", class: "kl-button", text: "Load", "aria-label": "Load the file at this path", onclick: loadPath })));
+    root.append(keep);
   };
 
   function showOutput(box, { commands, toml, about }) {

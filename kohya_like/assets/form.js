@@ -320,6 +320,8 @@
       const names = specs.slice(0, 4).map((spec) => spec.label.toLowerCase()).join(", ");
       const hint = make("span", { class: "kl-hint", text: `${names} … ${specs.length} settings` });
       view.details = make("details", { class: "kl-card kl-section" }, make("summary", {}, heading, hint, badge), body);
+      // A click comes before the browser opens it, the toggle event a moment after: somebody tabbing on at once must find the fields.
+      view.details.firstChild.addEventListener("click", () => view.build());
       view.details.addEventListener("toggle", () => {
         if (view.details.open) view.build();
       });

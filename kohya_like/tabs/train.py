@@ -26,6 +26,8 @@ Answer = dict[str, Any]
 """What the desk shows next; form.js draws it. `seq` makes two equal answers different, so that both are shown."""
 
 MAX_TOML_BYTES = 1 << 20
+GRACE_SECONDS = 120.0
+"""A run that was asked to stop gets this long to finish its step before it is ended."""
 PRINTED = ".printed"
 """Folder inside the folder of runs for the files that printed commands name."""
 
@@ -47,12 +49,15 @@ class Desk:
     context: Context
 
     def options(self, payloads: Iterable[Any]) -> RunOptions:
-        """The options on the page; the output folder, left at its default, is the studio's own. Raises OptionError."""
+        """The options on the page, with paths from the root; the output folder, left at its default, is the studio's own.
+
+        Raises OptionError.
+        """
         built = form.options(payloads, self.context.roots)
         values = flat.flatten(built)
         if values["output_dir"] == flat.fields(type(built))["output_dir"].default:
-            return flat.build(type(built), {**values, "output_dir": str(self.context.output_dir)})
-        return built
+            built = flat.build(type(built), {**values, "output_dir": str(self.context.output_dir)})
+        return flat.with_absolute_paths(built)
 
     def printed(self, payloads: Iterable[Any], download: bool = False) -> Answer:
         """The command and the TOML, or what is wrong."""
@@ -111,16 +116,23 @@ class Desk:
         self.context.supervisor.request_stop(job)
         if job.state == "running":
             # The rest of the order (wait, terminate, kill) takes up to minutes: nobody waits for it here.
-            threading.Thread(target=self.context.supervisor.stop, args=(job,), name=f"stop {name}", daemon=True).start()
+            threading.Thread(target=self._end, args=(job,), name=f"stop {name}", daemon=True).start()
         return answer(f"{name} was asked to stop: it finishes its step, saves its state and ends.")
 
-    def load(self, request: Mapping[str, Any]) -> Answer:
-        """Fills the form from a file that the browser read ({name, text}) or a path on this computer ({path})."""
+    def _end(self, job: Job) -> None:
         try:
-            if request.get("path"):
-                return self.load_path(files.confine(str(request["path"]), self.context.roots))
+            self.context.supervisor.stop(job, GRACE_SECONDS)
+        except TimeoutError as err:
+            job.run.log("warning", text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device.")
+
+    def load(self, request: Mapping[str, Any]) -> Answer:
+        """Fills the form from a file that the browser read ({name, text}) or a path on this computer ({where})."""
+        try:
+            if request.get("where"):
+                return self.load_path(files.confine(str(request["where"]), self.context.roots))
             text, name = str(request.get("text", "")), str(request.get("name", "the file"))
-            if len(text.encode()) > MAX_TOML_BYTES:
+            size = request.get("bytes")
+            if len(text.encode()) > MAX_TOML_BYTES or (isinstance(size, int) and size > MAX_TOML_BYTES):
                 raise OptionError(f"{name} is larger than 1 MiB; a file of settings is a few KiB")
             return self._filled(flat.parse_toml(text, name), name)
         except OptionError as err:
@@ -234,15 +246,20 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
                 stop = gr.Button("Stop", elem_id="kl-stop")
                 show = gr.Button("Print command", elem_id="kl-print")
                 check = gr.Button("Check data set", elem_id="kl-check")
-            board = form.part("desk", None, ("open_file", "save_file"), elem_id="kl-desk")
+            board = form.part("desk", None, elem_id="kl-desk")
             following = live.panel(context)
-    _wire(desk, _Parts(tuple(fieldsets), welcome, picker, board, following), {"start": start, "stop": stop, "print": show, "check": check})
+            keeper = form.part("keep", None, ("open_file", "save_file"))
+    _wire(
+        desk,
+        _Parts(tuple(fieldsets), welcome, picker, board, following, keeper),
+        {"start": start, "stop": stop, "print": show, "check": check},
+    )
     return TrainDoor(outputs=(board, tabs), fill=lambda config: (desk.load_path(config), gr.Tabs(selected="train")))
 
 
 def _is_used(group: str) -> bool:
     """Whether a kind of run has this accordion; one without options would only cost time."""
-    return any(form._group_of(run, field) == group for run in RUNS.values() for field in form.shown_fields(run).values())
+    return any(form.group_of(run, field) == group for run in RUNS.values() for field in form.shown_fields(run).values())
 
 
 @dataclass(frozen=True)
@@ -252,6 +269,7 @@ class _Parts:
     picker: gr.HTML
     board: gr.HTML
     following: gr.HTML
+    keeper: gr.HTML
 
 
 def _wire(desk: Desk, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
@@ -289,8 +307,8 @@ def _wire(desk: Desk, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
     on(buttons["stop"].click, lambda value: desk.stop(str((value or {}).get("run", ""))), board, following)
     on(buttons["check"].click, checked, board, inputs, queue=True)
     on(parts.welcome.start_demo, lambda: followed(desk.demo()), [board, following])
-    on(board.save_file, saved, board, inputs)
-    on(board.open_file, loaded, board)
+    on(parts.keeper.save_file, saved, board, inputs)
+    on(parts.keeper.open_file, loaded, board)
     on(picker.choose_preset, chosen, picker, inputs)
     on(picker.keep_preset, kept, [picker, board], inputs)
 

@@ -189,6 +189,20 @@ def test_a_file_with_mistakes_fills_what_it_can_and_names_the_rest(studio: Any, 
     expect(page.locator("#kl-learning_rate")).to_have_value("0.5")
 
 
+def test_a_file_that_cannot_be_settings_is_refused_and_changes_nothing(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    page = visit(studio.url).page
+    page.locator("#kl-network_dim").fill("21")
+    large = tmp_path / "model.toml"
+    large.write_bytes(b"#" * (2 << 20))
+    page.locator("#kl-load").set_input_files(large)
+    expect(page.locator(".kl-problems")).to_contain_text("larger than 1 MiB")
+    path = page.get_by_label("Path of a TOML file on the studio's computer")
+    path.fill("/etc/passwd")
+    path.press("Enter")
+    expect(page.locator(".kl-problems")).to_contain_text("does not end in .toml")
+    expect(page.locator("#kl-network_dim")).to_have_value("21")
+
+
 def test_the_draft_survives_a_reload_and_a_restart_of_the_studio(studios: Callable[..., Any], visit: Callable[..., Any]) -> None:
     studio = studios()
     visited = visit(studio.url, quiet=False)
