@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 from kohya_like.supervisor import JobSupervisor
 from tests.ui.standin_runs import ROOT, until
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
 PRESET = ROOT / "presets" / "sdxl_train_network" / "toy-star.toml"
 PATIENCE = 180_000
 """Milliseconds for what a training does; a busy machine needs a minute until the first step."""
@@ -132,7 +132,8 @@ def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(pla
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert any(name.startswith("lora_unet_") for name in header) and header["__metadata__"]
     (run,) = place.output_dir.glob("*-short")
-    assert Image.open(sorted((run / "samples").iterdir())[0]).size[0] >= 64
+    with Image.open(min((run / "samples").iterdir())) as preview:
+        assert preview.size[0] >= 64
 
 
 def test_a_person_without_a_mouse_starts_stops_and_resumes(place: Any, visit: Callable[..., Any]) -> None:
