@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from sd_scripts.toy.tokens import CLIP_MAX_TOKENS, clip_tokenizer
 
 LATENT_GRID = 16
 """Sides in pixels must be multiples of this: f8 latents, halved once inside the UNet."""
+
+OTHER_WORDS = ("star", "cross", "ring", "heart", "diamond", "moon", "arrow", "ellipse", "hexagon", "pentagon", "plus", "tree")
+"""Words that may stand for any shape while a base is trained: it learns that they say nothing about the shape."""
 
 _TEXT_WIDTHS = (32, 64)
 _TIME_WIDTH = 32  # of each of the six size and crop numbers
@@ -40,6 +43,9 @@ class SdxlSettings:
     """Pictures that are encoded once; half are square, a quarter each wide and tall."""
     dropout_fraction: float = 0.1
     """Fraction of captions that become "", which is what the pipeline encodes when nothing is asked for."""
+    other_word_fraction: float = 0.15
+    """Fraction of captions in which another word stands for the shape. A real text encoder tells a word it has no picture
+    for from those it has; without this, such a word is read as a circle, and a LoRA could not teach one without the other."""
     other_size_fraction: float = 0.3
     """Fraction of samples whose original size is up to doubled, as if the picture had been scaled down."""
 
@@ -178,7 +184,10 @@ def _batches(pools: tuple[Latents, ...], settings: SdxlSettings, seed: int) -> I
 def _sample(pool: Latents, settings: SdxlSettings, seed: int, number: int) -> tuple[Tensor, Tensor, Tensor, str, tuple[float, ...]]:
     rng = worlds.rng_for(seed, 3, number)
     index = int(rng.integers(len(pool.scenes)))
-    text = worlds.caption(pool.scenes[index], rng)
+    scene = pool.scenes[index]
+    if rng.random() < settings.other_word_fraction:
+        scene = replace(scene, shape=OTHER_WORDS[int(rng.integers(len(OTHER_WORDS)))])
+    text = worlds.caption(scene, rng)
     if rng.random() < settings.dropout_fraction:
         text = ""
     scale = rng.uniform(1, 2) if rng.random() < settings.other_size_fraction else 1.0
