@@ -136,16 +136,26 @@ class Runs:
         """All events of all runs."""
         return [event for folder in self.folders() for event in RunDirectory(folder).events()[0]]
 
-    def launch(self, processes: int, **options: Any) -> subprocess.CompletedProcess[str]:
-        """What users do: `accelerate launch`, here with several processes on a CPU."""
+    def launch(self, processes: int, **options: Any) -> subprocess.Popen[str]:
+        """What users do: `accelerate launch`, here with several processes on a CPU. Does not wait."""
         command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1"]
         command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "--num_cpu_threads_per_process", "1"]
         command += ["--multi_gpu"] if processes > 1 else []
         environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
+        return subprocess.Popen(
             [*command, str(SCRIPT), *self.arguments(**options)],
-            env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
-        )  # fmt: skip
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def launched(self, processes: int, **options: Any) -> RunDirectory:
+        """Trains to the end with `accelerate launch`."""
+        with self.launch(processes, **options) as started:
+            said = started.communicate(timeout=PATIENCE_SECONDS)[0]
+        assert started.returncode == 0, said[:4000]
+        return self.newest()
 
 
 LONG: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,7 @@ def difference(a: Path, b: Path) -> float:
 
 
 def test_two_processes_one_larger_batch_and_accumulation_train_the_same(runs: Any) -> None:
-    result = runs.launch(2, train_batch_size=1, **SAME)
-    assert result.returncode == 0, result.stderr[:4000]
-    two = runs.newest()
+    two = runs.launched(2, train_batch_size=1, **SAME)
     assert len(runs.folders()) == 1, "both processes write one folder"
     runs.output = runs.output.parent / "large"
     large = runs.train(train_batch_size=2, **SAME)
@@ -52,9 +51,20 @@ def test_two_processes_one_larger_batch_and_accumulation_train_the_same(runs: An
 
 
 def test_one_process_through_accelerate_launch_is_the_same_run(runs: Any) -> None:
-    result = runs.launch(1, max_train_steps=3)
-    assert result.returncode == 0, result.stderr[:4000]
-    launched = runs.newest()
+    launched = runs.launched(1, max_train_steps=3)
     runs.output = runs.output.parent / "direct"
     direct = runs.train(max_train_steps=3)
     assert (launched.path / "lora.safetensors").read_bytes() == (direct.path / "lora.safetensors").read_bytes()
+
+
+def test_both_processes_stop_after_the_same_step(runs: Any) -> None:
+    with runs.launch(2, train_batch_size=1, max_train_steps=5000, use_ema=True) as started:
+        end = time.monotonic() + 200
+        while not any(event["kind"] == "step" for event in runs.events()):
+            assert started.poll() is None and time.monotonic() < end
+            time.sleep(0.01)
+        runs.newest().request_stop()
+        said = started.communicate(timeout=200)[0]
+    assert started.returncode == 0, said[:4000]
+    last = runs.newest().events()[0][-1]
+    assert last["kind"] == "stopped" and (runs.newest().state / f"{last['step']:06d}" / "manifest.json").is_file()
