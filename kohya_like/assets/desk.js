@@ -94,7 +94,7 @@
   // ---- first visit
 
   parts.welcome = ({ root, props, trigger }) => {
-    const known = localStorage.getItem(DRAFT) !== null || localStorage.getItem(SEEN) !== null || (props.value || {}).runs;
+    const known = stored(DRAFT) !== null || stored(SEEN) !== null || (props.value || {}).runs;
     if (known) return;
     const card = make("section", { class: "kl-card kl-welcome", "aria-labelledby": "kl-welcome" });
     const close = () => {

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM_FLAGS = (
@@ -32,6 +32,8 @@ CHROMIUM_FLAGS = (
     "--disable-dev-shm-usage",
 )
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# A machine that trains beside the tests is slow to answer.
+expect.set_options(timeout=30_000)
 START_SECONDS = 90.0
 """Far above what a start takes; only a machine that is busy with other things comes near."""
 
