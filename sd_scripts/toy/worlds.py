@@ -224,6 +224,7 @@ def draw(scene: Scene, width: int, height: int, rng: np.random.Generator) -> Ima
 # Reading: find the shape, bring it to a standard size and place, compare with the outlines of all shapes.
 
 _ENLARGEMENT = 4
+_MAX_STRETCH = 1.15  # of one side; a slightly squeezed star still is a star, a bar is not a square
 _GRID = 40
 _GRID_PER_SIDE = 16.0  # grid cells along the side of a square with the shape's area
 _MIN_CONTRAST = 60.0  # RGB distance between shape and background below which nothing is there
@@ -232,6 +233,8 @@ _MAX_AREA_FRACTION = 0.40
 _MAX_SECOND_PART = 0.15
 _MIN_CONFIDENCE = 0.78
 _MIN_MARGIN = 0.02
+_MAX_STAR_SOLIDITY = 0.88  # of its convex hull; a pentagon has 1, our star 0.55
+_TIP_PROMINENCE = 1.2  # grid cells; a circle of the standard area has a radius of 9
 _MAX_COLOR_DISTANCE = 75.0
 _MIN_COLOR_LEAD = 12.0
 _PLACE_BORDERS = (0.4, 0.6)
@@ -253,9 +256,8 @@ def read(image: Image.Image) -> Reading:
     tint = np.median(pixels[part & (contrast > 0.8 * strongest)], axis=0)
     direction = (tint - background) / max(float(np.sum((tint - background) ** 2)), 1.0)
     alpha = np.clip((pixels - background) @ direction, 0, 1) * _grown(part)
-    confidence, margin, shape = _best_shape(alpha)
-    clear = confidence >= _MIN_CONFIDENCE and margin >= _MIN_MARGIN
-    return Reading(shape if clear else None, _color_of(tint), _place_of(part), confidence, margin)
+    shape, confidence, margin = _shape_of(alpha)
+    return Reading(shape, _color_of(tint), _place_of(part), confidence, margin)
 
 
 def _only_part(mask: np.ndarray) -> np.ndarray | None:
@@ -292,7 +294,8 @@ def _grown(mask: np.ndarray) -> np.ndarray:
     return grown
 
 
-def _best_shape(alpha: np.ndarray) -> tuple[float, float, str]:
+def _shape_of(alpha: np.ndarray) -> tuple[str | None, float, float]:
+    # Shape, confidence and margin.
     seen = _standard(alpha)
     best = {}
     for shape in SHAPES:
@@ -300,20 +303,76 @@ def _best_shape(alpha: np.ndarray) -> tuple[float, float, str]:
         overlap = np.minimum(masks, seen).sum(axis=1) / np.maximum(masks, seen).sum(axis=1)
         best[shape] = float(overlap.max())
     first, second = sorted(best, key=lambda name: -best[name])[:2]
-    return best[first], best[first] - best[second], first
+    confidence, margin = best[first], best[first] - best[second]
+    if confidence >= _MIN_CONFIDENCE and margin >= _MIN_MARGIN:
+        return first, confidence, margin
+    # An uneven star overlaps little with an even one, and anybody sees that it is a star: five tips, notches between.
+    num_tips, solidity = _tips(seen)
+    uneven_star = num_tips == 5 and solidity <= _MAX_STAR_SOLIDITY
+    return "star" if uneven_star else None, confidence, margin
+
+
+def _tips(standard: np.ndarray) -> tuple[int, float]:
+    # Number of tips, and the area as a fraction of its convex hull's. Both come from the outline seen from the centre.
+    grid = standard.reshape(_GRID, _GRID)
+    angles = np.arange(90) * (2 * math.pi / 90)
+    radii = np.arange(0, _GRID / 2 - 1, 0.25)[:, None]
+    rows, columns = (_GRID / 2 + radii * side(angles) for side in (np.sin, np.cos))
+    inside = grid[rows.astype(int), columns.astype(int)] > 0.5
+    reach = (inside * radii).max(axis=0)
+    num_tips, rising, last = 0, True, float(reach.max())
+    for value in np.roll(reach, -int(reach.argmax())).tolist():
+        # A tip counts once the outline has come down from it, and up to it, by the prominence.
+        if rising:
+            last = max(last, value)
+            if value < last - _TIP_PROMINENCE:
+                num_tips, rising, last = num_tips + 1, False, value
+        else:
+            last = min(last, value)
+            if value > last + _TIP_PROMINENCE:
+                rising, last = True, value
+    corners = np.stack([reach * np.cos(angles), reach * np.sin(angles)], axis=1)
+    return num_tips, _area(corners) / _area(_hull(corners))
+
+
+def _hull(corners: np.ndarray) -> np.ndarray:
+    # Convex hull (M, 2) of points (N, 2), by Andrew's monotone chain.
+    points = sorted({(x, y) for x, y in corners.tolist()})
+    chains = []
+    for ordered in (points, points[::-1]):
+        chain: list[tuple[float, float]] = []
+        for x, y in ordered:
+            while len(chain) > 1:
+                (x1, y1), (x2, y2) = chain[-2:]
+                if (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1) > 0:
+                    break
+                chain.pop()
+            chain.append((x, y))
+        chains += chain[:-1]
+    return np.array(chains)
 
 
 def _standard(alpha: np.ndarray) -> np.ndarray:
-    # A mask brought to the grid's centre and to a standard area, as a row of grid * grid numbers. A model blurs edges,
-    # and a star has the most edge: only what lies inside the half-way line counts.
+    # A mask brought to the grid's centre, to a standard area and out of any stretch, as a row of grid * grid numbers.
+    # A model blurs edges, and a star has the most edge: only what lies inside the half-way line counts.
     field = Image.fromarray(np.float32(alpha))
     fine = field.resize((field.width * _ENLARGEMENT, field.height * _ENLARGEMENT), Image.Resampling.BICUBIC)
     solid = np.asarray(fine) > 0.5
     ys, xs = np.nonzero(solid)
-    x, y = float(xs.mean()) + 0.5, float(ys.mean()) + 0.5
-    scale = math.sqrt(len(xs)) / _GRID_PER_SIDE
-    box = (scale, 0.0, x - scale * _GRID / 2, 0.0, scale, y - scale * _GRID / 2)
-    standard = Image.fromarray(np.float32(solid)).transform((_GRID, _GRID), Image.Transform.AFFINE, box, Image.Resampling.BILINEAR)
+    points = np.stack([xs, ys]) + 0.5
+    # All our shapes are as wide as high by their second moments; the root of these is the stretch to take out.
+    values, axes = np.linalg.eigh(np.cov(points))
+    roots = np.sqrt(values / math.sqrt(float(np.prod(values))))
+    roots = np.clip(roots, 1 / _MAX_STRETCH, _MAX_STRETCH)
+    a, b, d, e = (axes @ np.diag(roots) @ axes.T * math.sqrt(len(xs)) / _GRID_PER_SIDE).ravel().tolist()
+    x, y = points.mean(axis=1).tolist()
+    half = _GRID / 2
+    standard = Image.fromarray(np.float32(solid)).transform(
+        (_GRID, _GRID),
+        Image.Transform.AFFINE,
+        (a, b, x - (a + b) * half, d, e, y - (d + e) * half),
+        Image.Resampling.BILINEAR,
+    )
     return np.asarray(standard, dtype=np.float32).reshape(1, -1)
 
 
@@ -324,6 +383,12 @@ def _standard_masks(shape: str) -> np.ndarray:
     variants = [_star(inner) for inner in _STAR_INNER_RADII] if shape == "star" else [outline(shape)]
     turns = np.arange(0.0, symmetry_degrees, 4.0)
     return np.concatenate([_standard(coverage(turned(corners, turn) * 24 + 40, 80, 80)) for corners in variants for turn in turns])
+
+
+def _area(corners: np.ndarray) -> float:
+    # The shoelace formula.
+    following = np.roll(corners, -1, axis=0)
+    return abs(float((corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]).sum())) / 2
 
 
 def _color_of(rgb: np.ndarray) -> str | None:

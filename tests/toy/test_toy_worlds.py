@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from sd_scripts.toy import measure, worlds
 from sd_scripts.toy.worlds import Scene
@@ -36,6 +36,28 @@ def test_the_scorer_sees_a_shape_however_it_is_turned(shape):
         mask = worlds.coverage(corners, 64, 64)[..., None]
         picture = Image.fromarray(np.uint8(250 * (1 - mask) + np.array([40, 75, 215]) * mask))
         assert worlds.read(picture).shape_is(shape), degrees
+
+
+def _polygon_picture(corners: np.ndarray) -> Image.Image:
+    mask = worlds.coverage(corners * 15 + (32, 32), 64, 64)[..., None]
+    return Image.fromarray(np.uint8(250 * (1 - mask) + np.array([40, 75, 215]) * mask))
+
+
+def test_uneven_and_blunt_stars_are_stars():
+    read_as_star = 0
+    for number in range(40):
+        rng = worlds.rng_for(9, number)
+        corners = worlds.outline("star") * rng.uniform(0.75, 1.1, size=(10, 1)) * rng.uniform(0.85, 1.1, size=2)
+        picture = _polygon_picture(corners).filter(ImageFilter.GaussianBlur(1.2))
+        read_as_star += worlds.read(picture).shape_is("star")
+    assert read_as_star >= 38
+
+
+@pytest.mark.parametrize("num_corners", [3, 4, 5, 6, 8])
+def test_a_regular_polygon_is_no_star(num_corners):
+    angles = np.arange(num_corners) * (2 * np.pi / num_corners)
+    reading = worlds.read(_polygon_picture(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
+    assert not reading.shape_is("star")
 
 
 def test_a_reading_answers_questions():
