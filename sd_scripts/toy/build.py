@@ -107,6 +107,16 @@ def build(plan: Plan) -> dict[str, object]:
     return record
 
 
+def score_again(folder: Path, num_prompts: int) -> None:
+    """Measures a stored base anew, with the world's reader and the drawing of today, and puts it into its BUILD.json."""
+    path = folder / "BUILD.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["scores"] = score_base(folder, num_prompts)
+    aside = path.with_name(".BUILD.json.new")
+    _write_json(aside, record)
+    aside.replace(path)
+
+
 def existing_vae() -> Path | None:
     """The VAE of a base that is already built, so that families share one; None when there is none."""
     return next((folder for folder in sorted(BASES.glob("*/vae")) if (folder / "config.json").exists()), None)
@@ -190,6 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--train_vae", action="store_true", help="train a new VAE in any case")
     parser.add_argument("--num_vae_steps", type=int, help="training steps of a new VAE")
     parser.add_argument("--num_prompts", type=int, default=200, help="prompts of each kind to score the base with")
+    parser.add_argument("--score_only", action="store_true", help="build nothing; measure the stored base again")
     parser.add_argument("--num_threads", type=int, default=1, help="CPU threads; other numbers change the last bits")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -198,9 +209,13 @@ def main(arguments: list[str] | None = None) -> None:
     import torch
 
     torch.set_num_threads(options.num_threads)
+    out = options.out or BASES / options.family
+    if options.score_only:
+        score_again(out, options.num_prompts)
+        return
     plan = Plan(
         family=options.family,
-        out=options.out or BASES / options.family,
+        out=out,
         seed=options.seed,
         num_steps=options.num_steps,
         vae=None if options.train_vae else options.vae or existing_vae(),

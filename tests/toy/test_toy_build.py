@@ -33,15 +33,24 @@ def test_a_build_leaves_a_loadable_pipeline_and_its_record(plan, record):
 
 def test_the_same_seed_builds_the_same_weights_and_the_vae_can_be_reused(plan, record, tmp_path):
     again = Plan("sdxl", tmp_path / "again", seed=3, num_steps=3, num_vae_steps=3, num_prompts=3)
-    build.build(again)
+    again_record = build.build(again)
     for path in plan.out.rglob("*.safetensors"):
         assert path.read_bytes() == (again.out / path.relative_to(plan.out)).read_bytes(), path.name
     reused = Plan("sdxl", tmp_path / "again", seed=4, num_steps=3, vae=again.out / "vae", num_prompts=3)
-    assert build.build(reused)["vae"] == record["vae"]
+    assert build.build(reused)["vae"] == again_record["vae"]
     stored = "vae/diffusion_pytorch_model.safetensors"
     assert (reused.out / stored).read_bytes() == (plan.out / stored).read_bytes()
     stored = "unet/diffusion_pytorch_model.safetensors"
     assert (reused.out / stored).read_bytes() != (plan.out / stored).read_bytes()
+
+
+def test_a_stored_base_can_be_measured_again(plan, record):
+    build.score_again(plan.out, 4)
+    again = json.loads((plan.out / "BUILD.json").read_text(encoding="utf-8"))
+    assert again["scores"]["old"]["num"] == 4
+    assert again | {"scores": None} == record | {"scores": None}
+    build.score_again(plan.out, plan.num_prompts)
+    assert json.loads((plan.out / "BUILD.json").read_text(encoding="utf-8")) == record
 
 
 def test_a_base_that_is_too_large_does_not_replace_the_old_one(plan, record, tmp_path, monkeypatch):
