@@ -158,6 +158,7 @@ def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
             _write_json(path, content)
     for path in folder.rglob("*"):
         if path.is_file():
+            path.chmod(0o644)  # safetensors leaves its files to their owner alone
             _sync(path)
 
 
