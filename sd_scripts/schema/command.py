@@ -23,12 +23,22 @@ def launch_command(options: RunOptions, run_dir: Path | None = None, config: Pat
     if config is None and run_dir is not None:
         config = run_dir / "config.toml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
-    command += ["--dynamo_backend", "no", "--num_cpu_threads_per_process", str(os.cpu_count() or 1), str(SCRIPTS / options.script)]
+    command += ["--dynamo_backend", "no", "--num_cpu_threads_per_process", cpu_threads(), str(SCRIPTS / options.script)]
     if config is not None:
         command += ["--config_file", str(config)]
     if run_dir is not None:
         command += ["--run_dir", str(run_dir)]
     return command
+
+
+def cpu_threads() -> str:
+    """Threads of a training process on the CPU: OMP_NUM_THREADS where the person has set it, else one core less than there are.
+
+    Threads that share their work evenly wait for the slowest: when all cores are taken, any other program (a browser that watches the
+    run) makes a step up to 100 times slower.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return asked if asked.isdigit() and int(asked) > 0 else str(max(1, (os.cpu_count() or 1) - 1))
 
 
 def shown(command: list[str], shell: str = "sh") -> str:

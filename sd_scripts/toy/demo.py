@@ -101,7 +101,7 @@ def demonstrate(output_dir: Path, num_pictures: int) -> Path:
     import torch
 
     from sd_scripts.library import families
-    from sd_scripts.library.networks import files
+    from sd_scripts.library.networks import merge_into
 
     log.info("rendering the same prompts and seeds before and after")
     family = families.family("sdxl")
@@ -109,7 +109,7 @@ def demonstrate(output_dir: Path, num_pictures: int) -> Path:
     render = renderer(family, parts, options.samples.sample_steps, options.samples.sample_cfg_scale)
     tasks = {"star": measure.prompts("star", num_pictures, seed=1), "old": measure.prompts("old", num_pictures, seed=1)}
     before = {kind: measure.render_tasks(render, chosen) for kind, chosen in tasks.items()}
-    files.merge_into(parts, file, 1.0)
+    merge_into(parts, file, 1.0)
     after = {kind: measure.render_tasks(render, chosen) for kind, chosen in tasks.items()}
 
     rows = [(tasks[k][i].prompt, before[k][i], after[k][i]) for k in tasks for i in range(min(SHOWN, num_pictures))]
