@@ -12,7 +12,6 @@ from types import ModuleType
 QUIET = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
     "DO_NOT_TRACK": "1",
     "GRADIO_RUN_HISTORY": "False",
 }

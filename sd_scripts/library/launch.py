@@ -12,7 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
@@ -20,8 +22,12 @@ from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS, RunOptions
 
+from .errors import TrainingError
 from .schedules import factor_at, key_values
 from .stopping import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from .session import Session
 
 log = logging.getLogger("sd_scripts")
 
@@ -33,6 +39,8 @@ def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
     try:
         asked = flat.parse_cli(run, arguments)
         check_early(asked.options)
+        # The configuration that a run folder keeps must mean the same when a studio in another folder goes on with it.
+        asked = replace(asked, options=flat.with_absolute_paths(asked.options))
     except OptionError as err:
         _log_refusal(arguments, err)
         if _rank() == 0:
@@ -133,7 +141,7 @@ def start(asked: flat.Invocation) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     logging.basicConfig(level=logging.INFO if _rank() == 0 else logging.ERROR, format="%(message)s", stream=sys.stderr)
     stop = StopRequest(RunDirectory(asked.run_dir) if asked.run_dir is not None and asked.run_dir.is_dir() else None)
-    session = None
+    session: Session | None = None
     try:
         with stop.listening():
             from .session import Session
@@ -154,40 +162,46 @@ def start(asked: flat.Invocation) -> int:
             session.close()
 
 
-def _stopped(session: object) -> int:
-    from .session import Session
-
-    if isinstance(session, Session):
-        session.last_word("stopped", text="stopped before a training step was under way; what is cached stays")
+def _stopped(session: Session | None) -> int:
+    if session is not None:
+        session.last_word("stopped", text=session.closing or "stopped; what is cached and saved stays")
     log.info("stopped")
     return 0
 
 
-def _failed(session: object, err: Exception, asked: flat.Invocation) -> int:
+def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> int:
     """The sentence on the console, the `failed` event, and the exit code of an error."""
-    from .errors import TrainingError
-    from .remedies import is_out_of_memory
-    from .session import Session
-
-    own = session if isinstance(session, Session) else None
+    text, remedy, code, everywhere = _one_line(err), "the whole error is in console.log; please report it", 1, False
     if isinstance(err, OptionError):
         text, remedy, code = str(err), "change these options and start again", 2
         if _rank() == 0:
             sys.stderr.write(f"{asked.options.script}: nothing was trained:\n" + "".join(f"  - {problem}\n" for problem in err.problems))
-    elif is_out_of_memory(err):
-        text = "the device has no memory left"
-        remedy, code = own.levers() if own is not None else "a smaller model", 1
+    elif isinstance(err, ImportError):
+        # Nothing below may be importable then either.
+        remedy = "bash setup.sh doctor names the package that is wrong, bash setup.sh install brings it back"
+        log.error("a package this needs cannot be imported; %s", remedy, exc_info=err)
+    elif _is_out_of_memory(err):
+        text, everywhere = "the device has no memory left", True
+        remedy = session.levers() if session is not None else "a smaller model"
         sys.stderr.write(f"{text}. What would help most: {remedy}\n")
         log.debug("out of memory", exc_info=err)
     elif isinstance(err, TrainingError):
-        text, remedy, code = str(err), "", 1
+        text, remedy = str(err), ""
         sys.stderr.write(f"{text}\n")
     else:
-        text, remedy, code = _one_line(err), "the whole error is in console.log; please report it", 1
         log.error("unexpected error", exc_info=err)
-    if own is not None and (_rank() == 0 or is_out_of_memory(err)):
-        own.last_word("failed", text=text, remedy=remedy)
+    if session is not None and (_rank() == 0 or everywhere):
+        session.last_word("failed", text=text, remedy=remedy)
+    elif session is None and _rank() == 0 and asked.run_dir is not None and asked.run_dir.is_dir():
+        with suppress(OSError):
+            RunDirectory(asked.run_dir).log("failed", step=0, text=text, remedy=remedy)
     return code
+
+
+def _is_out_of_memory(err: Exception) -> bool:
+    from .remedies import is_out_of_memory
+
+    return is_out_of_memory(err)
 
 
 def _one_line(err: BaseException) -> str:

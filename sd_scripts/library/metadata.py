@@ -38,6 +38,8 @@ class DatasetFacts:
     num_reg_images: int = 0
     num_validation_images: int = 0
     num_batches_per_epoch: int = 0
+    global_batch: int = 0
+    """Samples of an optimizer step, over all processes and accumulated batches."""
     num_epochs: int = 0
     dataset_hash: str = ""
     subsets: tuple[tuple[int, int], ...] = ()
@@ -219,7 +221,7 @@ def _dataset(options: RunOptions, facts: DatasetFacts) -> dict[str, str]:
         "num_batches_per_epoch": facts.num_batches_per_epoch,
         "num_epochs": facts.num_epochs,
         "batch_size_per_device": dataset.train_batch_size,
-        "total_batch_size": dataset.train_batch_size * options.training.gradient_accumulation_steps,
+        "total_batch_size": facts.global_batch,
         "resolution": f"({width}, {height})",
         "enable_bucket": dataset.enable_bucket,
         "bucket_no_upscale": dataset.bucket_no_upscale,

@@ -496,6 +496,7 @@ def dataset_facts(plan: plans.Plan, total_steps: int) -> DatasetFacts:
         num_reg_images=described["regularisation"],
         num_validation_images=described["validation"],
         num_batches_per_epoch=plan.steps_of_epochs(1),
+        global_batch=plan.global_batch_size,
         num_epochs=plan.epoch_of(total_steps - 1) + 1,
         dataset_hash=plan.dataset_hash,
         subsets=tuple((plan.subsets[number].repeats, count) for number, count in sorted(members.items())),

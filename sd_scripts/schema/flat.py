@@ -307,7 +307,8 @@ def with_absolute_paths(options: RunOptions) -> RunOptions:
     values = flatten(options)
     for name, value in values.items():
         made = name in ("output_dir", "cache_dir")
-        if known[name].show.kind in ("folder", "file") and isinstance(value, str) and (made or Path(value).exists()):
+        built_in = isinstance(value, str) and (value in known[name].show.suggestions or value.startswith("toy:"))
+        if known[name].show.kind in ("folder", "file") and isinstance(value, str) and not built_in and (made or Path(value).exists()):
             values[name] = str(Path(value).absolute())
     if values == flatten(options):
         return options

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +141,24 @@ def test_text_encoders_train_with_live_captions_and_held_out_pictures_are_measur
     with safe_open(run.path / "lora.safetensors", "pt") as file:
         ups = [file.get_tensor(name).abs().max() for name in file.keys() if name.startswith("lora_te1") and "lora_up" in name]  # noqa: SIM118
     assert max(ups) > 0, "the first text encoder moved"
+
+
+def test_a_package_that_cannot_be_imported_is_a_sentence_and_a_last_event(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text('raise ImportError("its libraries are missing")')
+    (tmp_path / "run").mkdir()
+    script = Path(__file__).parents[2] / "sd_scripts" / "sdxl_train_network.py"
+    command = [
+        sys.executable,
+        str(script),
+        "--pretrained_model_name_or_path=toy",
+        "--train_data_dir=toy:star",
+        f"--run_dir={tmp_path / 'run'}",
+    ]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path
+    )
+    assert ended.returncode == 1
+    assert "doctor" in ended.stderr
+    last = RunDirectory(tmp_path / "run").events()[0][-1]
+    assert last["kind"] == "failed" and "its libraries are missing" in last["text"]
