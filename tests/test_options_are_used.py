@@ -12,6 +12,8 @@ from sd_scripts.schema.runs import RUNS
 
 ENGINE = Path(__file__).parents[1] / "sd_scripts"
 READERS = [file for folder in ("library", "dataset") for file in (ENGINE / folder).rglob("*.py")]
+# Prompts are read by a module that the page uses too.
+READERS.append(ENGINE / "schema" / "prompts.py")
 
 
 def read_attributes() -> set[str]:

@@ -27,7 +27,7 @@ DATASETS = {
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
 
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 _RECORD = "dataset.json"
 
 # Half of the pictures have twice the sides a base works at, so that resizing into aspect buckets is real.
@@ -60,7 +60,7 @@ def write_dataset(name: str, folder: Path) -> ToyDataset:
 def _files(name: str) -> dict[str, bytes]:
     # Relative path -> content.
     if name == "star":
-        return _pictures("train/1_star", _stars(24), 11) | _pictures("reg/1_shape", _old_scenes(60), 12)
+        return _pictures("train/3_star", _stars(24), 11) | _pictures("reg/1_shape", _old_scenes(60), 12)
     if name == "shapes":
         return _pictures("train/1_shape", _old_scenes(64), 13)
     close = difflib.get_close_matches(name, DATASETS, n=1)

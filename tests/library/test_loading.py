@@ -356,6 +356,7 @@ def test_pickle_files_are_refused(tmp_path, suffix):
 
 def test_a_hub_id_that_is_neither_cached_nor_reachable_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     text = sentence("someone/model")
     assert "there is no folder someone/model here" in text and "the hub cannot be reached" in text
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -22,7 +22,8 @@ NUM_PICTURES = 64
 def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="demo")
     picture = demo.demonstrate(tmp_path, num_pictures=4)
-    assert Image.open(picture).size[0] > 400
+    with Image.open(picture) as sheet:
+        assert sheet.width > 400
     said = caplog.text
     assert "before and after" in said and str(picture.resolve()) in said
 

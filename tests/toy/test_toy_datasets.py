@@ -40,7 +40,7 @@ def test_captions_say_what_the_pictures_show(name, tmp_path):
 
 def test_stars_come_in_all_colours_and_places_and_regularisation_has_none(tmp_path):
     written = write_dataset("star", tmp_path / "star")
-    stars, pictures = _load(written.train_data_dir / "1_star")
+    stars, pictures = _load(written.train_data_dir / "3_star")
     assert len(set(stars)) == len(stars) == 24
     assert {scene.shape for scene in stars} == {"star"}
     assert {scene.color for scene in stars} == set(worlds.COLORS)
