@@ -9,7 +9,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
@@ -20,6 +19,7 @@ from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdxlModelOptions
+from tests.small_models import pipeline_of
 
 SDXL = family("sdxl")
 CPU = torch.device("cpu")
@@ -46,17 +46,7 @@ def tiny() -> Parts:
 def saved(tiny, tmp_path_factory) -> Path:
     """The tiny model as diffusers itself writes it."""
     folder = tmp_path_factory.mktemp("models") / "tiny-xl"
-    StableDiffusionXLPipeline(
-        vae=tiny.vae,
-        text_encoder=tiny.text_encoders["te1"],
-        text_encoder_2=tiny.text_encoders["te2"],
-        tokenizer=tiny.tokenizers["te1"],
-        tokenizer_2=tiny.tokenizers["te2"],
-        unet=tiny.backbone,
-        scheduler=EulerDiscreteScheduler.from_config(tiny.scheduler_config),
-        force_zeros_for_empty_prompt=False,
-        add_watermarker=False,
-    ).save_pretrained(folder)
+    pipeline_of(tiny, force_zeros_for_empty_prompt=False).save_pretrained(folder)
     return folder
 
 

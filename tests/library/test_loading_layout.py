@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers import StableDiffusionXLPipeline
 from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, convert_ldm_vae_checkpoint, infer_diffusers_model_type
 from safetensors.torch import load_file
 
@@ -13,6 +13,7 @@ import sd_scripts.toy
 from sd_scripts.library.families import family
 from sd_scripts.library.loading import original, sdxl
 from sd_scripts.schema.model import SdxlModelOptions
+from tests.small_models import pipeline_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
 
@@ -75,16 +76,7 @@ def test_known_places_of_the_published_file(full_size):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_diffusers_loads_our_single_file_without_any_difference(tmp_path: Path, dtype):
     parts = family("sdxl").tiny()
-    StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders["te1"],
-        text_encoder_2=parts.text_encoders["te2"],
-        tokenizer=parts.tokenizers["te1"],
-        tokenizer_2=parts.tokenizers["te2"],
-        unet=parts.backbone,
-        scheduler=EulerDiscreteScheduler.from_config(parts.scheduler_config),
-        add_watermarker=False,
-    ).save_pretrained(tmp_path)
+    pipeline_of(parts).save_pretrained(tmp_path)
     file = tmp_path / "one.safetensors"
     sdxl.save_single_file(parts, file, dtype)
     theirs = StableDiffusionXLPipeline.from_single_file(str(file), config=str(tmp_path), local_files_only=True, torch_dtype=torch.float32)

@@ -30,24 +30,15 @@ PATIENCE_SECONDS = 240.0
 @pytest.fixture(scope="session")
 def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny SDXL as a diffusers folder, as users have them."""
-    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
     from diffusers.utils import logging as diffusers_logging
 
     from sd_scripts.library.families import family
+    from tests.small_models import pipeline_of
 
     diffusers_logging.disable_progress_bar()
     folder = tmp_path_factory.mktemp("base") / "tiny"
     parts = family("sdxl").tiny()
-    StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders["te1"],
-        text_encoder_2=parts.text_encoders["te2"],
-        tokenizer=parts.tokenizers["te1"],
-        tokenizer_2=parts.tokenizers["te2"],
-        unet=parts.backbone,
-        scheduler=EulerDiscreteScheduler.from_config(parts.scheduler_config),
-        add_watermarker=False,
-    ).save_pretrained(folder)
+    pipeline_of(parts).save_pretrained(folder)
     return folder
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers import StableDiffusionXLPipeline
 
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import Network, attach
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.network import NetworkOptions
+from tests.small_models import pipeline_of
 
 FAMILY = Sdxl()
 
@@ -31,7 +32,7 @@ def shaken(network: Network, seed: int = 1) -> Network:
 
 def render(parts: Parts, prompt: str = "a red star") -> torch.Tensor:
     """A picture (1, 3, 64, 64) in [0, 1] by diffusers' own pipeline."""
-    return picture(pipeline(parts), prompt)
+    return picture(pipeline_of(parts), prompt)
 
 
 @torch.no_grad()
@@ -46,21 +47,6 @@ def outputs(parts: Parts, seed: int = 2) -> torch.Tensor:
     ids = torch.randint(0, 500, (2, 12), generator=rng)
     found += [encoder(ids, output_hidden_states=True).hidden_states[-2] for encoder in parts.text_encoders.values()]
     return torch.cat([values.flatten() for values in found])
-
-
-def pipeline(parts: Parts) -> StableDiffusionXLPipeline:
-    pipe = StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders["te1"],
-        text_encoder_2=parts.text_encoders["te2"],
-        tokenizer=parts.tokenizers["te1"],
-        tokenizer_2=parts.tokenizers["te2"],
-        unet=parts.backbone,
-        scheduler=EulerDiscreteScheduler.from_config(parts.scheduler_config),
-        add_watermarker=False,
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 @torch.no_grad()

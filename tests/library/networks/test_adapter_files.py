@@ -20,7 +20,8 @@ from sd_scripts.library.protocols import Parts
 from sd_scripts.library.safetensors_file import read_file, serialise
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
-from tests.library.networks.adapters_in_small import attached, outputs, picture, pipeline, shaken
+from tests.library.networks.adapters_in_small import attached, outputs, picture, shaken
+from tests.small_models import pipeline_of
 
 LAYOUTS = ("kohya", "diffusers")
 
@@ -54,11 +55,11 @@ def test_diffusers_paints_the_same_picture_from_the_file_as_the_trained_model(
     network = shaken(attached(parts, options_for("lora", **VARIANTS[variant])))
     file = tmp_path / "lora.safetensors"
     export(network, parts, file, save_model_as=layout, precision="float")
-    fresh = pipeline(twin)
+    fresh = pipeline_of(twin)
     before = picture(fresh)
     fresh.load_lora_weights(file)
     after = picture(fresh)
-    assert (picture(pipeline(parts)) - after).abs().max() < 1e-4
+    assert (picture(pipeline_of(parts)) - after).abs().max() < 1e-4
     assert (before - after).abs().max() > 1e-2
 
 
@@ -66,11 +67,11 @@ def test_diffusers_paints_the_same_picture_from_a_dora_file(parts: Parts, twin: 
     network = shaken(attached(parts, options_for("dora", rank_stabilized=True)))
     file = tmp_path / "dora.safetensors"
     export(network, parts, file, save_model_as="diffusers", precision="float")
-    fresh = pipeline(twin)
+    fresh = pipeline_of(twin)
     before = picture(fresh)
     fresh.load_lora_weights(file)
     after = picture(fresh)
-    assert (picture(pipeline(parts)) - after).abs().max() < 1e-4
+    assert (picture(pipeline_of(parts)) - after).abs().max() < 1e-4
     assert (before - after).abs().max() > 1e-2
 
 

@@ -1,0 +1,24 @@
+"""Small models as diffusers' own pipeline, for comparing with it and for writing them to folders."""
+
+from __future__ import annotations
+
+from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+
+from sd_scripts.library.protocols import Parts
+
+
+def pipeline_of(parts: Parts, force_zeros_for_empty_prompt: bool = True) -> StableDiffusionXLPipeline:
+    """The parts of an SDXL model in diffusers' pipeline; the networks are shared, not copied."""
+    pipeline = StableDiffusionXLPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders["te1"],
+        text_encoder_2=parts.text_encoders["te2"],
+        tokenizer=parts.tokenizers["te1"],
+        tokenizer_2=parts.tokenizers["te2"],
+        unet=parts.backbone,
+        scheduler=EulerDiscreteScheduler.from_config(parts.scheduler_config),
+        force_zeros_for_empty_prompt=force_zeros_for_empty_prompt,
+        add_watermarker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
