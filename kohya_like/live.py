@@ -30,7 +30,7 @@ from sd_scripts.schema.errors import OptionError
 from . import causes, console, look, monitor
 from .context import Context
 from .gpu import GpuCache, ProcessUsage
-from .supervisor import Job, JobSupervisor
+from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
 FOLD_BYTES = 4 << 20
 """A poll reads at most this much of an event log; the page asks again at once while there is more."""
@@ -299,7 +299,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
 
     def stop(request: Request, job: Job) -> Response:
         now = request.query_params.get("now") == "1"
-        live.stop(job, grace_seconds=0.0 if now else 120.0)
+        live.stop(job, grace_seconds=0.0 if now else GRACE_SECONDS)
         return JSONResponse({"state": "stopping"})
 
     def resume(_request: Request, job: Job) -> Response:

@@ -33,6 +33,8 @@ State = Literal["queued", "running", "finished", "stopped", "failed", "died"]
 ENDED = ("finished", "stopped", "failed", "died")
 RUNNER = Path(__file__).with_name("runner.py")
 _ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+GRACE_SECONDS = 120.0
+"""A run that is asked to stop gets this long to finish its step."""
 SAVING_GRACE_SECONDS = 900.0
 """A run that is writing its state when the grace period ends gets this long to finish it."""
 CLAIM_SECONDS = 30.0
@@ -292,7 +294,7 @@ class JobSupervisor:
             elif now.state == "running":
                 now.run.request_stop()
 
-    def stop(self, job: Job, grace_seconds: float = 30.0) -> None:
+    def stop(self, job: Job, grace_seconds: float = GRACE_SECONDS) -> None:
         """Stops a run: a stop file, the grace period, then terminate and kill for every process that carries its run id.
 
         Waits for the end. Raises TimeoutError naming the processes that cannot be ended.

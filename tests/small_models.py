@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers import EulerDiscreteScheduler, SchedulerMixin, StableDiffusionXLPipeline
 
 from sd_scripts.library.protocols import Parts
 
 
-def pipeline_of(parts: Parts, force_zeros_for_empty_prompt: bool = True) -> StableDiffusionXLPipeline:
+def pipeline_of(
+    parts: Parts, scheduler: SchedulerMixin | None = None, force_zeros_for_empty_prompt: bool | None = None
+) -> StableDiffusionXLPipeline:
     """The parts of an SDXL model in diffusers' pipeline; the networks are shared, not copied."""
+    if force_zeros_for_empty_prompt is None:
+        force_zeros_for_empty_prompt = parts.settings["force_zeros_for_empty_prompt"]
     pipeline = StableDiffusionXLPipeline(
         vae=parts.vae,
         text_encoder=parts.text_encoders["te1"],
@@ -16,7 +20,7 @@ def pipeline_of(parts: Parts, force_zeros_for_empty_prompt: bool = True) -> Stab
         tokenizer=parts.tokenizers["te1"],
         tokenizer_2=parts.tokenizers["te2"],
         unet=parts.backbone,
-        scheduler=EulerDiscreteScheduler.from_config(parts.scheduler_config),
+        scheduler=scheduler or EulerDiscreteScheduler.from_config(parts.scheduler_config),
         force_zeros_for_empty_prompt=force_zeros_for_empty_prompt,
         add_watermarker=False,
     )

@@ -26,8 +26,6 @@ Answer = dict[str, Any]
 """What the desk shows next; form.js draws it. `seq` makes two equal answers different, so that both are shown."""
 
 MAX_TOML_BYTES = 1 << 20
-GRACE_SECONDS = 120.0
-"""A run that was asked to stop gets this long to finish its step before it is ended."""
 PRINTED = ".printed"
 """Folder inside the folder of runs for the files that printed commands name."""
 
@@ -121,7 +119,7 @@ class Desk:
 
     def _end(self, job: Job) -> None:
         try:
-            self.context.supervisor.stop(job, GRACE_SECONDS)
+            self.context.supervisor.stop(job)
         except TimeoutError as err:
             job.run.log("warning", text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device.")
 

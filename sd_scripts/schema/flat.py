@@ -308,7 +308,10 @@ def with_absolute_paths(options: RunOptions) -> RunOptions:
     for name, value in values.items():
         made = name in ("output_dir", "cache_dir")
         built_in = isinstance(value, str) and (value in known[name].show.suggestions or value.startswith("toy:"))
-        if known[name].show.kind in ("folder", "file") and isinstance(value, str) and not built_in and (made or Path(value).exists()):
+        # A text may be the path of a file with the text.
+        text_file = known[name].show.kind == "text" and isinstance(value, str) and value.endswith((".txt", ".toml", ".json"))
+        is_path = known[name].show.kind in ("folder", "file") or (text_file and "\n" not in value)
+        if is_path and isinstance(value, str) and not built_in and (made or Path(value).exists()):
             values[name] = str(Path(value).absolute())
     if values == flatten(options):
         return options

@@ -271,13 +271,15 @@ def test_every_option_name_of_kohyas_tools_is_known_or_answered(name: str) -> No
 
 def test_paths_of_a_kept_configuration_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pictures").mkdir()
+    (tmp_path / "prompts.txt").write_text("a cat")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    values = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "output_dir": "runs"}
+    values = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "output_dir": "runs", "sample_prompts": "prompts.txt"}
     options = with_absolute_paths(build(SdxlNetwork, values))
     assert flatten(options) == flatten(build(SdxlNetwork, values)) | {
         "train_data_dir": str(tmp_path / "pictures"),
         "output_dir": str(tmp_path / "runs"),
+        "sample_prompts": str(tmp_path / "prompts.txt"),
     }
     assert with_absolute_paths(options) is options
     assert build(SdxlNetwork, values | {"train_data_dir": "~/pictures"}).dataset.train_data_dir == str(tmp_path / "pictures")

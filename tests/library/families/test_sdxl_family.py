@@ -4,11 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from diffusers import (
-    EulerDiscreteScheduler,
-    StableDiffusionXLPipeline,
-)
-from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch.testing import assert_close
 
 from sd_scripts.library import diffusion
@@ -19,6 +14,7 @@ from sd_scripts.library.protocols import Geometry, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdxlModelOptions
 from sd_scripts.schema.samples import SAMPLERS
+from tests.small_models import pipeline_of
 
 SDXL = family_of("sdxl")
 GENERATOR = torch.Generator()
@@ -37,23 +33,6 @@ def of_kind(parts: Parts, prediction_type: str, zero_terminal_snr: bool = False)
     return replace(parts, scheduler_config=config, path=diffusion.path_of(config), kind=diffusion.kind_of(config))
 
 
-def pipeline(parts: Parts, scheduler: SchedulerMixin | None = None) -> StableDiffusionXLPipeline:
-    """diffusers' pipeline of these parts, and nothing of ours."""
-    made = StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders["te1"],
-        text_encoder_2=parts.text_encoders["te2"],
-        tokenizer=parts.tokenizers["te1"],
-        tokenizer_2=parts.tokenizers["te2"],
-        unet=parts.backbone,
-        scheduler=scheduler or EulerDiscreteScheduler.from_config(parts.scheduler_config),
-        force_zeros_for_empty_prompt=parts.settings["force_zeros_for_empty_prompt"],
-        add_watermarker=False,
-    )
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
 def text_condition(parts: Parts, prompt: str, width: int, height: int) -> list[dict[str, torch.Tensor]]:
     size = SDXL.size_condition(Geometry((width, height), (0, 0), (width, height)))
     with torch.no_grad():
@@ -63,7 +42,7 @@ def text_condition(parts: Parts, prompt: str, width: int, height: int) -> list[d
 def test_prompts_are_encoded_as_the_pipeline_encodes_them(parts):
     captions = ["a red star, very nice", "", "Ünïcode ☂ (brackets) [too]", "a long caption " * 30]
     with torch.no_grad():
-        expected, _, pooled, _ = pipeline(parts).encode_prompt(captions, do_classifier_free_guidance=False)
+        expected, _, pooled, _ = pipeline_of(parts).encode_prompt(captions, do_classifier_free_guidance=False)
         got = SDXL.encode_prompts(parts, captions)
     assert_close(torch.stack([c["prompt_embeds"] for c in got]), expected, atol=1e-6, rtol=0)
     assert_close(torch.stack([c["pooled"] for c in got]), pooled, atol=1e-6, rtol=0)
@@ -71,7 +50,7 @@ def test_prompts_are_encoded_as_the_pipeline_encodes_them(parts):
 
 def test_the_size_condition_is_the_pipelines(parts):
     ids = SDXL.size_condition(Geometry(original=(1200, 800), crop=(16, 32), target=(1024, 768)))["time_ids"]
-    expected = pipeline(parts)._get_add_time_ids((800, 1200), (32, 16), (768, 1024), torch.float32, text_encoder_projection_dim=20)
+    expected = pipeline_of(parts)._get_add_time_ids((800, 1200), (32, 16), (768, 1024), torch.float32, text_encoder_projection_dim=20)
     assert torch.equal(ids, expected[0])
 
 
@@ -140,7 +119,7 @@ def test_a_network_in_half_precision_denoises_float_latents(parts):
 def test_one_euler_step_through_denoise_is_one_step_of_the_pipeline(parts, kind, zero_snr):
     parts = of_kind(parts, kind, zero_snr)
     seen: list[torch.Tensor] = []
-    pipe = pipeline(parts)
+    pipe = pipeline_of(parts)
     pipe(
         "a star",
         width=64,
@@ -168,7 +147,7 @@ def test_one_euler_step_through_denoise_is_one_step_of_the_pipeline(parts, kind,
 def test_one_euler_step_of_a_flow_model_through_denoise_is_one_step_of_the_pipeline(parts):
     parts = of_kind(parts, "flow")
     seen: list[torch.Tensor] = []
-    pipe = pipeline(parts, FlowEuler.from_config(loading.FLOW_SCHEDULER))
+    pipe = pipeline_of(parts, FlowEuler.from_config(loading.FLOW_SCHEDULER))
     pipe(
         "a star",
         width=64,
@@ -198,7 +177,7 @@ def test_a_preview_is_the_pipelines_picture(parts, kind, zero_snr, zeros):
     ]
     ours = SDXL.render(parts, requests)
     for picture, one in zip(ours, requests):
-        theirs = pipeline(parts)(
+        theirs = pipeline_of(parts)(
             one.prompt,
             negative_prompt=one.negative_prompt or None,
             width=64,
@@ -216,7 +195,7 @@ def test_a_preview_is_the_pipelines_picture(parts, kind, zero_snr, zeros):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_renders_as_the_pipeline_does_with_it(parts, sampler):
     one = Preview("a red star", width=32, height=32, seed=5, steps=3, cfg_scale=1.0, sampler=sampler)
-    theirs = pipeline(parts, scheduler_for(sampler, parts.scheduler_config))(
+    theirs = pipeline_of(parts, scheduler_for(sampler, parts.scheduler_config))(
         one.prompt,
         width=32,
         height=32,
