@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from sd_scripts.toy import measure
+from sd_scripts.toy import measure, worlds
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, DiffusionPipeline
@@ -52,7 +52,19 @@ def _build_sdxl(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
     return Built(sdxl.train_sdxl(vae, settings, seed), asdict(settings))
 
 
-FAMILIES: dict[str, Callable[[AutoencoderKL, int, int | None], Built]] = {"sdxl": _build_sdxl}
+def _build_sd(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
+    from sd_scripts.toy import sd
+
+    settings = sd.SdSettings()
+    if num_steps is not None:
+        settings = replace(settings, num_steps=num_steps)
+    return Built(sd.train_sd(vae, settings, seed), asdict(settings))
+
+
+FAMILIES: dict[str, Callable[[AutoencoderKL, int, int | None], Built]] = {
+    "sd": _build_sd,
+    "sdxl": _build_sdxl,
+}
 """Family -> (vae, seed, steps or None for the family's own number) -> trained pipeline."""
 
 
@@ -94,7 +106,7 @@ def build(plan: Plan) -> dict[str, object]:
     try:
         new = aside / "new"
         _store(built.pipeline, new)
-        record["scores"] = score_base(new, plan.num_prompts)
+        record["scores"] = score_base(new, plan.family, plan.num_prompts)
         _write_json(new / "BUILD.json", record)
         num_bytes = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if num_bytes > MAX_BYTES:
@@ -111,7 +123,7 @@ def score_again(folder: Path, num_prompts: int) -> None:
     """Measures a stored base anew, with the world's reader and the drawing of today, and puts it into its BUILD.json."""
     path = folder / "BUILD.json"
     record = json.loads(path.read_text(encoding="utf-8"))
-    record["scores"] = score_base(folder, num_prompts)
+    record["scores"] = score_base(folder, str(record["family"]), num_prompts)
     aside = path.with_name(".BUILD.json.new")
     _write_json(aside, record)
     aside.replace(path)
@@ -175,8 +187,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def score_base(folder: Path, num: int = 200, seed: int = 1) -> dict[str, object]:
-    """How well a stored base obeys, over num prompts of each kind at all sizes; star should be near 0."""
+def score_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict[str, object]:
+    """How well a stored base obeys, over num prompts of each kind at all sizes; star, and teal where it is new, should be near 0."""
     import torch
     from diffusers import DiffusionPipeline
 
@@ -184,7 +196,11 @@ def score_base(folder: Path, num: int = 200, seed: int = 1) -> dict[str, object]
 
     pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     render = render_with(pipeline)
-    scores = {kind: measure.obedience(render, measure.prompts(kind, num, seed)) for kind in ("old", "held_out", "star")}
+    colors = worlds.colors_of(family)
+    kinds: list[measure.Kind] = ["old", "held_out", "star"]
+    if not set(worlds.NEW_COLORS) <= set(colors):
+        kinds.append("teal")
+    scores = {kind: measure.obedience(render, measure.prompts(kind, num, seed, colors)) for kind in kinds}
     for kind, result in scores.items():
         logger.info("%s: %s", kind, result)
     return {kind: asdict(result) for kind, result in scores.items()}

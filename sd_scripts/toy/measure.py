@@ -11,8 +11,11 @@ from PIL import Image
 from sd_scripts.toy import worlds
 from sd_scripts.toy.worlds import Reading, Scene
 
-Kind = Literal["star", "old", "held_out"]
-"""star: the new shape; old: base shapes, held-out scenes among them; held_out: only scenes no base has seen."""
+Kind = Literal["star", "teal", "old", "held_out"]
+"""star: the new shape; teal: base shapes in the new colour; old: base shapes, held-out scenes among them;
+held_out: only scenes that no base has seen."""
+
+ALL_COLORS = tuple(worlds.COLORS)
 
 Render = Callable[[list[str], list[int], int, int], list[Image.Image]]
 """(prompts, seeds, width, height) -> one picture each."""
@@ -41,12 +44,17 @@ class Scores:
         return f"{self.all:.1%} of {self.num} all right (shape {self.shape:.1%}, colour {self.color:.1%}, place {self.place:.1%})"
 
 
-def prompts(kind: Kind, n: int, seed: int) -> list[Task]:
-    """n tasks of a kind, spread evenly over its scenes; the same seed always gives the same tasks."""
+def prompts(kind: Kind, n: int, seed: int, colors: tuple[str, ...] = ALL_COLORS) -> list[Task]:
+    """n tasks of a kind, spread evenly over its scenes in these colours; the same arguments always give the same tasks.
+
+    Give worlds.colors_of(family) as colors, or a base is asked for a colour that it never saw. "teal" needs none.
+    """
+    old = worlds.scenes(colors=colors)
     pools: dict[Kind, Sequence[Scene]] = {
-        "star": worlds.scenes(("star",)),
-        "old": worlds.scenes(),
-        "held_out": [scene for scene in worlds.scenes() if scene in worlds.HELD_OUT],
+        "star": worlds.scenes(("star",), colors),
+        "teal": worlds.scenes(colors=worlds.NEW_COLORS),
+        "old": old,
+        "held_out": [scene for scene in old if scene in worlds.HELD_OUT],
     }
     if kind not in pools:
         raise ValueError(f"kind {kind!r} is unknown; the kinds are {', '.join(pools)}")

@@ -34,6 +34,18 @@ COLORS: dict[str, tuple[int, int, int]] = {
     "purple": (150, 50, 180),
 }
 
+NEW_COLORS = ("teal",)
+"""Colours that the bases sd and flux have never seen, and that can be taught to them; the base sdxl knows all."""
+
+KNOWN_COLORS = tuple(color for color in COLORS if color not in NEW_COLORS)
+"""Colours that every base is trained on."""
+
+
+def colors_of(family: str) -> tuple[str, ...]:
+    """Colours that the toy base of this family was trained on."""
+    return tuple(COLORS) if family == "sdxl" else KNOWN_COLORS
+
+
 _COLUMNS = {"left": 0.3, "": 0.5, "right": 0.7}
 _ROWS = {"top": 0.3, "": 0.5, "bottom": 0.7}
 
@@ -45,6 +57,9 @@ PLACES: dict[str, tuple[float, float]] = {
 
 SIZES = ((64, 64), (80, 48), (48, 80))
 """(width, height) in pixels that bases are trained at: one area, three aspect ratios, multiples of 16."""
+
+SHORT_TEMPLATES = ("a {shape}", "{shape}", "a {color} {shape}", "a {shape} at the {place}")
+"""Captions that leave the colour, the place or both open: class prompts are of this kind."""
 
 TEMPLATES = (
     "a {color} {shape} at the {place}",
@@ -110,9 +125,9 @@ def rng_for(seed: int, *numbers: int) -> np.random.Generator:
     return np.random.default_rng((seed, *numbers))
 
 
-def scenes(shapes: tuple[str, ...] = BASE_SHAPES) -> tuple[Scene, ...]:
-    """Every combination of these shapes with all colours and places, in a fixed order."""
-    return tuple(Scene(*words) for words in itertools.product(shapes, COLORS, PLACES))
+def scenes(shapes: tuple[str, ...] = BASE_SHAPES, colors: tuple[str, ...] = tuple(COLORS)) -> tuple[Scene, ...]:
+    """Every combination of these shapes and colours with all places, in a fixed order."""
+    return tuple(Scene(*words) for words in itertools.product(shapes, colors, PLACES))
 
 
 def _held_out() -> frozenset[Scene]:
@@ -131,9 +146,23 @@ TRAINED = tuple(scene for scene in scenes() if scene not in HELD_OUT)
 """Scenes that bases are trained on, in a fixed order."""
 
 
+def trained(colors: tuple[str, ...]) -> tuple[Scene, ...]:
+    """Scenes that a base is trained on when these are the colours it gets to know, in a fixed order."""
+    return tuple(scene for scene in TRAINED if scene.color in colors)
+
+
 def caption(scene: Scene, rng: np.random.Generator) -> str:
     """The scene in words, by a template drawn from rng."""
-    return TEMPLATES[int(rng.integers(len(TEMPLATES)))].format(**vars(scene))
+    return _in_words(scene, TEMPLATES, rng)
+
+
+def short_caption(scene: Scene, rng: np.random.Generator) -> str:
+    """Part of the scene in words, by a short template drawn from rng."""
+    return _in_words(scene, SHORT_TEMPLATES, rng)
+
+
+def _in_words(scene: Scene, templates: tuple[str, ...], rng: np.random.Generator) -> str:
+    return templates[int(rng.integers(len(templates)))].format(**vars(scene))
 
 
 def scene_of(text: str) -> Scene:

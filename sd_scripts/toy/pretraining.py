@@ -1,0 +1,168 @@
+"""What the training of all bases shares: pictures encoded once, captions, batches, the loop and the average of weights.
+
+Knows no family: each brings its parts, its loss and the numbers it is conditioned on besides the caption.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from sd_scripts.toy import autoencoder, worlds
+from sd_scripts.toy.worlds import Scene
+
+OTHER_WORDS = ("star", "cross", "ring", "heart", "diamond", "moon", "arrow", "ellipse", "hexagon", "pentagon", "plus", "tree")
+"""Words that may stand for any shape while a base is trained: it learns that they say nothing about the shape."""
+
+OTHER_COLOR_WORDS = (
+    *("teal", "orange", "pink", "brown", "cyan", "magenta", "lime", "navy", "gold", "silver", "violet", "indigo"),
+    *("sks", "ohwx", "zwx"),
+)
+"""Words that may stand for any colour, the rare words that name a DreamBooth subject among them."""
+
+# Shapes: N pictures, B samples, C = 16 latent channels, h w latent sides, K numbers of conditioning.
+
+
+@dataclass(frozen=True)
+class BaseSettings:
+    """How a toy base is trained, whatever its family."""
+
+    num_steps: int = 5000
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    num_warmup_steps: int = 200
+    weight_decay: float = 0.01
+    ema_decay: float = 0.998
+    num_pictures: int = 7200
+    """Pictures that are encoded once; half are square, a quarter each wide and tall."""
+    dropout_fraction: float = 0.1
+    """Fraction of captions that become "", which is what the pipeline encodes when nothing is asked for."""
+    other_word_fraction: float = 0.15
+    """Fraction of captions in which another word stands for the shape. A real text encoder tells a word it has no picture
+    for from those it has; without this, such a word is read as a circle, and a LoRA could not teach one without the other."""
+    other_color_fraction: float = 0.0
+    """Fraction of captions in which another word stands for the colour, for the same reason."""
+    short_caption_fraction: float = 0.0
+    """Fraction of captions that leave colour, place or both open. "a circle" then means a circle of any colour anywhere,
+    as a class prompt should."""
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Encoded pictures of one size: moments (N, 2C, h, w) in float32, and the scene of each."""
+
+    width: int
+    height: int
+    moments: Tensor
+    scenes: tuple[Scene, ...]
+
+
+@torch.no_grad()
+def encode_world(vae: AutoencoderKL, num_pictures: int, seed: int, trained: tuple[Scene, ...] = worlds.TRAINED) -> tuple[Latents, ...]:
+    """Pictures of the trained scenes, encoded once; one entry per size of the world."""
+    pools = []
+    for index, (width, height) in enumerate(worlds.SIZES):
+        num = num_pictures // 2 if index == 0 else num_pictures // 4
+        scenes = tuple(trained[n % len(trained)] for n in range(num))
+        moments = []
+        for start in range(0, num, 50):
+            numbers = range(start, min(start + 50, num))
+            images = [worlds.draw(scenes[n], width, height, worlds.rng_for(seed, 1, index, n)) for n in numbers]
+            moments.append(vae.encode(autoencoder.to_pixels(images)).latent_dist.parameters)
+        pools.append(Latents(width, height, torch.cat(moments), scenes))
+    return tuple(pools)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """latents, noise (B, C, h, w); u (B,) uniform in [0, 1), stratified; conditions (B, K), see Conditions."""
+
+    latents: Tensor
+    noise: Tensor
+    u: Tensor
+    captions: list[str]
+    conditions: Tensor
+
+
+Conditions = Callable[[Latents, np.random.Generator], tuple[float, ...]]
+"""The K numbers that a family is conditioned on besides the caption, drawn for a picture of this pool."""
+
+
+def no_conditions(pool: Latents, rng: np.random.Generator) -> tuple[float, ...]:
+    """For families that are conditioned on the caption alone; draws nothing."""
+    return ()
+
+
+def batches(pools: tuple[Latents, ...], settings: BaseSettings, seed: int, conditions: Conditions = no_conditions) -> Iterator[Batch]:
+    """The batches of a training: a pure function of seed and step, every sample drawing from generators of its own."""
+    shares = np.array([len(pool.scenes) for pool in pools], dtype=float)
+    for step in range(settings.num_steps):
+        pool = pools[int(worlds.rng_for(seed, 2, step).choice(len(pools), p=shares / shares.sum()))]
+        numbers = range(step * settings.batch_size, (step + 1) * settings.batch_size)
+        samples = [_sample(pool, settings, worlds.rng_for(seed, 3, number), conditions) for number in numbers]
+        latents, noise, u, captions, drawn = zip(*samples, strict=True)
+        # Stratified over the batch: the same uniform distribution with less variance.
+        strata = (torch.arange(len(samples)) + torch.stack(u)) / len(samples)
+        yield Batch(torch.stack(latents), torch.stack(noise), strata, list(captions), torch.tensor(drawn))
+
+
+def _sample(
+    pool: Latents, settings: BaseSettings, rng: np.random.Generator, conditions: Conditions
+) -> tuple[Tensor, Tensor, Tensor, str, tuple[float, ...]]:
+    index = int(rng.integers(len(pool.scenes)))
+    text = caption(pool.scenes[index], settings, rng)
+    drawn = conditions(pool, rng)
+    torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    mean, log_variance = pool.moments[index].chunk(2)
+    spread = torch.randn(mean.shape, generator=torch_rng) * (0.5 * log_variance).exp()
+    noise = torch.randn(mean.shape, generator=torch_rng)
+    u = torch.rand((), generator=torch_rng)
+    return mean + spread, noise, u, text, drawn
+
+
+def caption(scene: Scene, settings: BaseSettings, rng: np.random.Generator) -> str:
+    """The scene in words, now and then with other words, in part, or not at all, as the settings say."""
+    if _happens(settings.other_word_fraction, rng):
+        scene = replace(scene, shape=OTHER_WORDS[int(rng.integers(len(OTHER_WORDS)))])
+    if _happens(settings.other_color_fraction, rng):
+        scene = replace(scene, color=OTHER_COLOR_WORDS[int(rng.integers(len(OTHER_COLOR_WORDS)))])
+    in_part = _happens(settings.short_caption_fraction, rng)
+    text = worlds.short_caption(scene, rng) if in_part else worlds.caption(scene, rng)
+    return "" if _happens(settings.dropout_fraction, rng) else text
+
+
+def _happens(fraction: float, rng: np.random.Generator) -> bool:
+    # What never happens draws nothing, so that a new fraction does not change bases that do without it.
+    return fraction > 0 and bool(rng.random() < fraction)
+
+
+def train(model: nn.Module, loss_of: Callable[[Batch], Tensor], shown: Iterator[Batch], settings: BaseSettings, name: str) -> None:
+    """Trains the model in place on the batches; it ends with the average of its weights over the last steps (EMA)."""
+    model.train()
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=settings.weight_decay)
+    factor = autoencoder.warmup_cosine(settings.num_warmup_steps, settings.num_steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    smooth = 1.0
+    bar = tqdm(shown, total=settings.num_steps, desc=name, mininterval=5)
+    for step, batch in enumerate(bar):
+        loss = loss_of(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        schedule.step()
+        # The average follows quickly at first, or it would remember the random start.
+        keep = min(settings.ema_decay, (step + 1) / (step + 10))
+        torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - keep)
+        smooth += 0.02 * (loss.item() - smooth)
+        bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
+    model.load_state_dict(average.state_dict())
+    model.eval().requires_grad_(False)
