@@ -61,9 +61,19 @@ def _build_sd(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
     return Built(sd.train_sd(vae, settings, seed), asdict(settings))
 
 
+def _build_flux(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
+    from sd_scripts.toy import flux
+
+    settings = flux.FluxSettings()
+    if num_steps is not None:
+        settings = replace(settings, num_steps=num_steps)
+    return Built(flux.train_flux(vae, settings, seed), asdict(settings))
+
+
 FAMILIES: dict[str, Callable[[AutoencoderKL, int, int | None], Built]] = {
     "sd": _build_sd,
     "sdxl": _build_sdxl,
+    "flux": _build_flux,
 }
 """Family -> (vae, seed, steps or None for the family's own number) -> trained pipeline."""
 
@@ -130,8 +140,9 @@ def score_again(folder: Path, num_prompts: int) -> None:
 
 
 def existing_vae() -> Path | None:
-    """The VAE of a base that is already built, so that families share one; None when there is none."""
-    return next((folder for folder in sorted(BASES.glob("*/vae")) if (folder / "config.json").exists()), None)
+    """The VAE of the stored SDXL base, which families share; None when there is none."""
+    folder = BASES / "sdxl" / "vae"
+    return folder if (folder / "config.json").exists() else None
 
 
 def _get_vae(plan: Plan) -> tuple[AutoencoderKL, dict[str, object]]:

@@ -24,11 +24,11 @@ def clip_text_config(width: int, tokenizer: CLIPTokenizer, projection_width: int
     )
 
 
-def zero_snr_scheduler() -> DDIMScheduler:
+def zero_snr_scheduler(steps_offset: int = 0) -> DDIMScheduler:
     """SD's noise schedule with v prediction and zero terminal SNR, Lin et al. 2023 (arXiv 2305.08891).
 
     With SD's own schedule and eps prediction, position was never learned at this size: the layout is settled at
-    noise that such a training hardly sees.
+    noise that such a training hardly sees. Trailing steps ignore the offset; StableDiffusionPipeline wants to read 1.
     """
     return DDIMScheduler(
         beta_start=0.00085,
@@ -38,4 +38,5 @@ def zero_snr_scheduler() -> DDIMScheduler:
         prediction_type="v_prediction",
         rescale_betas_zero_snr=True,
         timestep_spacing="trailing",
+        steps_offset=steps_offset,
     )

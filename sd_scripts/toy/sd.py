@@ -64,7 +64,7 @@ def new_parts(seed: int) -> SdParts:
             use_linear_projection=True,
         )
         text_encoder = CLIPTextModel(clip_text_config(_TEXT_WIDTH, tokenizer, _TEXT_WIDTH))
-    return SdParts(unet, text_encoder, tokenizer, zero_snr_scheduler())
+    return SdParts(unet, text_encoder, tokenizer, zero_snr_scheduler(steps_offset=1))
 
 
 def encode_captions(parts: SdParts, captions: list[str]) -> Tensor:
