@@ -17,12 +17,16 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sd_scripts.toy import measure, worlds
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, DiffusionPipeline
+
+    from sd_scripts.toy.pretraining import BaseSettings
+
+SettingsT = TypeVar("SettingsT", bound="BaseSettings")
 
 logger = logging.getLogger(__name__)
 
@@ -43,31 +47,34 @@ class Built:
     settings: dict[str, float]
 
 
-def _build_sdxl(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
-    from sd_scripts.toy import sdxl
-
-    settings = sdxl.SdxlSettings()
-    if num_steps is not None:
-        settings = replace(settings, num_steps=num_steps)
-    return Built(sdxl.train_sdxl(vae, settings, seed), asdict(settings))
-
-
 def _build_sd(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
     from sd_scripts.toy import sd
 
-    settings = sd.SdSettings()
-    if num_steps is not None:
-        settings = replace(settings, num_steps=num_steps)
-    return Built(sd.train_sd(vae, settings, seed), asdict(settings))
+    return _built(sd.train_sd, vae, sd.SdSettings(), seed, num_steps)
+
+
+def _build_sdxl(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
+    from sd_scripts.toy import sdxl
+
+    return _built(sdxl.train_sdxl, vae, sdxl.SdxlSettings(), seed, num_steps)
 
 
 def _build_flux(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
     from sd_scripts.toy import flux
 
-    settings = flux.FluxSettings()
+    return _built(flux.train_flux, vae, flux.FluxSettings(), seed, num_steps)
+
+
+def _built(
+    train: Callable[[AutoencoderKL, SettingsT, int], DiffusionPipeline],
+    vae: AutoencoderKL,
+    settings: SettingsT,
+    seed: int,
+    num_steps: int | None,
+) -> Built:
     if num_steps is not None:
         settings = replace(settings, num_steps=num_steps)
-    return Built(flux.train_flux(vae, settings, seed), asdict(settings))
+    return Built(train(vae, settings, seed), asdict(settings))
 
 
 FAMILIES: dict[str, Callable[[AutoencoderKL, int, int | None], Built]] = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from diffusers import FluxPipeline
 from PIL import Image
 
 from sd_scripts.toy.measure import Render
+from sd_scripts.toy.tokens import T5_MAX_TOKENS
 
 NUM_STEPS = 12
 GUIDANCE_SCALE = 2.0
@@ -41,10 +43,17 @@ def render_with(pipeline: TextToImage, num_steps: int = NUM_STEPS, guidance_scal
                 width=width,
                 height=height,
                 num_inference_steps=num_steps,
-                guidance_scale=guidance_scale,
                 generator=[torch.Generator().manual_seed(seed) for seed in seeds[chosen]],
+                **_guidance(pipeline, guidance_scale, len(prompts[chosen])),
             )
             images.extend(result.images)
         return images
 
     return render
+
+
+def _guidance(pipeline: TextToImage, scale: float, num_prompts: int) -> dict[str, object]:
+    # FLUX means by guidance_scale a number that is embedded; what others call so is its true CFG, against the empty caption.
+    if isinstance(pipeline, FluxPipeline):
+        return {"true_cfg_scale": scale, "negative_prompt": [""] * num_prompts, "max_sequence_length": T5_MAX_TOKENS}
+    return {"guidance_scale": scale}

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 from tokenizers import pre_tokenizers
-from transformers import CLIPTokenizer
+from transformers import CLIPTokenizer, T5Tokenizer
 
 from sd_scripts.toy import worlds
 
@@ -70,3 +70,24 @@ def _merged(pieces: list[str], left: str, right: str) -> list[str]:
         else:
             merged.append(piece)
     return merged
+
+
+T5_MAX_TOKENS = 24
+"""Tokens of a prompt that the toy FLUX base is mostly trained with, the end included; see flux.py for longer ones."""
+
+_T5_PAD, _T5_END, _T5_UNKNOWN = "<pad>", "</s>", "<unk>"
+
+
+def t5_tokenizer() -> T5Tokenizer:
+    """A T5 tokenizer that knows WORDS, small or capitalised, as single tokens and any other text as letters.
+
+    The vocabulary is written down, not trained: a Unigram model whose words cost less than any spelling of them.
+    Letters beyond Latin become the unknown token.
+    """
+    words = [f"▁{word}" for word in WORDS] + [f"▁{word.capitalize()}" for word in WORDS]
+    letters = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0x180))]
+    # Real ids: pad 0, end 1, unknown 2. A single letter such as "a" is a word and a letter in other words.
+    vocab = [(token, 0.0) for token in (_T5_PAD, _T5_END, _T5_UNKNOWN)]
+    vocab += [(token, -5.0) for token in dict.fromkeys(words)]
+    vocab += [(token, -10.0) for token in ("▁", *letters)]
+    return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=T5_MAX_TOKENS)
