@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import sd_scripts.toy
 from sd_scripts.library.families import family
-from sd_scripts.library.loading import original, sdxl
+from sd_scripts.library.loading import common, original, sdxl
 from sd_scripts.schema.model import SdxlModelOptions
 from tests.small_models import pipeline_of
 
@@ -22,43 +22,43 @@ TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
 def full_size() -> dict[str, torch.nn.Module]:
     """The published SDXL networks without memory for weights."""
     with torch.device("meta"):
-        configs = {name: sdxl.read_json(sdxl.CONFIGS / folder / "config.json", name) for name, folder in sdxl.FOLDERS.items()}
-        return {name: sdxl.make(name, config, name, name) for name, config in configs.items()}
+        return {name: common.make(sdxl.SPEC, name, config, name, name) for name, config in common.shipped_configs(sdxl.SPEC)}
 
 
-def as_dict(module: torch.nn.Module) -> dict:
-    return module.config.to_dict() if hasattr(module.config, "to_dict") else dict(module.config)
+def places(name: str, module: torch.nn.Module) -> dict[str, original.Stored]:
+    return original.places(sdxl.SPEC.parts[name].layout, module.state_dict(), common.config_of(module))
+
+
+def to_original(name: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return original.to_original(places(name, module), module.state_dict(), sdxl.SPEC.parts[name].prefixes[0])
 
 
 def test_the_full_size_model_has_the_published_number_of_tensors(full_size):
     assert {name: len(module.state_dict()) for name, module in full_size.items()} == {"backbone": 1680, "vae": 248, "te1": 196, "te2": 517}
-    file = {
-        key: t for name, module in full_size.items() for key, t in original.to_original(name, module.state_dict(), as_dict(module)).items()
-    }
+    file = {key: t for name, module in full_size.items() for key, t in to_original(name, module).items()}
     assert len(file) == 2513
     assert infer_diffusers_model_type(file) == "xl_base"
 
 
 def test_there_and_back_is_the_identity_on_full_size_names_and_shapes(full_size):
     for name, module in full_size.items():
-        state = module.state_dict()
-        file = original.to_original(name, state, as_dict(module))
-        for key, stored in original.layout(name, state, as_dict(module)).items():
-            tensor = file[original.PREFIXES[name] + stored.name]
+        state, file = module.state_dict(), to_original(name, module)
+        for key, stored in places(name, module).items():
+            tensor = file[sdxl.SPEC.parts[name].prefixes[0] + stored.name]
+            assert original.shape_to_original(stored, tuple(state[key].shape)) == tuple(tensor.shape)
             assert original.from_original(stored, tensor).shape == state[key].shape
             assert original.shape_from_original(stored, tuple(tensor.shape)) == tuple(state[key].shape)
 
 
 def test_diffusers_reads_the_full_size_layout_as_the_same_names_and_shapes(full_size):
     for name, convert in (("backbone", convert_ldm_unet_checkpoint), ("vae", convert_ldm_vae_checkpoint)):
-        state, config = full_size[name].state_dict(), as_dict(full_size[name])
-        theirs = convert(original.to_original(name, state, config), config)
+        state = full_size[name].state_dict()
+        theirs = convert(to_original(name, full_size[name]), common.config_of(full_size[name]))
         assert {key: t.shape for key, t in theirs.items()} == {key: t.shape for key, t in state.items()}
 
 
 def test_known_places_of_the_published_file(full_size):
-    state, config = full_size["backbone"].state_dict(), as_dict(full_size["backbone"])
-    names = {key: stored.name for key, stored in original.layout("backbone", state, config).items()}
+    names = {key: stored.name for key, stored in places("backbone", full_size["backbone"]).items()}
     assert (
         names["down_blocks.1.attentions.0.transformer_blocks.1.attn2.to_k.weight"]
         == "input_blocks.4.1.transformer_blocks.1.attn2.to_k.weight"
@@ -67,8 +67,7 @@ def test_known_places_of_the_published_file(full_size):
     assert names["mid_block.resnets.1.time_emb_proj.weight"] == "middle_block.2.emb_layers.1.weight"
     assert names["up_blocks.0.upsamplers.0.conv.weight"] == "output_blocks.2.2.conv.weight"
     assert names["up_blocks.2.resnets.2.conv_shortcut.weight"] == "output_blocks.8.0.skip_connection.weight"
-    state, config = full_size["te2"].state_dict(), as_dict(full_size["te2"])
-    file = original.to_original("te2", state, config)
+    file = to_original("te2", full_size["te2"])
     assert file["conditioner.embedders.1.model.transformer.resblocks.31.attn.in_proj_weight"].shape == (3840, 1280)
     assert file["conditioner.embedders.1.model.positional_embedding"].shape == (77, 1280)
 
@@ -105,4 +104,6 @@ def test_the_toy_base_survives_the_single_file_exactly(tmp_path: Path):
 def test_a_name_without_a_place_is_an_error():
     module = family("sdxl").tiny().backbone
     with pytest.raises(KeyError, match="no place in the original layout"):
-        original.to_original("backbone", {"conv_in.lora_A.weight2": torch.zeros(1), "strange.weight": torch.zeros(1)}, dict(module.config))
+        original.places(original.unet, ["conv_in.lora_A.weight2", "strange.weight"], dict(module.config))
+    with pytest.raises(KeyError, match="no place in the original layout"):
+        original.places(original.open_clip, ["strange.weight"], {"hidden_size": 4})

@@ -25,6 +25,7 @@ from sd_scripts.library import diffusion
 from sd_scripts.library.families.clip_prompts import tokenize
 from sd_scripts.library.families.samplers import scheduler_for
 from sd_scripts.library.loading import sdxl as loading
+from sd_scripts.library.loading.common import read_json
 from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview, StateDict
 from sd_scripts.schema.model import SdxlModelOptions
 
@@ -54,7 +55,7 @@ class Sdxl:
             te1 = CLIPTextModel(_tiny_text_config(tokenizers["te1"], width=16, projection=16))
             te2 = CLIPTextModelWithProjection(_tiny_text_config(tokenizers["te2"], width=24, projection=20))
             unet, vae = _tiny_unet(text_width=16 + 24, pooled_width=20), _tiny_vae()
-        scheduler = loading.read_json(loading.CONFIGS / "scheduler" / "scheduler_config.json", "tiny")
+        scheduler = read_json(loading.SPEC.configs / "scheduler" / "scheduler_config.json", "tiny")
         parts = Parts(
             backbone=unet,
             vae=vae,

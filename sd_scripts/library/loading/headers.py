@@ -63,11 +63,25 @@ def read_header(path: Path, option: str) -> Header:
 
 
 _ORIGINAL_UNET = "model.diffusion_model."
-_CROSS_ATTENTION = "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight"
-_CROSS_ATTENTION_2 = "input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight"
+_TO_K = "transformer_blocks.0.attn2.to_k.weight"
+_CROSS_ATTENTION = tuple(
+    prefix + block + _TO_K
+    for prefix, blocks in (
+        (_ORIGINAL_UNET, ("input_blocks.1.1.", "input_blocks.4.1.")),
+        ("", ("input_blocks.1.1.", "input_blocks.4.1.", "down_blocks.0.attentions.0.", "down_blocks.1.attentions.0.")),
+    )
+    for block in blocks
+)
 
+SD1 = "an SD 1.x model"
+SD2 = "an SD 2.x model"
 SDXL = "an SDXL checkpoint"
+FLUX = "a FLUX transformer"
 VAE = "a VAE alone"
+CLIP = "a CLIP text encoder"
+T5 = "a T5 text encoder"
+LORA = "a LoRA file"
+UNKNOWN = "an unknown kind of file"
 
 
 def what_is(header: Header) -> str:
@@ -75,7 +89,7 @@ def what_is(header: Header) -> str:
     for what, recognises in _KINDS:
         if recognises(header):
             return what
-    return "an unknown kind of file"
+    return UNKNOWN
 
 
 def _is_sdxl(header: Header) -> bool:
@@ -85,11 +99,7 @@ def _is_sdxl(header: Header) -> bool:
 
 def _text_width(header: Header) -> int:
     """Width of the text that the UNet's first cross-attention reads; 0 where there is none."""
-    for prefix in (_ORIGINAL_UNET, ""):
-        for key in (_CROSS_ATTENTION, _CROSS_ATTENTION_2):
-            if prefix + key in header.shapes:
-                return header.shapes[prefix + key][-1]
-    return 0
+    return next((header.shapes[key][-1] for key in _CROSS_ATTENTION if header.shapes.get(key)), 0)
 
 
 def _is_vae(header: Header) -> bool:
@@ -99,19 +109,35 @@ def _is_vae(header: Header) -> bool:
 
 _KINDS = (
     ("an empty file", lambda h: not h.shapes),
-    ("a LoRA file", lambda h: h.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
+    (LORA, lambda h: h.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
     ("a textual inversion", lambda h: h.starts("emb_params", "clip_g", "clip_l") and len(h.shapes) < 5),
-    ("a ControlNet", lambda h: h.has("control_model.", "controlnet_cond_embedding", "controlnet_down_blocks", "input_hint_block")),
+    (
+        "a ControlNet",
+        lambda h: h.has(
+            "control_model.",
+            "controlnet_cond_embedding",
+            "controlnet_down_blocks",
+            "controlnet_blocks",
+            "controlnet_x_embedder",
+            "input_hint_block",
+        ),
+    ),
     (SDXL, _is_sdxl),
     ("an SDXL refiner", lambda h: h.starts("conditioner.embedders.0.model.")),
-    ("a FLUX transformer", lambda h: h.has("double_blocks.0.", "single_transformer_blocks.0.")),
+    ("a FLUX.2 transformer", lambda h: h.has("double_stream_modulation_img.")),
+    ("a Chroma transformer", lambda h: h.has("distilled_guidance_layer.")),
+    ("a HunyuanVideo transformer", lambda h: h.has("double_blocks.0.img_attn_qkv.")),
+    # Names are the same in bf16 and in fp8 files, which only add scales.
+    (FLUX, lambda h: h.has("double_blocks.0.", "single_transformer_blocks.0.")),
     ("an SD3 model", lambda h: h.has("joint_blocks.0.")),
     ("a Qwen-Image transformer", lambda h: h.has("transformer_blocks.0.img_mod.1.")),
     ("a Z-Image transformer", lambda h: h.has("noise_refiner.0.") and h.has("cap_pad_token", "all_x_embedder")),
     ("an SD3 model", lambda h: h.has("transformer_blocks.0.attn.add_q_proj.")),
-    ("an SD 1.x model", lambda h: h.starts("cond_stage_model.transformer.") or _text_width(h) == 768),
-    ("an SD 2.x model", lambda h: h.starts("cond_stage_model.model.") or _text_width(h) == 1024),
+    (SD1, lambda h: h.starts("cond_stage_model.transformer.")),
+    (SD2, lambda h: h.starts("cond_stage_model.model.")),
     ("the UNet of SDXL alone", lambda h: _text_width(h) == 2048 or h.has("add_embedding.linear_1.weight", "label_emb.0.0.weight")),
+    ("the UNet of SD 1.x alone", lambda h: _text_width(h) == 768),
+    ("the UNet of SD 2.x alone", lambda h: _text_width(h) == 1024),
     (
         "a UNet alone",
         lambda h: (
@@ -121,6 +147,6 @@ _KINDS = (
         ),
     ),
     (VAE, _is_vae),
-    ("a T5 text encoder", lambda h: h.has("block.0.layer.0.SelfAttention.q.weight")),
-    ("a CLIP text encoder", lambda h: h.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
+    (T5, lambda h: h.has("block.0.layer.0.SelfAttention.q.weight")),
+    (CLIP, lambda h: h.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
 )

@@ -1,11 +1,11 @@
-"""The original single-file layout of SDXL: how each tensor of the diffusers layout is named and stored there, both ways.
+"""The original single-file layout of UNet, VAE and CLIP: how each tensor of the diffusers layout is named and stored there, both ways.
 
 Driven by the networks' configurations, so it holds for any depth; knows names and shapes, not files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,14 +13,6 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.protocols import StateDict
-
-PREFIXES = {
-    "backbone": "model.diffusion_model.",
-    "vae": "first_stage_model.",
-    "te1": "conditioner.embedders.0.transformer.text_model.",
-    "te2": "conditioner.embedders.1.model.",
-}
-"""Where each network stands in a single file."""
 
 TOLERATED = ("position_ids", "logit_scale")
 """Tensors of published files that no network needs."""
@@ -30,59 +22,82 @@ TOLERATED = ("position_ids", "logit_scale")
 class Stored:
     """Name and form of a tensor in the original layout, without the prefix of its network.
 
-    transposed: the matrix is stored the other way round; convolution: a linear layer is stored as a 1x1 convolution; third: it is one of
-    q, k, v (number `third`) of a packed tensor.
+    transposed: the matrix is stored the other way round; convolution: a linear layer is stored as a 1x1 convolution; rows: it is part of a
+    packed tensor, of whose rows it is (start, stop, number of all rows); swapped: its two halves stand in the other order.
     """
 
     name: str
-    form: Literal["same", "transposed", "convolution", "third"] = "same"
-    third: int = 0
+    form: Literal["same", "transposed", "convolution", "rows", "swapped"] = "same"
+    rows: tuple[int, int, int] = (0, 0, 0)
 
 
-def layout(part: str, keys: Iterable[str], config: Mapping[str, Any]) -> dict[str, Stored]:
-    """Where each of a network's tensors (diffusers names) stands in the original layout. part is backbone, vae, te1 or te2."""
-    stored = {"backbone": _unet, "vae": _vae, "te1": _clip, "te2": _open_clip}[part](config)
+Layout = Callable[[Mapping[str, Any]], Callable[[str], Stored]]
+"""From a network's configuration to the place of each of its tensors. The inner function raises KeyError for a name without a place."""
+
+
+def places(layout: Layout, keys: Iterable[str], config: Mapping[str, Any]) -> dict[str, Stored]:
+    """Where each of a network's tensors (diffusers names) stands in the original layout."""
+    stored = layout(config)
     return {key: stored(key) for key in keys}
 
 
-def to_original(part: str, state: StateDict, config: Mapping[str, Any]) -> StateDict:
-    """A network's state in the original layout, with its prefix."""
-    original: StateDict = {}
-    packed: dict[str, dict[int, Tensor]] = {}
-    for key, where in layout(part, state, config).items():
-        name, tensor = PREFIXES[part] + where.name, state[key]
-        if where.form == "third":
-            packed.setdefault(name, {})[where.third] = tensor
-            continue
-        if where.form == "transposed":
-            tensor = tensor.T
-        elif where.form == "convolution":
-            tensor = tensor[..., None, None]
-        original[name] = tensor.contiguous()
-    for name, thirds in packed.items():
-        original[name] = torch.cat([thirds[number] for number in range(3)])
-    return original
+def to_original(placed: Mapping[str, Stored], state: StateDict, prefix: str = "") -> StateDict:
+    """A network's state in the original layout, names with this prefix."""
+    pieces: dict[str, list[tuple[Stored, Tensor]]] = {}
+    for key, stored in placed.items():
+        pieces.setdefault(prefix + stored.name, []).append((stored, state[key]))
+    return {name: assembled(parts) for name, parts in pieces.items()}
 
 
-def from_original(where: Stored, tensor: Tensor) -> Tensor:
+def assembled(pieces: Sequence[tuple[Stored, Tensor]]) -> Tensor:
+    """The tensor as the original layout stores it, from the one tensor, or the several packed ones, of the diffusers layout."""
+    stored, tensor = pieces[0]
+    if stored.form == "rows":
+        packed = [tensor for _, tensor in sorted(pieces, key=lambda piece: piece[0].rows)]
+        assert sum(len(tensor) for tensor in packed) == stored.rows[2], f"{stored.name} is not complete"
+        return torch.cat(packed)
+    assert len(pieces) == 1, f"{stored.name} is given {len(pieces)} times"
+    if stored.form == "transposed":
+        tensor = tensor.T
+    elif stored.form == "convolution":
+        tensor = tensor[..., None, None]
+    elif stored.form == "swapped":
+        tensor = torch.cat(tensor.chunk(2)[::-1])
+    return tensor.contiguous()
+
+
+def from_original(stored: Stored, tensor: Tensor) -> Tensor:
     """A tensor of the diffusers layout from what the original layout stores in its place."""
-    if where.form == "third":
-        return tensor.chunk(3)[where.third]
-    if where.form == "transposed":
+    if stored.form == "rows":
+        return tensor[stored.rows[0] : stored.rows[1]]
+    if stored.form == "transposed":
         return tensor.T
-    if where.form == "convolution" and tensor.ndim == 4:
+    if stored.form == "swapped":
+        return torch.cat(tensor.chunk(2)[::-1])
+    if stored.form == "convolution" and tensor.ndim == 4:
         return tensor[..., 0, 0]
     return tensor
 
 
-def shape_from_original(where: Stored, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that `from_original` gives a tensor of this stored shape."""
-    if where.form == "third" and shape:
-        return (shape[0] // 3, *shape[1:])
-    if where.form == "transposed":
+def shape_from_original(stored: Stored, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that `from_original` gives a tensor of this stored shape; a packed tensor of another size than expected keeps its own."""
+    if stored.form == "rows" and shape and shape[0] == stored.rows[2]:
+        return (stored.rows[1] - stored.rows[0], *shape[1:])
+    if stored.form == "transposed":
         return shape[::-1]
-    if where.form == "convolution" and len(shape) == 4:
+    if stored.form == "convolution" and len(shape) == 4:
         return shape[:2]
+    return shape
+
+
+def shape_to_original(stored: Stored, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The stored shape of a tensor of this shape in the diffusers layout."""
+    if stored.form == "rows":
+        return (stored.rows[2], *shape[1:])
+    if stored.form == "transposed":
+        return shape[::-1]
+    if stored.form == "convolution":
+        return (*shape, 1, 1)
     return shape
 
 
@@ -119,7 +134,7 @@ _UNET_ENDS = {
 }
 
 
-def _unet(config: Mapping[str, Any]) -> Callable[[str], Stored]:
+def unet(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     """Blocks are numbered through: a ResNet with its transformer counts one, a downsampler one; an upsampler belongs to the last ResNet."""
     table = dict(_UNET_ENDS)
     levels = len(config["block_out_channels"])
@@ -152,7 +167,7 @@ _VAE_RESNET = {"norm1": "norm1", "conv1": "conv1", "norm2": "norm2", "conv2": "c
 _VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 
 
-def _vae(config: Mapping[str, Any]) -> Callable[[str], Stored]:
+def vae(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     """The decoder's levels are numbered from the picture inwards, against their order; attention is stored as 1x1 convolutions."""
     levels, layers = len(config["block_out_channels"]), config["layers_per_block"]
     table = {name: name for name in ("quant_conv", "post_quant_conv")}
@@ -181,16 +196,16 @@ def _vae(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     return stored
 
 
-def _clip(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Encoder 1 keeps transformers' own names; transformers 5 has dropped their `text_model.` level, which the prefix carries."""
+def clip(config: Mapping[str, Any]) -> Callable[[str], Stored]:
+    """CLIP-L keeps transformers' own names; transformers 5 has dropped their `text_model.` level, which the prefix carries."""
     return lambda key: Stored(key.removeprefix("text_model."))
 
 
 _OPEN_CLIP_ENDS = {
-    "text_model.embeddings.token_embedding.weight": Stored("token_embedding.weight"),
-    "text_model.embeddings.position_embedding.weight": Stored("positional_embedding"),
-    "text_model.final_layer_norm.weight": Stored("ln_final.weight"),
-    "text_model.final_layer_norm.bias": Stored("ln_final.bias"),
+    "embeddings.token_embedding.weight": Stored("token_embedding.weight"),
+    "embeddings.position_embedding.weight": Stored("positional_embedding"),
+    "final_layer_norm.weight": Stored("ln_final.weight"),
+    "final_layer_norm.bias": Stored("ln_final.bias"),
     "text_projection.weight": Stored("text_projection", "transposed"),
 }
 _OPEN_CLIP_LAYER = {
@@ -203,17 +218,23 @@ _OPEN_CLIP_LAYER = {
 _PACKED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-def _open_clip(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Encoder 2 has OpenCLIP's names: q, k and v in one tensor, the projection transposed."""
+def open_clip(config: Mapping[str, Any]) -> Callable[[str], Stored]:
+    """OpenCLIP's names: q, k and v in one tensor, the projection transposed."""
+    width = config["hidden_size"]
 
     def stored(key: str) -> Stored:
+        # transformers keeps the level `text_model.` in the encoder with a projection and dropped it in the one without.
+        key = key.removeprefix("text_model.")
         if key in _OPEN_CLIP_ENDS:
             return _OPEN_CLIP_ENDS[key]
-        number, _, rest = key.removeprefix("text_model.encoder.layers.").partition(".")
+        if not key.startswith("encoder.layers."):
+            raise KeyError(f"{key} has no place in the original layout")
+        number, _, rest = key.removeprefix("encoder.layers.").partition(".")
         layer, _, kind = rest.rpartition(".")
         block = f"transformer.resblocks.{number}"
         if layer in _PACKED:
-            return Stored(f"{block}.attn.in_proj_{kind}", "third", _PACKED.index(layer))
+            third = _PACKED.index(layer)
+            return Stored(f"{block}.attn.in_proj_{kind}", "rows", (third * width, (third + 1) * width, 3 * width))
         return Stored(f"{block}.{_renamed(rest, _OPEN_CLIP_LAYER)}")
 
     return stored

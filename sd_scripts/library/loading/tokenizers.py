@@ -1,9 +1,10 @@
-"""Find and check CLIP tokenizers. transformers silently makes an empty one where files are missing; here that is a sentence."""
+"""Find and check tokenizers. transformers silently makes an empty one where files are missing; here that is a sentence."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,72 +16,91 @@ from sd_scripts.schema.errors import OptionError
 
 logger = logging.getLogger(__name__)
 
-HUB_ID = "openai/clip-vit-large-patch14"
-"""Where CLIP's vocabulary (1.4 MB, MIT licence) is published; both encoders of SDXL use it."""
-_CACHED = ((HUB_ID, ""), ("stabilityai/stable-diffusion-xl-base-1.0", "tokenizer/"))
-_VOCABULARY = ("vocab.json", "merges.txt")
-PADDING = {"tokenizer": "<|endoftext|>", "tokenizer_2": "!"}
-"""Padding of SDXL's tokenizers, where only the vocabulary is at hand."""
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A tokenizer of a family: its folder in the diffusers layout, its class, and where its vocabulary is published."""
+
+    folder: str
+    pad_token: str | None
+    """Padding where only the vocabulary is at hand; None takes the class's own."""
+    cls: type[Any] = CLIPTokenizer
+    vocabulary: tuple[str, ...] = ("vocab.json", "merges.txt")
+    """Files that are enough to make one, besides tokenizer.json."""
+    published: tuple[tuple[str, str], ...] = (
+        ("openai/clip-vit-large-patch14", ""),
+        ("stabilityai/stable-diffusion-xl-base-1.0", "tokenizer/"),
+    )
+    """Hub id and folder of the vocabulary; the first is fetched where none is cached."""
+    words: str = "CLIP's"
+    size: str = "1.4 MB"
 
 
-def is_there(folder: Path) -> bool:
+def is_there(folder: Path, spec: TokenizerSpec) -> bool:
     """Whether a folder has the files of a tokenizer."""
-    return (folder / "tokenizer.json").is_file() or all((folder / name).is_file() for name in _VOCABULARY)
+    return (folder / "tokenizer.json").is_file() or all((folder / name).is_file() for name in spec.vocabulary)
 
 
-def read(folder: Path, encoder: Mapping[str, Any], option: str, label: str, pad_token: str | None = None) -> CLIPTokenizer:
+def read(spec: TokenizerSpec, folder: Path, encoder: Mapping[str, Any], option: str, label: str, pad_token: str | None = None) -> Any:
     """The tokenizer in a folder, for an encoder of this configuration. OptionError when it is missing, empty or of another encoder."""
-    if not is_there(folder):
-        raise OptionError(f"{option}: {label} has no tokenizer.json, and no vocab.json with merges.txt. Download the model again")
-    tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True, **({} if pad_token is None else {"pad_token": pad_token}))
+    if not is_there(folder, spec):
+        raise OptionError(f"{option}: {label} has no tokenizer.json, and no {' with '.join(spec.vocabulary)}. Download the model again")
+    tokenizer = spec.cls.from_pretrained(str(folder), local_files_only=True, **({} if pad_token is None else {"pad_token": pad_token}))
     size = encoder["vocab_size"]
     # A few more embeddings than tokens occur (tables padded for speed); fewer would be read out of range.
     if not 0.9 * size <= len(tokenizer) <= size:
         raise OptionError(
             f"{option}: {label} has {len(tokenizer)} tokens, but its text encoder knows {size}; the two do not belong together"
         )
-    tokenizer.model_max_length = min(tokenizer.model_max_length, encoder["max_position_embeddings"])
+    # T5's positions are relative: it names no largest number of them.
+    tokenizer.model_max_length = min(tokenizer.model_max_length, encoder.get("max_position_embeddings", tokenizer.model_max_length))
     return tokenizer
 
 
-def find_for_file(file: Path, shipped: Path, encoders: Sequence[Mapping[str, Any]], option: str) -> list[CLIPTokenizer]:
-    """Both tokenizers of a model in a single file, which holds none: beside the file, with the program, in the hub cache, on the hub.
+def find_for_file(
+    file: Path, configs: Path, specs: Sequence[TokenizerSpec], encoders: Sequence[Mapping[str, Any]], option: str
+) -> list[Any]:
+    """The tokenizers of a model in a single file, which holds none: beside it, beside its configuration, in the hub cache, on the hub.
 
     Raises OptionError that says what to put where.
     """
     found = []
-    for name, encoder in zip(PADDING, encoders, strict=True):
-        own = next((root / name for root in (file.parent, shipped) if is_there(root / name)), None)
+    for spec, encoder in zip(specs, encoders, strict=True):
+        own = next((root / spec.folder for root in (file.parent, configs) if is_there(root / spec.folder, spec)), None)
         if own is not None:
-            found.append(read(own, encoder, option, f"{name} beside {file.name}"))
+            # What lies beside a file without its model's configuration may be another model's, with another padding.
+            pad_token = None if configs == file.parent else spec.pad_token
+            found.append(read(spec, own, encoder, option, f"{spec.folder} beside {file.name}", pad_token))
             continue
-        # Both have the same vocabulary, so either folder, or the bare vocabulary, serves for the other.
-        folder = (
-            next((root / other for root in (file.parent, shipped) for other in PADDING if is_there(root / other)), None) or _on_the_hub()
-        )
+        # Tokenizers of one class have the same vocabulary, so the folder of another, or the bare vocabulary, serves too.
+        others = [other.folder for other in specs if other.cls is spec.cls] + ["tokenizer"]
+        folder = next((root / other for root in (file.parent, configs) for other in others if is_there(root / other, spec)), None)
+        folder = folder or _on_the_hub(spec)
         if folder is None:
+            hub_id, inside = spec.published[0]
             raise OptionError(
-                f"{option}: {file.name} holds no tokenizer, and none was found. Put CLIP's vocab.json and merges.txt "
-                f"(from {HUB_ID} on the hub, 1.4 MB) into a folder named tokenizer beside the file, "
-                f"{file.parent.name}/tokenizer"
+                f"{option}: {file.name} holds no tokenizer, and none was found. Put {spec.words} {' and '.join(spec.vocabulary)} "
+                f"(from {'/'.join(filter(None, (hub_id, inside.rstrip('/'))))} on the hub, {spec.size}) into a folder named {spec.folder} "
+                f"beside the file, {file.parent.name}/{spec.folder}"
             )
-        found.append(read(folder, encoder, option, f"the tokenizer for {file.name}", PADDING[name]))
+        found.append(read(spec, folder, encoder, option, f"the tokenizer for {file.name}", spec.pad_token))
     return found
 
 
-def _on_the_hub() -> Path | None:
-    """The folder of CLIP's vocabulary in the hub cache, fetched into it where there is a network; None without."""
-    for hub_id, inside in _CACHED:
-        paths = [huggingface_hub.try_to_load_from_cache(hub_id, inside + name) for name in _VOCABULARY]
+def _on_the_hub(spec: TokenizerSpec) -> Path | None:
+    """The folder of a vocabulary in the hub cache, fetched into it where there is a network; None without."""
+    for hub_id, inside in spec.published:
+        paths = [huggingface_hub.try_to_load_from_cache(hub_id, inside + name) for name in spec.vocabulary]
         if all(isinstance(path, str) for path in paths):
             return Path(str(paths[0])).parent
     if huggingface_hub.constants.is_offline_mode():
         return None
-    logger.info("fetching CLIP's vocabulary (1.4 MB) from the hub, %s", HUB_ID)
+    hub_id, inside = spec.published[0]
+    logger.info("fetching %s vocabulary (%s) from the hub, %s", spec.words, spec.size, hub_id)
     try:
         # A snapshot asks the hub once before it fetches; single files would be tried for half a minute where there is no network.
-        folder = Path(huggingface_hub.snapshot_download(HUB_ID, allow_patterns=list(_VOCABULARY)))
+        folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[inside + name for name in spec.vocabulary]))
     except (HfHubHTTPError, OSError) as err:
         logger.info("the hub cannot be reached: %s", err)
         return None
-    return folder if is_there(folder) else None
+    return folder / inside if is_there(folder / inside, spec) else None

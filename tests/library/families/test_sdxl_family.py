@@ -10,6 +10,8 @@ from sd_scripts.library import diffusion
 from sd_scripts.library.families import family as family_of
 from sd_scripts.library.families.samplers import FlowEuler, scheduler_for
 from sd_scripts.library.loading import sdxl as loading
+from sd_scripts.library.loading.common import make, shipped_configs
+from sd_scripts.library.loading.unet import FLOW_SCHEDULER, scheduler_config
 from sd_scripts.library.protocols import Geometry, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdxlModelOptions
@@ -29,7 +31,7 @@ def parts() -> Parts:
 def of_kind(parts: Parts, prediction_type: str, zero_terminal_snr: bool = False) -> Parts:
     """The same networks, said to be of another kind."""
     options = SdxlModelOptions(pretrained_model_name_or_path="tiny", prediction_type=prediction_type, zero_terminal_snr=zero_terminal_snr)
-    config = loading.scheduler_config(parts.scheduler_config, options)
+    config = scheduler_config(parts.scheduler_config, options, loading.SPEC.configs)
     return replace(parts, scheduler_config=config, path=diffusion.path_of(config), kind=diffusion.kind_of(config))
 
 
@@ -147,7 +149,7 @@ def test_one_euler_step_through_denoise_is_one_step_of_the_pipeline(parts, kind,
 def test_one_euler_step_of_a_flow_model_through_denoise_is_one_step_of_the_pipeline(parts):
     parts = of_kind(parts, "flow")
     seen: list[torch.Tensor] = []
-    pipe = pipeline_of(parts, FlowEuler.from_config(loading.FLOW_SCHEDULER))
+    pipe = pipeline_of(parts, FlowEuler.from_config(FLOW_SCHEDULER))
     pipe(
         "a star",
         width=64,
@@ -261,10 +263,7 @@ def test_adapter_tensors_are_exported_under_kohyas_names():
 
 def test_the_full_size_networks_get_adapters_on_kohyas_layers():
     with torch.device("meta"):
-        made = {
-            name: loading.make(name, loading.read_json(loading.CONFIGS / folder / "config.json", ""), "", name)
-            for name, folder in loading.FOLDERS.items()
-        }
+        made = {name: make(loading.SPEC, name, config, "", name) for name, config in shipped_configs(loading.SPEC)}
     full = replace(SDXL.tiny(), backbone=made["backbone"], text_encoders={"te1": made["te1"], "te2": made["te2"]})
     assert {name: len(layers) for name, layers in SDXL.adapter_targets(full, conv=False).items()} == {
         "backbone": 722,

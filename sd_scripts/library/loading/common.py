@@ -1,0 +1,374 @@
+"""What the loaders of all families share: find each network in a folder or file, match its tensors, read it. Knows no family.
+
+A family describes itself by a FamilySpec with one PartSpec for each network, and puts together from the functions here:
+
+    base_source -> from_folder | from_file     the base model, all its networks found and checked, no weights read
+    given                                      one network from an option of its own (vae, clip_l, ...), in any form
+    network                                    one network from tensors that the family has found itself
+    read_networks, merge_adapters              weights
+
+Every problem that can be seen before weights are read is collected with `tried` and told at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from sd_scripts.library.loading import tokenizers
+from sd_scripts.library.loading.headers import LORA, VAE, Header, read_header, what_is
+from sd_scripts.library.loading.original import Layout, Stored, from_original, places, shape_from_original
+from sd_scripts.library.loading.source import Source, find
+from sd_scripts.library.loading.tokenizers import TokenizerSpec
+from sd_scripts.library.loading.weights import Entry, Reader, check, empty, entries, fill, folder_entries
+from sd_scripts.library.protocols import Parts
+from sd_scripts.schema.errors import OptionError, Problem
+
+BASE = "pretrained_model_name_or_path"
+"""The option that names the base model."""
+CONFIGS = Path(__file__).parents[1] / "configs"
+"""Configuration of the published networks by family, for single files, which carry none."""
+VAE_DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+Config = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """One network of a family."""
+
+    folder: str
+    """Its folder in the diffusers layout."""
+    class_name: str
+    make: Callable[[Config], nn.Module]
+    """The network from its configuration."""
+    layout: Layout
+    """Its names in the original layout."""
+    prefixes: tuple[str, ...] = ("",)
+    """Beginnings of its names in a single file of the whole model: the one that is written, then others that are read, longest first."""
+    kinds: tuple[str, ...] = ()
+    """What what_is calls a file of this network alone."""
+    tokenizer: TokenizerSpec | None = None
+    stem: str = "diffusion_pytorch_model"
+    """Name of its weights in the diffusers layout, without ending."""
+
+
+@dataclass(frozen=True)
+class FamilySpec:
+    """What the loader needs to know about a family."""
+
+    name: str
+    """As in families.NAMES; `toy` is looked for under it."""
+    label: str
+    """As in "you chose SDXL"."""
+    needs: str
+    """What a single file must be, for the sentence about a wrong one."""
+    files: tuple[str, ...]
+    """What what_is calls the family's single files."""
+    pipelines: tuple[str, ...]
+    """Beginnings of its pipelines' class names in model_index.json."""
+    configs: Path
+    """Folder with the published networks' configurations, in the diffusers layout."""
+    parts: Mapping[str, PartSpec]
+    """By the names of Parts.modules(): backbone, vae, te1, ..."""
+    belongs: Mapping[str, str] = field(default_factory=lambda: {VAE: "vae"})
+    """The option for a file of one network alone, by what what_is calls it."""
+
+    @property
+    def tokenizers(self) -> dict[str, TokenizerSpec]:
+        """By the name of their text encoder."""
+        return {name: part.tokenizer for name, part in self.parts.items() if part.tokenizer is not None}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One network, and where its tensors are, by their names in the network."""
+
+    tensors: dict[str, tuple[Entry, Stored]]
+    module: nn.Module
+    """Made from the configuration, with empty weights."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Everything about a base model that is known before its weights are read."""
+
+    spec: FamilySpec
+    source: Source
+    networks: dict[str, Found]
+    tokenizers: dict[str, Any]
+    scheduler: Config
+    index: Config
+    """Its model_index.json."""
+
+
+def base_source(spec: FamilySpec, value: str, revision: str | None, variant: str | None, own: Sequence[str]) -> Source:
+    """The base model on this disk, fetched when it is a hub id; own are the names of the networks that are taken from it."""
+    source = find(BASE, value, spec.name, revision, variant, [spec.parts[name].folder for name in own])
+    if source.is_file and variant is not None:
+        raise OptionError(f"variant: {variant} chooses among the files of a folder, but {BASE} is the file {source.label}; remove it")
+    return source
+
+
+def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequence[str]) -> Base:
+    """The base model in a diffusers folder, with the networks named in own and the tokenizers of those among them that have one."""
+    words = {name: tokenizer for name, tokenizer in spec.tokenizers.items() if name in own}
+    index = check_folder(spec, source, own)
+    networks: dict[str, Found] = {}
+    problems: list[Problem] = []
+    for name in own:
+        folder = source.path / spec.parts[name].folder
+        label = f"{source.label}/{folder.name}"
+        found = tried(problems, lambda name=name, folder=folder, label=label: network_in_folder(spec, name, folder, variant, BASE, label))
+        if found is not None:
+            networks[name] = found
+    if problems:
+        raise OptionError(problems)
+    read = {
+        name: tokenizers.read(
+            tokenizer, source.path / tokenizer.folder, config_of(networks[name].module), BASE, f"{source.label}/{tokenizer.folder}"
+        )
+        for name, tokenizer in words.items()
+    }
+    return Base(spec, source, networks, read, read_json(source.path / "scheduler" / "scheduler_config.json", BASE), index)
+
+
+def from_file(spec: FamilySpec, source: Source, header: Header, configs: Path, own: Sequence[str]) -> Base:
+    """The base model in one file of the original layout that holds everything, with the configurations in the folder `configs`."""
+    check_kind(spec, header, source)
+    networks: dict[str, Found] = {}
+    for name in own:
+        part = spec.parts[name]
+        prefix = next((prefix for prefix in part.prefixes if header.starts(prefix)), part.prefixes[0])
+        tensors = entries(header, BASE, prefix)
+        if name == "vae" and not tensors:
+            raise OptionError(f"{BASE}: {source.label} holds no VAE; set vae to one for {spec.label}")
+        config = read_json(configs / part.folder / "config.json", BASE)
+        networks[name] = network(spec, name, config, tensors, BASE, f"{part.folder} of {source.label}")
+    words = {name: tokenizer for name, tokenizer in spec.tokenizers.items() if name in own}
+    encoders = [config_of(networks[name].module) for name in words]
+    read = tokenizers.find_for_file(source.path, configs, list(words.values()), encoders, BASE)
+    scheduler = read_json(configs / "scheduler" / "scheduler_config.json", BASE)
+    return Base(spec, source, networks, dict(zip(words, read)), scheduler, read_json(configs / "model_index.json", BASE))
+
+
+def configs_for(spec: FamilySpec, file: Path) -> Path:
+    """The folder with a single file's configuration: its own, where a diffusers folder of the family holds it, or the published one."""
+    index = file.parent / "model_index.json"
+    if index.is_file() and str(read_json(index, BASE).get("_class_name", "")).startswith(spec.pipelines):
+        return file.parent
+    return spec.configs
+
+
+def check_kind(spec: FamilySpec, header: Header, source: Source) -> None:
+    """Raises OptionError with a sentence about what the file is, unless it is one of the family's."""
+    what = what_is(header)
+    if what in spec.files:
+        return
+    if what == LORA:
+        remedy = "LoRA files go into base_weights (merged first) or network_weights (trained further)"
+    elif what in spec.belongs:
+        remedy = f"{what[0].upper()}{what[1:]} goes into {spec.belongs[what]}"
+    else:
+        remedy = f"Choose its own family, or {spec.files[0]}"
+    raise OptionError(f"{BASE}: {source.label} is {what}; you chose {spec.label}, which needs {spec.needs}. {remedy}")
+
+
+def check_folder(spec: FamilySpec, source: Source, own: Sequence[str]) -> Config:
+    """The folder's model_index.json. Raises OptionError for a folder that is no model of the family, and lists what is missing."""
+    index_file = source.path / "model_index.json"
+    if not index_file.is_file():
+        files = sorted(path.name for path in source.path.glob("*.safetensors"))
+        hint = f" It has {files[0]}; to load that file, give its path" if files else ""
+        alone = class_in(source.path, BASE)
+        kind = f"is a {alone} alone, not a whole model" if alone else "is not a diffusers folder: it has no model_index.json"
+        raise OptionError(f"{BASE}: the folder {source.label} {kind}.{hint}")
+    index = read_json(index_file, BASE)
+    name = str(index.get("_class_name", "unknown"))
+    if not name.startswith(spec.pipelines):
+        raise OptionError(
+            f"{BASE}: {source.label} is a {name.removesuffix('Pipeline')} model ({name}); you chose {spec.label}. "
+            f"Choose its own family, or {spec.files[0]}"
+        )
+    needed = [f"{spec.parts[part].folder}/config.json" for part in own]
+    missing = [name for name in [*needed, "scheduler/scheduler_config.json"] if not (source.path / name).is_file()]
+    missing += [
+        tokenizer.folder for part, tokenizer in spec.tokenizers.items() if part in own and not (source.path / tokenizer.folder).is_dir()
+    ]
+    if missing:
+        raise OptionError(f"{BASE}: the diffusers folder {source.label} is not complete; missing: {', '.join(missing)}")
+    return index
+
+
+def given(spec: FamilySpec, name: str, option: str, value: str, variant: str | None, also: Sequence[str] = ()) -> Found:
+    """The network that an option of its own names: a file in the original or the diffusers layout, its folder, a whole model, a hub id.
+
+    also: what what_is calls further files that hold it, besides the network alone and the family's single files.
+    """
+    part = spec.parts[name]
+    noun = f"a {name.upper()}" if name == "vae" else f"a {part.class_name}"
+    source = find(option, value, spec.name, folders=(part.folder,))
+    if not source.is_file:
+        folder = source.path if class_in(source.path, option) == part.class_name else source.path / part.folder
+        if class_in(folder, option) != part.class_name:
+            raise OptionError(
+                f"{option}: the folder {source.label} has no {noun.removeprefix('a ')}: neither its config.json nor "
+                f"{part.folder}/config.json is one of {_with_article(part.class_name)}"
+            )
+        has_variant = variant is not None and any(folder.glob(f"*.{variant}*"))
+        return network_in_folder(spec, name, folder, variant if has_variant else None, option, source.label)
+    header = read_header(source.path, option)
+    what = what_is(header)
+    if what not in (*part.kinds, *spec.files, *also):
+        raise OptionError(f"{option}: {source.label} is {what}; {noun} for {spec.label} is needed")
+    beside = source.path.parent
+    own = class_in(beside, option) == part.class_name
+    config = read_json((beside if own else spec.configs / part.folder) / "config.json", option)
+    prefix = next((prefix for prefix in part.prefixes if header.starts(prefix)), "")
+    tensors = entries(header, option, prefix)
+    if name == "vae":
+        _check_latents(tensors, config, f"{option}: {source.label}", spec.label)
+    return network(spec, name, config, tensors, option, source.label)
+
+
+def _check_latents(tensors: Mapping[str, Entry], config: Config, where: str, label: str) -> None:
+    """Raises OptionError for a VAE with latents of another number of channels, the commonest mix-up of families."""
+    entry = tensors.get("decoder.conv_in.weight")
+    if entry is not None and len(entry.shape) == 4 and entry.shape[1] != config.get("latent_channels", 4):
+        raise OptionError(
+            f"{where} makes latents of {entry.shape[1]} channels, but those of {label} have {config.get('latent_channels', 4)}; "
+            "it is the VAE of another family"
+        )
+
+
+def network_in_folder(spec: FamilySpec, name: str, folder: Path, variant: str | None, option: str, label: str) -> Found:
+    """A network in its own folder of the diffusers layout; label names the folder in messages."""
+    config = read_json(folder / "config.json", option)
+    return network(spec, name, config, folder_entries(folder, spec.parts[name].stem, variant, option, label), option, label)
+
+
+def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, Entry], option: str, what: str) -> Found:
+    """Matches tensors (names without prefix, original or diffusers layout) with those of the network. OptionError when they do not fit."""
+    part = spec.parts[name]
+    module = empty(lambda: make(spec, name, config, option, what))
+    keys = list(module.state_dict())
+    original = places(part.layout, keys, config_of(module))
+    diffusers = {key: Stored(_spelling(key, tensors)) for key in keys}
+    # The layout that more of the names belong to; a file mixes none.
+    placed = max((diffusers, original), key=lambda layout: sum(stored.name in tensors for stored in layout.values()))
+    pairs = {key: (tensors[stored.name], stored) for key, stored in placed.items() if stored.name in tensors}
+    found = {key: shape_from_original(stored, entry.shape) for key, (entry, stored) in pairs.items()}
+    used = {stored.name for stored in placed.values()}
+    found |= {key: entry.shape for key, entry in tensors.items() if key not in used}
+    check(module, found, what, option)
+    return Found(pairs, module)
+
+
+_OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+
+
+def _spelling(key: str, tensors: Mapping[str, Entry]) -> str:
+    """A tensor's name in a file: transformers before 5.6 wrote `text_model.`, old diffusers had other names in the VAE's attention."""
+    candidates = [key, f"text_model.{key}", key.removeprefix("text_model.")]
+    candidates += [key.replace(f".{new}.", f".{old}.") for new, old in _OLD_ATTENTION.items() if f".attentions.0.{new}." in key]
+    return next((name for name in candidates if name in tensors), key)
+
+
+def make(spec: FamilySpec, name: str, config: Config, option: str, what: str) -> nn.Module:
+    """A network from its configuration. Raises OptionError for a configuration of another class, and for one that makes no network."""
+    wanted = spec.parts[name].class_name
+    class_name = config.get("_class_name") or next(iter(config.get("architectures") or []), wanted)
+    if class_name != wanted:
+        raise OptionError(f"{option}: {what} is a {class_name}; {spec.label} has {_with_article(wanted)} there")
+    try:
+        return spec.parts[name].make(config)
+    except (TypeError, ValueError, KeyError, IndexError) as err:
+        raise OptionError(f"{option}: the configuration of {what} makes no {class_name}: {err}") from err
+
+
+def adapter(value: str) -> Path:
+    """A LoRA file of base_weights. Raises OptionError unless it is one."""
+    path = Path(value).expanduser()
+    if not path.is_file():
+        raise OptionError(f"base_weights: there is no file {value}")
+    what = what_is(read_header(path, "base_weights"))
+    if what != LORA:
+        raise OptionError(f"base_weights: {path.name} is {what}; LoRA files are merged here")
+    return path
+
+
+def read_networks(found: Mapping[str, Found], label: str, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> dict[str, nn.Module]:
+    """Reads the weights of each network, in the precision that dtypes has for its name: frozen, in eval mode, on the device."""
+    read = Reader()
+    for name, one in tqdm(found.items(), desc=f"loading {label}", unit="network", leave=False):
+        getters = {
+            key: lambda entry=entry, stored=stored: from_original(stored, read(entry)) for key, (entry, stored) in one.tensors.items()
+        }
+        fill(one.module, getters, device, dtypes[name])
+    return {name: one.module for name, one in found.items()}
+
+
+def merge_adapters(parts: Parts, adapters: Sequence[Path], multipliers: Sequence[float]) -> None:
+    """Merges LoRA files into the networks in their order, with these strengths; none given means 1.0 for all."""
+    if not adapters:
+        return
+    from sd_scripts.library.networks.merge import merge_into
+
+    strengths = multipliers or (1.0,) * len(adapters)
+    for path, strength in tqdm(list(zip(adapters, strengths, strict=True)), desc="merging base_weights", disable=len(adapters) < 2):
+        merge_into(parts, path, strength)
+
+
+def tried(problems: list[Problem], action: Callable[[], T]) -> T | None:
+    """The action's result; its problems join the others, so that all are told at once."""
+    try:
+        return action()
+    except OptionError as err:
+        problems.extend(err.problems)
+        return None
+
+
+def read_json(path: Path, option: str) -> Config:
+    """A configuration file. Raises OptionError when it is missing or no JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise OptionError(f"{option}: {path.parent.name}/{path.name} is missing") from err
+    except (OSError, ValueError) as err:
+        raise OptionError(f"{option}: {path.parent.name}/{path.name} cannot be read as JSON ({err})") from err
+    if not isinstance(content, dict):
+        raise OptionError(f"{option}: {path.parent.name}/{path.name} is not a JSON object")
+    return content
+
+
+def class_in(folder: Path, option: str) -> str | None:
+    """The class that a folder's config.json is a configuration of; None without."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    config = read_json(file, option)
+    return config.get("_class_name") or next(iter(config.get("architectures") or []), None)
+
+
+def config_of(module: nn.Module) -> Config:
+    """A network's configuration as a plain dictionary."""
+    config: Any = module.config
+    return config.to_dict() if hasattr(config, "to_dict") else dict(config)
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIO' else 'a'} {noun}"
+
+
+def shipped_configs(spec: FamilySpec) -> Iterator[tuple[str, Config]]:
+    """Name and published configuration of each network."""
+    for name, part in spec.parts.items():
+        yield name, read_json(spec.configs / part.folder / "config.json", BASE)

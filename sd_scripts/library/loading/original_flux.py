@@ -1,0 +1,139 @@
+"""The layout of published FLUX transformer files (flux1-dev.safetensors): where each tensor of the diffusers layout stands, both ways.
+
+Driven by the network's configuration, so it holds for any depth and width; knows names and shapes, not files. The autoencoder of FLUX is
+stored as those of other models are, see `original`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sd_scripts.library.loading.original import Stored
+
+# D: width of the transformer. Rows of packed matrices: q, k, v of D rows each; in single blocks 4 D rows of the MLP follow.
+
+MLP_RATIO = 4
+"""FLUX's MLPs are this many times wider than the transformer; no configuration says otherwise."""
+
+_ENDS = {
+    "x_embedder": "img_in",
+    "context_embedder": "txt_in",
+    "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
+    "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer",
+    "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
+    "time_text_embed.guidance_embedder.linear_2": "guidance_in.out_layer",
+    "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
+    "time_text_embed.text_embedder.linear_2": "vector_in.out_layer",
+    "norm_out.linear": "final_layer.adaLN_modulation.1",
+    "proj_out": "final_layer.linear",
+}
+_DOUBLE = {
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+}
+_DOUBLE_NORMS = {
+    "attn.norm_q": "img_attn.norm.query_norm",
+    "attn.norm_k": "img_attn.norm.key_norm",
+    "attn.norm_added_q": "txt_attn.norm.query_norm",
+    "attn.norm_added_k": "txt_attn.norm.key_norm",
+}
+_DOUBLE_PACKED = {
+    "attn.to_q": ("img_attn.qkv", 0),
+    "attn.to_k": ("img_attn.qkv", 1),
+    "attn.to_v": ("img_attn.qkv", 2),
+    "attn.add_q_proj": ("txt_attn.qkv", 0),
+    "attn.add_k_proj": ("txt_attn.qkv", 1),
+    "attn.add_v_proj": ("txt_attn.qkv", 2),
+}
+_SINGLE = {"norm.linear": "modulation.lin", "proj_out": "linear2"}
+_SINGLE_NORMS = {"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"}
+_SINGLE_PACKED = {"attn.to_q": ("linear1", 0), "attn.to_k": ("linear1", 1), "attn.to_v": ("linear1", 2), "proj_mlp": ("linear1", 3)}
+
+
+def width_of(config: Mapping[str, Any]) -> int:
+    """D of a transformer with this configuration."""
+    return int(config["num_attention_heads"]) * int(config["attention_head_dim"])
+
+
+def transformer(config: Mapping[str, Any]) -> Callable[[str], Stored]:
+    """Where a transformer's tensors (diffusers names) stand in a published file; see original.Layout."""
+    width = width_of(config)
+
+    def stored(key: str) -> Stored:
+        layer, _, kind = key.rpartition(".")
+        if layer in _ENDS:
+            # diffusers' last modulation gives scale, then shift; the published one shift, then scale.
+            return Stored(f"{_ENDS[layer]}.{kind}", "swapped" if layer == "norm_out.linear" else "same")
+        match = re.fullmatch(r"(single_)?transformer_blocks\.(\d+)\.(.+)", layer)
+        place = None if match is None else _in_block(match[3], kind, bool(match[1]), width)
+        if match is None or place is None:
+            raise KeyError(f"{key} has no place in the original layout")
+        blocks = "single_blocks" if match[1] else "double_blocks"
+        return replace(place, name=f"{blocks}.{match[2]}.{place.name}")
+
+    return stored
+
+
+def _in_block(layer: str, kind: str, single: bool, width: int) -> Stored | None:
+    """Where a layer's tensor stands within its block."""
+    plain, norms, packed = (_SINGLE, _SINGLE_NORMS, _SINGLE_PACKED) if single else (_DOUBLE, _DOUBLE_NORMS, _DOUBLE_PACKED)
+    if layer in plain:
+        return Stored(f"{plain[layer]}.{kind}")
+    if layer in norms:
+        return Stored(f"{norms[layer]}.scale")
+    if layer not in packed:
+        return None
+    name, number = packed[layer]
+    rows = MLP_RATIO * width if number == 3 else width
+    total = (3 + MLP_RATIO) * width if single else 3 * width
+    return Stored(f"{name}.{kind}", "rows", (number * width, number * width + rows, total))
+
+
+def config_of(shape_of: Callable[[str], tuple[int, ...] | None], keys: Iterable[str]) -> dict[str, Any]:
+    """Configuration of the transformer whose published file has these tensors: depth, widths, and whether guidance is embedded.
+
+    shape_of gives a tensor's shape, None for one that is not there. Raises KeyError for a file that lacks one of the needed tensors.
+
+    The split of the rotary frequencies stands in no tensor. The published 16, 56, 56 of a head of 128 is 1/8, 7/16, 7/16; small models
+    are taken to have the same, in even numbers.
+    """
+
+    def shape(name: str) -> tuple[int, ...]:
+        found = shape_of(name)
+        if not found:
+            raise KeyError(name)
+        return found
+
+    width, channels = shape("img_in.weight")
+    head = shape("double_blocks.0.img_attn.norm.query_norm.scale")[0]
+    side = 2 * (head * 7 // 32)
+    keys = list(keys)
+    return {
+        "_class_name": "FluxTransformer2DModel",
+        "patch_size": 1,
+        "in_channels": channels,
+        "out_channels": shape("final_layer.linear.weight")[0],
+        "num_layers": _count(keys, "double_blocks"),
+        "num_single_layers": _count(keys, "single_blocks"),
+        "attention_head_dim": head,
+        "num_attention_heads": width // head,
+        "joint_attention_dim": shape("txt_in.weight")[1],
+        "pooled_projection_dim": shape("vector_in.in_layer.weight")[1],
+        "guidance_embeds": shape_of("guidance_in.in_layer.weight") is not None,
+        "axes_dims_rope": [head - 2 * side, side, side],
+    }
+
+
+def _count(keys: Iterable[str], blocks: str) -> int:
+    """Number of blocks: one more than the highest that occurs."""
+    numbers = [int(match[1]) for key in keys if (match := re.match(rf"{blocks}\.(\d+)\.", key))]
+    return max(numbers, default=-1) + 1

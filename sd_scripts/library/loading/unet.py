@@ -1,0 +1,138 @@
+"""What loading SD and SDXL share: their networks with a UNet, their noise schedules, and the way from options to parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+
+from sd_scripts.library import diffusion
+from sd_scripts.library.loading import original
+from sd_scripts.library.loading.common import (
+    BASE,
+    VAE_DTYPES,
+    Base,
+    Config,
+    FamilySpec,
+    Found,
+    PartSpec,
+    adapter,
+    base_source,
+    check_kind,
+    configs_for,
+    from_file,
+    from_folder,
+    given,
+    merge_adapters,
+    read_json,
+    read_networks,
+    tried,
+)
+from sd_scripts.library.loading.headers import VAE, Header, read_header
+from sd_scripts.library.loading.source import Source
+from sd_scripts.library.protocols import Parts
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.model import SdxlModelOptions
+
+UNET = PartSpec("unet", "UNet2DConditionModel", UNet2DConditionModel.from_config, original.unet, ("model.diffusion_model.",))
+AUTOENCODER = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("first_stage_model.",), (VAE,))
+FLOW_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+
+Refine = Callable[[FamilySpec, Source, Header | None], FamilySpec]
+"""The version of a family that a folder, or a file with this header, holds; raises OptionError for what is not of the family."""
+
+
+def load(
+    spec: FamilySpec,
+    options: SdxlModelOptions,
+    device: torch.device,
+    dtype: torch.dtype,
+    settings: Callable[[Base], dict[str, Any]],
+    refine: Refine = lambda spec, source, header: spec,
+) -> Parts:
+    """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
+
+    settings makes Parts.settings. Raises OptionError with every problem that can be seen before weights are read.
+    """
+    problems: list[Problem] = []
+    own = [name for name in spec.parts if name != "vae" or options.vae is None]
+    base = tried(problems, lambda: _base(spec, options, own, refine))
+    given_vae = options.vae
+    vae = tried(problems, lambda: given(spec, "vae", "vae", given_vae, options.variant)) if given_vae is not None else None
+    adapters = [tried(problems, lambda value=value: adapter(value)) for value in options.base_weights]
+    if base is None or problems:
+        raise OptionError(problems)
+    if vae is not None:
+        base.networks["vae"] = vae
+    check_channels(base.networks)
+    parts = read(base, options, device, dtype, settings(base))
+    merge_adapters(parts, [path for path in adapters if path is not None], options.base_weights_multiplier)
+    return parts
+
+
+def _base(spec: FamilySpec, options: SdxlModelOptions, own: list[str], refine: Refine) -> Base:
+    source = base_source(spec, options.pretrained_model_name_or_path, options.revision, options.variant, own)
+    if not source.is_file:
+        return from_folder(refine(spec, source, None), source, options.variant, own)
+    header = read_header(source.path, BASE)
+    check_kind(spec, header, source)
+    version = refine(spec, source, header)
+    return marked(from_file(version, source, header, configs_for(version, source.path), own), header)
+
+
+def marked(base: Base, header: Header) -> Base:
+    """The base model with what the marks of its single file say about its schedule; v_pred and ztsnr are tensors without content."""
+    if "v_pred" in header.shapes:
+        base.scheduler["prediction_type"] = "v_prediction"
+    if "ztsnr" in header.shapes:
+        base.scheduler["rescale_betas_zero_snr"] = True
+    return base
+
+
+def read(base: Base, options: SdxlModelOptions, device: torch.device, dtype: torch.dtype, settings: dict[str, Any]) -> Parts:
+    """Reads the weights."""
+    scheduler = scheduler_config(base.scheduler, options, base.spec.configs)
+    dtypes = {name: VAE_DTYPES[options.vae_dtype] if name == "vae" else dtype for name in base.networks}
+    modules = read_networks(base.networks, base.source.label, device, dtypes)
+    return Parts(
+        backbone=modules["backbone"],
+        vae=modules["vae"],
+        text_encoders={name: modules[name] for name in base.spec.tokenizers},
+        tokenizers=base.tokenizers,
+        path=diffusion.path_of(scheduler),
+        kind=diffusion.kind_of(scheduler),
+        scheduler_config=scheduler,
+        source=base.source.label,
+        settings=settings,
+    )
+
+
+def scheduler_config(config: Config, options: SdxlModelOptions, configs: Path) -> Config:
+    """The model's scheduler configuration with what the options say about it; configs is the folder of the published model's own."""
+    wanted = options.prediction_type
+    if wanted == "flow":
+        return dict(config) if diffusion.is_flow(config) else dict(FLOW_SCHEDULER)
+    changed = dict(config)
+    if diffusion.is_flow(config):
+        if options.zero_terminal_snr and wanted == "auto":
+            raise OptionError("zero_terminal_snr belongs to noise schedules; this model is a flow-matching model and has none. Turn it off")
+        if wanted != "auto":
+            changed = read_json(configs / "scheduler" / "scheduler_config.json", BASE)
+    if wanted != "auto":
+        changed["prediction_type"] = wanted
+    if options.zero_terminal_snr or changed.get("rescale_betas_zero_snr"):
+        changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    return changed
+
+
+def check_channels(networks: Mapping[str, Found]) -> None:
+    """Raises OptionError when the UNet does not work on the VAE's latents, as inpainting models do not."""
+    have, need = networks["backbone"].module.config.in_channels, networks["vae"].module.config.latent_channels
+    if have != need:
+        raise OptionError(
+            f"{BASE}: the UNet takes {have} channels, but the VAE makes latents of {need}. "
+            "Inpainting and edit models cannot be trained here, and the VAE must be one for this model"
+        )
