@@ -23,6 +23,8 @@ from sd_scripts.toy.worlds import Scene
 
 DATASETS = {
     "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation pictures of old shapes",
+    "teal": "24 circles, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
+    "subject": "12 pictures of one subject, a teal circle called zwx, and 40 of its class: DreamBooth, without captions",
     "shapes": "64 circles, squares and triangles: what the bases were trained on",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
@@ -61,6 +63,15 @@ def _files(name: str) -> dict[str, bytes]:
     # Relative path -> content.
     if name == "star":
         return _pictures("train/3_star", _stars(24), 11) | _pictures("reg/1_shape", _old_scenes(60), 12)
+    if name == "teal":
+        teal = list(worlds.trained(worlds.NEW_COLORS))
+        return _pictures("train/3_teal", teal, 14) | _pictures("reg/1_shape", _old_scenes(60, worlds.KNOWN_COLORS), 15)
+    if name == "subject":
+        # As many repeats as make every class picture count: kohya pairs the two one to one.
+        instance, kind = f"train/4_{worlds.SUBJECT_WORD} {worlds.SUBJECT_SHAPE}", f"reg/1_{worlds.SUBJECT_SHAPE}"
+        subject = [scene for scene in worlds.trained((worlds.SUBJECT_COLOR,)) if scene.shape == worlds.SUBJECT_SHAPE]
+        others = [scene for scene in worlds.trained(worlds.KNOWN_COLORS) if scene.shape == worlds.SUBJECT_SHAPE]
+        return _pictures(instance, (subject * 2)[:12], 16, captions=False) | _pictures(kind, others, 17, captions=False)
     if name == "shapes":
         return _pictures("train/1_shape", _old_scenes(64), 13)
     close = difflib.get_close_matches(name, DATASETS, n=1)
@@ -74,18 +85,21 @@ def _stars(num: int) -> list[Scene]:
     return [Scene("star", colors[index % len(colors)], places[(2 * index + index // len(colors)) % len(places)]) for index in range(num)]
 
 
-def _old_scenes(num: int) -> list[Scene]:
-    order = worlds.rng_for(10, num).permutation(len(worlds.TRAINED))
-    return [worlds.TRAINED[index] for index in order[:num]]
+def _old_scenes(num: int, colors: tuple[str, ...] = tuple(worlds.COLORS)) -> list[Scene]:
+    trained = worlds.trained(colors)
+    order = worlds.rng_for(10, num).permutation(len(trained))
+    return [trained[index] for index in order[:num]]
 
 
-def _pictures(folder: str, scenes: list[Scene], seed: int) -> dict[str, bytes]:
+def _pictures(folder: str, scenes: list[Scene], seed: int, captions: bool = True) -> dict[str, bytes]:
+    # Without captions the folder's name is the prompt, as in kohya's layout for DreamBooth.
     files = {}
     for index, scene in enumerate(scenes):
         rng = worlds.rng_for(seed, index)
         stem = f"{folder}/{index:03d}_{scene.color}_{scene.shape}"
         files[f"{stem}.png"] = _png(scene, *_SIZES[int(rng.integers(len(_SIZES)))], rng)
-        files[f"{stem}.txt"] = f"{worlds.caption(scene, rng)}\n".encode()
+        if captions:
+            files[f"{stem}.txt"] = f"{worlds.caption(scene, rng)}\n".encode()
     return files
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from PIL import Image
@@ -11,9 +11,9 @@ from PIL import Image
 from sd_scripts.toy import worlds
 from sd_scripts.toy.worlds import Reading, Scene
 
-Kind = Literal["star", "teal", "old", "held_out"]
+Kind = Literal["star", "teal", "old", "held_out", "subject", "class"]
 """star: the new shape; teal: base shapes in the new colour; old: base shapes, held-out scenes among them;
-held_out: only scenes that no base has seen."""
+held_out: only scenes that no base has seen; subject: the subject of DreamBooth by its word; class: known circles."""
 
 ALL_COLORS = tuple(worlds.COLORS)
 
@@ -47,7 +47,8 @@ class Scores:
 def prompts(kind: Kind, n: int, seed: int, colors: tuple[str, ...] = ALL_COLORS) -> list[Task]:
     """n tasks of a kind, spread evenly over its scenes in these colours; the same arguments always give the same tasks.
 
-    Give worlds.colors_of(family) as colors, or a base is asked for a colour that it never saw. "teal" needs none.
+    Give worlds.colors_of(family) as colors, or a base is asked for a colour that it never saw. The new colour and the
+    subject need none, and the class is only ever asked for in colours other than the subject's.
     """
     old = worlds.scenes(colors=colors)
     pools: dict[Kind, Sequence[Scene]] = {
@@ -55,6 +56,8 @@ def prompts(kind: Kind, n: int, seed: int, colors: tuple[str, ...] = ALL_COLORS)
         "teal": worlds.scenes(colors=worlds.NEW_COLORS),
         "old": old,
         "held_out": [scene for scene in old if scene in worlds.HELD_OUT],
+        "subject": worlds.scenes((worlds.SUBJECT_SHAPE,), (worlds.SUBJECT_COLOR,)),
+        "class": [scene for scene in old if scene.shape == worlds.SUBJECT_SHAPE and scene.color != worlds.SUBJECT_COLOR],
     }
     if kind not in pools:
         raise ValueError(f"kind {kind!r} is unknown; the kinds are {', '.join(pools)}")
@@ -65,8 +68,14 @@ def prompts(kind: Kind, n: int, seed: int, colors: tuple[str, ...] = ALL_COLORS)
         order = worlds.rng_for(seed, 0, index // len(pool)).permutation(len(pool))
         scene = pool[int(order[index % len(pool)])]
         rng = worlds.rng_for(seed, 1, index)
-        tasks.append(Task(worlds.caption(scene, rng), scene, int(rng.integers(2**31))))
+        text = worlds.caption(_named(scene) if kind == "subject" else scene, rng)
+        tasks.append(Task(text, scene, int(rng.integers(2**31))))
     return tasks
+
+
+def _named(scene: Scene) -> Scene:
+    # The subject's word stands where other prompts have the colour.
+    return replace(scene, color=worlds.SUBJECT_WORD)
 
 
 def render_tasks(render: Render, tasks: Sequence[Task], sizes: Sequence[tuple[int, int]] = worlds.SIZES) -> list[Image.Image]:
@@ -103,3 +112,14 @@ def score(scenes: Sequence[Scene], pictures: Sequence[Image.Image]) -> Scores:
 def obedience(render: Render, tasks: Sequence[Task], sizes: Sequence[tuple[int, int]] = worlds.SIZES) -> Scores:
     """Draws the tasks with the model behind render, and scores the pictures."""
     return score([task.scene for task in tasks], render_tasks(render, tasks, sizes))
+
+
+def subject_share(render: Render, prompt: str, n: int, seed: int, sizes: Sequence[tuple[int, int]] = worlds.SIZES) -> float:
+    """Fraction of n pictures of this prompt that show the subject of DreamBooth, wherever it is.
+
+    Of "a zwx circle" it should be high after DreamBooth, and of "a circle", the class, no higher than before.
+    """
+    anywhere = Scene(worlds.SUBJECT_SHAPE, worlds.SUBJECT_COLOR, "center")
+    tasks = [Task(prompt, anywhere, int(worlds.rng_for(seed, 2, index).integers(2**31))) for index in range(n)]
+    readings = [worlds.read(picture) for picture in render_tasks(render, tasks, sizes)]
+    return sum(reading.shape_is(anywhere.shape) and reading.color_is(anywhere.color) for reading in readings) / n

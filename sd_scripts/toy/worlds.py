@@ -40,6 +40,12 @@ NEW_COLORS = ("teal",)
 KNOWN_COLORS = tuple(color for color in COLORS if color not in NEW_COLORS)
 """Colours that every base is trained on."""
 
+SUBJECT_WORD = "zwx"
+"""The word that DreamBooth ties to the subject: one token, and no base knows what it means."""
+
+SUBJECT_SHAPE, SUBJECT_COLOR = "circle", "teal"
+"""What the subject looks like. Its class are circles; bases that do not know teal cannot draw it."""
+
 
 def colors_of(family: str) -> tuple[str, ...]:
     """Colours that the toy base of this family was trained on."""

@@ -8,6 +8,7 @@ from PIL import Image
 
 from sd_scripts.toy import datasets, measure, worlds
 from sd_scripts.toy.datasets import write_dataset
+from sd_scripts.toy.worlds import Scene
 
 
 def _bytes_below(folder):
@@ -19,7 +20,9 @@ def _load(folder):
     for path in sorted(folder.rglob("*.png")):
         with Image.open(path) as image:
             pictures.append(image.convert("RGB"))
-        scenes.append(worlds.scene_of(path.with_suffix(".txt").read_text()))
+        captions = path.with_suffix(".txt")
+        _, color, shape = path.stem.split("_")
+        scenes.append(worlds.scene_of(captions.read_text()) if captions.exists() else Scene(shape, color, worlds.read(pictures[-1]).place))
     return scenes, pictures
 
 
@@ -32,7 +35,7 @@ def test_two_writings_have_the_same_bytes(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", datasets.DATASETS)
-def test_captions_say_what_the_pictures_show(name, tmp_path):
+def test_captions_or_file_names_say_what_the_pictures_show(name, tmp_path):
     written = write_dataset(name, tmp_path / name)
     for folder in filter(None, (written.train_data_dir, written.reg_data_dir)):
         assert measure.score(*_load(folder)).all >= 0.97
@@ -49,6 +52,34 @@ def test_stars_come_in_all_colours_and_places_and_regularisation_has_none(tmp_pa
     old, _ = _load(written.reg_data_dir / "1_shape")
     assert len(old) == 60
     assert {scene.shape for scene in old} == set(worlds.BASE_SHAPES)
+
+
+def test_teal_comes_in_all_shapes_and_places_and_regularisation_has_none(tmp_path):
+    written = write_dataset("teal", tmp_path / "teal")
+    teal, _ = _load(written.train_data_dir / "3_teal")
+    assert len(set(teal)) == len(teal) == 24
+    assert {scene.color for scene in teal} == {"teal"}
+    assert {scene.shape for scene in teal} == set(worlds.BASE_SHAPES)
+    assert {scene.place for scene in teal} == set(worlds.PLACES)
+    assert all("teal" in path.read_text() for path in written.train_data_dir.rglob("*.txt"))
+    old, _ = _load(written.reg_data_dir / "1_shape")
+    assert len(old) == 60
+    assert {scene.color for scene in old} == set(worlds.KNOWN_COLORS)
+
+
+def test_the_subject_is_one_thing_at_many_places_named_by_its_folder_beside_its_class(tmp_path):
+    written = write_dataset("subject", tmp_path / "subject")
+    assert not list(tmp_path.rglob("*.txt")), "the folder's name is the prompt"
+    assert [path.name for path in written.train_data_dir.iterdir()] == ["4_zwx circle"]
+    subject, pictures = _load(written.train_data_dir / "4_zwx circle")
+    assert len(subject) == 12
+    assert {(scene.shape, scene.color) for scene in subject} == {("circle", "teal")}
+    assert len({scene.place for scene in subject}) == 8
+    assert len({picture.tobytes() for picture in pictures}) == 12
+    others, _ = _load(written.reg_data_dir / "1_circle")
+    assert {scene.shape for scene in others} == {"circle"}
+    assert {scene.color for scene in others} == set(worlds.KNOWN_COLORS)
+    assert len(others) <= 4 * len(subject), "with fewer repeats some class pictures would never be used"
 
 
 def test_no_dataset_shows_a_held_out_scene(tmp_path):
@@ -85,7 +116,7 @@ def test_a_folder_with_other_files_is_refused_and_kept(file_name, tmp_path):
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all_names(tmp_path):
-    with pytest.raises(ValueError, match=r"'stars' is unknown; the datasets are star, shapes; did you mean 'star'\?"):
+    with pytest.raises(ValueError, match=r"'stars' is unknown; the datasets are star, teal, subject, shapes; did you mean 'star'\?"):
         write_dataset("stars", tmp_path / "stars")
     assert not (tmp_path / "stars").exists()
 

@@ -145,10 +145,51 @@ def test_prompts_are_of_their_kind_and_repeatable():
     assert {task.scene.shape for task in measure.prompts("star", 60, 0)} == {"star"}
     assert {task.scene for task in measure.prompts("old", 162, 0)} == set(worlds.scenes())
     assert {task.scene for task in measure.prompts("held_out", 18, 0)} == worlds.HELD_OUT
+    assert {task.scene for task in measure.prompts("teal", 27, 0)} == set(worlds.scenes(colors=("teal",)))
     assert measure.prompts("old", 40, 3) == measure.prompts("old", 40, 3)
     assert measure.prompts("old", 40, 3) != measure.prompts("old", 40, 4)
-    with pytest.raises(ValueError, match="star, old, held_out"):
+    with pytest.raises(ValueError, match="star, teal, old, held_out, subject, class"):
         measure.prompts("new", 4, 0)
+
+
+@pytest.mark.parametrize("kind", ["star", "old", "held_out", "class"])
+def test_a_base_is_asked_only_for_colours_that_it_knows(kind):
+    for family in ("sd", "flux", "sdxl"):
+        asked = {task.scene.color for task in measure.prompts(kind, 200, 0, worlds.colors_of(family))}
+        assert asked == set(worlds.colors_of(family)) - ({"teal"} if kind == "class" else set())
+    assert "teal" in worlds.colors_of("sdxl")
+    assert set(worlds.colors_of("sd")) == set(worlds.colors_of("flux")) == set(worlds.COLORS) - {"teal"}
+
+
+def test_what_a_base_without_teal_is_trained_on_has_all_else_and_nothing_held_out():
+    shown = worlds.trained(worlds.KNOWN_COLORS)
+    assert set(shown) == {scene for scene in worlds.TRAINED if scene.color != "teal"}
+    assert worlds.trained(tuple(worlds.COLORS)) == worlds.TRAINED
+
+
+def test_the_subject_is_asked_for_by_its_word_and_known_by_its_look():
+    tasks = measure.prompts("subject", 18, 0)
+    assert all("zwx" in task.prompt and "circle" in task.prompt and "teal" not in task.prompt for task in tasks)
+    assert {task.scene for task in tasks} == set(worlds.scenes(("circle",), ("teal",)))
+
+
+def test_the_share_of_the_subject_counts_its_look_wherever_it_is():
+    shown = [("circle", "teal", "left"), ("circle", "teal", "top"), ("circle", "red", "left"), ("square", "teal", "left")]
+    asked = []
+
+    def render(prompts, seeds, width, height):
+        asked.extend(zip(prompts, seeds, strict=True))
+        return [worlds.draw(Scene(*shown[index % 4]), width, height, worlds.rng_for(seed)) for index, seed in enumerate(seeds)]
+
+    assert measure.subject_share(render, "a circle", 8, 0, sizes=[(64, 64)]) == 0.5
+    assert {prompt for prompt, _ in asked} == {"a circle"}
+    assert len({seed for _, seed in asked}) == 8
+
+
+def test_a_short_caption_leaves_something_open():
+    scene = Scene("circle", "red", "top left")
+    texts = {worlds.short_caption(scene, worlds.rng_for(seed)) for seed in range(40)}
+    assert texts == {"a circle", "circle", "a red circle", "a circle at the top left"}
 
 
 def test_each_respect_is_scored_by_itself():
