@@ -16,12 +16,22 @@ class DatasetOptions(Section):
 
     title: ClassVar[str] = "Dataset"
 
-    train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:star", "toy:shapes"))] = None
+    train_data_dir: Annotated[
+        str | None, Show(basic=True, kind="folder", suggestions=("toy:star", "toy:teal", "toy:subject", "toy:shapes"))
+    ] = None
     """Folder with the training pictures: either pictures directly, or kohya's sub-folders `<repeats>_<token> <class>`. `toy:star` draws a
     built-in data set."""
     reg_data_dir: Annotated[str | None, Show(kind="folder")] = None
     """Folder with regularisation pictures (the class without your subject), laid out like train_data_dir; they are repeated until there are
     as many as training pictures."""
+    instance_prompt: str = ""
+    """Caption of training pictures that have no caption file (DreamBooth), such as `zwx dog`; empty takes the folder's name."""
+    class_prompt: str = ""
+    """Caption of regularisation pictures that have no caption file, such as `dog`, and the prompt that missing ones are made with; empty
+    takes the folder's name."""
+    num_class_images: WholeNumber = 0
+    """Prior preservation without pictures of your own: before training, the base model makes regularisation pictures from class_prompt
+    until there are this many. They are kept and used again. 0 makes none."""
     dataset_config: Annotated[str | None, Show(kind="file")] = None
     """A kohya dataset TOML or JSON ([general], [[datasets]], [[datasets.subsets]]); replaces train_data_dir, reg_data_dir and in_json."""
     in_json: Annotated[str | None, Show(kind="file")] = None
@@ -135,6 +145,10 @@ class DatasetOptions(Section):
                 for name in ("train_data_dir", "reg_data_dir", "in_json")
                 if getattr(self, name) is not None
             ]
+        if self.num_class_images and not self.class_prompt:
+            problems.append("num_class_images needs class_prompt, the prompt that the pictures are made with, such as: a photo of a dog")
+        if self.num_class_images and self.dataset_config is not None:
+            problems.append("num_class_images works with train_data_dir; a dataset_config names its own regularisation pictures (is_reg)")
         if self.min_bucket_reso > self.max_bucket_reso:
             problems.append(f"min_bucket_reso ({self.min_bucket_reso}) is larger than max_bucket_reso ({self.max_bucket_reso})")
         if self.color_aug and self.cache_latents:
@@ -151,3 +165,13 @@ class DatasetOptions(Section):
             problems.append("validate_every_n_steps, max_validation_steps and validation_seed have no effect with validation_split = 0")
         raise_all(problems)
         return self
+
+
+class SdDatasetOptions(DatasetOptions):
+    """Pictures, captions, buckets and caches; sizes of Stable Diffusion 1.x."""
+
+    resolution: Annotated[Size, Show(basic=True, unit="px")] = (512, 512)
+    """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on. 512 for 1.x and 2.x
+    base, 768 for the larger 2.x."""
+    max_bucket_reso: Annotated[Side, Show(unit="px")] = 1024
+    """Longest side of a bucket."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from .flat import FlatField, core_type, fields
-from .runs import RUNS, RunOptions
+from .runs import RUNS
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "switch"}
 
@@ -38,26 +38,34 @@ def default_text(field: FlatField) -> str:
     return f"`{value}`" if value != "" else "empty"
 
 
-def reference(run: type[RunOptions]) -> str:
-    """The options of one kind of run as Markdown."""
-    lines = [f"## {run.label} (`{run.script}`)", ""]
-    known = fields(run)
-    for section, info in run.model_fields.items():
-        lines += [
-            f"### {section}",
-            "",
-            str(getattr(info.annotation, "__doc__", "")),
-            "",
-            "| option | value | default | meaning |",
-            "|---|---|---|---|",
-        ]
-        for field in known.values():
-            if field.section == section:
-                where = " *(command line only)*" if field.show.cli_only else ""
-                text = field.help.replace("|", "\\|")
-                lines.append(f"| `{field.name}` | {type_text(field)} | {default_text(field)} | {text}{where} |")
-        lines.append("")
-    return "\n".join(lines)
+def _kinds(name: str) -> str:
+    """Which kinds of runs have an option: all, or their scripts."""
+    having = [run for run in RUNS.values() if name in fields(run)]
+    return "all" if len(having) == len(RUNS) else ", ".join(f"`{run.script.removesuffix('.py')}`" for run in having)
+
+
+def _default_texts(name: str) -> str:
+    """The default of an option; where kinds of runs differ, each with its own."""
+    by_text: dict[str, list[str]] = {}
+    for run in RUNS.values():
+        if name in fields(run):
+            by_text.setdefault(default_text(fields(run)[name]), []).append(run.script.removesuffix(".py"))
+    if len(by_text) == 1:
+        return next(iter(by_text))
+    return "; ".join(f"{text} ({', '.join(scripts)})" for text, scripts in by_text.items())
+
+
+def section_reference(section: str) -> str:
+    """The options of one section, of all kinds of runs, as Markdown; an option that several have stands once."""
+    found: dict[str, FlatField] = {}
+    for run in RUNS.values():
+        found |= {name: field for name, field in fields(run).items() if field.section == section and name not in found}
+    lines = [f"## {section}", "", "| option | value | default | runs | meaning |", "|---|---|---|---|---|"]
+    for name, field in found.items():
+        where = " *(command line only)*" if field.show.cli_only else ""
+        text = field.help.replace("|", "\\|")
+        lines.append(f"| `{name}` | {type_text(field)} | {_default_texts(name)} | {_kinds(name)} | {text}{where} |")
+    return "\n".join([*lines, ""])
 
 
 def page() -> str:
@@ -66,6 +74,8 @@ def page() -> str:
         "# Options\n\nMade by `python -m sd_scripts.schema docs`; do not edit. Each option is a flag (`--network_dim 32`), a key in TOML\n"
         "file (`network_dim = 32`) and a field on the page. Switches are `--flip_aug` and `--no_flip_aug`; lists take several values\n"
         "(`--optimizer_args weight_decay=0.01 betas=(0.9,0.99)`); `none` gives an optional number its default back.\n"
-        "Flags win over the file, the file over the defaults.\n"
+        "Flags win over the file, the file over the defaults.\n\n| run | script |\n|---|---|\n"
     )
-    return "\n".join([head, *(reference(run) for run in RUNS.values())])
+    head += "".join(f"| {run.label} | `{run.script}` |\n" for run in RUNS.values())
+    sections = dict.fromkeys(section for run in RUNS.values() for section in run.model_fields)
+    return "\n".join([head, *(section_reference(section) for section in sections)])

@@ -176,13 +176,19 @@ def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin
         elif name in known:
             plain[name] = _at_home(known[name], _choice(known[name], value))
         else:
-            verdict = legacy.verdict(name, value)
+            verdict = legacy.verdict(name, value) or _of_other_runs(name)
             where = f" (in {origin})" if origin else ""
             if verdict is not None:
                 problems.append(Problem(name, f"{name}{where}: {verdict}"))
             else:
                 problems.append(Problem(name, f"{name}{where}: there is no such option.{nearest(name, list(known))}"))
     return plain, problems
+
+
+def _of_other_runs(name: str) -> str | None:
+    """What to tell somebody who gave an option that only other kinds of run have."""
+    labels = [run.label for run in RUNS.values() if name in fields(run)]
+    return f"it has no effect here, it is for {' and '.join(labels)}; remove it" if labels else None
 
 
 def _choice(field: FlatField, value: object) -> object:

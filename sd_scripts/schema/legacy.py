@@ -65,12 +65,16 @@ NOT_NEEDED: dict[str, str] = {
     "cache_text_encoder_outputs_on_cpu": "text encoders leave the device after caching (cache_text_encoder_outputs)",
     "preserve_distribution_shape": "min_timestep and max_timestep cut the density without changing its shape",
     "no_token_padding": "captions are padded as the model's pipeline does it, so that training and use agree",
-    "train_blocks": "target_modules and block_dims choose what is trained",
+    "train_blocks": "target_modules chooses what is trained",
+    "v2": "Stable Diffusion 1.x and 2.x are told apart by the model itself, and sd_train_network.py and sd_train.py train both",
+    "sdxl": "the script says which family is trained",
+    "async_upload": "uploads run beside the training and are complete when the run ends",
+    "huggingface_repo_type": "the upload goes to a model repository",
 }
 
 UNSUPPORTED: dict[str, str] = {
-    "clip_skip": "SDXL always reads the last but one layer of its text encoders; files made with another fit no tool. Remove it",
-    "v2": "this script trains SDXL; Stable Diffusion 2.x is another family",
+    "clip_skip": "SDXL always reads the last but one layer of its text encoders, and FLUX the last; files made with another fit no tool. "
+    "Remove it",
     "full_bf16": "adapter weights in 16 bit lose small updates; use mixed_precision = bf16",
     "full_fp16": "adapter weights in 16 bit lose small updates; use mixed_precision = fp16",
     "xformers": "PyTorch's own attention is as fast and always there; remove it",
@@ -87,23 +91,28 @@ UNSUPPORTED: dict[str, str] = {
     "num_timestep_buckets": "uniform sampling covers the times over many steps; remove it",
     "show_timesteps": "it will come as a plot on the page; remove it",
     "show_timesteps_resolution": "it will come as a plot on the page; remove it",
-    "block_lr": "it is for full fine-tuning; use block_lr_weight for an adapter",
+    "block_lr": "it is for full fine-tuning of SDXL; use block_lr_weight for an adapter",
     "dynamo_backend": "compilation by the launcher is not used; remove it",
     "dynamo_mode": "compilation by the launcher is not used; remove it",
     "dynamo_fullgraph": "compilation by the launcher is not used; remove it",
     "dynamo_dynamic": "compilation by the launcher is not used; remove it",
     "torch_compile": "this version does not compile; remove it",
+    "save_state_to_huggingface": "training states stay in the run's folder; copy it to go on elsewhere",
+    "resume_from_huggingface": "download the run's folder and give it to resume",
+    "use_tucker": "Tucker factors are not made; remove it",
+    "ggpo_beta": "gradient-guided perturbation is not part of this version; remove it",
+    "ggpo_sigma": "gradient-guided perturbation is not part of this version; remove it",
     "train_inpainting": "inpainting models have other inputs; use masked_loss to train only a part of each picture",
 }
 
 _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
     (
-        "it belongs to another model family and has no effect on SDXL; remove it",
-        """ae apply_t5_attn_mask byt5 clip_g clip_g_dropout_rate clip_l clip_l_dropout_rate controlnet_model_name_or_path dit edit edit_plus
-        enable_scaled_pos_embed gemma2 gemma2_max_token_length guidance_scale llm_adapter_path mode_scale model_prediction_type model_type
-        model_version num_layers pos_emb_random_crop_rate qwen3 qwen3_max_token_length qwen_image_vae_2d remove_first_image_from_target
-        save_clip save_t5xxl system_prompt t5_dropout_rate t5_max_token_length t5_tokenizer_path t5xxl t5xxl_device t5xxl_dtype
-        t5xxl_max_token_length text_encoder vae_chunk_size vae_disable_cache weighting_scheme fp8_llm fp8_vl""".split(),
+        "it belongs to a model family that this version does not train; remove it",
+        """byt5 clip_g clip_g_dropout_rate clip_l_dropout_rate controlnet_model_name_or_path dit edit edit_plus
+        enable_scaled_pos_embed gemma2 gemma2_max_token_length llm_adapter_path model_type model_version num_layers
+        pos_emb_random_crop_rate qwen3 qwen3_max_token_length qwen_image_vae_2d remove_first_image_from_target save_clip
+        save_t5xxl system_prompt t5_dropout_rate t5_max_token_length t5_tokenizer_path t5xxl_device t5xxl_dtype text_encoder
+        vae_chunk_size vae_disable_cache fp8_llm fp8_vl""".split(),
     ),
     (
         "torch.compile is not part of this version; remove it",
@@ -127,11 +136,6 @@ _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
         """ddp_gradient_as_bucket_view ddp_static_graph ddp_timeout deepspeed offload_optimizer_device offload_optimizer_nvme_path
         offload_param_device offload_param_nvme_path zero3_init_flag zero3_save_16bit_model zero_stage""".split(),
     ),
-    (
-        "uploading is not part of this version; the finished file is in the run's folder",
-        """async_upload huggingface_path_in_repo huggingface_repo_id huggingface_repo_type huggingface_repo_visibility
-        resume_from_huggingface save_state_to_huggingface""".split(),
-    ),
 )
 for _text, _names in _GROUPS:
     UNSUPPORTED |= dict.fromkeys(_names, _text)
@@ -147,6 +151,22 @@ _NETWORK_ARGS = {
     "loraplus_lr_ratio": "loraplus_lr_ratio",
     "loraplus_unet_lr_ratio": "loraplus_unet_lr_ratio",
     "loraplus_text_encoder_lr_ratio": "loraplus_text_encoder_lr_ratio",
+    "network_reg_dims": "network_reg_dims",
+    "network_reg_lrs": "network_reg_lrs",
+    "img_attn_dim": "img_attn_dim",
+    "txt_attn_dim": "txt_attn_dim",
+    "img_mlp_dim": "img_mlp_dim",
+    "txt_mlp_dim": "txt_mlp_dim",
+    "img_mod_dim": "img_mod_dim",
+    "txt_mod_dim": "txt_mod_dim",
+    "single_dim": "single_dim",
+    "single_mod_dim": "single_mod_dim",
+    "in_dims": "in_dims",
+    "train_blocks": "train_blocks",
+    "train_double_block_indices": "train_double_block_indices",
+    "train_single_block_indices": "train_single_block_indices",
+    "split_qkv": "split_qkv",
+    "train_t5xxl": "train_t5xxl",
     "factor": "lokr_factor",
     "decompose_both": "lokr_decompose_both",
     "block_size": "oft_block_size",

@@ -1,43 +1,31 @@
-"""Which base model is loaded and how it is read."""
+"""Which base model is loaded and how it is read: what all families share, and what each adds."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from .fields import Section, Show
+from .fields import NotNegative, Section, Show
 
 
-class SdxlModelOptions(Section):
-    """The SDXL base model."""
+class ModelOptions(Section):
+    """The base model of any family."""
 
     title: ClassVar[str] = "Model"
 
     pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file", suggestions=("toy",))]
     """Base model: a .safetensors file, a diffusers folder, a hub id, or `toy` for the small built-in model that trains on any CPU."""
-    vae: Annotated[str | None, Show(kind="file")] = None
-    """A VAE to use instead of the base model's: a .safetensors file, a diffusers folder or a hub id; None keeps the base's own."""
     revision: str | None = None
     """Branch, tag or commit of a hub model; None takes the hub's default. Only for hub ids."""
     variant: str | None = None
     """File variant of a hub model or diffusers folder, such as fp16; None takes the plain files."""
-    prediction_type: Literal["auto", "epsilon", "v_prediction", "flow"] = "auto"
-    """What the network predicts: noise (epsilon), v, or flow-matching velocity; auto reads it from the model's scheduler configuration,
-    which a single .safetensors file does not have (there auto means epsilon, or v_prediction when the file carries the `v_pred` mark)."""
-    zero_terminal_snr: bool = False
-    """Rescale the noise schedule so that the last step is pure noise (Lin et al. 2023). On in any case when the model's scheduler
-    configuration says so. Meant for v_prediction."""
-    vae_dtype: Literal["float", "fp16", "bf16"] = "float"
-    """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
-    max_token_length: Literal[75, 150, 225] = 75
-    """Caption tokens that are read; 150 and 225 are encoded in two or three chunks of 75 and concatenated."""
-    weighted_captions: bool = False
-    """Read (word:1.2), (word) and [word] in captions as attention weights."""
     base_weights: Annotated[tuple[str, ...], Show(kind="file")] = ()
     """LoRA files that are merged into the base model before training, in this order."""
     base_weights_multiplier: tuple[float, ...] = ()
     """Strength of each file in base_weights; empty means 1.0 for all."""
+    vae_dtype: Literal["float", "fp16", "bf16"] = "float"
+    """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
 
     @model_validator(mode="after")
     def _one_multiplier_for_each_file(self) -> Self:
@@ -47,3 +35,51 @@ class SdxlModelOptions(Section):
                 "base_weights; give one for each file, or none"
             )
         return self
+
+
+class UNetModelOptions(ModelOptions):
+    """A base model with a UNet on a noise schedule, CLIP text encoders and a VAE."""
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """A VAE to use instead of the base model's: a .safetensors file, a diffusers folder or a hub id; None keeps the base's own."""
+    prediction_type: Literal["auto", "epsilon", "v_prediction", "flow"] = "auto"
+    """What the network predicts: noise (epsilon), v, or flow-matching velocity; auto reads it from the model's scheduler configuration,
+    which a single .safetensors file does not have (there auto means epsilon, or v_prediction when the file carries the `v_pred` mark)."""
+    zero_terminal_snr: bool = False
+    """Rescale the noise schedule so that the last step is pure noise (Lin et al. 2023). On in any case when the model's scheduler
+    configuration says so. Meant for v_prediction."""
+    max_token_length: Literal[75, 150, 225] = 75
+    """Caption tokens that are read; 150 and 225 are encoded in two or three chunks of 75 and concatenated."""
+    weighted_captions: bool = False
+    """Read (word:1.2), (word) and [word] in captions as attention weights."""
+
+
+class SdxlModelOptions(UNetModelOptions):
+    """The SDXL base model."""
+
+
+class SdModelOptions(UNetModelOptions):
+    """The Stable Diffusion 1.x or 2.x base model; which of the two is told by the model itself."""
+
+    clip_skip: Annotated[int | None, Field(ge=1, le=12)] = None
+    """Read the text encoder's N-th last layer, 1 is the last; 2 is usual for models made from anime pictures. None takes the model's own
+    way. Use the same number when you make pictures."""
+
+
+class FluxModelOptions(ModelOptions):
+    """The FLUX.1 base model: dev, schnell or one made from them."""
+
+    ae: Annotated[str | None, Show(kind="file")] = None
+    """The autoencoder (VAE): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    clip_l: Annotated[str | None, Show(kind="file")] = None
+    """The CLIP-L text encoder as a file or folder; None takes the one that comes with the base model."""
+    t5xxl: Annotated[str | None, Show(kind="file")] = None
+    """The T5-XXL text encoder as a file or folder; None takes the one that comes with the base model."""
+    t5xxl_max_token_length: Annotated[int | None, Field(ge=16, le=512)] = None
+    """Caption tokens that T5 reads; None takes 512 for dev and 256 for schnell."""
+    apply_t5_attn_mask: bool = False
+    """Hide the padding after a short caption from T5 and from the transformer. FLUX was trained without this; files made with it want it
+    when pictures are made, too."""
+    guidance_scale: NotNegative = 1.0
+    """Guidance that dev's embedding is told during training. 1 is what kohya's guide recommends; it has no effect on schnell. Previews
+    have their own, sample_guidance_scale."""

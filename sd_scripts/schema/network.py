@@ -1,7 +1,8 @@
-"""What is trained on top of the frozen base: adapter type, ranks, targets and their learning rates."""
+"""What is trained: an adapter on the frozen base (type, ranks, targets), or the model itself; and its learning rates."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,10 +10,27 @@ from pydantic import Field, model_validator
 from .fields import Count, Fraction, NotNegative, Positive, Section, Show, WholeNumber, raise_all
 
 Rank = Annotated[int, Field(ge=1, le=4096)]
+Indices = Annotated[str, Field(pattern=r"^(all|none|\d+(-\d+)?(,\d+(-\d+)?)*)$")]
+"""Numbers of blocks as kohya writes them: all, none, or 0-3,5."""
+
+
+def _numbered(option: str, texts: tuple[str, ...], whole: bool) -> list[str]:
+    """What is wrong in a list of expression=number."""
+    problems = []
+    for text in texts:
+        expression, equals, number = text.rpartition("=")
+        try:
+            re.compile(expression)
+            good = bool(equals and expression) and (int(number) if whole else float(number)) >= 0
+        except (re.error, ValueError):
+            good = False
+        if not good:
+            problems.append(f"{option}: {text!r} is not expression=number, such as {'attn2=8' if whole else 'attn2=1e-5'}")
+    return problems
 
 
 class NetworkOptions(Section):
-    """The adapter (LoRA and its relatives)."""
+    """The adapter (LoRA and its relatives) of any family."""
 
     title: ClassVar[str] = "Network"
 
@@ -23,10 +41,6 @@ class NetworkOptions(Section):
     oft_block_size."""
     network_alpha: Positive | None = None
     """The update is scaled by alpha / rank (by alpha / sqrt(rank) with rank_stabilized); None means alpha = rank, a scale of 1."""
-    conv_dim: Rank | None = None
-    """Rank for 3x3 convolutions (ResNet blocks, down- and upsamplers); None leaves them alone."""
-    conv_alpha: Positive | None = None
-    """Alpha for 3x3 convolutions; None means alpha = conv_dim."""
     rank_stabilized: bool = False
     """Scale by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, Kalajdzievski 2023). The exported alpha is converted, so every tool
     reads it right."""
@@ -37,18 +51,18 @@ class NetworkOptions(Section):
     module_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
     """Chance that a whole adapter layer is left out for a step (loha, lokr and oft)."""
     train_unet: bool = True
-    """Attach the adapter to the UNet."""
+    """Attach the adapter to the denoising network (UNet or transformer)."""
     train_text_encoder: bool = False
-    """Attach the adapter to both text encoders as well. Needs cache_text_encoder_outputs off."""
+    """Attach the adapter to the text encoders as well. Needs cache_text_encoder_outputs off."""
     unet_lr: NotNegative | None = None
-    """Learning rate of the UNet's adapter; None takes learning_rate."""
+    """Learning rate of the adapter on the UNet or transformer; None takes learning_rate."""
     text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
-    """Learning rate of the text encoders' adapters, one number for both or two (first, second); 0 leaves an encoder as it is; empty takes
-    learning_rate."""
+    """Learning rate of the text encoders' adapters, one number for all or one for each (SDXL: CLIP-L, CLIP-G; FLUX: CLIP-L, T5); 0 leaves
+    an encoder as it is; empty takes learning_rate."""
     loraplus_lr_ratio: Positive | None = None
     """LoRA+ (Hayou et al. 2024): the up matrices learn this many times faster than the down matrices; None means 1."""
     loraplus_unet_lr_ratio: Positive | None = None
-    """LoRA+ ratio of the UNet only; None takes loraplus_lr_ratio."""
+    """LoRA+ ratio of the UNet or transformer only; None takes loraplus_lr_ratio."""
     loraplus_text_encoder_lr_ratio: Positive | None = None
     """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
     target_modules: tuple[str, ...] = ()
@@ -56,15 +70,12 @@ class NetworkOptions(Section):
     means all the default ones."""
     exclude_modules: tuple[str, ...] = ()
     """Regular expressions on module names; matching layers get no adapter."""
-    block_dims: tuple[WholeNumber, ...] = ()
-    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (SDXL: 9 + 1 + 9 = 19 numbers); 0
-    leaves a block out. Empty means network_dim everywhere."""
-    block_alphas: tuple[Positive, ...] = ()
-    """Alpha of each UNet block, in the order of block_dims; empty means network_alpha everywhere."""
-    conv_block_dims: tuple[WholeNumber, ...] = ()
-    """Rank of the 3x3 convolutions in each UNet block, in the order of block_dims; 0 leaves them out. Empty means conv_dim everywhere."""
-    block_lr_weight: tuple[NotNegative, ...] = ()
-    """Factor on unet_lr for each UNet block, in the order of block_dims; 0 freezes a block. Empty means 1 everywhere."""
+    network_reg_dims: tuple[str, ...] = ()
+    """Ranks by name, as expression=rank (for example `attn2=8`); the first expression found in a layer's name decides. 0 leaves the layer
+    out."""
+    network_reg_lrs: tuple[str, ...] = ()
+    """Learning rates by name, as expression=rate (for example `single_transformer_blocks\\.=1e-5`); the first expression found in a layer's
+    name decides. 0 freezes the layer."""
     network_weights: Annotated[str | None, Show(kind="file")] = None
     """A LoRA file to start from (kohya or diffusers names); None starts from an adapter that changes nothing."""
     dim_from_weights: bool = False
@@ -77,6 +88,11 @@ class NetworkOptions(Section):
     """Factor the small Kronecker matrix as well (lokr)."""
     oft_block_size: Count = 32
     """Side of the orthogonal blocks (oft); a layer whose input width it does not divide takes the nearest smaller divisor."""
+
+    @property
+    def wants_convolutions(self) -> bool:
+        """Whether 3x3 convolutions get an adapter, too."""
+        return False
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -95,24 +111,169 @@ class NetworkOptions(Section):
             problems.append(f"scale_weight_norms works with network_type lora, not {self.network_type}; remove it")
         if self.rank_stabilized and self.network_type not in ("lora", "dora"):
             problems.append(f"rank_stabilized works with network_type lora and dora, not {self.network_type}; turn it off")
-        if self.network_type == "oft" and (self.conv_dim is not None or self.conv_block_dims):
-            problems.append(
-                "conv_dim and conv_block_dims do not work with network_type oft, which is not the identity at the start on "
-                "convolutions in peft; remove them"
-            )
         if (self.lokr_factor != -1 or self.lokr_decompose_both) and self.network_type != "lokr":
             problems.append(f"lokr_factor and lokr_decompose_both are for network_type lokr, not {self.network_type}; remove them")
         if self.oft_block_size != 32 and self.network_type != "oft":
             problems.append(f"oft_block_size is for network_type oft, not {self.network_type}; remove it")
-        if self.conv_alpha is not None and self.conv_dim is None and not self.conv_block_dims:
-            problems.append("conv_alpha has no effect without conv_dim or conv_block_dims; set one of them or remove conv_alpha")
         ratio = self.loraplus_lr_ratio or self.loraplus_unet_lr_ratio or self.loraplus_text_encoder_lr_ratio
         if ratio is not None and self.network_type not in ("lora", "dora"):
             problems.append(f"the loraplus ratios work with network_type lora and dora, not {self.network_type}; remove them")
         if self.text_encoder_lr and not self.train_text_encoder:
             problems.append("text_encoder_lr is set but train_text_encoder is off; turn it on or remove text_encoder_lr")
+        problems += _numbered("network_reg_dims", self.network_reg_dims, whole=True)
+        problems += _numbered("network_reg_lrs", self.network_reg_lrs, whole=False)
+        raise_all(problems)
+        return self
+
+
+class UNetNetworkOptions(NetworkOptions):
+    """The adapter on a UNet (Stable Diffusion, SDXL)."""
+
+    conv_dim: Rank | None = None
+    """Rank for 3x3 convolutions (ResNet blocks, down- and upsamplers); None leaves them alone."""
+    conv_alpha: Positive | None = None
+    """Alpha for 3x3 convolutions; None means alpha = conv_dim."""
+    block_dims: tuple[WholeNumber, ...] = ()
+    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (SDXL: 9 + 1 + 9 = 19 numbers, Stable
+    Diffusion: 12 + 1 + 12 = 25); 0 leaves a block out. Empty means network_dim everywhere."""
+    block_alphas: tuple[Positive, ...] = ()
+    """Alpha of each UNet block, in the order of block_dims; empty means network_alpha everywhere."""
+    conv_block_dims: tuple[WholeNumber, ...] = ()
+    """Rank of the 3x3 convolutions in each UNet block, in the order of block_dims; 0 leaves them out. Empty means conv_dim everywhere."""
+    block_lr_weight: tuple[NotNegative, ...] = ()
+    """Factor on unet_lr for each UNet block, in the order of block_dims; 0 freezes a block. Empty means 1 everywhere."""
+
+    @property
+    def wants_convolutions(self) -> bool:
+        """Whether 3x3 convolutions get an adapter, too."""
+        return self.conv_dim is not None or bool(self.conv_block_dims)
+
+    @model_validator(mode="after")
+    def _blocks_agree(self) -> Self:
+        problems = []
+        if self.network_type == "oft" and (self.conv_dim is not None or self.conv_block_dims):
+            problems.append(
+                "conv_dim and conv_block_dims do not work with network_type oft, which is not the identity at the start on "
+                "convolutions in peft; remove them"
+            )
+        if self.conv_alpha is not None and self.conv_dim is None and not self.conv_block_dims:
+            problems.append("conv_alpha has no effect without conv_dim or conv_block_dims; set one of them or remove conv_alpha")
         lengths = {len(v) for v in (self.block_dims, self.block_alphas, self.conv_block_dims, self.block_lr_weight) if v}
         if len(lengths) > 1:
             problems.append("block_dims, block_alphas, conv_block_dims and block_lr_weight must have the same number of values")
         raise_all(problems)
         return self
+
+
+class FluxNetworkOptions(NetworkOptions):
+    """The adapter on a FLUX transformer."""
+
+    train_t5xxl: bool = False
+    """With train_text_encoder, attach the adapter to T5-XXL as well as to CLIP-L."""
+    split_qkv: bool = False
+    """Give query, key and value (and the MLP of single blocks) adapters of their own. Off, they share one down matrix, as in kohya's files;
+    on, a file with kohya's names holds them side by side and its ranks are three (four) times as large."""
+    train_blocks: Literal["all", "double", "single"] = "all"
+    """Which transformer blocks get an adapter."""
+    train_double_block_indices: Indices = "all"
+    """Numbers of the double blocks that get an adapter: all, none, or such as 0-3,5."""
+    train_single_block_indices: Indices = "all"
+    """Numbers of the single blocks that get an adapter: all, none, or such as 0-3,5."""
+    img_attn_dim: WholeNumber | None = None
+    """Rank for the picture's attention in double blocks; 0 leaves it out, None takes network_dim."""
+    txt_attn_dim: WholeNumber | None = None
+    """Rank for the text's attention in double blocks; 0 leaves it out, None takes network_dim."""
+    img_mlp_dim: WholeNumber | None = None
+    """Rank for the picture's MLP in double blocks; 0 leaves it out, None takes network_dim."""
+    txt_mlp_dim: WholeNumber | None = None
+    """Rank for the text's MLP in double blocks; 0 leaves it out, None takes network_dim."""
+    img_mod_dim: WholeNumber | None = None
+    """Rank for the picture's modulation in double blocks; 0 leaves it out, None takes network_dim."""
+    txt_mod_dim: WholeNumber | None = None
+    """Rank for the text's modulation in double blocks; 0 leaves it out, None takes network_dim."""
+    single_dim: WholeNumber | None = None
+    """Rank for attention and MLP in single blocks; 0 leaves them out, None takes network_dim."""
+    single_mod_dim: WholeNumber | None = None
+    """Rank for the modulation in single blocks; 0 leaves it out, None takes network_dim."""
+    in_dims: Annotated[tuple[WholeNumber, ...], Field(max_length=5)] = ()
+    """Ranks for the five input layers: picture, time, vector, guidance, text; 0 leaves one out. Empty means none of them."""
+
+    @model_validator(mode="after")
+    def _flux_agrees(self) -> Self:
+        problems = []
+        if self.in_dims and len(self.in_dims) != 5:
+            problems.append(f"in_dims has {len(self.in_dims)} numbers; give five (picture, time, vector, guidance, text), or none")
+        if self.train_t5xxl and not self.train_text_encoder:
+            problems.append("train_t5xxl has no effect without train_text_encoder; turn it on")
+        if self.train_blocks == "double" and self.train_single_block_indices != "all":
+            problems.append("train_single_block_indices has no effect with train_blocks = double; remove it")
+        if self.train_blocks == "single" and self.train_double_block_indices != "all":
+            problems.append("train_double_block_indices has no effect with train_blocks = single; remove it")
+        raise_all(problems)
+        return self
+
+
+class FullOptions(Section):
+    """The model's own weights: DreamBooth and fine-tuning."""
+
+    title: ClassVar[str] = "Network"
+
+    unet_lr: NotNegative | None = None
+    """Learning rate of the UNet or transformer; None takes learning_rate."""
+    target_modules: tuple[str, ...] = ()
+    """Regular expressions on the names of the UNet's or transformer's weights in the diffusers model (for example `attn2`); only matching
+    ones are trained. Empty means all."""
+    exclude_modules: tuple[str, ...] = ()
+    """Regular expressions on names of weights; matching ones stay as they are."""
+
+
+class UNetFullOptions(FullOptions):
+    """The weights of a Stable Diffusion model: UNet and text encoders."""
+
+    train_unet: bool = True
+    """Train the UNet."""
+    train_text_encoder: Annotated[bool, Show(basic=True)] = False
+    """Train the text encoders as well. Needs cache_text_encoder_outputs off."""
+    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
+    """Learning rate of the text encoders, one number for all or one for each (SDXL: CLIP-L, CLIP-G); 0 leaves an encoder as it is; empty
+    takes learning_rate."""
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        problems = []
+        if not self.train_unet and not self.train_text_encoder:
+            problems.append("train_unet and train_text_encoder are both off, so nothing would be trained; turn one on")
+        if self.text_encoder_lr and not self.train_text_encoder:
+            problems.append("text_encoder_lr is set but train_text_encoder is off; turn it on or remove text_encoder_lr")
+        if self.unet_lr is not None and not self.train_unet:
+            problems.append("unet_lr is set but train_unet is off; turn it on or remove unet_lr")
+        if not self.train_unet and (self.target_modules or self.exclude_modules):
+            problems.append("target_modules and exclude_modules choose weights of the UNet, but train_unet is off")
+        raise_all(problems)
+        return self
+
+
+class SdxlFullOptions(UNetFullOptions):
+    """The weights of an SDXL model: UNet and both text encoders."""
+
+    block_lr: tuple[NotNegative, ...] = ()
+    """Learning rate of each part of the UNet, 23 numbers: time and size embeddings, 9 input blocks, 3 middle blocks, 9 output blocks, the
+    last layer; 0 freezes a part. Empty takes unet_lr everywhere."""
+
+    @model_validator(mode="after")
+    def _one_rate_for_each_part(self) -> Self:
+        problems = []
+        if self.block_lr and len(self.block_lr) != 23:
+            problems.append(f"block_lr has {len(self.block_lr)} numbers; give 23 (embeddings, 9 input, 3 middle, 9 output, last), or none")
+        if self.block_lr and self.unet_lr is not None:
+            problems.append("block_lr and unet_lr both set rates of the UNet; remove one")
+        raise_all(problems)
+        return self
+
+
+class FluxFullOptions(FullOptions):
+    """The weights of a FLUX transformer; its text encoders stay as they are."""
+
+    train_unet: ClassVar[bool] = True
+    train_text_encoder: ClassVar[bool] = False
+    text_encoder_lr: ClassVar[tuple[float, ...]] = ()

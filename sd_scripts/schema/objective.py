@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from .fields import Fraction, NotNegative, Positive, Section, WholeNumber, raise_all
 
 
-class ObjectiveOptions(Section):
-    """The training objective of a regression model: noise prediction, v-prediction or flow matching."""
+class RegressionOptions(Section):
+    """What noise prediction, v-prediction and flow matching have in common."""
 
     title: ClassVar[str] = "Advanced Training"
 
@@ -23,6 +23,29 @@ class ObjectiveOptions(Section):
     """The c of huber and smooth_l1 at the noisiest time (constant: everywhere)."""
     huber_scale: Positive = 1.0
     """Factor on c for the constant and exponential schedules."""
+    min_timestep: Annotated[WholeNumber, Field(le=999)] = 0
+    """Lowest time trained on, of 1000."""
+    max_timestep: Annotated[int, Field(ge=1, le=1000)] = 1000
+    """Times trained on stay below this, of 1000."""
+    sigmoid_scale: Positive = 1.0
+    """Width of the normal variable in sigmoid and shift."""
+    logit_mean: float = 0.0
+    """Mean of logit_normal; above 0 trains more on noisy times."""
+    logit_std: Positive = 1.0
+    """Standard deviation of logit_normal."""
+    discrete_flow_shift: Positive = 3.0
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift (FLUX: and sigma); above 1 trains more on noisy times."""
+
+    @model_validator(mode="after")
+    def _times_are_a_range(self) -> Self:
+        if self.min_timestep >= self.max_timestep:
+            raise_all([f"min_timestep ({self.min_timestep}) must be below max_timestep ({self.max_timestep})"])
+        return self
+
+
+class ObjectiveOptions(RegressionOptions):
+    """The training objective of a UNet: noise prediction, v-prediction or flow matching."""
+
     min_snr_gamma: Positive | None = None
     """Min-SNR weighting (Hang et al. 2023), 5 is usual; None is off."""
     debiased_estimation_loss: bool = False
@@ -34,18 +57,6 @@ class ObjectiveOptions(Section):
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift"] = "uniform"
     """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid, then
     shifted by discrete_flow_shift."""
-    sigmoid_scale: Positive = 1.0
-    """Width of the normal variable in sigmoid and shift."""
-    logit_mean: float = 0.0
-    """Mean of logit_normal; above 0 trains more on noisy times."""
-    logit_std: Positive = 1.0
-    """Standard deviation of logit_normal."""
-    discrete_flow_shift: Positive = 3.0
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
-    min_timestep: Annotated[WholeNumber, Field(le=999)] = 0
-    """Lowest time trained on, of 1000."""
-    max_timestep: Annotated[int, Field(ge=1, le=1000)] = 1000
-    """Times trained on stay below this, of 1000."""
     noise_offset: NotNegative = 0.0
     """Add this times one normal number for each picture and channel to the noise, so that dark and bright pictures are learned; 0.03 to 0.1
     is usual, 0 is off."""
@@ -65,8 +76,6 @@ class ObjectiveOptions(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
-        if self.min_timestep >= self.max_timestep:
-            problems.append(f"min_timestep ({self.min_timestep}) must be below max_timestep ({self.max_timestep})")
         if self.noise_offset and self.multires_noise_iterations:
             problems.append("noise_offset and multires_noise_iterations do the same job in two ways; set one of them to 0")
         if self.noise_offset == 0 and (self.noise_offset_random_strength or self.adaptive_noise_scale):
@@ -77,3 +86,27 @@ class ObjectiveOptions(Section):
             problems.append("min_snr_gamma and debiased_estimation_loss both weight by the signal-to-noise ratio; choose one")
         raise_all(problems)
         return self
+
+
+class FlowObjectiveOptions(RegressionOptions):
+    """The training objective of a flow-matching transformer: the velocity from picture to noise."""
+
+    huber_schedule: Literal["constant", "exponential", "snr"] = "constant"
+    """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
+    ratio."""
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; flux_shift = sigmoid shifted by the picture's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
+    by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 3.1582
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
+    at 1024 x 1024."""
+    mode_scale: Annotated[float, Field(ge=-1, le=1.75)] = 1.29
+    """Weight of mode sampling (Esser et al. 2024): above 0 favours the middle, below 0 the ends."""
+    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = "raw"
+    """What is compared with noise - picture: raw is the prediction itself and the right choice; additive (prediction + x_t) and
+    sigma_scaled (x_t - sigma prediction) are kohya's others, with which a correct model does not reach a small loss. They are here to
+    repeat old runs."""
+    weighting_scheme: Literal["none", "sigma_sqrt", "cosmap"] = "none"
+    """Weight of a time in the loss: none, sigma_sqrt = 1/sigma^2, cosmap = 2/(pi (1 - 2 sigma + 2 sigma^2)) (Esser et al. 2024). kohya's
+    scripts apply it with sigma_scaled only; here it always counts."""

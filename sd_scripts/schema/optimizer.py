@@ -61,3 +61,10 @@ class OptimizerOptions(Section):
     allow_custom_modules: Annotated[bool, Show(cli_only=True)] = False
     """Allow optimizer_type and lr_scheduler_type to name any importable class. This runs other people's code: only on the command line,
     never from a file or the page."""
+
+
+class FullOptimizerOptions(OptimizerOptions):
+    """Optimizer, learning rate, schedule for training a whole model."""
+
+    learning_rate: Annotated[float, Field(ge=0), Show(basic=True)] = 1e-5
+    """Peak learning rate, a tenth of what an adapter takes. Prodigy sets its own step size: give it 1."""

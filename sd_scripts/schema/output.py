@@ -18,7 +18,7 @@ class OutputOptions(Section):
 
     output_dir: Annotated[str, Show(basic=True, kind="folder")] = "output"
     """Folder of all runs; each run gets its own folder `<date>-<time>-<output_name>` in it."""
-    output_name: Annotated[Name, Show(basic=True)] = "lora"
+    output_name: Annotated[Name, Show(basic=True)] = "model"
     """Name of the saved files, without folder and ending."""
     save_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
     """Save every this many steps; None saves at the end only (and as save_every_n_epochs says)."""
@@ -32,9 +32,6 @@ class OutputOptions(Section):
     """Keep only files saved within the last N epochs; None keeps all. The final file always stays."""
     save_precision: Literal["float", "fp16", "bf16"] = "fp16"
     """Precision of the saved file."""
-    save_model_as: Literal["kohya", "diffusers"] = "kohya"
-    """Names inside the saved .safetensors file: kohya's are read by ComfyUI, A1111, Forge, diffusers and kohya's scripts, diffusers' own by
-    diffusers."""
     save_state: bool = True
     """Save the training state (optimizer, averages, step) with each saved file, so that the run can be continued from there."""
     save_state_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
@@ -46,6 +43,13 @@ class OutputOptions(Section):
     resume: str = "auto"
     """Where to start: auto continues the newest run with this output_name and the same settings, none starts afresh, a folder is a state or
     run folder to continue from, a number is a step of the run."""
+    huggingface_repo_id: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")] = None
+    """Upload every saved file to this repository of the Hugging Face hub (owner/name, made when it is not there); None uploads nothing. The
+    token is read from the environment variable HF_TOKEN, never from a file."""
+    huggingface_repo_visibility: Literal["private", "public"] = "private"
+    """Who may see a repository that is made for the upload."""
+    huggingface_path_in_repo: str = ""
+    """Folder inside the repository; empty is its top."""
     log_with: Literal["none", "tensorboard", "wandb", "all"] = "none"
     """Also log to TensorBoard or Weights & Biases (its key is read from the environment variable WANDB_API_KEY, never from a file)."""
     log_tracker_name: str | None = None
@@ -81,6 +85,8 @@ class OutputOptions(Section):
             problems.append("save_last_n_steps has no effect without save_every_n_steps")
         if self.save_last_n_epochs is not None and self.save_every_n_epochs is None and self.save_n_epoch_ratio is None:
             problems.append("save_last_n_epochs has no effect without save_every_n_epochs or save_n_epoch_ratio")
+        if self.huggingface_repo_id is None and (self.huggingface_path_in_repo or self.huggingface_repo_visibility != "private"):
+            problems.append("huggingface_path_in_repo and huggingface_repo_visibility have no effect without huggingface_repo_id")
         if self.log_with == "none" and self.log_tracker_name is not None:
             problems.append("log_tracker_name has no effect with log_with = none")
         if self.wandb_run_name is not None and self.log_with not in ("wandb", "all"):
@@ -89,3 +95,21 @@ class OutputOptions(Section):
             problems.append("training_comment is not written with metadata = minimal; choose all or remove it")
         raise_all(problems)
         return self
+
+
+class AdapterOutputOptions(OutputOptions):
+    """Run folder, saved adapter files, states, resume, trackers, metadata."""
+
+    output_name: Annotated[Name, Show(basic=True)] = "lora"
+    """Name of the saved files, without folder and ending."""
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
+    """Names inside the saved .safetensors file: kohya's are read by ComfyUI, A1111, Forge, diffusers and kohya's scripts; diffusers' own by
+    diffusers; comfyui writes ComfyUI's generic `diffusion_model.` names."""
+
+
+class ModelOutputOptions(OutputOptions):
+    """Run folder, saved models, states, resume, trackers, metadata."""
+
+    save_model_as: Literal["safetensors", "diffusers"] = "safetensors"
+    """How the model is written. safetensors: one file in the model's original layout, which every tool reads (FLUX: the transformer, as it
+    is published); diffusers: a folder with all parts, large weights split into several files."""

@@ -6,14 +6,14 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from .dataset import DatasetOptions
+from .dataset import DatasetOptions, SdDatasetOptions
 from .fields import raise_all
-from .model import SdxlModelOptions
-from .network import NetworkOptions
-from .objective import ObjectiveOptions
-from .optimizer import OPTIMIZERS, OptimizerOptions
-from .output import OutputOptions
-from .samples import SampleOptions
+from .model import FluxModelOptions, ModelOptions, SdModelOptions, SdxlModelOptions
+from .network import FluxFullOptions, FluxNetworkOptions, NetworkOptions, SdxlFullOptions, UNetFullOptions, UNetNetworkOptions
+from .objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+from .optimizer import OPTIMIZERS, FullOptimizerOptions, OptimizerOptions
+from .output import AdapterOutputOptions, ModelOutputOptions, OutputOptions
+from .samples import FluxSampleOptions, SampleOptions, UNetSampleOptions
 from .training import TrainingOptions
 
 
@@ -24,26 +24,18 @@ class RunOptions(BaseModel):
 
     family: ClassVar[str]
     method: ClassVar[str]
+    """network trains an adapter on a frozen model, full the model itself."""
     script: ClassVar[str]
     label: ClassVar[str]
 
-
-class SdxlNetwork(RunOptions):
-    """SDXL LoRA and its relatives."""
-
-    family: ClassVar[str] = "sdxl"
-    method: ClassVar[str] = "network"
-    script: ClassVar[str] = "sdxl_train_network.py"
-    label: ClassVar[str] = "SDXL LoRA"
-
-    model: SdxlModelOptions
+    model: ModelOptions
     dataset: DatasetOptions
-    network: NetworkOptions = NetworkOptions()
+    network: NetworkOptions | UNetFullOptions | FluxFullOptions
     optimizer: OptimizerOptions = OptimizerOptions()
     training: TrainingOptions = TrainingOptions()
-    objective: ObjectiveOptions = ObjectiveOptions()
-    samples: SampleOptions = SampleOptions()
-    output: OutputOptions = OutputOptions()
+    objective: RegressionOptions
+    samples: SampleOptions
+    output: OutputOptions
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -65,11 +57,120 @@ class SdxlNetwork(RunOptions):
                     f"lr_scheduler_type: {optimizer.lr_scheduler_type} runs other people's code and needs --allow_custom_modules on the "
                     "command line"
                 )
-        if self.model.prediction_type == "flow" and self.model.zero_terminal_snr:
-            problems.append("zero_terminal_snr belongs to noise schedules; prediction_type flow has none. Turn it off")
         raise_all(problems)
         return self
 
 
-RUNS: dict[tuple[str, str], type[RunOptions]] = {(run.family, run.method): run for run in (SdxlNetwork,)}
+class _UNetRun(RunOptions):
+    """Rules of models on a noise schedule."""
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        if self.model.prediction_type == "flow" and self.model.zero_terminal_snr:
+            raise_all(["zero_terminal_snr belongs to noise schedules; prediction_type flow has none. Turn it off"])
+        return self
+
+
+class SdNetwork(_UNetRun):
+    """LoRA and its relatives on Stable Diffusion 1.x and 2.x."""
+
+    family: ClassVar[str] = "sd"
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "sd_train_network.py"
+    label: ClassVar[str] = "SD 1.5 / 2.x LoRA"
+
+    model: SdModelOptions
+    dataset: SdDatasetOptions
+    network: UNetNetworkOptions = UNetNetworkOptions()
+    objective: ObjectiveOptions = ObjectiveOptions()
+    samples: UNetSampleOptions = UNetSampleOptions()
+    output: AdapterOutputOptions = AdapterOutputOptions()
+
+
+class SdFull(_UNetRun):
+    """DreamBooth and fine-tuning of Stable Diffusion 1.x and 2.x."""
+
+    family: ClassVar[str] = "sd"
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "sd_train.py"
+    label: ClassVar[str] = "SD 1.5 / 2.x DreamBooth and fine-tuning"
+
+    model: SdModelOptions
+    dataset: SdDatasetOptions
+    network: UNetFullOptions = UNetFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    objective: ObjectiveOptions = ObjectiveOptions()
+    samples: UNetSampleOptions = UNetSampleOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+class SdxlNetwork(_UNetRun):
+    """LoRA and its relatives on SDXL."""
+
+    family: ClassVar[str] = "sdxl"
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "sdxl_train_network.py"
+    label: ClassVar[str] = "SDXL LoRA"
+
+    model: SdxlModelOptions
+    dataset: DatasetOptions
+    network: UNetNetworkOptions = UNetNetworkOptions()
+    objective: ObjectiveOptions = ObjectiveOptions()
+    samples: UNetSampleOptions = UNetSampleOptions()
+    output: AdapterOutputOptions = AdapterOutputOptions()
+
+
+class SdxlFull(_UNetRun):
+    """DreamBooth and fine-tuning of SDXL."""
+
+    family: ClassVar[str] = "sdxl"
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "sdxl_train.py"
+    label: ClassVar[str] = "SDXL DreamBooth and fine-tuning"
+
+    model: SdxlModelOptions
+    dataset: DatasetOptions
+    network: SdxlFullOptions = SdxlFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    objective: ObjectiveOptions = ObjectiveOptions()
+    samples: UNetSampleOptions = UNetSampleOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+class FluxNetwork(RunOptions):
+    """LoRA and its relatives on FLUX.1."""
+
+    family: ClassVar[str] = "flux"
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "flux_train_network.py"
+    label: ClassVar[str] = "FLUX LoRA"
+
+    model: FluxModelOptions
+    dataset: DatasetOptions
+    network: FluxNetworkOptions = FluxNetworkOptions()
+    objective: FlowObjectiveOptions = FlowObjectiveOptions()
+    samples: FluxSampleOptions = FluxSampleOptions()
+    output: AdapterOutputOptions = AdapterOutputOptions()
+
+
+class FluxFull(RunOptions):
+    """DreamBooth and fine-tuning of FLUX.1."""
+
+    family: ClassVar[str] = "flux"
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "flux_train.py"
+    label: ClassVar[str] = "FLUX DreamBooth and fine-tuning"
+
+    model: FluxModelOptions
+    dataset: DatasetOptions
+    network: FluxFullOptions = FluxFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    objective: FlowObjectiveOptions = FlowObjectiveOptions()
+    samples: FluxSampleOptions = FluxSampleOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+RUNS: dict[tuple[str, str], type[RunOptions]] = {
+    (run.family, run.method): run for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull)
+}
 """Kinds of runs by (family, method)."""

@@ -19,15 +19,13 @@ class SampleOptions(Section):
 
     sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
     """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
-    (negative) --ss (sampler). Empty makes no previews."""
+    (negative) --ss (sampler) --g (FLUX: embedded guidance). Empty makes no previews."""
     sample_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
     """Render the prompts every this many steps; None renders with each save."""
     sample_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
     """Render the prompts every this many epochs as well."""
     sample_at_first: bool = True
     """Render the prompts before the first step too, to compare with."""
-    sample_sampler: Sampler = "auto"
-    """Sampler of the previews; auto takes the one in the model's scheduler configuration, or euler."""
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
     """Denoising steps of a preview without --s."""
     sample_cfg_scale: NotNegative = 6.0
@@ -36,3 +34,21 @@ class SampleOptions(Section):
     """Negative prompt of a preview without --n."""
     sample_size: Annotated[Size | None, Show(unit="px")] = None
     """Width,height of a preview without --w and --h; None takes resolution."""
+
+
+class UNetSampleOptions(SampleOptions):
+    """Previews of a model on a noise schedule."""
+
+    sample_sampler: Sampler = "auto"
+    """Sampler of the previews; auto takes the one in the model's scheduler configuration, or euler."""
+
+
+class FluxSampleOptions(SampleOptions):
+    """Previews of a FLUX model, always with its own flow-matching sampler."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Denoising steps of a preview without --s; schnell needs 4."""
+    sample_cfg_scale: NotNegative = 1.0
+    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
+    sample_guidance_scale: NotNegative = 3.5
+    """Guidance that dev's embedding is told in a preview without --g; no effect on schnell."""

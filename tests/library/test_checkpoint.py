@@ -27,13 +27,13 @@ from sd_scripts.library.checkpoint import (
     unpack,
 )
 from sd_scripts.schema.files import TEMPORARY_MARK
-from sd_scripts.schema.output import OutputOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.rundir import RunDirectory
 
 
 def checkpointer(folder: Path, total: int = 100, steps_per_epoch: int = 10, **options: Any) -> Checkpointer:
     return Checkpointer(
-        RunDirectory(folder), OutputOptions(**options), Identity("settings", "pictures", 1), lambda step: step // steps_per_epoch, total
+        RunDirectory(folder), AdapterOutputOptions(**options), Identity("settings", "pictures", 1), lambda step: step // steps_per_epoch, total
     )
 
 

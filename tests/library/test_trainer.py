@@ -26,10 +26,10 @@ from sd_scripts.library.remedies import is_out_of_memory
 from sd_scripts.library.rng import rng_for
 from sd_scripts.library.stopping import StopRequest
 from sd_scripts.library.trainer import Timetable, Trainer
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
-from sd_scripts.schema.output import OutputOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.training import TrainingOptions
 
@@ -75,12 +75,12 @@ def make(folder: Path, *, batch: int = 2, accumulation: int = 1, steps: int = 6,
 
     folder.mkdir(parents=True, exist_ok=True)
     parts, run = SDXL.tiny(), RunDirectory(folder)
-    network_options = section(NetworkOptions, network_dim=2)
+    network_options = section(UNetNetworkOptions, network_dim=2)
     network = attach(parts, network_options, SDXL.adapter_targets(parts, False), seed=5)
     optimizer_options = OptimizerOptions(
         learning_rate=options.get("learning_rate", 1e-2), optimizer_type=options.get("optimizer_type", "AdamW")
     )
-    output = section(OutputOptions)
+    output = section(AdapterOutputOptions)
     data = MadeUp(parts, batch, accumulation, network_options.train_text_encoder, options.get("spoiled"))
     group = batch * accumulation
     exported: list[int] = []

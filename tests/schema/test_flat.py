@@ -66,30 +66,41 @@ def value_of_type(field: FlatField, kind: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configurations(draw: st.DrawFn) -> RunOptions:
-    """Valid SDXL LoRA options with some fields changed; contradictions are drawn again."""
-    known = {name: field for name, field in fields(SdxlNetwork).items() if not field.show.cli_only}
+    """Valid options of any kind of run with some fields changed; contradictions are drawn again."""
+    run = draw(st.sampled_from(list(RUNS.values())))
+    known = {name: field for name, field in fields(run).items() if not field.show.cli_only}
     names = draw(st.lists(st.sampled_from(sorted(known)), max_size=12, unique=True))
     values = NEEDED | {name: draw(value_of(known[name])) for name in names}
     kept = dict(NEEDED)
     for name, value in values.items():
         try:
-            build(SdxlNetwork, kept | {name: value})
+            build(run, kept | {name: value})
         except OptionError:
             continue
         kept[name] = value
-    return build(SdxlNetwork, kept)
+    return build(run, kept)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(configurations())
 def test_toml_and_command_line_give_back_the_same_options(options: RunOptions) -> None:
-    assert build(SdxlNetwork, parse_toml(to_toml(options), "a.toml")) == options
-    assert parse_cli(SdxlNetwork, to_argv(options)).options == options
-    assert build(SdxlNetwork, flatten(options)) == options
+    assert build(type(options), parse_toml(to_toml(options), "a.toml")) == options
+    assert parse_cli(type(options), to_argv(options)).options == options
+    assert build(type(options), flatten(options)) == options
 
 
-@pytest.mark.parametrize("name", [name for name, field in fields(SdxlNetwork).items() if not field.show.cli_only])
-def test_every_single_field_survives_toml_and_command_line(name: str) -> None:
+def every_field_once() -> list[tuple[type[RunOptions], str]]:
+    """Each option with the first kind of run that has it, and again with each that has a form of its own of it."""
+    found: dict[tuple[str, object, str], tuple[type[RunOptions], str]] = {}
+    for run in RUNS.values():
+        for name, field in fields(run).items():
+            if not field.show.cli_only:
+                found.setdefault((name, field.default, str(field.type)), (run, name))
+    return list(found.values())
+
+
+@pytest.mark.parametrize(("run", "name"), every_field_once(), ids=lambda item: item if isinstance(item, str) else item.__name__)
+def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions], name: str) -> None:
     """With the other fields that it needs: each validator's demands are met by the table below."""
     company: dict[str, dict[str, Any]] = {
         "dim_from_weights": {"network_weights": "a.safetensors"},
@@ -119,6 +130,10 @@ def test_every_single_field_survives_toml_and_command_line(name: str) -> None:
         "save_last_n_epochs": {"save_every_n_epochs": 5},
         "log_tracker_name": {"log_with": "tensorboard"},
         "wandb_run_name": {"log_with": "wandb"},
+        "num_class_images": {"class_prompt": "a dog"},
+        "huggingface_path_in_repo": {"huggingface_repo_id": "me/loras"},
+        "huggingface_repo_visibility": {"huggingface_repo_id": "me/loras"},
+        "train_t5xxl": {"train_text_encoder": True, "cache_text_encoder_outputs": False},
     }
     special: dict[str, Any] = {
         "lr_scheduler_type": None,
@@ -129,19 +144,26 @@ def test_every_single_field_survives_toml_and_command_line(name: str) -> None:
         "dataset_config": "sets.toml",
         "min_timestep": 10,
         "max_timestep": 900,
+        "network_reg_dims": ("attn2=8", "ff=0"),
+        "network_reg_lrs": ("attn2=1e-5",),
+        "huggingface_repo_id": "me/loras",
+        "in_dims": (4, 0, 4, 0, 4),
+        "block_lr": tuple(number * 1e-6 for number in range(23)),
+        "train_double_block_indices": "0-3,5",
+        "train_single_block_indices": "none",
     }
-    field = fields(SdxlNetwork)[name]
+    field = fields(run)[name]
     value = special[name] if name in special else example(field)
     if value is None:
-        return_value = build(SdxlNetwork, NEEDED)
+        return_value = build(run, NEEDED)
         assert getattr(getattr(return_value, field.section), name) is None
         return
     needed = {key: item for key, item in NEEDED.items() if not (name == "dataset_config" and key == "train_data_dir")}
-    options = build(SdxlNetwork, needed | company.get(name, {}) | {name: value})
+    options = build(run, needed | company.get(name, {}) | {name: value})
     assert getattr(getattr(options, field.section), name) == value
     assert name in changed(options)
-    assert build(SdxlNetwork, parse_toml(to_toml(options), "a.toml")) == options
-    assert parse_cli(SdxlNetwork, to_argv(options)).options == options
+    assert build(run, parse_toml(to_toml(options), "a.toml")) == options
+    assert parse_cli(run, to_argv(options)).options == options
 
 
 def example(field: FlatField) -> Any:
@@ -251,10 +273,12 @@ def test_every_field_has_help_and_names_are_unique(run: type[RunOptions]) -> Non
 
 
 def test_no_legacy_name_is_an_option_and_each_has_advice() -> None:
-    known = fields(SdxlNetwork)
+    known = {name for run in RUNS.values() for name in fields(run)}
+    # Options of some families, which the others explain.
+    own = {"clip_skip", "block_lr", "train_blocks"}
     for table in (legacy.RENAMED, legacy.NOT_NEEDED, legacy.UNSUPPORTED):
         for name in table:
-            assert name not in known, name
+            assert name not in known - own, name
             assert legacy.verdict(name, True)
     assert legacy.verdict("no_such_thing", True) is None
     for name, advice in legacy.RENAMED.items():
@@ -266,7 +290,11 @@ KOHYA_NAMES = (Path(__file__).parents[1] / "data" / "kohya_option_names.txt").re
 
 @pytest.mark.parametrize("name", KOHYA_NAMES)
 def test_every_option_name_of_kohyas_tools_is_known_or_answered(name: str) -> None:
-    assert name in fields(SdxlNetwork) or name == "network_args" or legacy.verdict(name, True), name
+    for run in RUNS.values():
+        try:
+            build(run, NEEDED | {name: "1"})
+        except OptionError as err:
+            assert "there is no such option" not in str(err), (run.script, name)
 
 
 def test_paths_of_a_kept_configuration_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

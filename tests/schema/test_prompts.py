@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
-from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.samples import UNetSampleOptions
 
 
 def read(text: str, grid: int = 8, resolution: tuple[int, int] = (1024, 768), seed: int = 7, **options: object) -> list[PromptSpec]:
-    return read_prompts(Defaults(SampleOptions(sample_prompts=text, **options), resolution, grid, seed))
+    return read_prompts(Defaults(UNetSampleOptions(sample_prompts=text, **options), resolution, grid, seed))
 
 
 def problems(text: str, **options: object) -> str:

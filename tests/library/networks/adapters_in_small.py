@@ -8,13 +8,13 @@ from diffusers import StableDiffusionXLPipeline
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import Network, attach
 from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import UNetNetworkOptions
 from tests.small_models import pipeline_of
 
 FAMILY = Sdxl()
 
 
-def attached(parts: Parts, options: NetworkOptions, seed: int = 0) -> Network:
+def attached(parts: Parts, options: UNetNetworkOptions, seed: int = 0) -> Network:
     conv = options.conv_dim is not None or bool(options.conv_block_dims)
     return attach(parts, options, FAMILY.adapter_targets(parts, conv), seed)
 

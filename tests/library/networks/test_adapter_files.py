@@ -19,16 +19,16 @@ from sd_scripts.library.networks.maths import low_rank_update, merged_weight
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.safetensors_file import read_file, serialise
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.networks.adapters_in_small import attached, outputs, picture, shaken
 from tests.small_models import pipeline_of
 
 LAYOUTS = ("kohya", "diffusers")
 
 
-def options_for(kind: str, **changes: object) -> NetworkOptions:
+def options_for(kind: str, **changes: object) -> UNetNetworkOptions:
     conv = {} if kind == "oft" else {"conv_dim": 2, "conv_alpha": 3.0}
-    return NetworkOptions(**{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes})
+    return UNetNetworkOptions(**{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes})
 
 
 VARIANTS = {
@@ -163,7 +163,7 @@ def test_oft_has_no_strength_but_one(parts: Parts, tmp_path: Path) -> None:
 
 def test_merging_into_a_quantised_model_is_refused(parts: Parts, twin: Parts, tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
-    export(shaken(attached(parts, NetworkOptions(network_dim=4))), parts, file)
+    export(shaken(attached(parts, UNetNetworkOptions(network_dim=4))), parts, file)
     layer = twin.backbone.mid_block.attentions[0].proj_in
     layer.weight = torch.nn.Parameter(layer.weight.mul(100).to(torch.int8), requires_grad=False)
     with pytest.raises(OptionError, match=r"quantised model \(backbone\.mid_block\.attentions\.0\.proj_in\)"):
@@ -171,7 +171,7 @@ def test_merging_into_a_quantised_model_is_refused(parts: Parts, twin: Parts, tm
 
 
 def test_a_merge_into_half_precision_is_rounded_once(parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, NetworkOptions(network_dim=4)))
+    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4)))
     file = tmp_path / "a.safetensors"
     export(network, parts, file, precision="float")
     twin.backbone.half()
@@ -185,7 +185,7 @@ def test_a_merge_into_half_precision_is_rounded_once(parts: Parts, twin: Parts, 
 
 
 def test_a_file_with_compiled_names_and_old_names_is_read(parts: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, NetworkOptions(network_dim=4, network_alpha=1.0, train_text_encoder=True)))
+    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4, network_alpha=1.0, train_text_encoder=True)))
     file, foreign = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     export(network, parts, file, save_model_as="diffusers", precision="float")
     renamed = {}
@@ -243,7 +243,7 @@ def test_training_starts_from_a_file_and_its_sizes_may_come_from_it(
     assert (outputs(twin) - live).abs().max() <= 2e-6 * float(live.abs().max())
     assert network.parameters()
     network.detach()
-    from_file = NetworkOptions(network_type=kind, train_text_encoder=True, network_dim=64, network_weights=str(file), dim_from_weights=True)
+    from_file = UNetNetworkOptions(network_type=kind, train_text_encoder=True, network_dim=64, network_weights=str(file), dim_from_weights=True)
     network = attached(twin, from_file)
     assert (outputs(twin) - live).abs().max() <= 2e-6 * float(live.abs().max())
     again = tmp_path / "again.safetensors"
@@ -317,7 +317,7 @@ def test_a_file_that_fits_no_model_is_refused_in_a_sentence(parts: Parts, twin: 
 
 def test_what_is_no_safetensors_file_is_refused_in_a_sentence(parts: Parts, tmp_path: Path) -> None:
     truncated, pickled = tmp_path / "a.safetensors", tmp_path / "a.pt"
-    export(shaken(attached(parts, NetworkOptions(network_dim=4))), parts, truncated)
+    export(shaken(attached(parts, UNetNetworkOptions(network_dim=4))), parts, truncated)
     truncated.write_bytes(truncated.read_bytes()[:5000])
     pickled.write_bytes(b"")
     for file, words in ((truncated, "truncated"), (pickled, "only .safetensors"), (tmp_path / "b.safetensors", "does not exist")):
@@ -326,7 +326,7 @@ def test_what_is_no_safetensors_file_is_refused_in_a_sentence(parts: Parts, tmp_
 
 
 def test_the_proof_names_the_layer_whose_values_did_not_survive(parts: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, NetworkOptions(network_dim=4, network_alpha=1.0)))
+    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4, network_alpha=1.0)))
     file = tmp_path / "a.safetensors"
     export(network, parts, file, precision="fp16")
     tensors, header = read_file(file)
@@ -341,7 +341,7 @@ def test_the_proof_names_the_layer_whose_values_did_not_survive(parts: Parts, tm
 
 
 def test_a_value_that_fp16_cannot_hold_stops_the_export_and_leaves_the_old_file(parts: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, NetworkOptions(network_dim=4)))
+    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4)))
     file = tmp_path / "a.safetensors"
     export(network, parts, file)
     old = file.read_bytes()
@@ -362,7 +362,7 @@ def test_values_smaller_than_fp16_resolves_are_saved_without_complaint(parts: Pa
 
 
 def test_values_given_to_the_export_are_written_instead_of_the_live_ones(parts: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, NetworkOptions(network_dim=4)))
+    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4)))
     average = {key: tensor * 0.5 for key, tensor in network.state().items()}
     file = tmp_path / "a.safetensors"
     export(network, parts, file, precision="float", state=average)

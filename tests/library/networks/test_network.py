@@ -13,13 +13,13 @@ from sd_scripts.library.networks import KINDS, attach
 from sd_scripts.library.networks.maths import AdapterLayer, low_rank_update, merged_weight
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.networks.adapters_in_small import attached, outputs, shaken
 
 
-def options_for(kind: str, **changes: object) -> NetworkOptions:
+def options_for(kind: str, **changes: object) -> UNetNetworkOptions:
     conv = {} if kind == "oft" else {"conv_dim": 2}
-    return NetworkOptions(**{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes})
+    return UNetNetworkOptions(**{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,8 +60,8 @@ def test_the_start_follows_from_the_seed_and_not_from_torchs_random_state(kind: 
 
 
 def test_a_layer_starts_alike_whichever_others_are_trained(parts: Parts, twin: Parts) -> None:
-    all_layers = attached(parts, NetworkOptions(network_dim=4)).state()
-    some = attached(twin, NetworkOptions(network_dim=4, target_modules=(r"attn2\.to_k",))).state()
+    all_layers = attached(parts, UNetNetworkOptions(network_dim=4)).state()
+    some = attached(twin, UNetNetworkOptions(network_dim=4, target_modules=(r"attn2\.to_k",))).state()
     assert some
     assert all(torch.equal(all_layers[key], some[key]) for key in some)
 
@@ -89,8 +89,8 @@ def test_the_formula_of_each_kind_gives_peft_s_output(kind: str, parts: Parts, t
 
 def test_two_models_in_one_process_do_not_touch_each_other(parts: Parts, twin: Parts) -> None:
     before = outputs(twin)
-    attached(parts, NetworkOptions(network_dim=4, conv_dim=2))
-    plain = attached(twin, NetworkOptions(network_dim=4))
+    attached(parts, UNetNetworkOptions(network_dim=4, conv_dim=2))
+    plain = attached(twin, UNetNetworkOptions(network_dim=4))
     assert not any("resnets" in key for key in plain.state())
     assert torch.equal(outputs(twin), before)
 
@@ -122,7 +122,7 @@ def rates(groups: list[dict]) -> dict[str, float]:
 
 
 def test_each_part_gets_its_own_rate_and_loraplus_its_ratio(parts: Parts) -> None:
-    options = NetworkOptions(
+    options = UNetNetworkOptions(
         network_dim=4,
         train_text_encoder=True,
         unet_lr=1e-3,
@@ -140,18 +140,18 @@ def test_each_part_gets_its_own_rate_and_loraplus_its_ratio(parts: Parts) -> Non
 
 
 def test_rates_that_are_not_given_are_the_learning_rate(parts: Parts) -> None:
-    options = NetworkOptions(network_dim=4, train_text_encoder=True)
+    options = UNetNetworkOptions(network_dim=4, train_text_encoder=True)
     assert rates(attached(parts, options).parameter_groups(options, 3e-4)) == {"unet": 3e-4, "te1": 3e-4, "te2": 3e-4}
 
 
 def test_rate_zero_leaves_a_text_encoder_as_it_is(parts: Parts) -> None:
-    network = attached(parts, NetworkOptions(network_dim=4, train_text_encoder=True, text_encoder_lr=(0.0, 1e-5)))
+    network = attached(parts, UNetNetworkOptions(network_dim=4, train_text_encoder=True, text_encoder_lr=(0.0, 1e-5)))
     assert list(network.modules) == ["backbone", "te2"]
 
 
 def test_blocks_get_their_ranks_alphas_and_rates(parts: Parts) -> None:
     # The tiny UNet: input blocks 0 to 3, the middle, output blocks 0 to 3.
-    options = NetworkOptions(
+    options = UNetNetworkOptions(
         network_alpha=1.0,
         block_dims=(0, 0, 0, 2, 4, 6, 8, 0, 0),
         block_alphas=(1, 1, 1, 1, 2, 3, 4, 1, 1),
@@ -168,12 +168,12 @@ def test_blocks_get_their_ranks_alphas_and_rates(parts: Parts) -> None:
 
 
 def test_rank_stabilised_scale_is_alpha_over_the_root_of_the_rank(parts: Parts) -> None:
-    network = attached(parts, NetworkOptions(network_dim=16, network_alpha=8.0, rank_stabilized=True))
+    network = attached(parts, UNetNetworkOptions(network_dim=16, network_alpha=8.0, rank_stabilized=True))
     assert {adapter.scale for adapter in network.adapters().values()} == {8.0 / math.sqrt(16)}
 
 
 def test_patterns_choose_and_leave_out_layers(parts: Parts) -> None:
-    network = attached(parts, NetworkOptions(network_dim=4, target_modules=(r"attn\d\.to_[kv]",), exclude_modules=("mid_block",)))
+    network = attached(parts, UNetNetworkOptions(network_dim=4, target_modules=(r"attn\d\.to_[kv]",), exclude_modules=("mid_block",)))
     names = list(network.adapters())
     assert names
     assert all(name.endswith(("to_k", "to_v")) and "mid_block" not in name for name in names)
@@ -195,13 +195,13 @@ def test_patterns_choose_and_leave_out_layers(parts: Parts) -> None:
 )
 def test_what_cannot_be_attached_is_refused_in_sentences_and_nothing_is_attached(parts: Parts, changes: dict, words: list[str]) -> None:
     with pytest.raises(OptionError) as caught:
-        attached(parts, NetworkOptions(**changes))
+        attached(parts, UNetNetworkOptions(**changes))
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert not hasattr(parts.backbone, "peft_config")
 
 
 def test_scale_weight_norms_shrinks_large_updates_to_the_limit_and_leaves_small_ones(parts: Parts) -> None:
-    network = shaken(attached(parts, NetworkOptions(network_dim=4, conv_dim=2, network_alpha=2.0, scale_weight_norms=4.0)))
+    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4, conv_dim=2, network_alpha=2.0, scale_weight_norms=4.0)))
     shapes = {
         name: torch.Size((a.tensors["lora_B.weight"].shape[0], a.tensors["lora_A.weight"][0].numel()))
         for name, a in network.adapters().items()
@@ -221,7 +221,7 @@ def test_scale_weight_norms_shrinks_large_updates_to_the_limit_and_leaves_small_
 
 
 def test_without_scale_weight_norms_a_step_changes_nothing(parts: Parts) -> None:
-    network = shaken(attached(parts, NetworkOptions(network_dim=4)))
+    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4)))
     before = network.state()
     assert network.after_step() is None
     assert all(torch.equal(before[key], tensor) for key, tensor in network.state().items())
@@ -248,7 +248,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(kind: str, parts: Parts
 
 
 def test_oft_blocks_take_the_nearest_smaller_divisor_and_convolutions_stay_out(parts: Parts) -> None:
-    network = attached(parts, NetworkOptions(network_type="oft", oft_block_size=12, train_text_encoder=True))
+    network = attached(parts, UNetNetworkOptions(network_type="oft", oft_block_size=12, train_text_encoder=True))
     sides = {name: round((1 + math.sqrt(1 + 8 * a.tensors["oft_R.weight"].shape[1])) / 2) for name, a in network.adapters().items()}
     assert sides["te1.encoder.layers.0.self_attn.q_proj"] == 8
     assert sides["te2.text_model.encoder.layers.0.self_attn.q_proj"] == 12
@@ -256,9 +256,9 @@ def test_oft_blocks_take_the_nearest_smaller_divisor_and_convolutions_stay_out(p
 
 def test_a_second_trained_adapter_on_one_model_is_our_mistake(parts: Parts) -> None:
     targets = Sdxl().adapter_targets(parts, conv=False)
-    attach(parts, NetworkOptions(network_dim=4), targets, seed=0)
+    attach(parts, UNetNetworkOptions(network_dim=4), targets, seed=0)
     with pytest.raises(ValueError, match="already"):
-        attach(parts, NetworkOptions(network_dim=4), targets, seed=0)
+        attach(parts, UNetNetworkOptions(network_dim=4), targets, seed=0)
 
 
 def test_folding_the_scale_into_a_factor_keeps_the_update() -> None:

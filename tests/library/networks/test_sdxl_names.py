@@ -15,7 +15,7 @@ from sd_scripts.library.networks import attach, names_of
 from sd_scripts.library.networks.files import tensors_of
 from sd_scripts.library.networks.sdxl_names import kohya_name, to_kohya
 from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import UNetNetworkOptions
 
 LIST = Path(__file__).parents[2] / "data" / "sdxl_lora_layers.tsv"
 
@@ -59,7 +59,7 @@ def full_size() -> Parts:
     return Parts(unet, tiny.vae, {"te1": te1, "te2": te2}, tiny.tokenizers, tiny.path, tiny.kind, tiny.scheduler_config, "full size")
 
 
-def written(parts: Parts, options: NetworkOptions) -> dict[str, str]:
+def written(parts: Parts, options: UNetNetworkOptions) -> dict[str, str]:
     """Keys and shapes of the kohya file of a fresh adapter."""
     conv = options.conv_dim is not None
     network = attach(parts, options, Sdxl().adapter_targets(parts, conv), seed=0)
@@ -76,12 +76,12 @@ def expected(listed: list[Row]) -> dict[str, str]:
 
 
 def test_rank_16_of_unet_and_text_encoders_has_exactly_the_keys_and_shapes_of_kohyas_files(full_size: Parts) -> None:
-    options = NetworkOptions(network_dim=16, train_text_encoder=True)
+    options = UNetNetworkOptions(network_dim=16, train_text_encoder=True)
     assert written(full_size, options) == expected([row for row in rows() if row.when == "default"])
 
 
 def test_rank_16_with_convolutions_has_exactly_the_keys_and_shapes_of_kohyas_files(full_size: Parts) -> None:
-    options = NetworkOptions(network_dim=16, conv_dim=16)
+    options = UNetNetworkOptions(network_dim=16, conv_dim=16)
     assert written(full_size, options) == expected([row for row in rows() if row.when != "never" and row.own.startswith("backbone.")])
 
 
