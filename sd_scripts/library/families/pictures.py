@@ -1,0 +1,93 @@
+"""What families share between pixels and latents, and around rendering: the VAE, modes of networks, pictures.
+
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the picture's).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+from torch import Tensor, nn
+
+from sd_scripts.library.protocols import Parts
+
+
+def place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Device and precision of a network: those of its first floating-point parameter, which no adapter replaces."""
+    first = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    return first.device, first.dtype
+
+
+@torch.no_grad()
+def encode_pictures(vae: nn.Module, pixels: Tensor, grid: int) -> Tensor:
+    """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, h, w) float32; the mean of the posterior.
+
+    Raises ValueError for sides that are not multiples of grid.
+    """
+    if pixels.shape[-1] % grid or pixels.shape[-2] % grid:
+        raise ValueError(f"picture sides {tuple(pixels.shape[-2:])} are not multiples of {grid}")
+    device, dtype = place(vae)
+    # The VAE's precision is chosen by vae_dtype alone: SDXL's overflows in fp16, whatever the rest runs in.
+    with torch.autocast(device.type, enabled=False):
+        mean = vae.encode(pixels.to(device, dtype)).latent_dist.mean.float()
+    scale, shift = _latent_scale(vae, mean)
+    return (mean - shift) * scale
+
+
+@torch.no_grad()
+def decode(vae: nn.Module, latents: Tensor) -> Tensor:
+    """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
+    device, dtype = place(vae)
+    latents = latents.to(device).float()
+    scale, shift = _latent_scale(vae, latents)
+    with torch.autocast(device.type, enabled=False):
+        pixels = vae.decode((latents / scale + shift).to(dtype)).sample
+    return pixels.float().clamp(-1, 1)
+
+
+def _latent_scale(vae: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor and shift, (1, C or 1, 1, 1), with scaled latents = (z - shift) factor, as the pipelines undo it."""
+    config = vae.config
+
+    def row(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=like.device).view(1, -1, 1, 1)
+
+    mean, std = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
+    if mean is not None and std is not None:
+        return config.scaling_factor / row(std), row(mean)
+    return row([config.scaling_factor]), row([getattr(config, "shift_factor", None) or 0.0])
+
+
+def as_pictures(pixels: Tensor) -> list[Image.Image]:
+    """Pictures of pixels (B, 3, H, W) in [-1, 1]."""
+    return VaeImageProcessor.numpy_to_pil((pixels / 2 + 0.5).cpu().permute(0, 2, 3, 1).numpy()) if len(pixels) else []
+
+
+@contextmanager
+def evaluating(parts: Parts) -> Iterator[None]:
+    """All networks in eval mode; afterwards every submodule is in the mode it was in."""
+    modes = [(module, module.training) for part in parts.modules().values() for module in part.modules()]
+    for part in parts.modules().values():
+        part.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """For importing pipelines without transformers' remarks on image processors that nobody uses."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
