@@ -4,7 +4,20 @@ from .attaching import attach
 from .files import export, read
 from .maths import KINDS, AdapterLayer, Kind
 from .merge import apply, merge_into
+from .names import names_for, names_of
 from .network import Network, NormReport
-from .sdxl_names import names_of
 
-__all__ = ["KINDS", "AdapterLayer", "Kind", "Network", "NormReport", "apply", "attach", "export", "merge_into", "names_of", "read"]
+__all__ = [
+    "KINDS",
+    "AdapterLayer",
+    "Kind",
+    "Network",
+    "NormReport",
+    "apply",
+    "attach",
+    "export",
+    "merge_into",
+    "names_for",
+    "names_of",
+    "read",
+]

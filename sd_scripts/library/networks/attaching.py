@@ -16,10 +16,11 @@ from sd_scripts.schema.network import NetworkOptions
 
 from .files import read
 from .inject import inject, take_shapes
-from .layers import LayerPlan, base_layers, block_problems, explicit_rate, plan_layers, plan_of_file
+from .layer_names import layers_of, split_rest
+from .layers import LayerPlan, block_problems, explicit_rate, plan_layers, plan_of_file
 from .maths import AdapterLayer, output_norm
+from .names import names_of
 from .network import ADAPTER, Network
-from .sdxl_names import names_of, split_rest
 
 
 def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], seed: int) -> Network:
@@ -34,7 +35,7 @@ def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str
     if given is not None:
         _check_kind(given, options)
     if given is not None and options.dim_from_weights:
-        plans = plan_of_file(given, base_layers(parts))
+        plans = plan_of_file(given, layers_of(parts))
         _check_switches(plans, options)
         if problems := block_problems(options, names):
             raise OptionError(problems)

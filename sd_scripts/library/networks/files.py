@@ -32,10 +32,11 @@ from sd_scripts.library.safetensors_file import read_file, serialise
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
 
-from .layers import base_layers, examples
+from .layer_names import Names, layers_of
+from .layers import examples
 from .maths import AdapterLayer, Kind, low_rank_update, product_distance
+from .names import names_of
 from .network import Network
-from .sdxl_names import Names, names_of
 
 Layout = Literal["kohya", "diffusers", "peft"]
 Precision = Literal["float", "fp16", "bf16"]
@@ -200,7 +201,7 @@ def read(path: Path, parts: Parts) -> dict[str, AdapterLayer]:
     Also takes keys with torch.compile's `_orig_mod.` in them. Raises OptionError, listing some, for keys that fit no layer of this model.
     """
     tensors, header = read_file(path)
-    return adapters_of(tensors, header, names_of(parts), base_layers(parts), path.name)
+    return adapters_of(tensors, header, names_of(parts), layers_of(parts), path.name)
 
 
 def adapters_of(
@@ -236,13 +237,13 @@ def _place(key: str, names: Names) -> tuple[str, str] | None:
     key = key.removeprefix("base_model.model.")
     old = _OLD_ATTENTION.fullmatch(key)
     if old:
-        layer = names.from_diffusers(f"{old[1]}.{old[2]}{'.0' if old[2] == 'to_out' else ''}")
-        return None if layer is None else (layer, "lora_A.weight" if old[3] == "down" else "lora_B.weight")
+        target = names.find(f"{old[1]}.{old[2]}{'.0' if old[2] == 'to_out' else ''}")
+        return None if target is None else (target.layers[0], "lora_A.weight" if old[3] == "down" else "lora_B.weight")
     match = _KEY.fullmatch(key)
     if match is None:
         return None
-    layer = names.from_kohya(match[1]) or names.from_diffusers(match[1])
-    return None if layer is None else (layer, _ENDINGS[match[2]])
+    target = names.find(match[1])
+    return None if target is None else (target.layers[0], _ENDINGS[match[2]])
 
 
 def _adapter(name: str, held: dict[str, Tensor], scale: float | None, base: nn.Module, file: str) -> AdapterLayer:
@@ -325,9 +326,9 @@ def _peft_scales(header: Mapping[str, str], names: Names) -> dict[str, float]:
     scales = {}
     for component, config in json.loads(header.get(PEFT_CONFIG, "{}")).items():
         for layer in config["target_modules"]:
-            name = names.from_diffusers(f"{component}.{layer}")
-            if name is not None and config["r"]:
-                scales[name] = config["alpha_pattern"][f"^{layer}$"] / config["rank_pattern"][f"^{layer}$"]
+            target = names.from_diffusers(f"{component}.{layer}")
+            if target is not None and config["r"]:
+                scales[target.layers[0]] = config["alpha_pattern"][f"^{layer}$"] / config["rank_pattern"][f"^{layer}$"]
     return scales
 
 
@@ -350,7 +351,7 @@ def prove(path: Path, trained: Mapping[str, AdapterLayer], parts: Parts, names: 
     Raises TrainingError naming the layer. Shows progress when it takes more than two seconds.
     """
     tensors, header = read_file(path)
-    bases = base_layers(parts)
+    bases = layers_of(parts)
     try:
         found = adapters_of(tensors, header, names, bases, path.name)
     except OptionError as err:

@@ -13,8 +13,8 @@ from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.network import NetworkOptions
 
+from .layer_names import Names, layers_of
 from .maths import AdapterLayer
-from .sdxl_names import Names, adaptable_layers
 
 _EXAMPLES = 5
 
@@ -43,12 +43,6 @@ def examples(names: Iterable[str], limit: int = _EXAMPLES) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def base_layers(parts: Parts) -> dict[str, nn.Module]:
-    """The plain linear and convolution layers of backbone and text encoders, by `<module>.<layer>`."""
-    modules = {"backbone": parts.backbone, **parts.text_encoders}
-    return {f"{module}.{layer}": base for module, model in modules.items() for layer, base in adaptable_layers(model).items()}
-
-
 def is_wide(layer: nn.Module) -> bool:
     """Whether this is a convolution with a kernel larger than 1x1: those have ranks of their own, as in kohya's networks."""
     return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
@@ -73,7 +67,7 @@ def explicit_rate(options: NetworkOptions, module: str) -> float | None:
 def plan_layers(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], names: Names) -> list[LayerPlan]:
     """The layers that options and default targets (by module) ask for, in the order of the model. Raises OptionError with all problems."""
     problems = block_problems(options, names) if options.train_unet else _blocks_without_unet(options)
-    bases = base_layers(parts)
+    bases = layers_of(parts)
     modules = trained_modules(parts, options)
     if not modules:
         problems.append(

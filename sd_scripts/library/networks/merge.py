@@ -15,10 +15,11 @@ from sd_scripts.schema.network import NetworkOptions
 
 from .files import read
 from .inject import inject, take_shapes
-from .layers import base_layers, examples, plan_of_file
+from .layer_names import layers_of
+from .layers import examples, plan_of_file
 from .maths import AdapterLayer, merged_weight
+from .names import names_of
 from .network import Network
-from .sdxl_names import names_of
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -31,7 +32,7 @@ def merge_into(parts: Parts, path: Path, multiplier: float = 1.0) -> int:
     quantised layers, and for a multiplier other than 1 of an oft adapter; the model is then untouched.
     """
     adapters = read(path, parts)
-    bases = base_layers(parts)
+    bases = layers_of(parts)
     quantised = [name for name in adapters if not is_plain(bases[name])]
     if quantised:
         raise OptionError(
@@ -69,7 +70,7 @@ def apply(parts: Parts, path: Path, weight: float = 1.0) -> Network:
         raise OptionError(f"{path.name} has dora lengths for each input channel ({examples(by_input)}); merge it into the model instead")
     kind = kinds[0]
     name = _free_name(parts)
-    plans = plan_of_file(adapters, base_layers(parts))
+    plans = plan_of_file(adapters, layers_of(parts))
     inject(parts, kind, plans, NetworkOptions(network_type=kind), name)
     take_shapes(parts, adapters, name)
     network = Network(parts, kind, plans, names_of(parts), name)

@@ -19,9 +19,9 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
 
 from .inject import adapter_tensors
+from .layer_names import Names, split_rest
 from .layers import LayerPlan, examples, explicit_rate
 from .maths import AdapterLayer, Kind
-from .sdxl_names import Names, split_rest
 
 ADAPTER = "default"
 """peft's name of the trained adapter; `merge.apply` uses others."""

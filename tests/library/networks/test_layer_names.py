@@ -13,7 +13,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import attach, names_of
 from sd_scripts.library.networks.files import tensors_of
-from sd_scripts.library.networks.sdxl_names import kohya_name, to_kohya
+from sd_scripts.library.networks.names import Target, kohya_keys
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.network import UNetNetworkOptions
 
@@ -88,9 +88,9 @@ def test_rank_16_with_convolutions_has_exactly_the_keys_and_shapes_of_kohyas_fil
 def test_every_listed_name_translates_to_kohyas_and_back(full_size: Parts) -> None:
     names = names_of(full_size)
     for row in rows():
-        assert names.to_kohya(row.own) == row.kohya == kohya_name(row.own)
-        assert names.from_kohya(row.kohya) == row.own
-        assert names.from_diffusers(names.to_diffusers(row.own)) == row.own
+        assert names.to_kohya(row.own) == row.kohya
+        assert names.from_kohya(row.kohya) == Target((row.own,))
+        assert names.from_diffusers(names.to_diffusers(row.own)) == Target((row.own,))
 
 
 def test_a_name_of_another_model_is_not_found(full_size: Parts) -> None:
@@ -99,9 +99,10 @@ def test_a_name_of_another_model_is_not_found(full_size: Parts) -> None:
     assert names.from_diffusers("transformer.transformer_blocks.0.attn.to_q") is None
 
 
-def test_text_encoder_1_gets_back_the_level_that_transformers_5_dropped() -> None:
-    assert kohya_name("te1.encoder.layers.0.mlp.fc1") == "lora_te1_text_model_encoder_layers_0_mlp_fc1"
-    assert kohya_name("te2.text_model.encoder.layers.0.mlp.fc1") == "lora_te2_text_model_encoder_layers_0_mlp_fc1"
+def test_text_encoder_1_gets_back_the_level_that_transformers_5_dropped(full_size: Parts) -> None:
+    names = names_of(full_size)
+    assert names.to_kohya("te1.encoder.layers.0.mlp.fc1") == "lora_te1_text_model_encoder_layers_0_mlp_fc1"
+    assert names.to_kohya("te2.text_model.encoder.layers.0.mlp.fc1") == "lora_te2_text_model_encoder_layers_0_mlp_fc1"
 
 
 def test_blocks_are_numbered_as_in_kohyas_block_lists(full_size: Parts) -> None:
@@ -126,7 +127,7 @@ def test_a_state_is_renamed_key_by_key() -> None:
         "backbone.mid_block.attentions.0.proj_in.lora_A.weight": torch.zeros(1),
         "te1.encoder.layers.0.mlp.fc1.lora_B.weight": torch.zeros(2),
     }
-    assert sorted(to_kohya(state)) == [
+    assert sorted(kohya_keys("sdxl", state)) == [
         "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_up.weight",
         "lora_unet_middle_block_1_proj_in.lora_down.weight",
     ]

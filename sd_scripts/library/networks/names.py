@@ -1,0 +1,101 @@
+"""The layer names of a model: from its loaded networks, or from its family's published configuration alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+
+from sd_scripts.library.protocols import Parts, StateDict
+
+from .flux_names import FluxNames
+from .layer_names import Family, LayerNames, Names, Target, adaptable_layers, layers_of, split_rest
+from .unet_names import UNetNames
+
+__all__ = ["Family", "Names", "Target", "kohya_keys", "names_for", "names_of"]
+
+
+def names_of(parts: Parts) -> LayerNames:
+    """The names of a loaded model. Raises ValueError for a backbone whose names nobody has written down."""
+    layers = layers_of(parts)
+    if isinstance(parts.backbone, FluxTransformer2DModel):
+        return _names("flux", dict(parts.backbone.config), layers)
+    if isinstance(parts.backbone, UNet2DConditionModel):
+        config = dict(parts.backbone.config)
+        return _names(_unet_family(config), config, layers)
+    raise ValueError(f"no adapter names are known for a {type(parts.backbone).__name__}")
+
+
+def names_for(family: Family, folder: Path | None = None) -> LayerNames:
+    """The names of a model that is not loaded; takes under a second, and no memory for weights.
+
+    folder: a diffusers folder whose configurations describe the networks; None takes those of the published model.
+    """
+    return _published(family) if folder is None else _described(family, folder)
+
+
+@lru_cache(maxsize=4)
+def _published(family: Family) -> LayerNames:
+    return _described(family, _CONFIGS / _FOLDERS[family])
+
+
+_CONFIGS = Path(__file__).parents[1] / "configs"
+_FOLDERS: dict[Family, str] = {"sd1": "sd1", "sd2": "sd2", "sdxl": "sdxl", "flux": "flux/dev"}
+
+
+def _described(family: Family, folder: Path) -> LayerNames:
+    """Builds the networks without values, for the names of their layers."""
+    backbone = _config(folder, "transformer" if family == "flux" else "unet")
+    encoders = {"te1": _config(folder, "text_encoder")}
+    if family in ("sdxl", "flux"):
+        encoders["te2" if family == "sdxl" else "te3"] = _config(folder, "text_encoder_2")
+    with torch.device("meta"):
+        model = FluxTransformer2DModel if family == "flux" else UNet2DConditionModel
+        modules: dict[str, nn.Module] = {"backbone": model.from_config(backbone)}
+        for module, config in encoders.items():
+            modules[module] = _encoder(config)
+    layers = [f"{module}.{layer}" for module, network in modules.items() for layer in adaptable_layers(network)]
+    return _names(family, dict(modules["backbone"].config), layers)
+
+
+def _encoder(config: dict[str, Any]) -> nn.Module:
+    kind = config["architectures"][0]
+    if kind == "T5EncoderModel":
+        return T5EncoderModel(T5Config.from_dict(config))
+    classes = {"CLIPTextModel": CLIPTextModel, "CLIPTextModelWithProjection": CLIPTextModelWithProjection}
+    return classes[kind](CLIPTextConfig.from_dict(config))
+
+
+def _config(folder: Path, part: str) -> dict[str, Any]:
+    return json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
+
+
+def _names(family: Family, backbone_config: Mapping[str, Any], layers: Iterable[str]) -> LayerNames:
+    return FluxNames(backbone_config, layers) if family == "flux" else UNetNames(family, backbone_config, layers)
+
+
+def _unet_family(config: Mapping[str, Any]) -> Family:
+    """SDXL's UNet takes sizes as well as times; SD 2.x's has linear projections where SD 1.x's has convolutions."""
+    if config.get("addition_embed_type") == "text_time":
+        return "sdxl"
+    return "sd2" if config.get("use_linear_projection") else "sd1"
+
+
+def kohya_keys(family: Family, state: StateDict) -> StateDict:
+    """kohya keys for adapter tensors named `<module>.<layer>.<rest>`; what files need beyond names is done by `files.export`."""
+    names = names_for(family)
+    renamed = {}
+    for key, tensor in state.items():
+        name, rest = split_rest(key)
+        renamed[f"{names.to_kohya(name)}.{_KOHYA_REST.get(rest, rest)}"] = tensor
+    return renamed
+
+
+_KOHYA_REST = {"lora_A.weight": "lora_down.weight", "lora_B.weight": "lora_up.weight"}
