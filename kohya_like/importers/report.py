@@ -1,0 +1,43 @@
+"""What an import found: the kind of run, the values that fit it, and one row for every key of the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sd_scripts.schema.runs import RunOptions
+
+Verdict = Literal["taken", "renamed", "not needed", "not supported"]
+"""taken: the same option with the same value. renamed: another option, or the value written differently. not needed: nothing is lost,
+and the row says why. not supported: something that the file asks for will not happen, and the row says what to do."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one key of the file."""
+
+    key: str
+    value: object
+    """As the file has it; three dots for secrets, which are shown nowhere."""
+    verdict: Verdict
+    text: str
+    """What the key became, or why it became nothing."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One imported file. `flat.build(run, values)` succeeds once the options named in `missing` are given."""
+
+    run: type[RunOptions]
+    values: dict[str, object]
+    """Flat values for the form; what is not in it stays at its default."""
+    rows: list[Row]
+    """Every key of the file in its order, each exactly once."""
+    missing: list[str] = field(default_factory=list)
+    """What the file cannot give and a run needs, as `option: sentence`."""
+    origin: str = ""
+    """What kind of file it was, such as `kohya_ss configuration (JSON)`."""
+
+    def count(self, verdict: Verdict) -> int:
+        """Rows with this verdict."""
+        return sum(row.verdict == verdict for row in self.rows)
