@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.protocols import Path
-from sd_scripts.schema.objective import ObjectiveOptions
+from sd_scripts.schema.objective import RegressionOptions
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 """(difference (B, C, h, w), times (B,)) -> distance of each element."""
@@ -37,7 +37,7 @@ def pseudo_huber(c_of: Callable[[Tensor], Tensor], scale_by_c: bool) -> Distance
     return distance
 
 
-def huber_threshold(options: ObjectiveOptions, path: Path) -> Callable[[Tensor], Tensor]:
+def huber_threshold(options: RegressionOptions, path: Path) -> Callable[[Tensor], Tensor]:
     """c of times t (B,), by huber_schedule.
 
     exponential falls from huber_scale at t = 0 to huber_c huber_scale at t = 1; snr is (1 - c)/(1 + sigma)^2 + c with
@@ -56,7 +56,7 @@ def huber_threshold(options: ObjectiveOptions, path: Path) -> Callable[[Tensor],
     }[options.huber_schedule]
 
 
-def distance_of(options: ObjectiveOptions, path: Path) -> Distance:
+def distance_of(options: RegressionOptions, path: Path) -> Distance:
     """The distance that loss_type names."""
     if options.loss_type in ("huber", "smooth_l1"):
         return pseudo_huber(huber_threshold(options, path), scale_by_c=options.loss_type == "huber")

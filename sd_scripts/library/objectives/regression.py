@@ -17,6 +17,16 @@ from sd_scripts.library.objectives.noise import Draw, draws
 from sd_scripts.library.objectives.weights import Weight
 from sd_scripts.library.protocols import Batch, Denoiser, Kind, Losses, Path
 
+Times = Callable[[Tensor, tuple[int, int]], Tensor]
+"""Uniform numbers (B,) float64 and latent sides (h, w) -> times (B,) float32."""
+Interpretation = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(network's output, x_t, times (B,)) -> what is compared with the target, (B, C, h, w)."""
+
+
+def as_it_is(prediction: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+    """The network's output itself."""
+    return prediction
+
 
 @dataclass(frozen=True)
 class Regression:
@@ -24,12 +34,12 @@ class Regression:
 
     path: Path
     kind: Kind
-    times: Callable[[Tensor], Tensor]
-    """Uniform numbers (B,) float64 -> times (B,) float32."""
+    times: Times
     noise: Callable[[Tensor, Draw], tuple[Tensor, Tensor]]
     """One latent (C, h, w) -> its noise in the input and in the target, both on the CPU."""
     distance: Distance
     weight: Weight
+    interpret: Interpretation = as_it_is
 
     def draw(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Times (B,) and the noise of input and target (B, C, h, w) on the batch's device; from seed and sample numbers only."""
@@ -42,14 +52,15 @@ class Regression:
             targets.append(noise_target)
         device = batch.x0.device
         noisy, wanted = torch.stack(inputs).to(device, non_blocking=True), torch.stack(targets).to(device, non_blocking=True)
-        return self.times(torch.stack(uniform)).to(device), noisy, wanted
+        height, width = batch.x0.shape[-2:]
+        return self.times(torch.stack(uniform), (height, width)).to(device), noisy, wanted
 
     def __call__(self, model: Denoiser, batch: Batch, seed: int) -> Losses:
         """Loss of each sample (B,), times its weight and mask; the log gets the plain distance as `unweighted`."""
         t, noise_in, noise_target = self.draw(batch, seed)
         x_t = diffusion.add_noise(self.path, batch.x0, noise_in, t)
-        prediction = model(x_t, t)
-        difference = prediction.float() - diffusion.target(self.kind, self.path, batch.x0, noise_target, t)
+        prediction = self.interpret(model(x_t, t).float(), x_t, t)
+        difference = prediction - diffusion.target(self.kind, self.path, batch.x0, noise_target, t)
         elements = self.distance(difference, t)
         if batch.masks is not None:
             elements = elements * batch.masks

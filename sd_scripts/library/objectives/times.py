@@ -6,6 +6,7 @@ probabilities, the shape inside stays, nothing is drawn twice. Everything is flo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,6 +47,36 @@ def shifted(density: Density, shift: float) -> Density:
         quantile=lambda u: _shift(density.quantile(u), shift),
         cdf=lambda t: density.cdf(_shift(t, 1 / shift)),
     )
+
+
+def resolution_shift(sides: tuple[int, int]) -> float:
+    """The shift e^mu that FLUX is sampled with at latent sides (h, w): mu is linear in the tokens, 0.5 at 256 and 1.15 at 4096.
+
+    A token is a patch of 2 x 2 latents (Black Forest Labs, flux/sampling.py, get_lin_function).
+    """
+    tokens = (sides[0] // 2) * (sides[1] // 2)
+    return math.exp(0.5 + (1.15 - 0.5) * (tokens - 256) / (4096 - 256))
+
+
+def mode(scale: float) -> Density:
+    """Mode sampling with heavy tails (Esser et al. 2024, section 3.1, equation 20), scale from -1 to 1.75.
+
+    Written for v = 1 - u, which is uniform as well, so that the quantile increases: f(v) = v - scale (sin^2(pi v / 2) - v).
+    """
+
+    def quantile(v: Tensor) -> Tensor:
+        return v - scale * (torch.sin(math.pi * v / 2) ** 2 - v)
+
+    def cdf(t: Tensor) -> Tensor:
+        # No closed form: halving the interval 60 times is exact to float64.
+        low, high = torch.zeros_like(t), torch.ones_like(t)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = quantile(middle) < t
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+    return Density(quantile, cdf)
 
 
 def _shift(t: Tensor, s: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from sd_scripts.library import diffusion
 from sd_scripts.library.protocols import Kind, Path
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.objective import ObjectiveOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 
 Weight = Callable[[Tensor], Tensor]
 
@@ -52,6 +53,15 @@ def like_noise(path: Path) -> Weight:
         return snr / (snr + 1)
 
     return weight
+
+
+def flow_weight_of(options: FlowObjectiveOptions) -> Weight:
+    """The weight that weighting_scheme names, of sigma = t (Esser et al. 2024, arXiv 2403.03206, section 3.1)."""
+    return {
+        "none": torch.ones_like,
+        "sigma_sqrt": lambda t: t**-2.0,
+        "cosmap": lambda t: 2 / (math.pi * (1 - 2 * t + 2 * t**2)),
+    }[options.weighting_scheme]
 
 
 def weight_of(options: ObjectiveOptions, kind: Kind, path: Path) -> Weight:

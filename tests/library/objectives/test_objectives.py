@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from sd_scripts.library import diffusion
 from sd_scripts.library.objectives import make
@@ -13,12 +15,14 @@ from sd_scripts.library.objectives.make import density_of, times_of
 from sd_scripts.library.objectives.noise import draws, multires, offset
 from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.objective import ObjectiveOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 
 DDPM = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012})
 ZERO_SNR = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}, rescale=True)
 FLOW = diffusion.FlowPath()
 KINDS = [("epsilon", DDPM), ("v_prediction", DDPM), ("v_prediction", ZERO_SNR), ("velocity", FLOW)]
+SIDES = (96, 170)
+"""Latent sides that no density but flux_shift looks at."""
 DENSITIES = [
     ObjectiveOptions(),
     ObjectiveOptions(timestep_sampling="sigmoid", sigmoid_scale=1.3),
@@ -54,7 +58,7 @@ class Perfect:
 
 @pytest.mark.parametrize("options", DENSITIES, ids=lambda o: o.timestep_sampling)
 def test_quantile_and_cdf_of_a_density_are_inverse(options: ObjectiveOptions) -> None:
-    density = density_of(options)
+    density = density_of(options, SIDES)
     u = torch.rand(1000, generator=fresh(), dtype=torch.float64)
     assert torch.allclose(density.cdf(density.quantile(u)), u, atol=1e-9)
 
@@ -66,9 +70,103 @@ def test_sampled_densities_have_the_moments_of_their_definitions() -> None:
     v = torch.sigmoid(0.9 * n)
     definitions.append(2.2 * v / (1 + 1.2 * v))
     for options, reference in zip(DENSITIES, definitions, strict=True):
-        ours = times_of(options, FLOW)(u).double()
+        ours = times_of(options, FLOW)(u, SIDES).double()
         assert abs(ours.mean() - reference.mean()) < 0.005, options.timestep_sampling
         assert abs(ours.std() - reference.std()) < 0.005, options.timestep_sampling
+
+
+def normal_cdf_of_logit(t: np.ndarray, mean: float, std: float) -> np.ndarray:
+    return stats.norm.cdf((np.log(t) - np.log1p(-t) - mean) / std)
+
+
+def unshifted(t: np.ndarray, shift: float) -> np.ndarray:
+    """The time v with shift v / (1 + (shift - 1) v) = t."""
+    return t / (shift - (shift - 1) * t)
+
+
+def mode_cdf(t: np.ndarray, scale: float) -> np.ndarray:
+    """By a table of the definition of Esser et al. 2024: t = 1 - u - scale (cos^2(pi u / 2) - 1 + u) with u uniform."""
+    u = np.linspace(1, 0, 2_000_001)
+    times = 1 - u - scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u)
+    return np.interp(t, times, 1 - u)
+
+
+def flux_mu(tokens: float) -> float:
+    slope = (1.15 - 0.5) / (4096 - 256)
+    return slope * tokens + 0.5 - slope * 256
+
+
+CLOSED_FORMS = {
+    "uniform": (FlowObjectiveOptions(timestep_sampling="uniform"), lambda t: t),
+    "sigmoid": (FlowObjectiveOptions(timestep_sampling="sigmoid", sigmoid_scale=1.3), lambda t: normal_cdf_of_logit(t, 0, 1.3)),
+    "logit_normal": (
+        FlowObjectiveOptions(timestep_sampling="logit_normal", logit_mean=0.7, logit_std=0.6),
+        lambda t: normal_cdf_of_logit(t, 0.7, 0.6),
+    ),
+    "shift": (
+        FlowObjectiveOptions(timestep_sampling="shift", discrete_flow_shift=3.1582, sigmoid_scale=0.8),
+        lambda t: normal_cdf_of_logit(unshifted(t, 3.1582), 0, 0.8),
+    ),
+    "flux_shift": (
+        FlowObjectiveOptions(timestep_sampling="flux_shift", sigmoid_scale=1.2),
+        lambda t: normal_cdf_of_logit(unshifted(t, math.exp(flux_mu(48 * 85))), 0, 1.2),
+    ),
+    "mode": (FlowObjectiveOptions(timestep_sampling="mode", mode_scale=1.29), lambda t: mode_cdf(t, 1.29)),
+    "mode below 0": (FlowObjectiveOptions(timestep_sampling="mode", mode_scale=-0.8), lambda t: mode_cdf(t, -0.8)),
+    "sigma": (FlowObjectiveOptions(timestep_sampling="sigma", discrete_flow_shift=3.0), lambda t: unshifted(t, 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_a_hundred_thousand_times_follow_the_closed_form_of_their_density(name: str) -> None:
+    """Kolmogorov-Smirnov; a right density fails once in a million fresh draws."""
+    options, cdf = CLOSED_FORMS[name]
+    u = torch.rand(100_000, generator=fresh(), dtype=torch.float64)
+    times = times_of(options, FLOW)(u, SIDES).double().numpy()
+    assert stats.kstest(times, cdf).pvalue > 1e-6
+
+
+def test_the_times_of_every_sampling_that_flux_offers_are_tested() -> None:
+    assert set(FlowObjectiveOptions.model_fields["timestep_sampling"].annotation.__args__) == {name.split()[0] for name in CLOSED_FORMS}
+
+
+def test_larger_pictures_are_trained_at_noisier_times_with_flux_shift() -> None:
+    times = times_of(FlowObjectiveOptions(timestep_sampling="flux_shift"), FLOW)
+    u = torch.rand(1000, generator=fresh(), dtype=torch.float64)
+    assert (times(u, (128, 128)) > times(u, (64, 64))).all()
+    # 256 and 4096 tokens are the two points of the line.
+    v = torch.special.ndtri(u).sigmoid()
+    for side, mu in ((32, 0.5), (128, 1.15)):
+        assert torch.allclose(times(u, (side, side)).double(), math.exp(mu) / (math.exp(mu) + 1 / v - 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["raw", "additive", "sigma_scaled"])
+@pytest.mark.parametrize("scheme", ["none", "sigma_sqrt", "cosmap"])
+def test_flow_losses_equal_their_formulas_in_float64(kind: str, scheme: str) -> None:
+    x0 = torch.randn(4, 16, 6, 10, generator=fresh())
+    output = torch.randn(4, 16, 6, 10, generator=fresh())
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Fixed:
+        kind = "velocity"
+
+        def __call__(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            seen.append((x_t, t))
+            return output
+
+        base = __call__
+
+    options = FlowObjectiveOptions(model_prediction_type=kind, weighting_scheme=scheme)
+    batch = batch_of(x0, first=7)
+    losses = make(options, FLOW, "velocity")(Fixed(), batch, 5).loss
+    (x_t, t), clean, out = seen[0], x0.double(), output.double()
+    sigma = t.double().view(-1, 1, 1, 1)
+    noise = (x_t.double() - (1 - sigma) * clean) / sigma
+    compared = {"raw": out, "additive": out + x_t.double(), "sigma_scaled": -sigma * out + x_t.double()}[kind]
+    s = sigma.flatten()
+    weight = {"none": torch.ones_like(s), "sigma_sqrt": s**-2, "cosmap": 2 / (math.pi * (1 - 2 * s + 2 * s**2))}[scheme]
+    expected = (compared - (noise - clean)).square().mean(dim=(1, 2, 3)) * weight
+    assert torch.allclose(losses.double(), expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize("options", DENSITIES, ids=lambda o: o.timestep_sampling)
@@ -76,18 +174,18 @@ def test_sampled_densities_have_the_moments_of_their_definitions() -> None:
 def test_min_and_max_timestep_cut_the_density_and_keep_its_shape(options: ObjectiveOptions, path: diffusion.Path) -> None:
     cut = options.model_copy(update={"min_timestep": 300, "max_timestep": 700})
     u = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
-    t = times_of(cut, path)(u)
+    t = times_of(cut, path)(u, SIDES)
     assert t.min() >= 0.3 and t.max() <= 0.7
     if path is DDPM:
         assert path.steps(t).min() == 300 and path.steps(t).max() == 699
-    free = times_of(options, path)(u)
+    free = times_of(options, path)(u, SIDES)
     kept = free[(free > 0.3005) & (free < 0.6995)]
     assert abs(kept.mean() - t.mean()) < 0.01
 
 
 def test_uniform_times_hit_every_step_of_a_schedule_equally_often() -> None:
     u = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
-    counts = torch.bincount(DDPM.steps(times_of(ObjectiveOptions(), DDPM)(u)), minlength=1000)
+    counts = torch.bincount(DDPM.steps(times_of(ObjectiveOptions(), DDPM)(u, SIDES)), minlength=1000)
     assert (counts == 10).all()
 
 
@@ -95,7 +193,7 @@ def test_every_density_stays_finite_at_the_ends() -> None:
     u = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     for options in DENSITIES:
         for path in (DDPM, ZERO_SNR, FLOW):
-            assert times_of(options, path)(u).isfinite().all()
+            assert times_of(options, path)(u, SIDES).isfinite().all()
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS)
