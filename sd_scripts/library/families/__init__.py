@@ -7,7 +7,11 @@ from importlib import import_module
 from sd_scripts.library.protocols import ModelFamily
 from sd_scripts.schema.errors import OptionError
 
-FAMILIES: dict[str, str] = {"sdxl": "sd_scripts.library.families.sdxl:Sdxl"}
+FAMILIES: dict[str, str] = {
+    "sd": "sd_scripts.library.families.sd:Sd",
+    "sdxl": "sd_scripts.library.families.sdxl:Sdxl",
+    "flux": "sd_scripts.library.families.flux:Flux",
+}
 """Import path of each family's class by the family's name."""
 
 NAMES: tuple[str, ...] = tuple(FAMILIES)

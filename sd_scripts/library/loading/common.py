@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from sd_scripts.library.loading import tokenizers
 from sd_scripts.library.loading.headers import LORA, VAE, Header, read_header, what_is
-from sd_scripts.library.loading.original import Layout, Stored, from_original, places, shape_from_original
+from sd_scripts.library.loading.original import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
 from sd_scripts.library.loading.source import Source, find
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
 from sd_scripts.library.loading.weights import Entry, Reader, check, empty, entries, fill, folder_entries
@@ -56,6 +56,8 @@ class PartSpec:
     """Beginnings of its names in a single file of the whole model: the one that is written, then others that are read, longest first."""
     kinds: tuple[str, ...] = ()
     """What what_is calls a file of this network alone."""
+    extras: Extras = no_extras
+    """Tensors of the original layout that the network does not have."""
     tokenizer: TokenizerSpec | None = None
     stem: str = "diffusion_pytorch_model"
     """Name of its weights in the diffusers layout, without ending."""
@@ -79,6 +81,8 @@ class FamilySpec:
     """Folder with the published networks' configurations, in the diffusers layout."""
     parts: Mapping[str, PartSpec]
     """By the names of Parts.modules(): backbone, vae, te1, ..."""
+    describes: Callable[[Path], bool] = lambda folder: True
+    """Whether the configuration in a diffusers folder of the family is of this version of it."""
     belongs: Mapping[str, str] = field(default_factory=lambda: {VAE: "vae"})
     """The option for a file of one network alone, by what what_is calls it."""
 
@@ -163,7 +167,7 @@ def from_file(spec: FamilySpec, source: Source, header: Header, configs: Path, o
 def configs_for(spec: FamilySpec, file: Path) -> Path:
     """The folder with a single file's configuration: its own, where a diffusers folder of the family holds it, or the published one."""
     index = file.parent / "model_index.json"
-    if index.is_file() and str(read_json(index, BASE).get("_class_name", "")).startswith(spec.pipelines):
+    if index.is_file() and str(read_json(index, BASE).get("_class_name", "")).startswith(spec.pipelines) and spec.describes(file.parent):
         return file.parent
     return spec.configs
 
@@ -266,7 +270,7 @@ def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, E
     placed = max((diffusers, original), key=lambda layout: sum(stored.name in tensors for stored in layout.values()))
     pairs = {key: (tensors[stored.name], stored) for key, stored in placed.items() if stored.name in tensors}
     found = {key: shape_from_original(stored, entry.shape) for key, (entry, stored) in pairs.items()}
-    used = {stored.name for stored in placed.values()}
+    used = {stored.name for stored in placed.values()} | set(part.extras(config_of(module)))
     found |= {key: entry.shape for key, entry in tensors.items() if key not in used}
     check(module, found, what, option)
     return Found(pairs, module)

@@ -216,6 +216,12 @@ _OPEN_CLIP_LAYER = {
     "self_attn.out_proj": "attn.out_proj",
 }
 _PACKED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_BLOCK = (
+    *(f"attn.in_proj_{kind}" for kind in ("weight", "bias")),
+    *(f"{layer}.{kind}" for layer in _OPEN_CLIP_LAYER.values() for kind in ("weight", "bias")),
+)
+_LOGIT_SCALE = 4.6052
+"""ln 100, the largest that CLIP is trained with."""
 
 
 def open_clip(config: Mapping[str, Any]) -> Callable[[str], Stored]:
@@ -238,3 +244,23 @@ def open_clip(config: Mapping[str, Any]) -> Callable[[str], Stored]:
         return Stored(f"{block}.{_renamed(rest, _OPEN_CLIP_LAYER)}")
 
     return stored
+
+
+Extras = Callable[[Mapping[str, Any]], dict[str, str | Tensor]]
+"""From a network's configuration to what the original layout has besides its tensors: the name of one to copy, or a constant."""
+
+
+def no_extras(config: Mapping[str, Any]) -> dict[str, str | Tensor]:
+    """Everything in the original layout belongs to the network."""
+    return {}
+
+
+def open_clip_extras(config: Mapping[str, Any]) -> dict[str, str | Tensor]:
+    """What SD 2.x files have of OpenCLIP's text encoder beyond the layers that are used: the last layer, projection and scale.
+
+    Nothing reads their numbers, as the text is taken before the last layer, but programs that build the whole encoder want them there.
+    So a copy of the layer before it stands for the last layer, and a projection that changes nothing for the projection.
+    """
+    last, width = config["num_hidden_layers"], config["hidden_size"]
+    block = {f"transformer.resblocks.{last}.{name}": f"transformer.resblocks.{last - 1}.{name}" for name in _BLOCK}
+    return {**block, "text_projection": torch.eye(width), "logit_scale": torch.tensor(_LOGIT_SCALE)}

@@ -35,7 +35,7 @@ from sd_scripts.library.loading.headers import VAE, Header, read_header
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import SdxlModelOptions
+from sd_scripts.schema.model import UNetModelOptions
 
 UNET = PartSpec("unet", "UNet2DConditionModel", UNet2DConditionModel.from_config, original.unet, ("model.diffusion_model.",))
 AUTOENCODER = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("first_stage_model.",), (VAE,))
@@ -47,7 +47,7 @@ Refine = Callable[[FamilySpec, Source, Header | None], FamilySpec]
 
 def load(
     spec: FamilySpec,
-    options: SdxlModelOptions,
+    options: UNetModelOptions,
     device: torch.device,
     dtype: torch.dtype,
     settings: Callable[[Base], dict[str, Any]],
@@ -73,7 +73,7 @@ def load(
     return parts
 
 
-def _base(spec: FamilySpec, options: SdxlModelOptions, own: list[str], refine: Refine) -> Base:
+def _base(spec: FamilySpec, options: UNetModelOptions, own: list[str], refine: Refine) -> Base:
     source = base_source(spec, options.pretrained_model_name_or_path, options.revision, options.variant, own)
     if not source.is_file:
         return from_folder(refine(spec, source, None), source, options.variant, own)
@@ -92,7 +92,7 @@ def marked(base: Base, header: Header) -> Base:
     return base
 
 
-def read(base: Base, options: SdxlModelOptions, device: torch.device, dtype: torch.dtype, settings: dict[str, Any]) -> Parts:
+def read(base: Base, options: UNetModelOptions, device: torch.device, dtype: torch.dtype, settings: dict[str, Any]) -> Parts:
     """Reads the weights."""
     scheduler = scheduler_config(base.scheduler, options, base.spec.configs)
     dtypes = {name: VAE_DTYPES[options.vae_dtype] if name == "vae" else dtype for name in base.networks}
@@ -110,7 +110,7 @@ def read(base: Base, options: SdxlModelOptions, device: torch.device, dtype: tor
     )
 
 
-def scheduler_config(config: Config, options: SdxlModelOptions, configs: Path) -> Config:
+def scheduler_config(config: Config, options: UNetModelOptions, configs: Path) -> Config:
     """The model's scheduler configuration with what the options say about it; configs is the folder of the published model's own."""
     wanted = options.prediction_type
     if wanted == "flow":

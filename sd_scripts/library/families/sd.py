@@ -1,0 +1,157 @@
+"""Stable Diffusion 1.x and 2.x: what they are made of, how they read prompts, how they denoise and render.
+
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the picture's), L text tokens, D text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from diffusers import UNet2DConditionModel
+from PIL import Image
+from torch import Tensor, nn
+from transformers import CLIPTextModel
+
+from sd_scripts.library.families import pictures, unet
+from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
+from sd_scripts.library.loading import sd as loading
+from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview, StateDict
+from sd_scripts.schema.model import SdModelOptions
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+
+class Sd:
+    """The Stable Diffusion 1.x and 2.x family; see protocols.ModelFamily."""
+
+    name: ClassVar[str] = "sd"
+    grid: ClassVar[int] = 8
+
+    def load(self, options: SdModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+        """Loads all parts on `device`; backbone and text encoder in dtype. Raises OptionError with a sentence for what cannot be read."""
+        return loading.load(options, device, dtype)
+
+    def tiny(self, second: bool = False) -> Parts:
+        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; second makes it SD 2.x-like."""
+        tokenizer = tiny_clip_tokenizer("!" if second else "<|endoftext|>")
+        config = tiny_clip_config(tokenizer, width=24, projection=24)
+        config.hidden_act = "gelu" if second else "quick_gelu"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            networks: dict[str, nn.Module] = {
+                "te1": CLIPTextModel(config),
+                "backbone": _tiny_unet(text_width=24, second=second),
+                "vae": tiny_vae(scaling_factor=0.18215),
+            }
+        settings = {"max_token_length": 75, "weighted_captions": False, "clip_skip": None}
+        return unet.tiny_parts(loading.spec_of(networks["backbone"]), networks, {"te1": tokenizer}, settings)
+
+    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, H/8, W/8) float32; the mean of the posterior.
+
+        Raises ValueError for sides off the grid.
+        """
+        return pictures.encode_pictures(parts.vae, pixels, self.grid)
+
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
+        return pictures.decode(parts.vae, latents)
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str]) -> list[Condition]:
+        """Text part of each caption's condition: prompt_embeds (L, D), in the encoder's precision.
+
+        The hidden states of the clip_skip-th last layer, by default the last, after the final layer norm. Longer captions than one chunk
+        are encoded chunk by chunk, chunks joined along L. Runs with gradient when grad mode is on.
+        """
+        if not captions:
+            return []
+        layer = parts.settings["clip_skip"] or 1
+
+        def states_of(encoder: nn.Module, output: Any) -> Tensor:
+            # Number 1 by the encoder itself: its own norm is the same, but need not be run twice.
+            return output.last_hidden_state if layer == 1 else encoder.final_layer_norm(output.hidden_states[-layer])
+
+        return [{"prompt_embeds": states} for states in unet.encode_captions(parts, "te1", captions, states_of).states]
+
+    def size_condition(self, geometry: Geometry) -> Condition:
+        """Nothing: the UNet is not told how a picture was cut."""
+        return {}
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
+        return unet.denoise(parts, x_t, t, conditions, {})
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""
+        return unet.adapter_targets(parts, conv)
+
+    def export_names(self, state: StateDict) -> StateDict:
+        """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1)."""
+        from sd_scripts.library.networks.names import kohya_keys
+
+        # Names of SD 1.x are those of 2.x, which has the longer text encoder.
+        return kohya_keys("sd2", state)
+
+    @torch.no_grad()
+    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
+        """Renders pictures of equal size, steps, cfg_scale and sampler in one batch, each from noise of its own seed.
+
+        Leaves devices, train or eval mode and the global random state as they were. Raises OptionError for a sampler that cannot render
+        the model, ValueError for sides off the grid.
+        """
+        return pictures.as_pictures(self.render(parts, requests))
+
+    @torch.no_grad()
+    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
+        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
+
+        def pipeline(scheduler: Any) -> StableDiffusionPipeline:
+            return _pipeline_class()(
+                vae=None,
+                text_encoder=None,
+                tokenizer=None,
+                unet=parts.backbone,
+                scheduler=scheduler,
+                safety_checker=None,
+                feature_extractor=None,
+                requires_safety_checker=False,
+            )
+
+        def embeddings(guided: bool) -> unet.Embeddings:
+            return {
+                "prompt_embeds": self._embeddings(parts, [request.prompt for request in requests]),
+                "negative_prompt_embeds": self._embeddings(parts, [request.negative_prompt for request in requests]) if guided else None,
+            }
+
+        return unet.render(parts, requests, self.grid, pipeline, embeddings)
+
+    def _embeddings(self, parts: Parts, captions: Sequence[str]) -> Tensor:
+        """Embeddings (B, L, D) of captions, for the backbone."""
+        device, dtype = pictures.place(parts.backbone)
+        return torch.stack([condition["prompt_embeds"] for condition in self.encode_prompts(parts, captions)]).to(device, dtype)
+
+
+def _pipeline_class() -> type[StableDiffusionPipeline]:
+    """diffusers' pipeline, imported with the first preview."""
+    with pictures.quiet_transformers():
+        from diffusers import StableDiffusionPipeline
+    return StableDiffusionPipeline
+
+
+def _tiny_unet(text_width: int, second: bool) -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=(16, 32),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        layers_per_block=1,
+        attention_head_dim=(1, 2) if second else 2,
+        cross_attention_dim=text_width,
+        norm_num_groups=8,
+        use_linear_projection=second,
+    )
