@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError, Problem
-from .samples import SAMPLERS, SampleOptions
+from .samples import SAMPLERS, FluxSampleOptions, SampleOptions, UNetSampleOptions
 
 OPTION = "sample_prompts"
 FLAGS = {
@@ -22,10 +22,12 @@ FLAGS = {
     "s": "sample_steps",
     "n": "negative_prompt",
     "ss": "sample_sampler",
+    "g": "guidance_scale",
 }
 """kohya's flags in a line of text, and the keys of the same meaning in TOML and JSON."""
+_ONLY = {"ss": (UNetSampleOptions, "FLUX has one sampler, its own"), "g": (FluxSampleOptions, "only FLUX has an embedding of guidance")}
+"""Flags that mean something to some families only: their sample options, and what to tell the others."""
 _OTHER_MODELS = {
-    "g": "embedded guidance",
     "cn": "control image",
     "ctr": "CFG truncation",
     "rcfg": "CFG renormalisation",
@@ -46,6 +48,14 @@ class PromptSpec:
     steps: int
     cfg_scale: float
     sampler: str
+    guidance: float = 3.5
+    """What an embedding of guidance is told; only FLUX looks at it."""
+
+
+def flags_of(options: SampleOptions | type[SampleOptions]) -> dict[str, str]:
+    """The flags that mean something to a family, by its sample options."""
+    kind = options if isinstance(options, type) else type(options)
+    return {flag: key for flag, key in FLAGS.items() if flag not in _ONLY or issubclass(kind, _ONLY[flag][0])}
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,8 @@ def read_prompts(defaults: Defaults) -> list[PromptSpec]:
     Without --d a prompt takes the seed of the run plus its place in the list. Raises OptionError with every problem and its line.
     """
     problems: list[Problem] = []
-    entries = _entries(defaults.options.sample_prompts, problems)
+    flags = flags_of(defaults.options)
+    entries = _entries(defaults.options.sample_prompts, flags, problems)
     size = _default_size(defaults, problems)
     specs = [_spec(entry, index, defaults, size, problems) for index, entry in enumerate(entries)]
     if problems:
@@ -84,10 +95,10 @@ def _problem(message: str) -> Problem:
     return Problem(OPTION, f"{OPTION}: {message}")
 
 
-def _entries(text: str, problems: list[Problem]) -> list[_Entry]:
+def _entries(text: str, flags: Mapping[str, str], problems: list[Problem]) -> list[_Entry]:
     text = text.strip()
     if "\n" in text or not text.lower().endswith(_ENDINGS):
-        return _from_text(text, "line", problems)
+        return _from_text(text, "line", flags, problems)
     path = Path(text).expanduser()
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -105,10 +116,10 @@ def _entries(text: str, problems: list[Problem]) -> list[_Entry]:
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as err:
         problems.append(_problem(f"{path.name} is not valid {path.suffix[1:].upper()}: {err}"))
         return []
-    return _from_text(content, f"{path.name} line", problems)
+    return _from_text(content, f"{path.name} line", flags, problems)
 
 
-def _from_text(text: str, place: str, problems: list[Problem]) -> list[_Entry]:
+def _from_text(text: str, place: str, known: Mapping[str, str], problems: list[Problem]) -> list[_Entry]:
     """kohya's text: one prompt a line, flags after it separated by ` --`; lines that start with # are comments."""
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -120,17 +131,18 @@ def _from_text(text: str, place: str, problems: list[Problem]) -> list[_Entry]:
         values: dict[str, Any] = {"prompt": prompt.strip()}
         for flag in flags:
             name, _, value = flag.strip().partition(" ")
-            _take_flag(values, name, value.strip(), where, problems)
+            _take_flag(values, known, name, value.strip(), where, problems)
         entries.append(_Entry(where, values))
     return entries
 
 
-def _take_flag(values: dict[str, Any], name: str, value: str, where: str, problems: list[Problem]) -> None:
-    known = ", ".join(f"--{flag}" for flag in FLAGS)
+def _take_flag(values: dict[str, Any], known: Mapping[str, str], name: str, value: str, where: str, problems: list[Problem]) -> None:
     if name in _OTHER_MODELS:
         problems.append(_problem(f"{where}: --{name} ({_OTHER_MODELS[name]}) means nothing to this model; remove it"))
-    elif name not in FLAGS:
-        problems.append(_problem(f"{where}: there is no flag --{name}; known are {known}"))
+    elif name in FLAGS and name not in known:
+        problems.append(_problem(f"{where}: --{name} means nothing to this model, {_ONLY[name][1]}; remove it"))
+    elif name not in known:
+        problems.append(_problem(f"{where}: there is no flag --{name}; known are {', '.join(f'--{flag}' for flag in known)}"))
     elif FLAGS[name] in values:
         problems.append(_problem(f"{where}: --{name} stands twice; keep one"))
     else:
@@ -188,7 +200,7 @@ def _neighbours(side: int, grid: int) -> str:
 def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], problems: list[Problem]) -> PromptSpec | None:
     options, values, where = defaults.options, entry.values, entry.where
     before = len(problems)
-    keys = ("prompt", *FLAGS.values())
+    keys = ("prompt", *flags_of(options).values())
     for key in values:
         if key not in keys:
             problems.append(_problem(f"{where}: there is no key {key}; known are {', '.join(keys)}"))
@@ -206,14 +218,16 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
             )
     seed = _number(values, "seed", (defaults.seed + index) % 2**63, (0, 2**63 - 1), where, problems)
     steps = _number(values, "sample_steps", options.sample_steps, (1, 1000), where, problems)
-    scale = _scale(values, options.sample_cfg_scale, where, problems)
-    sampler = values.get("sample_sampler", options.sample_sampler)
+    scale = _scale(values, "scale", options.sample_cfg_scale, where, problems)
+    own_guidance = options.sample_guidance_scale if isinstance(options, FluxSampleOptions) else 3.5
+    guidance = _scale(values, "guidance_scale", own_guidance, where, problems)
+    sampler = values.get("sample_sampler", options.sample_sampler if isinstance(options, UNetSampleOptions) else "auto")
     if sampler not in ("auto", *SAMPLERS):
         problems.append(_problem(f"{where}: {_named('sample_sampler')} {sampler!r} is not one of auto, {', '.join(SAMPLERS)}"))
     if len(problems) > before:
         return None
     negative = values.get("negative_prompt", options.sample_negative_prompt)
-    return PromptSpec(values["prompt"], negative, width, height, seed, steps, scale, sampler)
+    return PromptSpec(values["prompt"], negative, width, height, seed, steps, scale, sampler, guidance)
 
 
 def _named(key: str) -> str:
@@ -234,13 +248,13 @@ def _number(values: Mapping[str, Any], key: str, default: int, limits: tuple[int
     return number
 
 
-def _scale(values: Mapping[str, Any], default: float, where: str, problems: list[Problem]) -> float:
-    value = values.get("scale", default)
+def _scale(values: Mapping[str, Any], key: str, default: float, where: str, problems: list[Problem]) -> float:
+    value = values.get(key, default)
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        problems.append(_problem(f"{where}: {_named('scale')} {value!r} is not a number of 0 or more"))
+        problems.append(_problem(f"{where}: {_named(key)} {value!r} is not a number of 0 or more"))
         return default
     return number

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
-from sd_scripts.schema.samples import UNetSampleOptions
+from sd_scripts.schema.samples import FluxSampleOptions, UNetSampleOptions
 
 
 def read(text: str, grid: int = 8, resolution: tuple[int, int] = (1024, 768), seed: int = 7, **options: object) -> list[PromptSpec]:
@@ -90,7 +90,7 @@ def test_without_a_size_the_resolution_is_brought_to_the_grid() -> None:
         ("a --ss best", "sample_sampler (--ss) 'best' is not one of auto, ddim"),
         ("a --d -1", "seed (--d) '-1'"),
         ("a --x 3", "there is no flag --x; known are --w, --h"),
-        ("a --g 3.5", "--g (embedded guidance) means nothing to this model"),
+        ("a --g 3.5", "--g means nothing to this model, only FLUX has an embedding of guidance; remove it"),
         ("a --w 64 --w 128", "--w stands twice"),
         ("--w 64", "the prompt is missing"),
         ("no/such/file.txt", "does not exist"),
@@ -130,3 +130,12 @@ def test_any_text_gives_prompts_or_sentences(text: str) -> None:
         assert err.problems
     else:
         assert all(spec.prompt and spec.width % 8 == 0 for spec in specs)
+
+
+def test_flux_prompts_have_guidance_and_no_sampler() -> None:
+    options = FluxSampleOptions(sample_prompts="a cat --g 2.5 --l 1.5\na dog")
+    cat, dog = read_prompts(Defaults(options, (1024, 1024), 16, 0))
+    assert (cat.guidance, cat.cfg_scale, cat.sampler) == (2.5, 1.5, "auto")
+    assert (dog.guidance, dog.cfg_scale, dog.steps) == (3.5, 1.0, 20)
+    with pytest.raises(OptionError, match="--ss means nothing to this model, FLUX has one sampler"):
+        read_prompts(Defaults(FluxSampleOptions(sample_prompts="a cat --ss euler"), (1024, 1024), 16, 0))
