@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffusers import EulerDiscreteScheduler, SchedulerMixin, StableDiffusionXLPipeline
+from diffusers import EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler, FluxPipeline, SchedulerMixin, StableDiffusionXLPipeline
 
 from sd_scripts.library.protocols import Parts
 
@@ -23,6 +23,21 @@ def pipeline_of(
         scheduler=scheduler or EulerDiscreteScheduler.from_config(parts.scheduler_config),
         force_zeros_for_empty_prompt=force_zeros_for_empty_prompt,
         add_watermarker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def flux_pipeline_of(parts: Parts) -> FluxPipeline:
+    """The parts of a FLUX model in diffusers' pipeline; the networks are shared, not copied."""
+    pipeline = FluxPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders["te1"],
+        text_encoder_2=parts.text_encoders["te3"],
+        tokenizer=parts.tokenizers["te1"],
+        tokenizer_2=parts.tokenizers["te3"],
+        transformer=parts.backbone,
+        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -78,6 +78,8 @@ class Preview:
     steps: int = 28
     cfg_scale: float = 6.0
     sampler: str = "auto"
+    guidance: float = 3.5
+    """What an embedding of guidance is told, in models that have one."""
 
 
 class ModelFamily(Protocol):

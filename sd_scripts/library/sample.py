@@ -25,7 +25,9 @@ AT_ONCE = 4
 
 def request_of(spec: PromptSpec) -> Preview:
     """The prompt as the family takes it."""
-    return Preview(spec.prompt, spec.negative_prompt, spec.width, spec.height, spec.seed, spec.steps, spec.cfg_scale, spec.sampler)
+    return Preview(
+        spec.prompt, spec.negative_prompt, spec.width, spec.height, spec.seed, spec.steps, spec.cfg_scale, spec.sampler, spec.guidance
+    )
 
 
 def save_picture(image: Image.Image, path: Path, request: Preview, source: str, step: int | None = None) -> None:
@@ -114,9 +116,9 @@ class Previews:
 
 
 def _batches(wanted: list[tuple[int, Preview]]) -> Iterator[list[tuple[int, Preview]]]:
-    def alike(item: tuple[int, Preview]) -> tuple[int, int, int, float, str]:
+    def alike(item: tuple[int, Preview]) -> tuple[int, int, int, float, str, float]:
         request = item[1]
-        return (request.width, request.height, request.steps, request.cfg_scale, request.sampler)
+        return (request.width, request.height, request.steps, request.cfg_scale, request.sampler, request.guidance)
 
     for _, group in groupby(sorted(wanted, key=lambda item: (alike(item), item[0])), key=alike):
         items = list(group)

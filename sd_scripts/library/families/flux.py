@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
+from diffusers import FluxTransformer2DModel
 from PIL import Image
 from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.library import diffusion
+from sd_scripts.library.families.pictures import as_pictures, decode, encode_pictures, evaluating, place, quiet_transformers
 from sd_scripts.library.families.samplers import scheduler_for
+from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.loading import flux as loading
 from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview, StateDict
 from sd_scripts.schema.model import FluxModelOptions
@@ -27,14 +29,6 @@ if TYPE_CHECKING:
     from diffusers import FluxPipeline
 
 BLOCKS = ("transformer_blocks.", "single_transformer_blocks.")
-INPUT_LAYERS = {
-    "img": ("x_embedder",),
-    "time": ("time_text_embed.timestep_embedder.linear_1", "time_text_embed.timestep_embedder.linear_2"),
-    "vector": ("time_text_embed.text_embedder.linear_1", "time_text_embed.text_embedder.linear_2"),
-    "guidance": ("time_text_embed.guidance_embedder.linear_1", "time_text_embed.guidance_embedder.linear_2"),
-    "txt": ("context_embedder",),
-}
-"""Layers of the transformer before its blocks, in the order of the option in_dims; they get no adapter by default."""
 TEXT_STEP = 64
 """Texts of a batch with padding hidden are padded to a multiple of this many tokens, so that few lengths occur."""
 
@@ -207,7 +201,7 @@ class Flux:
             return self.decode(parts, unpacked(latents, first.height // 8, first.width // 8))
 
     def _texts(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Texts (B, L, D), pooled vectors (B, P) and masks of prompts, and of negative prompts with true guidance; no masks without padding."""
+        """Texts (B, L, D), pooled (B, P) and masks: of prompts, then of negative prompts where they count; no masks without padding."""
         captions = [request.prompt for request in requests]
         if requests[0].cfg_scale > 1:
             captions += [request.negative_prompt for request in requests]

@@ -98,42 +98,50 @@ def _in_block(layer: str, kind: str, single: bool, width: int) -> Stored | None:
     return Stored(f"{name}.{kind}", "rows", (number * width, number * width + rows, total))
 
 
-def config_of(shape_of: Callable[[str], tuple[int, ...] | None], keys: Iterable[str]) -> dict[str, Any]:
-    """Configuration of the transformer whose published file has these tensors: depth, widths, and whether guidance is embedded.
+_DIFFUSERS = {
+    "img_in.weight": "x_embedder.weight",
+    "txt_in.weight": "context_embedder.weight",
+    "vector_in.in_layer.weight": "time_text_embed.text_embedder.linear_1.weight",
+    "guidance_in.in_layer.weight": "time_text_embed.guidance_embedder.linear_1.weight",
+    "final_layer.linear.weight": "proj_out.weight",
+    "double_blocks.0.img_attn.norm.query_norm.scale": "transformer_blocks.0.attn.norm_q.weight",
+}
+"""The tensors that tell the configuration, in either layout."""
 
-    shape_of gives a tensor's shape, None for one that is not there. Raises KeyError for a file that lacks one of the needed tensors.
+
+def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Configuration of the transformer whose file (published or diffusers layout) has tensors of these shapes: depth, widths, guidance.
 
     The split of the rotary frequencies stands in no tensor. The published 16, 56, 56 of a head of 128 is 1/8, 7/16, 7/16; small models
-    are taken to have the same, in even numbers.
+    are taken to have the same, in even numbers. Raises KeyError for a file that lacks one of the needed tensors, IndexError for one in
+    another number of dimensions.
     """
 
     def shape(name: str) -> tuple[int, ...]:
-        found = shape_of(name)
-        if not found:
+        found = shapes.get(name) or shapes.get(_DIFFUSERS[name])
+        if found is None:
             raise KeyError(name)
         return found
 
-    width, channels = shape("img_in.weight")
+    width, channels = shape("img_in.weight")[0], shape("img_in.weight")[1]
     head = shape("double_blocks.0.img_attn.norm.query_norm.scale")[0]
     side = 2 * (head * 7 // 32)
-    keys = list(keys)
     return {
         "_class_name": "FluxTransformer2DModel",
         "patch_size": 1,
         "in_channels": channels,
         "out_channels": shape("final_layer.linear.weight")[0],
-        "num_layers": _count(keys, "double_blocks"),
-        "num_single_layers": _count(keys, "single_blocks"),
+        "num_layers": _count(shapes, r"(?:double_blocks|transformer_blocks)\.(\d+)\."),
+        "num_single_layers": _count(shapes, r"(?:single_blocks|single_transformer_blocks)\.(\d+)\."),
         "attention_head_dim": head,
         "num_attention_heads": width // head,
         "joint_attention_dim": shape("txt_in.weight")[1],
         "pooled_projection_dim": shape("vector_in.in_layer.weight")[1],
-        "guidance_embeds": shape_of("guidance_in.in_layer.weight") is not None,
+        "guidance_embeds": any(name.startswith(("guidance_in.", "time_text_embed.guidance_embedder.")) for name in shapes),
         "axes_dims_rope": [head - 2 * side, side, side],
     }
 
 
-def _count(keys: Iterable[str], blocks: str) -> int:
+def _count(names: Iterable[str], block: str) -> int:
     """Number of blocks: one more than the highest that occurs."""
-    numbers = [int(match[1]) for key in keys if (match := re.match(rf"{blocks}\.(\d+)\.", key))]
-    return max(numbers, default=-1) + 1
+    return max((int(match[1]) for name in names if (match := re.match(block, name))), default=-1) + 1

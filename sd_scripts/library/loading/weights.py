@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,42 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     option: str
+    scale: str | None = None
+    """Name of the one number that the stored values are to be multiplied by, where the file has one for this tensor."""
+
+
+_SCALE = ".scale_weight"
+_SCALING = (_SCALE, ".scale_input", "scaled_fp8")
+"""What ComfyUI's scaled fp8 files have besides the weights: factors of weights and of layer inputs, and a mark."""
+_PACKED = (".absmax", ".quant_map", ".quant_state.", ".nested_absmax", ".weight_scale", ".comfy_quant", ".qweight", ".qzeros")
+"""Parts of names that only files with weights of a few bits have."""
 
 
 def entries(header: Header, option: str, prefix: str = "") -> dict[str, Entry]:
-    """The tensors of a file whose names start with prefix, by the rest of the name."""
-    found = [(name, shape) for name, shape in header.shapes.items() if name.startswith(prefix)]
-    return {name[len(prefix) :]: Entry(header.path, name, shape, option) for name, shape in found}
+    """The tensors of a file whose names start with prefix, by the rest of the name.
+
+    Raises OptionError for weights that are packed into fewer bits than a number has here.
+    """
+    packed = next((name for name in header.shapes if any(mark in name for mark in _PACKED)), None)
+    if packed is not None:
+        raise OptionError(
+            f"{option}: {header.path.name} holds quantised weights ({packed}), which cannot be read here. "
+            "Take the bf16, fp16 or fp8_e4m3fn version of the model"
+        )
+    found = [(name, shape) for name, shape in header.shapes.items() if name.startswith(prefix) and not name.endswith(_SCALING)]
+    return {name[len(prefix) :]: Entry(header.path, name, shape, option, _scale_of(name, header, option)) for name, shape in found}
+
+
+def _scale_of(name: str, header: Header, option: str) -> str | None:
+    scale = name.removesuffix(".weight") + _SCALE
+    if not name.endswith(".weight") or scale not in header.shapes:
+        return None
+    if math.prod(header.shapes[scale]) != 1:
+        raise OptionError(
+            f"{option}: {header.path.name} scales {name} by {header.shapes[scale]} numbers; only files with one for each tensor can be "
+            "read here. Take the bf16 or fp16 version of the model"
+        )
+    return scale
 
 
 class Reader:
@@ -50,6 +81,8 @@ class Reader:
             if entry.path not in self._open:
                 self._open[entry.path] = safe_open(str(entry.path), framework="pt", device="cpu")
             tensor: Tensor = self._open[entry.path].get_tensor(entry.name)
+            if entry.scale is not None:
+                tensor = tensor.float() * self._open[entry.path].get_tensor(entry.scale).float()
         except (SafetensorError, OSError) as err:
             raise OptionError(
                 f"{entry.option}: {entry.path.name} cannot be read at {entry.name} ({err}). Download or copy it again"
