@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -37,6 +38,17 @@ class Section(BaseModel):
 
     title: ClassVar[str] = ""
     """Name of the accordion in which the page shows the section; sections may share one."""
+
+
+class Options(BaseModel):
+    """Everything that one script is told, nested by section; flat.py knows the options by their flat names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    script: ClassVar[str]
+    label: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Names that other programs have for options of this script alone, and what to use instead."""
 
 
 def show_of(field: FieldInfo) -> Show:

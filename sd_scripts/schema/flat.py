@@ -21,10 +21,11 @@ from pydantic.fields import FieldInfo
 
 from . import legacy
 from .errors import OptionError, Problem
-from .fields import Section, Show, show_of
+from .fields import Options, Section, Show, show_of
 from .runs import RUNS, RunOptions
 
 M = TypeVar("M", bound=BaseModel)
+O = TypeVar("O", bound=Options)
 HEADER = "kohya_like"
 """The TOML table that says which kind of run a file is for."""
 
@@ -134,8 +135,8 @@ def _constraints(annotation: Any, found: list[Any]) -> list[Any]:
 
 
 @cache
-def fields(run: type[RunOptions]) -> dict[str, FlatField]:
-    """Every option of a kind of run by its flat name, in the order of the page."""
+def fields(run: type[Options]) -> dict[str, FlatField]:
+    """Every option of a kind of run, or of a tool, by its flat name, in the order of the page."""
     found: dict[str, FlatField] = {}
     for section, info in run.model_fields.items():
         model = info.annotation
@@ -162,8 +163,9 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
-def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin: str) -> tuple[dict[str, object], list[Problem]]:
+def _expand(run: type[Options], values: Mapping[str, object], origin: str) -> tuple[dict[str, object], list[Problem]]:
     """Opens network_args into plain options and finds names that do not exist."""
+    known = fields(run)
     plain: dict[str, object] = {}
     problems: list[Problem] = []
     for name, value in values.items():
@@ -176,13 +178,18 @@ def _expand(values: Mapping[str, object], known: Mapping[str, FlatField], origin
         elif name in known:
             plain[name] = _at_home(known[name], _choice(known[name], value))
         else:
-            verdict = legacy.verdict(name, value) or _of_other_runs(name)
+            verdict = _advice(run, name, value) or _of_other_runs(name)
             where = f" (in {origin})" if origin else ""
             if verdict is not None:
                 problems.append(Problem(name, f"{name}{where}: {verdict}"))
             else:
                 problems.append(Problem(name, f"{name}{where}: there is no such option.{nearest(name, list(known))}"))
     return plain, problems
+
+
+def _advice(run: type[Options], name: str, value: object) -> str | None:
+    """What to do about another program's option; None for one that nobody has."""
+    return f"use {run.renamed[name]}" if name in run.renamed else legacy.verdict(name, value)
 
 
 def _of_other_runs(name: str) -> str | None:
@@ -248,13 +255,13 @@ def _problems(error: ValidationError, known: Mapping[str, FlatField]) -> Iterato
             yield Problem(mentioned[0] if mentioned else "", line)
 
 
-def build(run: type[RunOptions], values: Mapping[str, object], origin: str = "", *, from_cli: bool = False) -> RunOptions:
+def build(run: type[O], values: Mapping[str, object], origin: str = "", *, from_cli: bool = False) -> O:
     """Options from flat values. Raises OptionError with every problem at once: unknown names, wrong values, contradictions.
 
     origin names the file the values come from, for messages. Options that only the command line may give are refused unless from_cli.
     """
     known = fields(run)
-    plain, problems = _expand(values, known, origin)
+    plain, problems = _expand(run, values, origin)
     if not from_cli:
         for name in [name for name in plain if known[name].show.cli_only]:
             if plain.pop(name):
@@ -299,12 +306,12 @@ def _validated(model: type[M], values: Mapping[str, Any], known: Mapping[str, Fl
     return rest, problems + [problem for problem in more if not any(name in problem.message for name in wrong)]
 
 
-def flatten(options: RunOptions) -> dict[str, Any]:
+def flatten(options: Options) -> dict[str, Any]:
     """All values by flat name."""
     return {name: getattr(getattr(options, field.section), name) for name, field in fields(type(options)).items()}
 
 
-def with_absolute_paths(options: RunOptions) -> RunOptions:
+def with_absolute_paths(options: O) -> O:
     """The same options with every path that exists here, and every folder that will be made here, written from the root.
 
     So that the configuration kept in a run folder means the same wherever it is read.
@@ -325,13 +332,13 @@ def with_absolute_paths(options: RunOptions) -> RunOptions:
     return build(type(options), given, from_cli=True)
 
 
-def changed(options: RunOptions) -> dict[str, Any]:
+def changed(options: Options) -> dict[str, Any]:
     """The values that differ from their defaults."""
     known = fields(type(options))
     return {name: value for name, value in flatten(options).items() if known[name].required or value != known[name].default}
 
 
-def to_toml(options: RunOptions) -> str:
+def to_toml(options: Options) -> str:
     """The options as a TOML file with a table for each section: every value except those that are None, and no cli_only ones.
 
     None is always a default, so leaving it out loses nothing.
@@ -392,17 +399,18 @@ class _Parser(argparse.ArgumentParser):
         raise OptionError(message)
 
 
-def parser(run: type[RunOptions]) -> argparse.ArgumentParser:
-    """The command line of a kind of run. Values stay text: pydantic reads them, as it does those of a file."""
+def parser(run: type[Options]) -> argparse.ArgumentParser:
+    """The command line of a kind of run, or of a tool. Values stay text: pydantic reads them, as it does those of a file."""
     parse = _Parser(
         prog=run.script, usage=f"{run.script} --config_file FILE [--option value ...]", allow_abbrev=False, description=run.__doc__
     )
     parse.add_argument("--config_file", type=Path, help="TOML file with options; flags win over it")
-    parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
-    parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
-    parse.add_argument(
-        "--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts"
-    )
+    if issubclass(run, RunOptions):
+        parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
+        parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
+        parse.add_argument(
+            "--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts"
+        )
     groups = {name: parse.add_argument_group(name, getattr(info.annotation, "__doc__", "")) for name, info in run.model_fields.items()}
     for name, field in fields(run).items():
         group = groups[field.section]
@@ -416,7 +424,7 @@ def parser(run: type[RunOptions]) -> argparse.ArgumentParser:
     return parse
 
 
-def _split_bool_flags(run: type[RunOptions], argv: Sequence[str]) -> list[str]:
+def _split_bool_flags(run: type[Options], argv: Sequence[str]) -> list[str]:
     """`--no_x` for a switch x becomes argparse's `--no-x`; `--x=true` and `--x=false` become the switch they mean."""
     known, out = fields(run), []
     for argument in argv:
@@ -431,26 +439,37 @@ def _split_bool_flags(run: type[RunOptions], argv: Sequence[str]) -> list[str]:
 
 def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
     """Defaults < --config_file < flags. Raises OptionError with every problem at once; --help prints and leaves, as usual."""
+    options, given, more = _parse(run, argv)
+    return Invocation(options, more["run_dir"], more["dry_run"], given)
+
+
+def parse_tool(tool: type[O], argv: Sequence[str]) -> O:
+    """The options of a tool from its command line, as `parse_cli` does it for a run."""
+    return _parse(tool, argv)[0]
+
+
+def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], dict[str, Any]]:
+    """Options, the names that were given, and the flags that are no options."""
     values, rest = parser(run).parse_known_args(_split_bool_flags(run, argv))
     given = dict(vars(values))
-    config, run_dir, dry_run = given.pop("config_file"), given.pop("run_dir"), given.pop("dry_run")
+    more: dict[str, Any] = {name: given.pop(name) for name in ("config_file", "run_dir", "dry_run") if name in given}
     problems: list[Problem] = []
     known = fields(run)
     after_unknown = False
     for argument in rest:
         if argument.startswith("--"):
             name = argument.removeprefix("--").partition("=")[0]
-            advice = legacy.verdict(name, True)
+            advice = _advice(run, name, True)
             problems.append(Problem(name, f"--{name}: {advice or 'there is no such option.' + nearest(name, list(known))}"))
             after_unknown = True
         elif not after_unknown:
             problems.append(Problem("", f'"{argument}" does not belong to an option; texts with spaces need quotes'))
     merged: dict[str, Any] = {}
     origin = ""
-    if config is not None:
-        origin = config.name
+    if more["config_file"] is not None:
+        origin = more["config_file"].name
         try:
-            merged = read_toml(config)
+            merged = read_toml(more["config_file"])
         except OptionError as err:
             problems += err.problems
         if merged.get("script", run.script) != run.script:
@@ -459,13 +478,14 @@ def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
             problems.append(Problem(name, f"{name} in {origin}: it may only be given on the command line (--{name})"))
             del merged[name]
     merged.update({name: _text_to_value(known.get(name), value) for name, value in given.items()})
+    options = None
     try:
         options = build(run, merged, origin, from_cli=True)
     except OptionError as err:
         problems += err.problems
-    if problems:
+    if options is None or problems:
         raise OptionError(list(dict.fromkeys(problems)))
-    return Invocation(options, run_dir, dry_run, frozenset(name for name in merged if name in known))
+    return options, frozenset(name for name in merged if name in known), more
 
 
 def _text_to_value(field: FlatField | None, value: Any) -> Any:
@@ -492,7 +512,7 @@ def _json_texts(text: str) -> list[str] | None:
     return data if isinstance(data, list) and all(isinstance(item, str) for item in data) else None
 
 
-def to_argv(options: RunOptions) -> list[str]:
+def to_argv(options: Options) -> list[str]:
     """The flags that give these options on the command line: only what differs from the defaults."""
     known, argv = fields(type(options)), []
     for name, value in changed(options).items():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from .dataset import DatasetOptions, SdDatasetOptions
-from .fields import raise_all
+from .fields import Options, raise_all
 from .model import FluxModelOptions, ModelOptions, SdModelOptions, SdxlModelOptions
 from .network import FluxFullOptions, FluxNetworkOptions, NetworkOptions, SdxlFullOptions, UNetFullOptions, UNetNetworkOptions
 from .objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
@@ -17,16 +17,12 @@ from .samples import FluxSampleOptions, SampleOptions, UNetSampleOptions
 from .training import TrainingOptions
 
 
-class RunOptions(BaseModel):
-    """All options of one kind of run, nested by section; flat.py knows them by their flat names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class RunOptions(Options):
+    """All options of one kind of run, nested by section."""
 
     family: ClassVar[str]
     method: ClassVar[str]
     """network trains an adapter on a frozen model, full the model itself."""
-    script: ClassVar[str]
-    label: ClassVar[str]
 
     model: ModelOptions
     dataset: DatasetOptions
