@@ -8,8 +8,9 @@ Shapes: B samples, C latent channels, h w latent sides, H W picture sides in pix
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -123,6 +124,21 @@ class ModelFamily(Protocol):
 
     def export_names(self, state: StateDict) -> StateDict:
         """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1, te2)."""
+        ...
+
+    def save(
+        self,
+        parts: Parts,
+        path: FilePath,
+        save_model_as: Literal["safetensors", "diffusers"],
+        dtype: torch.dtype | None,
+        metadata: Mapping[str, str],
+    ) -> None:
+        """Writes a whole model to `path`, aside and renamed when it is complete.
+
+        `safetensors` is one file of the layout in which the model was published, `diffusers` a folder. dtype None keeps the precision of
+        each network; metadata are texts for the header of the file, or of the backbone's files.
+        """
         ...
 
     def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:

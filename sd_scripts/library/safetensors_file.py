@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from sd_scripts.library.errors import OptionError
 from sd_scripts.library.protocols import StateDict
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -24,6 +24,7 @@ _DTYPES = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
+"""The format's names of the number formats that are written."""
 
 
 def serialise(tensors: StateDict, metadata: dict[str, str]) -> bytes:
@@ -35,7 +36,7 @@ def serialise(tensors: StateDict, metadata: dict[str, str]) -> bytes:
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor = tensors[name].detach().cpu().contiguous()
         data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + len(data)]}
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + len(data)]}
         chunks.append(data)
         offset += len(data)
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()

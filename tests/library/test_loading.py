@@ -14,7 +14,6 @@ from torch.testing import assert_close
 
 from sd_scripts.library import diffusion
 from sd_scripts.library.families import family
-from sd_scripts.library.loading import sdxl
 from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
@@ -60,7 +59,7 @@ def folder(saved, tmp_path) -> Path:
 def single(tiny, folder) -> Path:
     """A single file, with configuration and tokenizers beside it."""
     file = folder / "one.safetensors"
-    sdxl.save_single_file(tiny, file)
+    SDXL.save(tiny, file, "safetensors", None, {})
     return file
 
 
@@ -106,7 +105,6 @@ def test_a_single_file_gives_the_networks_of_the_folder(single, tiny):
     parts = load(single)
     assert_same(parts, tiny)
     assert parts.source == "one.safetensors"
-    assert_same(sdxl.load_single_file(single, single.parent), tiny)
 
 
 def test_nothing_of_the_global_random_state_is_used_while_loading(saved):
@@ -208,7 +206,7 @@ def test_another_vae_replaces_the_bases_own(saved, tiny, tmp_path, form):
     if form == "diffusers file":
         shutil.copy(tmp_path / "model" / "vae" / "diffusion_pytorch_model.safetensors", place)
     if form == "original file":
-        sdxl.save_single_file(other, tmp_path / "whole.safetensors")
+        SDXL.save(other, tmp_path / "whole.safetensors", "safetensors", None, {})
         state = load_file(tmp_path / "whole.safetensors")
         prefix = "first_stage_model."
         save_file({key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}, place)
@@ -251,7 +249,7 @@ def test_the_marks_of_a_v_prediction_file_are_honoured_and_written(single, tiny)
     parts = load(single)
     assert parts.kind == "v_prediction" and parts.path.coefficients(torch.ones(1))[0] == 0
     assert parts.scheduler_config["timestep_spacing"] == "trailing"
-    sdxl.save_single_file(parts, single.with_name("again.safetensors"), metadata={"modelspec.title": "again"})
+    SDXL.save(parts, single.with_name("again.safetensors"), "safetensors", None, {"modelspec.title": "again"})
     again = load(single.with_name("again.safetensors"))
     assert again.kind == "v_prediction" and again.scheduler_config == parts.scheduler_config
     assert read_header(single.with_name("again.safetensors"), NAME).metadata["modelspec.title"] == "again"

@@ -77,9 +77,9 @@ def test_diffusers_loads_our_single_file_without_any_difference(tmp_path: Path, 
     parts = family("sdxl").tiny()
     pipeline_of(parts).save_pretrained(tmp_path)
     file = tmp_path / "one.safetensors"
-    sdxl.save_single_file(parts, file, dtype)
+    family("sdxl").save(parts, file, "safetensors", dtype, {})
     theirs = StableDiffusionXLPipeline.from_single_file(str(file), config=str(tmp_path), local_files_only=True, torch_dtype=torch.float32)
-    ours = sdxl.load_single_file(file, tmp_path)
+    ours = family("sdxl").load(SdxlModelOptions(pretrained_model_name_or_path=str(file)), torch.device("cpu"), torch.float32)
     networks = {"backbone": theirs.unet, "vae": theirs.vae, "te1": theirs.text_encoder, "te2": theirs.text_encoder_2}
     for name, module in networks.items():
         state, wanted = ours.modules()[name].state_dict(), module.state_dict()
@@ -93,7 +93,7 @@ def test_the_toy_base_survives_the_single_file_exactly(tmp_path: Path):
     assert toy.source == "toy" and toy.kind == "v_prediction"
     shutil.copytree(TOY, tmp_path / "toy", ignore=shutil.ignore_patterns("*.safetensors"))
     file = tmp_path / "toy" / "one.safetensors"
-    sdxl.save_single_file(toy, file)
+    family("sdxl").save(toy, file, "safetensors", None, {})
     again = family("sdxl").load(SdxlModelOptions(pretrained_model_name_or_path=str(file)), torch.device("cpu"), torch.float32)
     assert (again.kind, again.scheduler_config, again.settings) == (toy.kind, toy.scheduler_config, toy.settings)
     for name, module in toy.modules().items():

@@ -5,7 +5,8 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -93,6 +94,10 @@ class Sdxl:
         from sd_scripts.library.networks.names import kohya_keys
 
         return kohya_keys("sdxl", state)
+
+    def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+        """Writes all networks, in dtype or as they are: `safetensors` is one file of the original layout, `diffusers` a folder."""
+        loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
     def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:

@@ -1,8 +1,12 @@
-"""Load Stable Diffusion 1.x and 2.x from a diffusers folder, a hub id or a single file; which of the two is told by the model itself."""
+"""Load Stable Diffusion 1.x and 2.x from a diffusers folder, a hub id or a single file, and write them.
+
+Which of the two a model is, is told by the model itself.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,3 +104,8 @@ def _settings(base: Base, options: SdModelOptions) -> dict[str, Any]:
         "weighted_captions": options.weighted_captions,
         "clip_skip": options.clip_skip,
     }
+
+
+def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+    """Writes the model; see unet.save."""
+    unet.save(spec_of(parts.backbone), parts, path, save_model_as, dtype, metadata, {})

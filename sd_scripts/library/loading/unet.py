@@ -33,6 +33,7 @@ from sd_scripts.library.loading.common import (
 )
 from sd_scripts.library.loading.headers import VAE, Header, read_header
 from sd_scripts.library.loading.source import Source
+from sd_scripts.library.loading.writing import Lazy, original_tensors, write_file, write_folder
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import UNetModelOptions
@@ -136,3 +137,28 @@ def check_channels(networks: Mapping[str, Found]) -> None:
             f"{BASE}: the UNet takes {have} channels, but the VAE makes latents of {need}. "
             "Inpainting and edit models cannot be trained here, and the VAE must be one for this model"
         )
+
+
+def save(
+    spec: FamilySpec,
+    parts: Parts,
+    path: Path,
+    save_model_as: str,
+    dtype: torch.dtype | None,
+    metadata: Mapping[str, str],
+    index: Mapping[str, Any],
+) -> None:
+    """Writes a whole model, in dtype or as it is: `safetensors` is one file of the original layout with all networks, `diffusers` a folder.
+
+    The file carries the marks v_pred and ztsnr of such a model, tensors without content that other programs look for, too.
+    """
+    if save_model_as == "diffusers":
+        write_folder(spec, parts, path, dtype, metadata, index)
+        return
+    assert save_model_as == "safetensors", f"{save_model_as} is no form of a whole model"
+    tensors: dict[str, Lazy] = {}
+    for name, part in spec.parts.items():
+        tensors |= original_tensors(part, parts.modules()[name], dtype, part.prefixes[0])
+    marks = {"v_pred": parts.kind == "v_prediction", "ztsnr": bool(parts.scheduler_config.get("rescale_betas_zero_snr"))}
+    tensors |= {name: Lazy((0,), torch.float32, lambda: torch.empty(0)) for name, is_so in marks.items() if is_so}
+    write_file(path, tensors, metadata)

@@ -1,0 +1,264 @@
+"""Write whole models: one file of the original layout, or a diffusers folder with weights in shards. Knows specs, not families.
+
+Tensors are converted and written one at a time, so that no second copy of a model is ever in memory. Equal models give equal bytes (see
+safetensors_file), and no file names a folder of this machine. Everything is written aside and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import diffusers
+import torch
+import transformers
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, read_json
+from sd_scripts.library.loading.original import TOLERATED, Stored, assembled, places, shape_to_original
+from sd_scripts.library.protocols import Parts
+from sd_scripts.library.safetensors_file import DTYPES
+from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory, written_aside
+
+SHARD_BYTES = 5_000_000_000
+"""Largest file of a diffusers folder, unless one tensor alone is larger."""
+_COMPILED = "_orig_mod."
+"""What torch.compile's wrapper puts into names."""
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A tensor that is made when it is written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in a file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """A network's tensors by the names that files use: without those of torch.compile, and each only once where two names share one."""
+    found: dict[str, Tensor] = {}
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for key, tensor in module.state_dict().items():
+        name, place = key.replace(_COMPILED, ""), (tensor.data_ptr(), tuple(tensor.shape))
+        if name.endswith(TOLERATED) or (place in seen and tensor.data_ptr() != 0):
+            continue
+        seen.add(place)
+        found[name] = tensor.detach()
+    return found
+
+
+def original_tensors(part: PartSpec, module: nn.Module, dtype: torch.dtype | None, prefix: str) -> dict[str, Lazy]:
+    """A network's tensors in the original layout, in dtype or as they are; names begin with prefix."""
+    config, tensors = _plain(module), tensors_of(module)
+    pieces: dict[str, list[tuple[Stored, Tensor]]] = {}
+    for key, stored in places(part.layout, tensors, config).items():
+        pieces.setdefault(stored.name, []).append((stored, tensors[key]))
+    found: dict[str, Lazy] = {}
+    for name, parts in pieces.items():
+        stored, tensor = parts[0]
+        wanted = _precision(tensor, dtype)
+
+        def make(parts: Sequence[tuple[Stored, Tensor]] = parts, wanted: torch.dtype = wanted) -> Tensor:
+            return assembled([(stored, tensor.to("cpu", wanted)) for stored, tensor in parts])
+
+        found[prefix + name] = Lazy(shape_to_original(stored, tuple(tensor.shape)), wanted, make)
+    own_dtype = next(iter(found.values())).dtype
+    for name, extra in part.extras(config).items():
+        if isinstance(extra, str):
+            found[prefix + name] = found[prefix + extra]
+        else:
+            found[prefix + name] = Lazy(tuple(extra.shape), own_dtype, lambda extra=extra: extra.to(own_dtype))
+    return found
+
+
+def _precision(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def write_file(path: Path, tensors: Mapping[str, Lazy], metadata: Mapping[str, str]) -> None:
+    """Writes one safetensors file aside, then puts it in its place; header texts are `format` (pt, which readers ask for) and metadata."""
+    with written_aside(path) as aside, _progress(path.name, tensors) as bar, aside.open("wb") as file:
+        _write(file, tensors, {"format": "pt", **metadata}, bar)
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Lazy], metadata: Mapping[str, str], bar: tqdm[Any]) -> None:
+    # The order of safetensors_file.serialise: wide numbers first, so that every tensor starts at a multiple of its own width.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        end = offset + tensor.num_bytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        tensor = tensors[name].make().contiguous()
+        assert tuple(tensor.shape) == tensors[name].shape and tensor.dtype == tensors[name].dtype, f"{name} is not what its header says"
+        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        bar.update(tensors[name].num_bytes)
+
+
+@contextmanager
+def _progress(label: str, tensors: Mapping[str, Lazy]) -> Iterator[tqdm[Any]]:
+    total = sum(tensor.num_bytes for tensor in tensors.values())
+    with tqdm(total=total, desc=f"writing {label}", unit="B", unit_scale=True, leave=False, delay=1) as bar:
+        yield bar
+
+
+def write_folder(
+    spec: FamilySpec,
+    parts: Parts,
+    path: Path,
+    dtype: torch.dtype | None,
+    metadata: Mapping[str, str],
+    index: Mapping[str, Any] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a diffusers folder with all parts, in dtype or as they are; it takes the place of a folder that is there.
+
+    index: what its model_index.json says besides the classes. metadata goes into the header of the backbone's files.
+    """
+    with _folder_aside(path) as aside:
+        for name, part in spec.parts.items():
+            module = parts.modules()[name]
+            folder = aside / part.folder
+            folder.mkdir()
+            _write_json(folder / "config.json", _written_config(part, module, dtype))
+            _write_weights(folder, part, module, dtype, metadata if name == "backbone" else {}, shard_bytes)
+        for name, tokenizer in spec.tokenizers.items():
+            _write_tokenizer(aside / tokenizer.folder, parts.tokenizers[name])
+        scheduler = {key: value for key, value in parts.scheduler_config.items() if not key.startswith("_")}
+        class_name = parts.scheduler_config["_class_name"]
+        (aside / "scheduler").mkdir()
+        _write_json(
+            aside / "scheduler" / "scheduler_config.json",
+            {"_class_name": class_name, "_diffusers_version": diffusers.__version__, **scheduler},
+        )
+        _write_json(
+            aside / "model_index.json",
+            {
+                **read_json(spec.configs / "model_index.json", BASE),
+                "_diffusers_version": diffusers.__version__,
+                "scheduler": ["diffusers", class_name],
+                **(index or {}),
+            },
+        )
+
+
+def _write_weights(
+    folder: Path, part: PartSpec, module: nn.Module, dtype: torch.dtype | None, metadata: Mapping[str, str], shard_bytes: int
+) -> None:
+    """A network's weights: one file, or shards with diffusers' and transformers' index."""
+    tensors = {}
+    for name, tensor in tensors_of(module).items():
+        wanted = _precision(tensor, dtype)
+        tensors[_folder_name(part, name)] = Lazy(tuple(tensor.shape), wanted, lambda tensor=tensor, wanted=wanted: tensor.to("cpu", wanted))
+    shards = _shards(tensors, shard_bytes)
+    if len(shards) == 1:
+        write_file(folder / f"{part.stem}.safetensors", tensors, metadata)
+        return
+    files = {f"{part.stem}-{number:05}-of-{len(shards):05}.safetensors": shard for number, shard in enumerate(shards, start=1)}
+    for name, shard in files.items():
+        write_file(folder / name, shard, metadata)
+    total = sum(tensor.num_bytes for tensor in tensors.values())
+    places = {key: name for name, shard in files.items() for key in shard}
+    _write_json(folder / f"{part.stem}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _folder_name(part: PartSpec, name: str) -> str:
+    """transformers before 5.6 and other programs want the level `text_model.` of CLIP, and newer ones read it too."""
+    return f"text_model.{name}" if part.class_name == "CLIPTextModel" and not name.startswith("text_model.") else name
+
+
+def _shards(tensors: Mapping[str, Lazy], limit: int) -> list[dict[str, Lazy]]:
+    """The tensors in their order, a new shard where the next one would make it larger than limit bytes."""
+    shards: list[dict[str, Lazy]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.num_bytes > limit:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.num_bytes
+    return shards
+
+
+def _written_config(part: PartSpec, module: nn.Module, dtype: torch.dtype | None) -> Config:
+    """config.json of a network, without names of folders it came from."""
+    config = {key: value for key, value in _plain(module, brief=True).items() if not key.startswith("_")}
+    if part.stem != "model":
+        return {"_class_name": part.class_name, "_diffusers_version": diffusers.__version__, **config}
+    first = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    precision = str(_precision(first, dtype)).removeprefix("torch.")
+    return {**config, "architectures": [part.class_name], "dtype": precision, "transformers_version": transformers.__version__}
+
+
+def _plain(module: nn.Module, brief: bool = False) -> Config:
+    """A network's configuration, as JSON has it; brief leaves out what transformers takes for granted."""
+    config: Any = module.config
+    plain: Config = json.loads(config.to_json_string(use_diff=brief) if hasattr(config, "to_diff_dict") else json.dumps(dict(config)))
+    return plain
+
+
+_PATHS = ("name_or_path", "_name_or_path", "is_local", "tokenizer_file", "vocab_file", "merges_file")
+
+
+def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """A tokenizer's files; for CLIP also those that transformers before 5 needs."""
+    folder.mkdir()
+    tokenizer.save_pretrained(str(folder))
+    config = read_json(folder / "tokenizer_config.json", BASE)
+    _write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if key not in _PATHS})
+    model = read_json(folder / "tokenizer.json", BASE)["model"]
+    if model["type"] != "BPE":
+        return
+    _write_json(folder / "vocab.json", dict(sorted(model["vocab"].items(), key=lambda item: item[1])))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, sort_keys=path.name != "vocab.json") + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _folder_aside(path: Path) -> Iterator[Path]:
+    """A new folder beside path; when the block ends well it is made durable and takes the place of path, which may be there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside, old = (path.parent / f".{path.name}{TEMPORARY_MARK}{secrets.token_hex(4)}" for _ in range(2))
+    aside.mkdir()
+    try:
+        yield aside
+        for file in sorted(aside.rglob("*")):
+            if file.is_dir():
+                fsync_directory(file)
+            else:
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
+        if path.exists():
+            path.rename(old)
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    fsync_directory(path.parent)
+    if old.exists():
+        shutil.rmtree(old)
