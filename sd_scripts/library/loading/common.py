@@ -278,11 +278,17 @@ def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, E
 
 _OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 
+_T5_EMBEDDING = ("shared.weight", "encoder.embed_tokens.weight")
+
 
 def _spelling(key: str, tensors: Mapping[str, Entry]) -> str:
-    """A tensor's name in a file: transformers before 5.6 wrote `text_model.`, old diffusers had other names in the VAE's attention."""
+    """A tensor's name in a file: transformers before 5.6 wrote `text_model.`, old diffusers had other names in the VAE's attention.
+
+    T5's one embedding has two names in the network and either of them in a file.
+    """
     candidates = [key, f"text_model.{key}", key.removeprefix("text_model.")]
     candidates += [key.replace(f".{new}.", f".{old}.") for new, old in _OLD_ATTENTION.items() if f".attentions.0.{new}." in key]
+    candidates += [name for name in _T5_EMBEDDING if key in _T5_EMBEDDING]
     return next((name for name in candidates if name in tensors), key)
 
 

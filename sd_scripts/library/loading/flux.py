@@ -52,11 +52,6 @@ _PUBLISHED_T5 = (
 )
 
 
-def _t5(config: Mapping[str, Any]) -> Any:
-    """T5 files keep transformers' own names; the embedding stands there once, and twice in the network."""
-    return lambda key: original.Stored("shared.weight" if key == "encoder.embed_tokens.weight" else key)
-
-
 SPEC = FamilySpec(
     name="flux",
     label="FLUX",
@@ -94,7 +89,7 @@ SPEC = FamilySpec(
             folder="text_encoder_2",
             class_name="T5EncoderModel",
             make=lambda config: T5EncoderModel(T5Config.from_dict(config)),
-            layout=_t5,
+            layout=lambda config: original.Stored,
             prefixes=("text_encoders.t5xxl.transformer.",),
             kinds=(T5,),
             tokenizer=TokenizerSpec("tokenizer_2", None, T5Tokenizer, ("spiece.model",), _PUBLISHED_T5, "T5's", "0.8 MB"),
@@ -120,7 +115,7 @@ def load(options: FluxModelOptions, device: torch.device, dtype: torch.dtype) ->
     wanted = {"vae": options.ae, "te1": options.clip_l, "te3": options.t5xxl}
     values = {name: value for name, value in wanted.items() if value is not None}
     base = tried(problems, lambda: _base(options, [name for name in SPEC.parts if name not in values]))
-    spec = base.spec if base is not None else SPEC
+    spec = replace(SPEC, configs=_described_by(Path(options.pretrained_model_name_or_path).expanduser())) if base is None else base.spec
     others = {
         name: tried(problems, lambda name=name, value=value: given(spec, name, GIVEN[name], value, options.variant))
         for name, value in values.items()
@@ -147,7 +142,7 @@ def _base(options: FluxModelOptions, own: Sequence[str]) -> Base:
     """The base model with the networks named in own, of which a file needs to hold only the transformer."""
     source = base_source(SPEC, options.pretrained_model_name_or_path, options.revision, options.variant, own)
     if not source.is_file:
-        return from_folder(SPEC, source, options.variant, own)
+        return from_folder(replace(SPEC, configs=_described_by(source.path)), source, options.variant, own)
     header = read_header(source.path, BASE)
     check_kind(SPEC, header, source)
     missing = [name for name in own if name != "backbone" and not header.starts(*SPEC.parts[name].prefixes)]
@@ -194,12 +189,20 @@ def _transformer_in(header: Header, source: Source) -> Config:
         ) from err
 
 
+def _described_by(place: Path) -> Path:
+    """The folder with the configuration of a model at this place: its own where there is one, or the published one."""
+    if place.is_file():
+        return configs_for(SPEC, place)
+    complete = all((place / part.folder / "config.json").is_file() for part in SPEC.parts.values())
+    return place if complete else SPEC.configs
+
+
 def _configs(source: Source, transformer: Config) -> tuple[Path, Config]:
     """Folder with the other networks' configurations, and the transformer's with what no tensor says.
 
     The folder is the file's own, when it lies in the folder of such a model, or that of the published model.
     """
-    own = configs_for(SPEC, source.path)
+    own = _described_by(source.path)
     if own != SPEC.configs:
         beside = read_json(own / SPEC.parts["backbone"].folder / "config.json", BASE)
         same = ("attention_head_dim", "num_attention_heads", "guidance_embeds")

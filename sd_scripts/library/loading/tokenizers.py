@@ -73,7 +73,7 @@ def find_for_file(
             found.append(read(spec, own, encoder, option, f"{spec.folder} beside {file.name}", pad_token))
             continue
         # Tokenizers of one class have the same vocabulary, so the folder of another, or the bare vocabulary, serves too.
-        others = [other.folder for other in specs if other.cls is spec.cls] + ["tokenizer"]
+        others = [other.folder for other in specs if other.cls is spec.cls]
         folder = next((root / other for root in (file.parent, configs) for other in others if is_there(root / other, spec)), None)
         folder = folder or _on_the_hub(spec)
         if folder is None:

@@ -1,0 +1,536 @@
+"""Loading of FLUX: folders, transformer files of every layout with their autoencoder and text encoders, and sentences for the rest."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers, convert_ldm_vae_checkpoint
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from sd_scripts.library.families import family
+from sd_scripts.library.loading import flux, original, original_flux
+from sd_scripts.library.loading.common import config_of, read_json
+from sd_scripts.library.protocols import Parts, StateDict
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import FluxModelOptions, SdxlModelOptions
+from tests.small_models import flux_pipeline_of
+
+FLUX = family("flux")
+CPU = torch.device("cpu")
+NAME = "pretrained_model_name_or_path"
+NETWORKS = ("backbone", "vae", "te1", "te3")
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Whoever asks for an address or a connection fails."""
+
+    def refuse(*_arguments, **_names):
+        raise OSError("the test allows no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Parts:
+    return FLUX.tiny()
+
+
+@pytest.fixture(scope="module")
+def saved(tiny, tmp_path_factory) -> Path:
+    """The tiny model as diffusers itself writes it."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-flux"
+    flux_pipeline_of(tiny).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(saved, tmp_path / "tiny-flux"))
+
+
+def transformer_file(parts: Parts) -> StateDict:
+    """The transformer under the published names."""
+    state = parts.backbone.state_dict()
+    return original.to_original(original.places(original_flux.transformer, state, config_of(parts.backbone)), state)
+
+
+def vae_file(parts: Parts) -> StateDict:
+    state = parts.vae.state_dict()
+    return original.to_original(original.places(original.vae, state, config_of(parts.vae)), state)
+
+
+def clip_file(parts: Parts) -> StateDict:
+    state = {f"text_model.{key.removeprefix('text_model.')}": tensor for key, tensor in parts.text_encoders["te1"].state_dict().items()}
+    return {**state, "logit_scale": torch.tensor(4.6)}
+
+
+def t5_file(parts: Parts) -> StateDict:
+    return {key: tensor for key, tensor in parts.text_encoders["te3"].state_dict().items() if key != "encoder.embed_tokens.weight"}
+
+
+@pytest.fixture
+def pieces(tiny, folder) -> dict[str, str]:
+    """A transformer file and its companions, beside the configuration and tokenizers of the tiny model; as options."""
+    files = {NAME: transformer_file(tiny), "ae": vae_file(tiny), "clip_l": clip_file(tiny), "t5xxl": t5_file(tiny)}
+    names = {NAME: "flux1-dev.safetensors", "ae": "ae.safetensors", "clip_l": "clip_l.safetensors", "t5xxl": "t5xxl.safetensors"}
+    for option, state in files.items():
+        save_file(state, folder / names[option])
+    return {option: str(folder / name) for option, name in names.items()}
+
+
+def load(*places: Path | str, **more) -> Parts:
+    values = {NAME: str(places[0])} if places else {}
+    return FLUX.load(FluxModelOptions(**{**values, **more}), CPU, more.pop("dtype", torch.float32))
+
+
+def sentence(*places: Path | str, **more) -> str:
+    """What a person is told when this cannot be loaded."""
+    with pytest.raises(OptionError) as raised:
+        load(*places, **more)
+    return str(raised.value)
+
+
+def assert_same(parts: Parts, expected: Parts, names: tuple[str, ...] = NETWORKS) -> None:
+    for name in names:
+        state, wanted = parts.modules()[name].state_dict(), expected.modules()[name].state_dict()
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[key], wanted[key]) for key in wanted), name
+
+
+# The layout of published files
+
+
+@pytest.fixture(scope="module", params=["dev", "schnell"])
+def published(request) -> FluxTransformer2DModel:
+    """The published transformer without memory for weights."""
+    config = read_json((flux.DEV if request.param == "dev" else flux.SCHNELL) / "transformer" / "config.json", "")
+    with torch.device("meta"):
+        return FluxTransformer2DModel.from_config(config)
+
+
+def test_there_and_back_is_the_identity_on_full_size_names_and_shapes(published):
+    state = published.state_dict()
+    placed = original.places(original_flux.transformer, state, published.config)
+    file = original.to_original(placed, state)
+    # Published flux1-dev has 780 tensors; schnell lacks the four of the guidance embedding.
+    assert (len(state), len(file)) == ((1160, 780) if published.config.guidance_embeds else (1156, 776))
+    for key, stored in placed.items():
+        assert original.from_original(stored, file[stored.name]).shape == state[key].shape
+        assert original.shape_from_original(stored, tuple(file[stored.name].shape)) == tuple(state[key].shape)
+
+
+def test_diffusers_reads_the_full_size_layout_as_the_same_names_and_shapes(published):
+    state = published.state_dict()
+    file = original.to_original(original.places(original_flux.transformer, state, published.config), state)
+    theirs = convert_flux_transformer_checkpoint_to_diffusers(dict(file))
+    assert {key: t.shape for key, t in theirs.items()} == {key: t.shape for key, t in state.items()}
+
+
+def test_the_configuration_follows_from_the_tensors_of_either_layout(published):
+    state = published.state_dict()
+    file = original.to_original(original.places(original_flux.transformer, state, published.config), state)
+    for tensors in (file, state):
+        config = original_flux.config_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        made = {key: value for key, value in config.items() if key != "_class_name"}
+        wanted = {key: published.config[key] for key in made} | {"out_channels": 64, "axes_dims_rope": [16, 56, 56]}
+        assert made == wanted
+
+
+def test_known_places_of_the_published_file(published):
+    state = published.state_dict()
+    file = original.to_original(original.places(original_flux.transformer, state, published.config), state)
+    assert file["double_blocks.18.txt_attn.qkv.weight"].shape == (9216, 3072)
+    assert file["single_blocks.37.linear1.weight"].shape == (21504, 3072)
+    assert file["single_blocks.37.linear2.weight"].shape == (3072, 15360)
+    assert file["final_layer.adaLN_modulation.1.weight"].shape == (6144, 3072)
+    assert file["double_blocks.0.img_attn.norm.query_norm.scale"].shape == (128,)
+
+
+def test_diffusers_converter_puts_every_number_where_ours_does():
+    """The converter knows one width only, so: one block of each kind at that width, narrow elsewhere."""
+    config = {"num_layers": 1, "num_single_layers": 1, "in_channels": 4, "joint_attention_dim": 8, "pooled_projection_dim": 8}
+    with torch.device("meta"):
+        model = FluxTransformer2DModel(**config, guidance_embeds=True)
+    state = {key: torch.empty_like(t, device="cpu", dtype=torch.float16) for key, t in model.state_dict().items()}
+    for number, tensor in enumerate(state.values()):
+        # Rows numbered through: enough to see every permutation, and quick to make.
+        tensor.copy_((torch.arange(len(tensor)) % 1999 + number).view(-1, *[1] * (tensor.ndim - 1)))
+    theirs = convert_flux_transformer_checkpoint_to_diffusers(
+        original.to_original(original.places(original_flux.transformer, state, model.config), state)
+    )
+    assert theirs.keys() == state.keys()
+    assert all(torch.equal(theirs[key], state[key]) for key in state)
+
+
+def test_the_autoencoder_has_the_published_layout():
+    config = read_json(flux.DEV / "vae" / "config.json", "")
+    with torch.device("meta"):
+        vae = flux.SPEC.parts["vae"].make(config)
+    state = vae.state_dict()
+    file = original.to_original(original.places(original.vae, state, vae.config), state)
+    assert len(file) == 244 and file["encoder.conv_out.weight"].shape == (32, 512, 3, 3) and "quant_conv.weight" not in file
+    assert file["decoder.up.0.block.0.nin_shortcut.weight"].shape == (128, 256, 1, 1)
+    theirs = convert_ldm_vae_checkpoint({f"first_stage_model.{key}": t for key, t in file.items()}, dict(vae.config))
+    assert {key: t.shape for key, t in theirs.items()} == {key: t.shape for key, t in state.items()}
+
+
+def test_the_published_text_encoders_have_the_published_number_of_tensors():
+    with torch.device("meta"):
+        made = {
+            name: flux.SPEC.parts[name].make(read_json(flux.DEV / flux.SPEC.parts[name].folder / "config.json", ""))
+            for name in ("te1", "te3")
+        }
+    # T5-XXL files have 219 tensors; the network counts the shared embedding twice.
+    assert {name: len(module.state_dict()) for name, module in made.items()} == {"te1": 196, "te3": 220}
+
+
+def test_a_name_without_a_place_is_an_error(tiny):
+    for name in ("strange.weight", "transformer_blocks.0.strange.weight"):
+        with pytest.raises(KeyError, match="no place in the original layout"):
+            original.places(original_flux.transformer, [name], config_of(tiny.backbone))
+
+
+# What can be loaded
+
+
+def test_a_diffusers_folder_gives_its_networks_ready_and_frozen(saved, tiny):
+    parts = load(saved)
+    assert_same(parts, tiny)
+    assert parts.source == "tiny-flux" and parts.kind == "velocity"
+    assert parts.settings == {"t5xxl_max_token_length": 32, "apply_t5_attn_mask": False, "guidance_scale": 1.0}
+    for module in parts.modules().values():
+        assert not any(part.training for part in module.modules())
+        assert all(not p.requires_grad and p.device == CPU for p in module.parameters())
+    te3 = parts.text_encoders["te3"]
+    assert te3.encoder.embed_tokens.weight is te3.shared.weight
+    with torch.no_grad():
+        (got,), (wanted,) = FLUX.encode_prompts(parts, ["a red star"]), FLUX.encode_prompts(tiny, ["a red star"])
+    assert torch.equal(got["t5"], wanted["t5"]) and torch.equal(got["pooled"], wanted["pooled"])
+
+
+def test_options_of_the_text_reach_the_settings(saved):
+    parts = load(saved, t5xxl_max_token_length=48, apply_t5_attn_mask=True, guidance_scale=3.5)
+    assert parts.settings == {"t5xxl_max_token_length": 48, "apply_t5_attn_mask": True, "guidance_scale": 3.5}
+
+
+def test_a_transformer_file_with_its_companions_is_the_whole_model(pieces, tiny):
+    parts = load(**pieces)
+    assert_same(parts, tiny)
+    assert parts.source == "flux1-dev.safetensors"
+    x_t, t = torch.randn(1, 16, 4, 6), torch.tensor([0.5])
+    with torch.no_grad():
+        ours = FLUX.denoise(parts, x_t, t, FLUX.encode_prompts(parts, ["a star"]))
+        assert torch.equal(ours, FLUX.denoise(tiny, x_t, t, FLUX.encode_prompts(tiny, ["a star"])))
+
+
+@pytest.mark.parametrize("prefix", ["model.diffusion_model.", "diffusion_model."])
+def test_prefixes_before_the_names_of_a_transformer_do_not_matter(pieces, tiny, prefix):
+    save_file({prefix + key: tensor for key, tensor in transformer_file(tiny).items()}, pieces[NAME])
+    assert_same(load(**pieces), tiny)
+
+
+def test_a_transformer_file_may_have_diffusers_names(pieces, tiny):
+    save_file(tiny.backbone.state_dict(), pieces[NAME])
+    assert_same(load(**pieces), tiny)
+
+
+def test_companions_may_be_folders_and_whole_models(pieces, saved, tiny):
+    parts = load(**{**pieces, "ae": str(saved / "vae"), "clip_l": str(saved / "text_encoder"), "t5xxl": str(saved)})
+    assert_same(parts, tiny)
+
+
+def test_one_file_may_hold_everything(folder, tiny):
+    state = {f"model.diffusion_model.{key}": tensor for key, tensor in transformer_file(tiny).items()}
+    state |= {f"vae.{key}": tensor for key, tensor in vae_file(tiny).items()}
+    state |= {f"text_encoders.clip_l.transformer.{key}": tensor for key, tensor in clip_file(tiny).items()}
+    state |= {f"text_encoders.t5xxl.transformer.{key}": tensor for key, tensor in t5_file(tiny).items()}
+    state["text_encoders.clip_l.logit_scale"] = torch.tensor(4.6)
+    file = folder / "everything.safetensors"
+    save_file(state, file)
+    assert_same(load(file), tiny)
+
+
+def test_companions_replace_those_of_a_folder(saved, pieces, tiny):
+    other = FLUX.tiny()
+    with torch.no_grad():
+        for module in other.modules().values():
+            for parameter in module.parameters():
+                parameter.mul_(0.5)
+    save_file(vae_file(other), pieces["ae"])
+    save_file(t5_file(other), pieces["t5xxl"])
+    parts = load(saved, ae=pieces["ae"], t5xxl=pieces["t5xxl"])
+    assert_same(parts, other, ("vae", "te3"))
+    assert_same(parts, tiny, ("backbone", "te1"))
+
+
+def test_fp8_files_are_read_in_the_precision_of_the_run(pieces, tiny):
+    for option, state in ((NAME, transformer_file(tiny)), ("t5xxl", t5_file(tiny))):
+        save_file({key: tensor.to(FP8) for key, tensor in state.items()}, pieces[option])
+    parts = FLUX.load(FluxModelOptions(**pieces), CPU, torch.bfloat16)
+    for name in ("backbone", "te3"):
+        for key, tensor in parts.modules()[name].state_dict().items():
+            assert tensor.dtype == torch.bfloat16
+            assert torch.equal(tensor, tiny.modules()[name].state_dict()[key].to(FP8).to(torch.bfloat16)), key
+
+
+def scaled(state: StateDict) -> StateDict:
+    """Matrices in fp8 with the factor that uses its whole range, as ComfyUI's scaled files have them."""
+    file: StateDict = {"scaled_fp8": torch.empty(0).to(FP8)}
+    for key, tensor in state.items():
+        if tensor.ndim != 2 or not key.endswith(".weight"):
+            file[key] = tensor
+            continue
+        scale = tensor.abs().max() / torch.finfo(FP8).max
+        file |= {key: (tensor / scale).to(FP8), f"{key.removesuffix('weight')}scale_weight": scale}
+        file[f"{key.removesuffix('weight')}scale_input"] = torch.tensor(1.0)
+    return file
+
+
+def test_scaled_fp8_files_are_scaled_back(pieces, tiny):
+    save_file(scaled(t5_file(tiny)), pieces["t5xxl"])
+    save_file(scaled(transformer_file(tiny)), pieces[NAME])
+    parts = load(**pieces)
+    for name in ("backbone", "te3"):
+        for key, tensor in tiny.modules()[name].state_dict().items():
+            # Three bits after the point: the last is off by at most half, an 1/16 of the number, or of the smallest one with that many.
+            limit = (tensor.abs() / 16).clamp(min=tensor.abs().max() * 2**-9 / 448)
+            assert ((parts.modules()[name].state_dict()[key] - tensor).abs() <= limit * 1.01 + 1e-7).all(), key
+    assert_same(parts, tiny, ("vae", "te1"))
+
+
+def test_in_fp16_the_last_layers_of_t5s_mlps_stay_in_float(saved):
+    parts = FLUX.load(FluxModelOptions(pretrained_model_name_or_path=str(saved)), CPU, torch.float16)
+    kept = {name for name, p in parts.text_encoders["te3"].named_parameters() if p.dtype == torch.float32}
+    assert kept == {f"encoder.block.{block}.layer.1.DenseReluDense.wo.weight" for block in (0, 1)}
+    assert {p.dtype for name in ("backbone", "te1") for p in parts.modules()[name].parameters()} == {torch.float16}
+    assert {p.dtype for p in parts.vae.parameters()} == {torch.float32}
+    with torch.no_grad():
+        (condition,) = FLUX.encode_prompts(parts, ["a red star"])
+    assert condition["t5"].dtype == torch.float16 and condition["t5"].isfinite().all()
+
+
+def companions_elsewhere(saved: Path) -> dict[str, str]:
+    return {"ae": str(saved / "vae"), "clip_l": str(saved / "text_encoder"), "t5xxl": str(saved / "text_encoder_2")}
+
+
+@pytest.mark.parametrize("guidance", [True, False])
+def test_depth_widths_and_kind_of_model_are_seen_from_the_file_alone(saved, tmp_path, guidance):
+    with torch.random.fork_rng(devices=[]):
+        config = {
+            **FLUX.tiny().backbone.config,
+            "num_layers": 3,
+            "num_single_layers": 1,
+            "num_attention_heads": 3,
+            "guidance_embeds": guidance,
+        }
+        other = replace(FLUX.tiny(), backbone=FluxTransformer2DModel.from_config(config))
+    file = tmp_path / "flux1-mine.safetensors"
+    save_file(transformer_file(other), file)
+    parts = load(file, **companions_elsewhere(saved))
+    assert_same(parts, other, ("backbone",))
+    assert list(parts.backbone.config.axes_dims_rope) == [4, 6, 6]
+    assert parts.scheduler_config == flux.published_scheduler(guidance)
+    assert (parts.scheduler_config["shift"], parts.scheduler_config["use_dynamic_shifting"]) == ((3.0, True) if guidance else (1.0, False))
+
+
+def test_t5_reads_512_tokens_for_dev_and_256_for_schnell(folder, tmp_path):
+    config_file = folder / "tokenizer_2" / "tokenizer_config.json"
+    config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "model_max_length": 512}))
+    assert load(folder).settings["t5xxl_max_token_length"] == 512
+    config = {**FLUX.tiny().backbone.config, "guidance_embeds": False}
+    with torch.random.fork_rng(devices=[]):
+        FluxTransformer2DModel.from_config(config).save_pretrained(folder / "transformer")
+    assert load(folder).settings["t5xxl_max_token_length"] == 256
+
+
+def test_a_kontext_folder_is_read(folder, tiny):
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "FluxKontextPipeline"}))
+    assert_same(load(folder), tiny)
+
+
+def test_a_model_and_its_companions_in_the_hub_cache_load_without_a_network(saved, tiny, tmp_path, monkeypatch):
+    repository = tmp_path / "hub" / "models--someone--tiny-flux"
+    shutil.copytree(saved, repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    parts = load("someone/tiny-flux")
+    assert_same(parts, tiny)
+    assert parts.source == "someone/tiny-flux"
+    file = tmp_path / "alone" / "flux1-dev.safetensors"
+    file.parent.mkdir()
+    save_file(transformer_file(tiny), file)
+    assert_same(load(file, ae="someone/tiny-flux", clip_l="someone/tiny-flux", t5xxl="someone/tiny-flux"), tiny)
+
+
+def test_t5_may_be_saved_under_either_name_of_its_embedding(pieces, tiny):
+    state = t5_file(tiny)
+    save_file({**state, "encoder.embed_tokens.weight": state["shared.weight"].clone()}, pieces["t5xxl"])
+    assert_same(load(**pieces), tiny)
+    state["encoder.embed_tokens.weight"] = state.pop("shared.weight")
+    save_file(state, pieces["t5xxl"])
+    assert_same(load(**pieces), tiny)
+
+
+def test_a_lora_is_merged_into_the_base(saved, tiny, tmp_path):
+    down, up = torch.randn(2, 32), torch.randn(96, 2)
+    name = "lora_unet_double_blocks_0_img_attn_qkv"
+    file = tmp_path / "adapter.safetensors"
+    save_file({f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up, f"{name}.alpha": torch.tensor(1.0)}, file)
+    merged, before = load(saved, base_weights=(str(file),)).backbone.state_dict(), tiny.backbone.state_dict()
+    for third, layer in enumerate(("to_q", "to_k", "to_v")):
+        key = f"transformer_blocks.0.attn.{layer}.weight"
+        assert_close(merged[key], before[key] + 0.5 * up[32 * third : 32 * third + 32] @ down, atol=1e-5, rtol=1e-5)
+
+
+# What cannot, and what a person is told
+
+
+def test_all_missing_companions_are_named_in_one_sentence(pieces):
+    text = sentence(pieces[NAME])
+    assert "flux1-dev.safetensors lacks the autoencoder, the text encoder CLIP-L and the text encoder T5-XXL" in text
+    assert "Set ae (ae.safetensors), clip_l (clip_l.safetensors) and t5xxl (t5xxl_fp16.safetensors)" in text and text.count(NAME) == 1
+    text = sentence(**{key: value for key, value in pieces.items() if key != "t5xxl"})
+    assert "lacks the text encoder T5-XXL. Set t5xxl (t5xxl_fp16.safetensors)" in text
+
+
+def test_all_problems_are_told_at_once(tmp_path, pieces):
+    text = sentence("nothing", ae="nowhere", clip_l=pieces["t5xxl"], t5xxl=pieces["ae"], base_weights=("gone.safetensors",))
+    assert f"{NAME}: there is no file or folder nothing" in text and "ae: there is no file or folder nowhere" in text
+    assert "clip_l: t5xxl.safetensors is a T5 text encoder; a CLIPTextModel for FLUX is needed" in text
+    assert "t5xxl: ae.safetensors is a VAE alone; a T5EncoderModel for FLUX is needed" in text
+    assert "base_weights: there is no file gone.safetensors" in text
+
+
+def test_companions_given_as_the_model_are_sent_to_their_options(pieces):
+    assert "ae.safetensors is a VAE alone; you chose FLUX" in sentence(pieces["ae"]) and "goes into ae" in sentence(pieces["ae"])
+    assert "is a CLIP text encoder" in sentence(pieces["clip_l"]) and "goes into clip_l" in sentence(pieces["clip_l"])
+    assert "is a T5 text encoder" in sentence(pieces["t5xxl"]) and "goes into t5xxl" in sentence(pieces["t5xxl"])
+
+
+WRONG_FILES: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    "sdxl": (
+        {"conditioner.embedders.0.transformer.x": (1,), "conditioner.embedders.1.model.x": (1,)},
+        "is an SDXL checkpoint; you chose FLUX, which needs a FLUX.1 transformer",
+    ),
+    "flux2": ({"double_blocks.0.img_attn.qkv.weight": (3, 1), "double_stream_modulation_img.lin.weight": (1,)}, "is a FLUX.2 transformer"),
+    "chroma": ({"double_blocks.0.img_attn.qkv.weight": (3, 1), "distilled_guidance_layer.in_proj.weight": (1,)}, "is a Chroma transformer"),
+    "lora": ({"lora_unet_x.lora_down.weight": (1, 1)}, "is a LoRA file; you chose FLUX.*base_weights"),
+    "incomplete": ({"double_blocks.0.img_attn.qkv.weight": (3, 1)}, "of model.safetensors lacks the tensor img_in.weight"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_a_file_of_another_kind_is_called_by_its_name(tmp_path, saved, name):
+    shapes, expected = WRONG_FILES[name]
+    file = tmp_path / "model.safetensors"
+    save_file({key: torch.zeros(shape) for key, shape in shapes.items()}, file)
+    with pytest.raises(OptionError, match=expected):
+        load(file, **companions_elsewhere(saved))
+
+
+def test_folders_of_other_models_are_called_by_their_names(folder):
+    for name in ("StableDiffusionXLPipeline", "Flux2Pipeline", "FluxFillPipeline"):
+        (folder / "model_index.json").write_text(json.dumps({"_class_name": name}))
+        assert f"tiny-flux is a {name.removesuffix('Pipeline')} model ({name}); you chose FLUX" in sentence(folder)
+
+
+def test_flux_chosen_as_sdxl_is_told(saved, pieces):
+    for place in (str(saved), pieces[NAME]):
+        with pytest.raises(OptionError, match=r"is a (Flux model|FLUX transformer).*you chose SDXL"):
+            family("sdxl").load(SdxlModelOptions(pretrained_model_name_or_path=place), CPU, torch.float32)
+
+
+def four_bits(file: Path) -> None:
+    state = load_file(file)
+    save_file({**state, "double_blocks.0.img_attn.proj.weight.absmax": torch.zeros(1)}, file)
+
+
+def scales_of_rows(file: Path) -> None:
+    state = load_file(file)
+    save_file({**state, "double_blocks.0.img_attn.proj.scale_weight": torch.ones(32, 1)}, file)
+
+
+def one_less(file: Path) -> None:
+    state = load_file(file)
+    del state["single_blocks.1.linear1.weight"]
+    save_file(state, file)
+
+
+def other_shape(file: Path) -> None:
+    state = load_file(file)
+    save_file({**state, "single_blocks.1.linear1.weight": torch.zeros(100, 32)}, file)
+
+
+@pytest.mark.parametrize(
+    "spoil, expected",
+    [
+        (four_bits, "holds quantised weights .*Take the bf16, fp16 or fp8_e4m3fn version"),
+        (scales_of_rows, r"scales double_blocks.0.img_attn.proj.weight by \(32, 1\) numbers"),
+        (one_less, "the transformer of flux1-dev.safetensors lacks 4 of"),
+        (other_shape, r"has shape \(100, 32\), \(128, 32\) was expected"),
+    ],
+)
+def test_spoiled_transformer_files_are_told(pieces, spoil: Callable[[Path], None], expected):
+    spoil(Path(pieces[NAME]))
+    with pytest.raises(OptionError, match=expected):
+        load(**pieces)
+
+
+def test_models_with_more_inputs_are_refused(folder):
+    with torch.random.fork_rng(devices=[]):
+        config = {**FLUX.tiny().backbone.config, "in_channels": 384, "out_channels": 64}
+        FluxTransformer2DModel.from_config(config).save_pretrained(folder / "transformer")
+    text = sentence(folder)
+    assert "the transformer takes 384 numbers a token, but 2 x 2 latents of the autoencoder are 64" in text and "Fill" in text
+
+
+def test_text_encoders_of_other_widths_are_refused(saved, folder):
+    with torch.random.fork_rng(devices=[]):
+        config = {**FLUX.tiny().backbone.config, "joint_attention_dim": 40, "pooled_projection_dim": 12}
+        FluxTransformer2DModel.from_config(config).save_pretrained(folder / "transformer")
+    text = sentence(folder, t5xxl=str(saved))
+    assert "t5xxl: the text encoder T5-XXL makes vectors of 24 numbers, but the transformer takes 40" in text
+    assert f"{NAME}: the text encoder CLIP-L makes vectors of 16 numbers, but the transformer takes 12" in text
+
+
+def test_the_vae_of_another_family_is_refused(saved, tmp_path):
+    save_file(vae_file(family("sdxl").tiny()), tmp_path / "sdxl_vae.safetensors")
+    text = sentence(saved, ae=str(tmp_path / "sdxl_vae.safetensors"))
+    assert "makes latents of 4 channels, but those of FLUX have 16" in text
+
+
+def test_encoders_without_tokenizers_say_what_to_put_where(saved, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    alone = tmp_path / "alone"
+    for part in ("vae", "text_encoder", "text_encoder_2"):
+        shutil.copytree(saved / part, alone / part)
+    file = alone / "flux1-dev.safetensors"
+    save_file(transformer_file(tiny), file)
+    places = companions_elsewhere(alone)
+    assert "vocab.json and merges.txt" in sentence(file, **places) and "folder named tokenizer" in sentence(file, **places)
+    shutil.copytree(saved / "tokenizer", alone / "tokenizer")
+    text = sentence(file, **places)
+    assert "spiece.model" in text and "google/t5-v1_1-xxl" in text and "folder named tokenizer_2" in text
+    shutil.copytree(saved / "tokenizer_2", alone / "tokenizer_2")
+    assert_same(load(file, **places), tiny)
+
+
+def test_a_clip_tokenizer_is_not_taken_for_t5s(pieces, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    shutil.rmtree(Path(pieces[NAME]).parent / "tokenizer_2")
+    text = sentence(**pieces)
+    assert "t5xxl.safetensors holds no tokenizer" in text and "spiece.model" in text and "folder named tokenizer_2" in text
