@@ -1,8 +1,8 @@
-"""Small models as diffusers' own pipeline, for comparing with it and for writing them to folders."""
+"""Small models as diffusers' own pipelines, for comparing with them and for writing them to folders."""
 
 from __future__ import annotations
 
-from diffusers import EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler, FluxPipeline, SchedulerMixin, StableDiffusionXLPipeline
+from diffusers import EulerDiscreteScheduler, SchedulerMixin, StableDiffusionPipeline, StableDiffusionXLPipeline
 
 from sd_scripts.library.protocols import Parts
 
@@ -28,16 +28,17 @@ def pipeline_of(
     return pipeline
 
 
-def flux_pipeline_of(parts: Parts) -> FluxPipeline:
-    """The parts of a FLUX model in diffusers' pipeline; the networks are shared, not copied."""
-    pipeline = FluxPipeline(
+def sd_pipeline_of(parts: Parts, scheduler: SchedulerMixin | None = None) -> StableDiffusionPipeline:
+    """The parts of an SD 1.x or 2.x model in diffusers' pipeline; the networks are shared, not copied."""
+    pipeline = StableDiffusionPipeline(
         vae=parts.vae,
         text_encoder=parts.text_encoders["te1"],
-        text_encoder_2=parts.text_encoders["te3"],
         tokenizer=parts.tokenizers["te1"],
-        tokenizer_2=parts.tokenizers["te3"],
-        transformer=parts.backbone,
-        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
+        unet=parts.backbone,
+        scheduler=scheduler or EulerDiscreteScheduler.from_config(parts.scheduler_config),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
