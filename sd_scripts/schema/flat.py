@@ -189,7 +189,10 @@ def _expand(run: type[Options], values: Mapping[str, object], origin: str) -> tu
 
 def _advice(run: type[Options], name: str, value: object) -> str | None:
     """What to do about another program's option; None for one that nobody has."""
-    return f"use {run.renamed[name]}" if name in run.renamed else legacy.verdict(name, value)
+    if name in run.renamed:
+        return f"use {run.renamed[name]}"
+    family, method = (run.family, run.method) if issubclass(run, RunOptions) else ("", "")
+    return legacy.verdict(name, value, family, method)
 
 
 def _of_other_runs(name: str) -> str | None:

@@ -1,12 +1,14 @@
 """kohya's other option names: for each, what to use instead, or why it is not needed or not supported.
 
-A name that a kind of run has as a field never gets here.
+A name that a kind of run has as a field never gets here. What a name means may depend on the kind of run: see SPECIAL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
+
+Kind = Literal["renamed", "not needed", "not supported"]
 
 RENAMED: dict[str, str] = {
     "caption_extention": "caption_extension",
@@ -53,6 +55,9 @@ NOT_NEEDED: dict[str, str] = {
     "noise_offset_type": "noise_offset and multires_noise_iterations say it",
     "use_safetensors": "safetensors is the only format",
     "sdpa": "PyTorch's scaled-dot-product attention is always used",
+    "xformers": "PyTorch's own attention is as fast and always there",
+    "diffusers_xformers": "PyTorch's own attention is as fast and always there",
+    "mem_eff_attn": "PyTorch's own attention needs no more memory and is faster",
     "use_sdpa": "PyTorch's scaled-dot-product attention is always used",
     "skip_until_initial_step": "a resumed run continues at its exact sample without reading the ones before it",
     "initial_epoch": "a resumed run knows its epoch",
@@ -77,9 +82,6 @@ UNSUPPORTED: dict[str, str] = {
     "Remove it",
     "full_bf16": "adapter weights in 16 bit lose small updates; use mixed_precision = bf16",
     "full_fp16": "adapter weights in 16 bit lose small updates; use mixed_precision = fp16",
-    "xformers": "PyTorch's own attention is as fast and always there; remove it",
-    "diffusers_xformers": "PyTorch's own attention is as fast and always there; remove it",
-    "mem_eff_attn": "PyTorch's own attention needs no more memory and is faster; remove it",
     "face_crop_aug_range": "crop faces beforehand, or use random_crop",
     "conditioning_dropout": "use caption_dropout_rate",
     "stop_text_encoder_training": "give the text encoders a lower text_encoder_lr instead",
@@ -175,15 +177,59 @@ _NETWORK_ARGS = {
 """kohya's and LyCORIS's network arguments by the option that says the same here."""
 
 
-def verdict(name: str, value: object) -> str | None:
-    """What to tell somebody who gave this option of kohya's; None for a name that kohya does not have either."""
-    if name in RENAMED:
-        return f"it is called {RENAMED[name]} here" if value is not False else f"it is called {RENAMED[name]} here; as it is off, remove it"
-    if name in NOT_NEEDED:
-        return f"not needed, because {NOT_NEEDED[name]}; remove it"
-    if name in UNSUPPORTED:
-        return f"not supported: {UNSUPPORTED[name]}"
-    return None
+_TEXT_RATES_OF_FLUX = "FLUX's text encoders are not trained together with the whole transformer; an adapter can train them"
+SPECIAL: dict[tuple[str, str, str], tuple[Kind, str]] = {
+    ("learning_rate_te", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
+    ("learning_rate_te1", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
+    ("learning_rate_te2", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
+    ("learning_rate_te2", "sd", ""): ("not needed", "Stable Diffusion 1.x and 2.x have one text encoder; see text_encoder_lr"),
+    ("learning_rate_te1", "sd", ""): ("renamed", "text_encoder_lr"),
+    ("train_text_encoder", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
+    ("stop_text_encoder_training", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
+    ("full_bf16", "", "full"): (
+        "not supported",
+        "weights in 16 bit lose small updates; mixed_precision = bf16 with gradient_checkpointing and optimizer_type = Adafactor saves "
+        "memory without that",
+    ),
+    ("full_fp16", "", "full"): (
+        "not supported",
+        "weights in 16 bit lose small updates; mixed_precision = fp16 with gradient_checkpointing and optimizer_type = Adafactor saves "
+        "memory without that",
+    ),
+    ("block_lr", "sd", "full"): ("not supported", "rates of blocks are for SDXL; here target_modules chooses what is trained"),
+    ("block_lr", "flux", ""): ("not supported", "rates of blocks are for SDXL; for FLUX an adapter has network_reg_lrs"),
+    ("clip_skip", "sdxl", ""): (
+        "not supported",
+        "SDXL always reads the last but one layer of its text encoders; files made with another fit no tool. Remove it",
+    ),
+    ("clip_skip", "flux", ""): ("not supported", "FLUX always reads the last layer of its text encoders. Remove it"),
+    ("mem_eff_save", "", "full"): ("not needed", "a model is written tensor by tensor"),
+    ("max_token_length", "flux", ""): ("not needed", "FLUX has t5xxl_max_token_length"),
+}
+"""Verdicts that hold for one kind of run, by (name, family, method); an empty family or method stands for all. They win over the others."""
+
+
+def find(name: str, family: str = "", method: str = "") -> tuple[Kind, str] | None:
+    """What became of this option of kohya's, and the text that says it; None for a name that kohya does not have either."""
+    for key in ((name, family, method), (name, family, ""), (name, "", method)):
+        if key in SPECIAL:
+            return SPECIAL[key]
+    tables: tuple[tuple[Kind, dict[str, str]], ...] = (("renamed", RENAMED), ("not needed", NOT_NEEDED), ("not supported", UNSUPPORTED))
+    return next(((kind, table[name]) for kind, table in tables if name in table), None)
+
+
+def verdict(name: str, value: object, family: str = "", method: str = "") -> str | None:
+    """What to tell somebody who gave this option of kohya's; None for a name that kohya does not have either.
+
+    family and method are those of the kind of run, for names whose meaning depends on it.
+    """
+    found = find(name, family, method)
+    if found is None:
+        return None
+    kind, text = found
+    if kind == "renamed":
+        return f"it is called {text} here" if value is not False else f"it is called {text} here; as it is off, remove it"
+    return f"not needed, because {text}; remove it" if kind == "not needed" else f"not supported: {text}"
 
 
 def network_args(value: object, known: Mapping[str, Any]) -> tuple[dict[str, object], list[str]]:

@@ -1,0 +1,266 @@
+"""The sheet an importer fills in: values on one side, one row for every key on the other; and the check that the values build."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
+
+from sd_scripts.schema import flat, legacy
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.flat import FlatField
+from sd_scripts.schema.runs import RUNS, RunOptions
+
+from .report import Imported, Row, Verdict
+
+SECRETS = {"wandb_api_key", "wandb_key", "huggingface_token"}
+HIDDEN = "…"
+PLACEHOLDER = "toy"
+"""Stands for what the file cannot give while the rest is checked."""
+_OFF_WORDS = ("", "none", "no", "false", "off", "default")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
+
+
+def number(value: object) -> float | None:
+    """A number that may be written as text; None for anything else, and for numbers that are not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def switch(value: object) -> bool | None:
+    """A switch that may be written as text or number; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    return True if text in _TRUE else False if text in _FALSE else None
+
+
+def is_empty(value: object) -> bool:
+    """Whether a value says nothing at all."""
+    return value is None or value == [] or value == {} or (isinstance(value, str) and value.strip().lower() in ("", "none", "[]"))
+
+
+def is_off(value: object) -> bool:
+    """Whether a value is one that switches something off."""
+    return is_empty(value) or (isinstance(value, str) and value.strip().lower() in _OFF_WORDS) or number(value) == 0 or value is False
+
+
+def parts(value: object) -> list[str]:
+    """The elements of a list that may be written as text, with commas or blanks."""
+    if isinstance(value, list | tuple):
+        return [str(item) for item in value]
+    return str(value).replace("[", " ").replace("]", " ").replace(",", " ").split()
+
+
+def fitted(field: FlatField, value: object) -> object:
+    """A value in the type of a field, as far as that is possible; the schema explains what is wrong with the rest."""
+    if field.type is bool:
+        found = switch(value)
+        return value if found is None else found
+    if field.type in (int, float):
+        return _fitted_number(value, field.type is int)
+    if field.choices:
+        return next((choice for choice in field.choices if str(choice).lower() == str(value).strip().lower()), value)
+    if field.many and get_args(field.type)[0] is str:
+        return value if isinstance(value, list) else [str(value)]
+    if field.many and Ellipsis in get_args(field.type):
+        return parts(value) if isinstance(value, str | list | tuple) else [str(value)]
+    if field.type is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if field.many and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _fitted_number(value: object, whole: bool) -> object:
+    found = number(value)
+    if found is None or isinstance(value, int):
+        return value
+    if not whole:
+        return found
+    return int(found) if found.is_integer() else value
+
+
+class Sheet:
+    """Values and rows of one file, while an importer goes through its keys.
+
+    Each of `take`, `skip` and `refuse` writes the row of one key. A later call for the same key replaces the row, never adds one.
+    """
+
+    def __init__(self, run: type[RunOptions], given: Mapping[str, object]) -> None:
+        self.run = run
+        self.given = dict(given)
+        self.known = flat.fields(run)
+        self.values: dict[str, object] = {}
+        self.rows: dict[str, Row] = {}
+        self._keys_of: dict[str, list[str]] = {}
+
+    def value(self, key: str) -> object:
+        """What the file says at this key; None without it."""
+        return self.given.get(key)
+
+    def first(self, *keys: str) -> object:
+        """The first value of these keys that says something."""
+        return next((self.given[key] for key in keys if key in self.given and not is_empty(self.given[key])), None)
+
+    def number(self, *keys: str) -> float | None:
+        """The first of these keys that says something, as a number."""
+        return number(self.first(*keys))
+
+    def on(self, *keys: str) -> bool:
+        """Whether one of these switches is on."""
+        return any(switch(self.given.get(key)) is True for key in keys)
+
+    def write(self, key: str, verdict: Verdict, text: str) -> None:
+        """The row of a key."""
+        value = self.given.get(key)
+        shown = HIDDEN if key in SECRETS and not is_empty(value) else value
+        self.rows[key] = Row(key, shown, verdict, text)
+
+    def skip(self, key: str, why: str) -> None:
+        """The key is not needed, because ..."""
+        self.write(key, "not needed", why)
+
+    def refuse(self, key: str, text: str) -> None:
+        """The key is not supported; text says why and what to do."""
+        self.write(key, "not supported", text)
+
+    def take(self, key: str, option: str, value: object, note: str = "") -> None:
+        """The key gives this option this value. One that is the default is not kept, because it is there anyway."""
+        if option not in self.known:
+            self.refuse(key, self.advice(option, value))
+            return
+        field = self.known[option]
+        value = fitted(field, value)
+        same = option == key and not note and _same(field, value, self.given.get(key))
+        if same:
+            self.write(key, "taken", "as it is" if not self._is_default(field, value) else "as it is, which is the default here as well")
+        else:
+            self.write(key, "renamed", f"{option} = {shown(value)}" + (f"; {note}" if note else ""))
+        self.put(option, value, key)
+
+    def put(self, option: str, value: object, key: str = "") -> None:
+        """Sets an option; key is the one to blame when it does not fit."""
+        if key:
+            self._keys_of.setdefault(option, []).append(key)
+        if self._is_default(self.known[option], value):
+            self.values.pop(option, None)
+        else:
+            self.values[option] = value
+
+    def assume(self, option: str, value: object, program: str) -> None:
+        """An option that the file leaves at the other program's default, which is not ours."""
+        key = option if option not in self.rows else f"{option} (not in the file)"
+        self.put(option, value, key)
+        self.rows[key] = Row(key, None, "taken", f"not in the file: {option} = {shown(value)} is {program}'s default")
+
+    def advice(self, name: str, value: object) -> str:
+        """What to tell about a name that is no option of this kind of run."""
+        said = legacy.verdict(name, value, self.run.family, self.run.method)
+        if said is not None:
+            return said.removeprefix("not supported: ").removeprefix("not needed, because ").removesuffix("; remove it")
+        labels = [run.label for run in RUNS.values() if name in flat.fields(run)]
+        if labels:
+            return f"it has no effect here; it is for {', '.join(labels)}"
+        return f"it is not known here.{flat.nearest(name, list(self.known))}"
+
+    def _is_default(self, field: FlatField, value: object) -> bool:
+        if field.required:
+            return False
+        default: object = field.default
+        if isinstance(default, tuple):
+            given = value if isinstance(value, list | tuple) else parts(value) if isinstance(value, str) else [value]
+            return [str(item) for item in given] == [str(item) for item in default] or (
+                field.name == "resolution" and len(given) == 1 and set(map(str, default)) == {str(given[0])}
+            )
+        return type(value) is type(default) and value == default or (isinstance(value, int | float) and value == default)
+
+    def settle(self, origin: str, missing: Mapping[str, str]) -> Imported:
+        """The import, with every value that the schema refuses turned into a row that says why.
+
+        missing: for each option that a run needs and the file may lack, what to tell the person.
+        """
+        stand_ins = {name: PLACEHOLDER for name in missing if name not in self.values}
+        needed = [f"{name}: {missing[name]}" for name in stand_ins]
+        while True:
+            try:
+                flat.build(self.run, {**stand_ins, **self.values})
+                break
+            except OptionError as err:
+                removed = [self._demote(problem) for problem in err.problems]
+                if not any(removed):
+                    needed += [f"{problem.option}: {problem.message.removeprefix(problem.option + ': ')}" for problem in err.problems]
+                    break
+        return Imported(self.run, self.values, list(self.rows.values()), needed, origin)
+
+    def _demote(self, problem: Problem) -> bool:
+        """Takes back the value that a problem is about; False when no value of the file is to blame."""
+        mentioned = [problem.option, *(word.strip("(),.:;") for word in problem.message.split())]
+        option = next((name for name in mentioned if name in self.values), None)
+        if option is None:
+            return False
+        del self.values[option]
+        default = self.known[option].default
+        for key in self._keys_of.get(option, []):
+            stays = f" {option} stays {shown(default)}." if not self.known[option].required else ""
+            self.refuse(key, problem.message.rstrip(".") + "." + stays)
+        return True
+
+
+def shown(value: object) -> str:
+    """A value in a sentence."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "empty"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _same(field: FlatField, value: object, given: object) -> bool:
+    """Whether a value is what the file says, apart from how it is written."""
+    if value == given or str(value) == str(given):
+        return True
+    if isinstance(value, int | float) and number(given) == value:
+        return True
+    return isinstance(value, list) and value == parts(given)
+
+
+Rule = Callable[[Sheet, str], None]
+"""Writes the row of one key."""
+
+
+def rules(table: dict[str, Rule], names: Iterable[str]) -> Callable[[Rule], Rule]:
+    """A decorator that enters a rule under these keys."""
+
+    def enter(rule: Rule) -> Rule:
+        for name in names:
+            assert name not in table, name
+            table[name] = rule
+        return rule
+
+    return enter
+
+
+def plain(sheet: Sheet, key: str) -> None:
+    """The rule for every key without one of its own: the same option, or what legacy knows about the name."""
+    value: Any = sheet.value(key)
+    if is_empty(value):
+        sheet.skip(key, "it is empty")
+    elif key in sheet.known:
+        sheet.take(key, key, value)
+    elif is_off(value):
+        sheet.skip(key, "it is off")
+    elif key in legacy.NOT_NEEDED and not legacy.is_special(key, sheet.run.family, sheet.run.method):
+        sheet.skip(key, legacy.NOT_NEEDED[key])
+    else:
+        sheet.refuse(key, sheet.advice(key, value))
