@@ -12,15 +12,18 @@ from torch import nn
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
 
 from .files import read
-from .inject import inject, take_shapes
-from .layer_names import layers_of, split_rest
-from .layers import LayerPlan, block_problems, explicit_rate, plan_layers, plan_of_file
+from .fusing import SHARED
+from .inject import inject, share_downs, take_shapes
+from .layer_names import Names, layers_of, split_rest
+from .layers import LayerPlan, backbone_name, plan_layers, plan_of_file
 from .maths import AdapterLayer, output_norm
 from .names import names_of
 from .network import ADAPTER, Network
+from .ranks import ranks_for
+from .rates import Rates
 
 
 def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], seed: int) -> Network:
@@ -37,13 +40,15 @@ def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str
     if given is not None and options.dim_from_weights:
         plans = plan_of_file(given, layers_of(parts))
         _check_switches(plans, options)
-        if problems := block_problems(options, names):
+        if problems := ranks_for(options, names).problems():
             raise OptionError(problems)
     else:
         plans = plan_layers(parts, options, targets, names)
     inject(parts, options.network_type, plans, options, ADAPTER)
     if given is not None and options.dim_from_weights:
         take_shapes(parts, given, ADAPTER)
+    if isinstance(options, FluxNetworkOptions) and not options.split_qkv:
+        share_downs(_sharing(plans, given if options.dim_from_weights else None, names), names, parts, options.network_type, ADAPTER)
     network = Network(parts, options.network_type, plans, names)
     initialise(network, seed)
     network.limit_norms(options.scale_weight_norms)
@@ -58,6 +63,20 @@ def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str
         network.detach()
         raise OptionError("every part of the network has learning rate 0, so nothing would be trained; give one of them a value")
     return network
+
+
+def _sharing(plans: list[LayerPlan], given: Mapping[str, AdapterLayer] | None, names: Names) -> list[LayerPlan]:
+    """The layers that may share a down matrix: all, or those that share one in the file that decides."""
+    if given is None:
+        return plans
+    kept = []
+    for plan in plans:
+        target = names.fused(plan.name)
+        members = [given[layer] for layer in target.layers if layer in given] if target else []
+        downs = SHARED.get(given[plan.name].kind, ())
+        if all(torch.equal(member.tensors[down], members[0].tensors[down]) for member in members for down in downs):
+            kept.append(plan)
+    return kept
 
 
 def initialise(network: Network, seed: int) -> None:
@@ -100,7 +119,7 @@ def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
     """A part of the file that would not be attached would silently be missing from the result."""
     problems = []
     for what, switch, rate, on, held in (
-        ("the UNet", "train_unet", "unet_lr", options.train_unet, any(plan.module == "backbone" for plan in plans)),
+        (backbone_name(options), "train_unet", "unet_lr", options.train_unet, any(plan.module == "backbone" for plan in plans)),
         (
             "the text encoders",
             "train_text_encoder",
@@ -125,8 +144,6 @@ def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
 
 def _freeze(network: Network, options: NetworkOptions) -> None:
     """Parts with learning rate 0 stay at the values of the file they came from."""
+    rates = Rates(options, network.names, learning_rate=1.0)
     for key, tensor in network.named_parameters().items():
-        name, _ = split_rest(key)
-        rate = explicit_rate(options, name.partition(".")[0])
-        factor = network.block_factor(options, name)
-        tensor.requires_grad_(rate != 0 and factor != 0)
+        tensor.requires_grad_(network.learns(key, rates))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from sd_scripts.library.loading import original_flux
 
@@ -35,10 +35,7 @@ _BLOCK = re.compile(r"(single_)?transformer_blocks\.(\d+)\.(.+)")
 _XLABS = {"qkv_lora1": "img_attn.qkv", "proj_lora1": "img_attn.proj", "qkv_lora2": "txt_attn.qkv", "proj_lora2": "txt_attn.proj"}
 _XLABS_SINGLE = {"qkv_lora": "linear1_qkv", "proj_lora": "linear2"}
 
-Part = Literal[
-    "img_attn", "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "single", "single_mod", "img", "time", "vector", "guidance", "txt"
-]
-_DOUBLE_PARTS: tuple[tuple[str, Part], ...] = (
+_DOUBLE_PARTS: tuple[tuple[str, str], ...] = (
     ("norm1.", "img_mod"),
     ("norm1_context.", "txt_mod"),
     ("attn.add_", "txt_attn"),
@@ -47,7 +44,9 @@ _DOUBLE_PARTS: tuple[tuple[str, Part], ...] = (
     ("ff.", "img_mlp"),
     ("ff_context.", "txt_mlp"),
 )
-_INPUTS: dict[str, Part] = {
+INPUTS = ("img", "time", "vector", "guidance", "txt")
+"""The layers before the blocks, in the order of in_dims."""
+_INPUT_LAYERS = {
     "x_embedder": "img",
     "time_text_embed.timestep_embedder": "time",
     "time_text_embed.text_embedder": "vector",
@@ -95,11 +94,11 @@ class FluxNames(LayerNames):
         return int(match[2]) + (self._num_double if match[1] else 0)
 
 
-def part_of(layer: str) -> Part | None:
+def part_of(layer: str) -> str | None:
     """Which of kohya's groups of ranks a transformer layer belongs to; None for the last layers, which have no rank of their own."""
     match = _BLOCK.fullmatch(layer)
     if match is None:
-        return next((part for start, part in _INPUTS.items() if layer == start or layer.startswith(f"{start}.")), None)
+        return next((part for start, part in _INPUT_LAYERS.items() if layer == start or layer.startswith(f"{start}.")), None)
     if match[1]:
         return "single_mod" if match[3].startswith("norm.") else "single"
     return next(part for start, part in _DOUBLE_PARTS if match[3].startswith(start))

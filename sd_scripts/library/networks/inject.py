@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -13,6 +14,8 @@ from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
 
+from .fusing import SHARED
+from .layer_names import Names, Target
 from .layers import LayerPlan, examples
 from .maths import AdapterLayer, Kind
 
@@ -40,7 +43,7 @@ def inject(parts: Parts, kind: Kind, plans: Iterable[LayerPlan], options: Networ
             raise ValueError(f"the model has an adapter named {adapter} already, on {examples(taken)}")
         before = {path: list(layer.active_adapters) for path, layer in layers.items() if isinstance(layer, BaseTunerLayer)}
         with torch.random.fork_rng(devices=[]):
-            for config in _configs(kind, wanted, options):
+            for config in _configs(kind, wanted, options, model):
                 # peft warns about a model that has configurations already, so they are set aside while it works.
                 known = model.__dict__.pop("peft_config", {})
                 inject_adapter_in_model(config, model, adapter_name=adapter)
@@ -98,16 +101,45 @@ def adapter_tensors(layer: BaseTunerLayer, adapter: str) -> Iterator[tuple[str, 
             yield attribute, held[adapter]
 
 
+def share_downs(plans: Iterable[LayerPlan], names: Names, parts: Parts, kind: Kind, adapter: str) -> None:
+    """Gives the layers of each fused target one down matrix, the first layer's, where their ranks and scales are the same."""
+    together: dict[tuple[Target, int, float], list[LayerPlan]] = {}
+    for plan in plans:
+        target = names.fused(plan.name)
+        if target is not None:
+            together.setdefault((target, plan.rank, plan.scale), []).append(plan)
+    everything = parts.modules()
+    for members in together.values():
+        first, *others = (everything[plan.module].get_submodule(plan.layer) for plan in members)
+        for rest in SHARED.get(kind, ()):
+            attribute, _, inner = rest.partition(".")
+            for other in others:
+                if inner:
+                    setattr(getattr(other, attribute)[adapter], inner, getattr(getattr(first, attribute)[adapter], inner))
+                else:
+                    getattr(other, attribute)[adapter] = getattr(first, attribute)[adapter]
+
+
 def _pattern(values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """The commonest value, and peft's patterns for the others: one expression for each value, because 700 are slow to match."""
+    """The commonest value, and peft's patterns for the others: one expression for each value, because 700 are slow to match.
+
+    Anchored at the start, because peft takes `proj_out` for every layer whose path ends so.
+    """
     distinct = sorted(set(values.values()), key=lambda value: (-list(values.values()).count(value), value))
     common = distinct[0]
-    return common, {"|".join(name.replace(".", r"\.") for name, own in values.items() if own == value): value for value in distinct[1:]}
+    return common, {"|".join(f"^{re.escape(name)}" for name, own in values.items() if own == value): value for value in distinct[1:]}
 
 
-def _configs(kind: Kind, plans: list[LayerPlan], options: NetworkOptions) -> list[PeftConfig]:
+def _only(layers: list[str], model: nn.Module) -> list[str] | str:
+    """What peft calls these layers and no others: it also takes layers whose path ends with a given one."""
+    given, endings = set(layers), tuple(f".{layer}" for layer in layers)
+    longer = any(path.endswith(endings) for path, _ in model.named_modules() if path not in given)
+    return "|".join(re.escape(layer) for layer in layers) if longer else layers
+
+
+def _configs(kind: Kind, plans: list[LayerPlan], options: NetworkOptions, model: nn.Module) -> list[PeftConfig]:
     """peft's configurations for the layers of one module; oft needs one for each block side."""
-    targets = [plan.layer for plan in plans]
+    targets = _only([plan.layer for plan in plans], model)
     if kind == "oft":
         sides = sorted({plan.rank for plan in plans})
         return [
@@ -117,7 +149,7 @@ def _configs(kind: Kind, plans: list[LayerPlan], options: NetworkOptions) -> lis
                 module_dropout=options.module_dropout,
                 # The Neumann series is only nearly orthogonal; the exact transform costs little at this block size.
                 use_cayley_neumann=False,
-                target_modules=[plan.layer for plan in plans if plan.rank == side],
+                target_modules=_only([plan.layer for plan in plans if plan.rank == side], model),
             )
             for side in sides
         ]

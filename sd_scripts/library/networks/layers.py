@@ -11,10 +11,12 @@ from torch import nn
 
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
 
 from .layer_names import Names, layers_of
 from .maths import AdapterLayer
+from .ranks import Ranks, is_wide, ranks_for
+from .rates import Numbered, explicit_rate
 
 _EXAMPLES = 5
 
@@ -43,30 +45,27 @@ def examples(names: Iterable[str], limit: int = _EXAMPLES) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def is_wide(layer: nn.Module) -> bool:
-    """Whether this is a convolution with a kernel larger than 1x1: those have ranks of their own, as in kohya's networks."""
-    return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
+def backbone_name(options: NetworkOptions) -> str:
+    """What a user calls the backbone."""
+    return "the transformer" if isinstance(options, FluxNetworkOptions) else "the UNet"
 
 
 def trained_modules(parts: Parts, options: NetworkOptions) -> list[str]:
     """Modules that get an adapter, backbone first; a text encoder with rate 0 is left as it is unless it has values to keep from a file."""
     modules = ["backbone"] if options.train_unet else []
     if options.train_text_encoder:
-        modules += sorted(parts.text_encoders)
+        modules += [module for module in sorted(parts.text_encoders) if module != "te3" or _wants_t5(options)]
     return [module for module in modules if options.network_weights is not None or explicit_rate(options, module) != 0]
 
 
-def explicit_rate(options: NetworkOptions, module: str) -> float | None:
-    """The learning rate that the options give this module (backbone, te1, te2); None where they leave it to learning_rate."""
-    if module == "backbone":
-        return options.unet_lr
-    rates = options.text_encoder_lr
-    return rates[min(int(module.removeprefix("te")), len(rates)) - 1] if rates else None
+def _wants_t5(options: NetworkOptions) -> bool:
+    return isinstance(options, FluxNetworkOptions) and options.train_t5xxl
 
 
 def plan_layers(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], names: Names) -> list[LayerPlan]:
     """The layers that options and default targets (by module) ask for, in the order of the model. Raises OptionError with all problems."""
-    problems = block_problems(options, names) if options.train_unet else _blocks_without_unet(options)
+    ranks = ranks_for(options, names)
+    problems = ranks.problems()
     bases = layers_of(parts)
     modules = trained_modules(parts, options)
     if not modules:
@@ -74,10 +73,14 @@ def plan_layers(parts: Parts, options: NetworkOptions, targets: Mapping[str, lis
             Problem("unet_lr", "all learning rates of the network are 0, so nothing would be trained; give one of them a value")
         )
     wanted = {f"{module}.{layer}" for module in modules for layer in targets.get(module, [])}
+    wanted |= {name for name in ranks.further_targets() if "backbone" in modules}
     chosen = _filtered([name for name in bases if name in wanted], options, problems)
+    for option, texts in (("network_reg_dims", options.network_reg_dims), ("network_reg_lrs", options.network_reg_lrs)):
+        for pattern in Numbered(texts, names).unused(chosen) if chosen else ():
+            problems.append(Problem(option, f"{option}: {pattern!r} decides about no layer; {_looks(chosen)}"))
     if problems:
         raise OptionError(problems)
-    plans = [plan for name in chosen if (plan := _plan(name, bases[name], options, names.block(name))) is not None]
+    plans = [plan for name in chosen if (plan := _plan(name, bases[name], options, ranks)) is not None]
     problems = _empty_problems(plans, chosen, modules, bases, options)
     if problems:
         raise OptionError(problems)
@@ -103,31 +106,6 @@ def plan_of_file(adapters: Mapping[str, AdapterLayer], bases: Mapping[str, nn.Mo
     return plans
 
 
-def block_problems(options: NetworkOptions, names: Names) -> list[Problem]:
-    """Block lists whose length is not the number of the UNet's blocks."""
-    problems = []
-    for option in ("block_dims", "block_alphas", "conv_block_dims", "block_lr_weight"):
-        count = len(getattr(options, option))
-        if count and count != names.num_blocks:
-            outer = names.num_blocks // 2
-            problems.append(
-                Problem(
-                    option,
-                    f"{option} has {count} numbers, but this UNet has {names.num_blocks} blocks "
-                    f"({outer} input blocks, the middle, {outer} output blocks); give {names.num_blocks} numbers, or none",
-                )
-            )
-    return problems
-
-
-def _blocks_without_unet(options: NetworkOptions) -> list[Problem]:
-    return [
-        Problem(option, f"{option} is for the UNet, but train_unet is off; turn it on or remove {option}")
-        for option in ("block_dims", "block_alphas", "conv_block_dims", "block_lr_weight")
-        if getattr(options, option)
-    ]
-
-
 def _patterns(option: str, texts: tuple[str, ...], problems: list[Problem]) -> list[re.Pattern[str]]:
     patterns = []
     for text in texts:
@@ -150,13 +128,16 @@ def _filtered(names: list[str], options: NetworkOptions, problems: list[Problem]
                 problems.append(
                     Problem(
                         option,
-                        f"{option}: {pattern.pattern!r} matches no layer that can get an adapter; "
-                        f"names look like {examples(_variety(paths.values()))}",
+                        f"{option}: {pattern.pattern!r} matches no layer that can get an adapter; {_looks(names)}",
                     )
                 )
     if include:
         kept = [name for name in kept if any(pattern.search(paths[name]) for pattern in include)]
     return [name for name in kept if not any(pattern.search(paths[name]) for pattern in exclude)]
+
+
+def _looks(names: Iterable[str]) -> str:
+    return f"names look like {examples(_variety(name.partition('.')[2] for name in names))}"
 
 
 def _variety(paths: Iterable[str]) -> list[str]:
@@ -167,36 +148,24 @@ def _variety(paths: Iterable[str]) -> list[str]:
     return list(by_ending.values())
 
 
-def _plan(name: str, base: nn.Module, options: NetworkOptions, block: int | None) -> LayerPlan | None:
+def _plan(name: str, base: nn.Module, options: NetworkOptions, ranks: Ranks) -> LayerPlan | None:
     """Rank and scale of one layer, or None for one that is left out."""
-    if options.network_type == "oft":
-        return _oft_plan(name, base, options, block)
-    if is_wide(base):
-        rank = options.conv_block_dims[block] if options.conv_block_dims and block is not None else options.conv_dim
-        alpha = options.conv_alpha
-    else:
-        rank = options.block_dims[block] if options.block_dims and block is not None else options.network_dim
-        alpha = options.block_alphas[block] if options.block_alphas and block is not None else options.network_alpha
-    if not rank or _block_is_off(options, block):
+    rank, alpha = ranks.of(name, base)
+    if not rank:
         return None
+    if options.network_type == "oft":
+        return _oft_plan(name, base, options)
     alpha = float(rank) if alpha is None else alpha
     # rsLoRA, Kalajdzievski 2023 (arXiv 2312.03732): alpha / sqrt(rank) keeps the size of the update when the rank grows.
     return LayerPlan(name, rank, alpha / math.sqrt(rank) if options.rank_stabilized else alpha / rank)
 
 
-def _oft_plan(name: str, base: nn.Module, options: NetworkOptions, block: int | None) -> LayerPlan | None:
+def _oft_plan(name: str, base: nn.Module, options: NetworkOptions) -> LayerPlan | None:
     """oft is for linear layers only: peft's convolutions are not the identity at the start."""
-    if not isinstance(base, nn.Linear) or _block_is_off(options, block):
-        return None
-    if options.block_dims and block is not None and options.block_dims[block] == 0:
+    if not isinstance(base, nn.Linear):
         return None
     side = next(side for side in range(min(options.oft_block_size, base.in_features), 0, -1) if base.in_features % side == 0)
     return LayerPlan(name, side, 1.0) if side > 1 else None
-
-
-def _block_is_off(options: NetworkOptions, block: int | None) -> bool:
-    """A block with rate 0 gets no adapter, unless a file brings values that must stay in effect."""
-    return bool(options.block_lr_weight) and block is not None and options.block_lr_weight[block] == 0 and options.network_weights is None
 
 
 def _empty_problems(
@@ -211,12 +180,13 @@ def _empty_problems(
             problems.append(
                 Problem(
                     switch,
-                    f"{switch} is on, but target_modules, exclude_modules, block_dims and block_lr_weight leave no layer of "
-                    f"{'the UNet' if module == 'backbone' else module}; change them or turn {switch} off",
+                    f"{switch} is on, but target_modules, exclude_modules and the options for ranks and blocks leave no layer of "
+                    f"{backbone_name(options) if module == 'backbone' else module}; change them or turn {switch} off",
                 )
             )
     wide = any(is_wide(bases[plan.name]) for plan in plans)
-    if (options.conv_dim is not None or any(options.conv_block_dims)) and not wide and "backbone" in covered:
+    conv = isinstance(options, UNetNetworkOptions) and (options.conv_dim is not None or any(options.conv_block_dims))
+    if conv and not wide and "backbone" in covered:
         problems.append(
             Problem("conv_dim", "conv_dim is set, but no 3x3 convolution is left to train; change target_modules, or remove conv_dim")
         )

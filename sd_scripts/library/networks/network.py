@@ -18,10 +18,12 @@ from sd_scripts.library.protocols import Parts, StateDict
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
 
+from .fusing import MAGNITUDE
 from .inject import adapter_tensors
 from .layer_names import Names, split_rest
-from .layers import LayerPlan, examples, explicit_rate
+from .layers import LayerPlan, examples
 from .maths import AdapterLayer, Kind
+from .rates import Rates
 
 ADAPTER = "default"
 """peft's name of the trained adapter; `merge.apply` uses others."""
@@ -60,12 +62,20 @@ class Network:
         """The networks that carry the adapter, by name; they are what train() and eval() are for."""
         self._layers: dict[str, BaseTunerLayer] = {plan.name: self.modules[plan.module].get_submodule(plan.layer) for plan in plans}
         self._max_norm: float | None = None
-        self._parameters = {
-            f"{name}.{rest}": tensor for name, layer in self._layers.items() for rest, tensor in adapter_tensors(layer, adapter)
-        }
+        self._tensors: dict[str, dict[str, str]] = {}
+        """Of each layer, its tensors by peft's name, and their names in the state; a shared one has that of its first layer."""
+        self._carriers: dict[str, list[str]] = {}
+        self._parameters: dict[str, nn.Parameter] = {}
+        owners: dict[int, str] = {}
+        for name, layer in self._layers.items():
+            for rest, tensor in adapter_tensors(layer, adapter):
+                key = owners.setdefault(id(tensor), f"{name}.{rest}")
+                self._tensors.setdefault(name, {})[rest] = key
+                self._carriers.setdefault(key, []).append(name)
+                self._parameters[key] = tensor
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """All adapter tensors by `<module>.<layer>.<rest>`, frozen ones too."""
+        """All adapter tensors by `<module>.<layer>.<rest>`, frozen ones too; one that layers share stands once, under the first of them."""
         return dict(self._parameters)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -78,30 +88,25 @@ class Network:
     def parameter_groups(self, options: NetworkOptions, learning_rate: float) -> list[dict]:
         """Groups for the optimizer: {"params", "lr", "name"}; every trained tensor stands in exactly one.
 
-        A group for each module, each factor of block_lr_weight, and the up matrices when LoRA+ gives them a rate of their own
-        (Hayou et al. 2024, arXiv 2402.12354).
+        A group for each module, each rate that blocks or names give (see `rates`), and the up matrices when LoRA+ gives them a rate of
+        their own. A tensor that layers share has the rate of the first of them.
         """
+        rates = Rates(options, self.names, learning_rate)
         groups: dict[str, dict] = {}
         for key, tensor in self._parameters.items():
             if not tensor.requires_grad:
                 continue
             name, rest = split_rest(key)
-            module = name.partition(".")[0]
-            rate = explicit_rate(options, module)
-            rate = learning_rate if rate is None else rate
-            label = "unet" if module == "backbone" else module
-            if rest.startswith("lora_B") and (ratio := _loraplus_ratio(options, module)) is not None:
-                rate, label = rate * ratio, f"{label}_up"
-            factor = self.block_factor(options, name)
-            if factor != 1.0:
-                rate, label = rate * factor, f"{label}_x{factor:g}"
+            rate, label = rates.of(name)
+            if rest.startswith("lora_B") and (ratio := rates.up_ratio(name)) is not None:
+                module, *rule = label.split("_", 1)
+                rate, label = rate * ratio, "_".join([f"{module}_up", *rule])
             groups.setdefault(label, {"params": [], "lr": rate, "name": label})["params"].append(tensor)
         return list(groups.values())
 
-    def block_factor(self, options: NetworkOptions, name: str) -> float:
-        """What block_lr_weight multiplies the rate of this layer by."""
-        block = self.names.block(name) if options.block_lr_weight else None
-        return 1.0 if block is None else options.block_lr_weight[block]
+    def learns(self, key: str, rates: Rates) -> bool:
+        """Whether a rate above 0 reaches this tensor through one of the layers that have it."""
+        return any(rates.of(name)[0] != 0 for name in self._carriers[key])
 
     def state(self) -> StateDict:
         """All adapter values, float32, detached copies on the device they are on, by `<module>.<layer>.<rest>`."""
@@ -135,11 +140,11 @@ class Network:
     def adapters(self, state: Mapping[str, Tensor] | None = None) -> dict[str, AdapterLayer]:
         """The adapter of each layer as `maths` reads it, from the live values or from a state of this network."""
         values = self.state() if state is None else state
-        tensors: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in values.items():
-            name, rest = split_rest(key)
-            tensors.setdefault(name, {})[rest] = tensor.flatten() if rest.startswith("lora_magnitude_vector") else tensor
-        return {name: AdapterLayer(self.kind, found, self.scale(name)) for name, found in tensors.items()}
+        found: dict[str, AdapterLayer] = {}
+        for name, keys in self._tensors.items():
+            tensors = {rest: values[key].flatten() if rest == MAGNITUDE else values[key] for rest, key in keys.items()}
+            found[name] = AdapterLayer(self.kind, tensors, self.scale(name))
+        return found
 
     def base_layer(self, name: str) -> nn.Module:
         """The plain layer under the adapter of `<module>.<layer>`."""
@@ -151,7 +156,7 @@ class Network:
 
     def set_adapters(self, adapters: Mapping[str, AdapterLayer]) -> None:
         """Takes the adapters of a file; layers that it does not hold stay as they are. Raises OptionError for what does not fit."""
-        state = self.state()
+        state, taken = self.state(), {}
         problems = [f"{name} has no adapter in this network" for name in adapters if name not in self._layers]
         for name, adapter in adapters.items():
             if name not in self._layers:
@@ -160,24 +165,27 @@ class Network:
                 problems.append(f"{name} is {adapter.kind}, not {self.kind}")
                 continue
             adapter = adapter.rescaled(self.scale(name))
-            own = {key.removeprefix(f"{name}.") for key in state if key.startswith(f"{name}.") and split_rest(key)[0] == name}
-            if own != set(adapter.tensors):
+            own = self._tensors[name]
+            if own.keys() != adapter.tensors.keys():
                 problems.append(f"{name} has {', '.join(sorted(adapter.tensors))} instead of {', '.join(sorted(own))}")
                 continue
             for rest, tensor in adapter.tensors.items():
-                fitted = _fitted(tensor, state[f"{name}.{rest}"])
-                if rest.startswith("lora_magnitude_vector") and tensor.dim() > 1:
+                key = own[rest]
+                fitted = _fitted(tensor, state[key])
+                if rest == MAGNITUDE and tensor.dim() > 1:
                     problems.append(f"{name} has dora lengths for each input channel, which can be merged but not trained on")
                 elif fitted is None:
-                    problems.append(f"{name}.{rest} is {tuple(tensor.shape)} instead of {tuple(state[f'{name}.{rest}'].shape)}")
+                    problems.append(f"{name}.{rest} is {tuple(tensor.shape)} instead of {tuple(state[key].shape)}")
+                elif key in taken and not torch.equal(taken[key], fitted):
+                    problems.append(f"{name} does not share its down matrix with {split_rest(key)[0]} in the file; set split_qkv = true")
                 else:
-                    state[f"{name}.{rest}"] = fitted
+                    taken[key] = fitted
         if problems:
             raise OptionError(
                 f"the adapter file does not fit the network: {examples(problems)}. "
                 "Use the network options it was trained with, or dim_from_weights"
             )
-        self.load(state)
+        self.load({**state, **taken})
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -203,19 +211,31 @@ class Network:
         """scale_weight_norms: shrinks both matrices of every layer whose update has a Frobenius norm above the limit; None when off."""
         if self._max_norm is None:
             return None
-        factors = [(layer.lora_A[self._adapter].weight, layer.lora_B[self._adapter].weight) for layer in self._layers.values()]
-        device = factors[0][0].device
-        # The norm of a product from the small Gram matrices: ||BA||^2 = sum(B^T B * A A^T).
-        squared = [((b.T @ b) * (a @ a.T)).sum().clamp(min=0).to(device) for a, b in ((a.flatten(1), b.flatten(1)) for a, b in factors)]
-        scales = torch.tensor([abs(self.scale(name)) for name in self._layers], device=device)
-        norms = torch.stack(squared).sqrt() * scales
+        units = self._norm_units()
+        device = units[0][0].device
+        # The norm of a product from the small Gram matrices: ||BA||^2 = sum(B^T B * A A^T). Layers that share A are one matrix to kohya.
+        squared = []
+        for a, ups, scale in units:
+            gram = a.flatten(1) @ a.flatten(1).T
+            outer = sum(b.flatten(1).T @ b.flatten(1) for b in ups)
+            squared.append((outer * gram).sum().clamp(min=0).to(device) * scale**2)
+        norms = torch.stack(squared).sqrt()
         # All on the device, and 1 where nothing is to be done: asking each layer in turn would wait for the device hundreds of times.
         shrink = (self._max_norm / norms.clamp(min=self._max_norm)).sqrt()
-        for (a, b), factor in zip(factors, shrink):
-            a.mul_(factor.to(a.device))
-            b.mul_(factor.to(b.device))
+        for (a, ups, _), factor in zip(units, shrink):
+            for tensor in (a, *ups):
+                tensor.mul_(factor.to(tensor.device))
         after = norms.clamp(max=self._max_norm)
         return NormReport(int((norms > self._max_norm).sum()), float(after.mean()), float(after.max()))
+
+    def _norm_units(self) -> list[tuple[Tensor, list[Tensor], float]]:
+        """Each down matrix, the up matrices that it stands before, and the factor on their products."""
+        units: dict[str, tuple[Tensor, list[Tensor], float]] = {}
+        for name, keys in self._tensors.items():
+            down = keys["lora_A.weight"]
+            unit = units.setdefault(down, (self._parameters[down], [], abs(self.scale(name))))
+            unit[1].append(self._parameters[keys["lora_B.weight"]])
+        return list(units.values())
 
     def limit_norms(self, max_norm: float | None) -> None:
         """The limit for `after_step`; None turns it off."""
@@ -264,8 +284,3 @@ def _fitted(tensor: Tensor, like: Tensor) -> Tensor | None:
     if squeezed != [side for side in like.shape if side != 1]:
         return None
     return tensor.detach().float().reshape(like.shape).to(like.device)
-
-
-def _loraplus_ratio(options: NetworkOptions, module: str) -> float | None:
-    own = options.loraplus_unet_lr_ratio if module == "backbone" else options.loraplus_text_encoder_lr_ratio
-    return options.loraplus_lr_ratio if own is None else own

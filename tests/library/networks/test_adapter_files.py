@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import KINDS, apply, export, merge_into, names_of, read
-from sd_scripts.library.networks.files import LAYOUT, PEFT_CONFIG, prove
+from sd_scripts.library.networks.files import prove
+from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
 from sd_scripts.library.networks.maths import low_rank_update, merged_weight
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.safetensors_file import read_file, serialise

@@ -12,7 +12,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import attach, names_of
-from sd_scripts.library.networks.files import tensors_of
+from sd_scripts.library.networks.layouts import tensors_of
 from sd_scripts.library.networks.names import Target, kohya_keys
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.network import UNetNetworkOptions

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from sd_scripts.library import metadata
-from sd_scripts.library.metadata import CONFIG, DatasetFacts
+from sd_scripts.library.metadata import CONFIG, BaseFacts, DatasetFacts
 from sd_scripts.library.networks import export
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.dataset import DatasetOptions
@@ -44,7 +44,7 @@ FACTS = DatasetFacts(
 
 
 def build(run: SdxlNetwork, **changes: object) -> dict[str, str]:
-    return metadata.build(run, **{"step": 100, "epoch": 2, "base": "base", "kind": "v_prediction", "dataset": FACTS, **changes})
+    return metadata.build(run, BaseFacts("base", "v_prediction", "sdxl"), **{"step": 100, "epoch": 2, "dataset": FACTS, **changes})
 
 
 def test_kohyas_keys_have_kohyas_formats() -> None:
