@@ -26,7 +26,7 @@ from tqdm import tqdm
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, read_json
 from sd_scripts.library.loading.original import TOLERATED, Stored, assembled, places, shape_to_original
 from sd_scripts.library.protocols import Parts
-from sd_scripts.library.safetensors_file import DTYPES
+from sd_scripts.library.safetensors_file import data_of, header_of
 from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory, written_aside
 
 SHARD_BYTES = 5_000_000_000
@@ -97,22 +97,12 @@ def write_file(path: Path, tensors: Mapping[str, Lazy], metadata: Mapping[str, s
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Lazy], metadata: Mapping[str, str], bar: tqdm[Any]) -> None:
-    # The order of safetensors_file.serialise: wide numbers first, so that every tensor starts at a multiple of its own width.
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
-    offset = 0
-    for name in names:
-        tensor = tensors[name]
-        end = offset + tensor.num_bytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for name in names:
-        tensor = tensors[name].make().contiguous()
+    header, order = header_of({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
+    file.write(header)
+    for name in order:
+        tensor = tensors[name].make()
         assert tuple(tensor.shape) == tensors[name].shape and tensor.dtype == tensors[name].dtype, f"{name} is not what its header says"
-        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        file.write(data_of(tensor))
         bar.update(tensors[name].num_bytes)
 
 
@@ -136,7 +126,7 @@ def write_folder(
 
     index: what its model_index.json says besides the classes. metadata goes into the header of the backbone's files.
     """
-    with _folder_aside(path) as aside:
+    with folder_aside(path) as aside:
         for name, part in spec.parts.items():
             module = parts.modules()[name]
             folder = aside / part.folder
@@ -240,7 +230,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _folder_aside(path: Path) -> Iterator[Path]:
+def folder_aside(path: Path) -> Iterator[Path]:
     """A new folder beside path; when the block ends well it is made durable and takes the place of path, which may be there already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside, old = (path.parent / f".{path.name}{TEMPORARY_MARK}{secrets.token_hex(4)}" for _ in range(2))
