@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -18,9 +19,11 @@ import gradio as gr
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.flat import FlatField
+from sd_scripts.schema.prompts import OPTION as PROMPTS
 from sd_scripts.schema.runs import RUNS, RunOptions
 
 from . import files, look
+from .ways import FAMILIES, WAYS
 
 Text = str | bool
 """What one control holds."""
@@ -36,14 +39,31 @@ _WORDS = {
     "json": "JSON",
     "reso": "resolution",
     "aug": "augmentation",
-    "reg": "regularisation",
     "loraplus": "LoRA+",
     "lokr": "LoKr",
     "oft": "OFT",
     "ip": "IP",
     "wandb": "W&B",
     "dim": "rank",
+    "dims": "ranks",
+    "reg": "regularisation",
+    "ae": "autoencoder",
+    "clip": "CLIP",
+    "l": "L",
+    "t5": "T5",
+    "t5xxl": "T5-XXL",
+    "attn": "attention",
+    "img": "image",
+    "txt": "text",
+    "mlp": "MLP",
+    "mod": "modulation",
+    "qkv": "QKV",
+    "lrs": "LRs",
+    "te": "text encoder",
 }
+SCRIPTS = ("form.js", "prompts.js", "desk.js", "imports.js", "tools.js")
+"""In the order in which they build on each other."""
+_LABELS = {"network_reg_dims": "Network ranks by name", "network_reg_lrs": "Network LRs by name"}
 _SEPARATORS = re.compile(r"[\s,]+")
 
 
@@ -59,12 +79,14 @@ def run_of_key(key: object) -> type[RunOptions]:
 
 def label(name: str) -> str:
     """An option's name as words: `min_bucket_reso` is `Min bucket resolution`."""
+    if name in _LABELS:
+        return _LABELS[name]
     words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
     return words[0].upper() + words[1:]
 
 
 def control(field: FlatField) -> str:
-    """Which control a field gets: check, select, number, size, numbers, lines, area or text."""
+    """Which control a field gets: check, select, number, size, numbers, lines, prompts, area or text."""
     if field.type is bool:
         return "check"
     if field.choices:
@@ -76,6 +98,8 @@ def control(field: FlatField) -> str:
         return "numbers" if Ellipsis in elements else "size"
     if field.type in (int, float):
         return "number"
+    if field.name == PROMPTS:
+        return "prompts"
     return "area" if field.show.kind == "text" else "text"
 
 
@@ -147,9 +171,8 @@ def group_of(run: type[RunOptions], field: FlatField) -> str:
     return look.BASICS if field.show.basic else str(getattr(run.model_fields[field.section].annotation, "title", "")) or field.section
 
 
-def _specification(run: type[RunOptions], field: FlatField) -> dict[str, Any]:
+def specification(field: FlatField) -> dict[str, Any]:
     """One field as form.js draws it; entries that say nothing are left out."""
-    section = run.model_fields[field.section].annotation
     spec = {
         "name": field.name,
         "label": label(field.name),
@@ -162,35 +185,49 @@ def _specification(run: type[RunOptions], field: FlatField) -> dict[str, Any]:
         "suggestions": list(field.show.suggestions),
         "required": field.required,
         "optional": field.optional,
-        "section": field.section,
-        "about": " ".join((getattr(section, "__doc__", "") or "").split()),
-        "group": group_of(run, field),
+        # A base model or a LoRA file fits one family only.
+        "ofFamily": field.section in ("model", "network") and field.show.kind in ("file", "folder"),
     }
     return {key: value for key, value in spec.items() if value not in ("", [], False) or key == "default"}
 
 
 @cache
 def schema_json() -> str:
-    """Everything form.js knows about the options, as JSON: fields once, and for each kind of run its groups in page order."""
-    pool: list[dict[str, Any]] = []
+    """Everything form.js knows about the options, as JSON.
+
+    `fields` holds each field once, whatever kinds of run have it; `runs` has for each kind its groups in page order, and in a group the
+    numbers of its fields under the sentence about their section.
+    """
+    pool: dict[str, int] = {}
     runs = {}
     for run in RUNS.values():
-        groups: dict[str, list[int]] = {name: [] for name in (look.BASICS, *look.GROUPS)}
+        groups: dict[str, dict[str, list[int]]] = {name: {} for name in (look.BASICS, *look.GROUPS)}
         for field in shown_fields(run).values():
-            spec = _specification(run, field)
-            if spec not in pool:
-                pool.append(spec)
-            groups.setdefault(spec["group"], []).append(pool.index(spec))
-        kept = [{"title": title, "fields": numbers} for title, numbers in groups.items() if numbers]
-        runs[run_key(run)] = {"label": run.label, "script": run.script, "about": run.__doc__ or "", "groups": kept}
-    return json.dumps({"fields": pool, "runs": runs}, ensure_ascii=False, separators=(",", ":"))
+            group = group_of(run, field)
+            spec = json.dumps({**specification(field), "group": group}, ensure_ascii=False, separators=(",", ":"))
+            number = pool.setdefault(spec, len(pool))
+            about = "" if group == look.BASICS else " ".join((run.model_fields[field.section].annotation.__doc__ or "").split())
+            groups.setdefault(group, {}).setdefault(about, []).append(number)
+        kept = [
+            {"title": title, "blocks": [{"about": about, "fields": numbers} for about, numbers in blocks.items()]}
+            for title, blocks in groups.items()
+            if blocks
+        ]
+        runs[run_key(run)] = {"label": run.label, "script": run.script, "groups": kept}
+    families = {run.family: FAMILIES.get(run.family, run.family) for run in sorted(RUNS.values(), key=_family_place)}
+    rest = {"runs": runs, "families": families, "ways": [asdict(way) for way in WAYS]}
+    return f'{{"fields":[{",".join(pool)}],{json.dumps(rest, ensure_ascii=False, separators=(",", ":"))[1:]}'
+
+
+def _family_place(run: type[RunOptions]) -> int:
+    return list(FAMILIES).index(run.family) if run.family in FAMILIES else len(FAMILIES)
 
 
 def script() -> bytes:
-    """form.js and desk.js with the schema before them, as they are served: one request."""
+    """The scripts of the Train and Tools tabs with the schema before them, as they are served: one request."""
     # "</" cannot stand in a script that somebody pastes into a page, and U+2028 ends a line in old engines.
     data = schema_json().replace("</", "<\\/").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return f"window.klSchema={data};\n".encode() + look.asset("form.js") + look.asset("desk.js")
+    return f"window.klSchema={data};\n".encode() + b"\n".join(look.asset(name) for name in SCRIPTS)
 
 
 def part(name: str, value: Any = None, events: tuple[str, ...] = (), **identity: Any) -> gr.HTML:

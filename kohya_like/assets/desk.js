@@ -1,33 +1,41 @@
-// What stands around the form: kind of run, presets, the first visit, the desk with the server's answers, the top of the page, Help.
+// What stands around the form: model family and way to train, presets, the first visit, the desk with the server's answers, the top of the page, Help.
 (() => {
   "use strict";
   if (window.kl.around) return;
   window.kl.around = true;
 
   const { schema, parts, views, controls, drafts, problems, make, rich, plural, store, stored } = window.kl.form;
-  const { fill, goTo, chooseRun, fieldsOf, fieldsIn, groupsOf, shownDefault, showProblem, onChange, DRAFT, SEEN } = window.kl.form;
-  const run = () => window.kl.form.run();
+  const { fill, goTo, choose, fieldsOf, groupsOf, specsOf, familyOf, keyOf, showMore, shownDefault, showProblem, onChange, DRAFT, SEEN } = window.kl.form;
+  const { run, way } = window.kl.form;
 
   // ---- kind of run
 
+  // A row of choices of which one holds: radio buttons, so that the arrow keys work.
+  function choice(legend, name, items, pick) {
+    const radios = new Map();
+    const labels = items.map(([value, text]) => {
+      const radio = make("input", { type: "radio", name, id: `${name}-${value}`, value });
+      radio.addEventListener("change", () => radio.checked && pick(value));
+      radios.set(value, radio);
+      return make("label", { class: "kl-option", for: radio.id }, radio, make("span", { text }));
+    });
+    const root = make("fieldset", { class: "kl-choice" }, make("legend", { text: legend }), make("div", { class: "kl-options" }, ...labels));
+    return { root, radios };
+  }
+
   parts.kinds = ({ root }) => {
-    const keys = Object.keys(schema.runs);
-    const families = [...new Set(keys.map((key) => key.split("/")[0]))];
-    const title = (key) => schema.runs[key].label;
-    const family = make("select", { id: "kl-family" }, ...families.map((name) => make("option", { value: name, text: name.toUpperCase() })));
-    const method = make("select", { id: "kl-method" });
+    const family = () => familyOf(run());
+    const families = choice("Model family", "kl-family", Object.entries(schema.families), (name) => choose(name, way().name));
+    const ways = choice("What is trained", "kl-way", schema.ways.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
+    const about = make("p", { class: "kl-note", id: "kl-way-about", role: "status" });
     const show = () => {
-      family.value = run().split("/")[0];
-      const own = keys.filter((key) => key.startsWith(`${family.value}/`));
-      method.replaceChildren(...own.map((key) => make("option", { value: key, text: title(key) })));
-      method.value = run();
+      families.radios.get(family()).checked = true;
+      ways.radios.get(way().name).checked = true;
+      for (const each of schema.ways) ways.radios.get(each.name).disabled = !schema.runs[keyOf(family(), each)];
+      if (about.textContent !== way().about) about.textContent = way().about;
     };
-    family.addEventListener("change", () => chooseRun(keys.find((key) => key.startsWith(`${family.value}/`))));
-    method.addEventListener("change", () => chooseRun(method.value));
     onChange(show);
-    root.append(make("div", { class: "kl-kinds" },
-      make("div", { class: "kl-pick" }, make("label", { for: "kl-family", text: "Model family" }), family),
-      make("div", { class: "kl-pick" }, make("label", { for: "kl-method", text: "What is trained" }), method)));
+    root.append(make("div", { class: "kl-kinds" }, families.root, ways.root), about);
     show();
   };
 
@@ -128,10 +136,12 @@
         problems.set(option, [...(problems.get(option) || []), message]);
         return make("li", {}, make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) }));
       });
+      showMore();
       for (const view of views.values()) {
-        if (view.details && fieldsIn(view.title).some((spec) => problems.has(spec.name))) {
+        if (view.details && view.specs.some((spec) => problems.has(spec.name))) {
           view.build();
           view.details.open = true;
+          if (view.specs.some((spec) => problems.has(spec.name) && controls.get(spec.name).root.closest(".kl-rest"))) view.unfold();
         }
         view.count();
       }
@@ -268,19 +278,32 @@
   parts.reference = ({ root }) => {
     const search = make("input", { type: "search", "aria-label": "Search the options", placeholder: "Search the options", autocomplete: "off" });
     const status = make("p", { class: "kl-status", role: "status" });
-    const entries = [];
-    const sections = groupsOf(run()).map(({ title, fields }) => {
-      const rows = fields.map((index) => {
-        const spec = schema.fields[index];
-        const facts = [spec.choices && spec.choices.join(" | "), spec.unit, spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`];
-        const entry = make("div", { class: "kl-entry" }, make("dt", {}, make("code", { text: `--${spec.name}` })),
-          make("dd", {}, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts.filter(Boolean).join(" · ") })));
-        entries.push({ entry, text: `${spec.name} ${spec.label} ${spec.help} ${title}`.toLowerCase() });
-        return entry;
-      });
-      return make("section", {}, make("h3", { text: title }), make("dl", {}, ...rows));
-    });
-    search.addEventListener("input", () => {
+    const heading = make("h2");
+    const body = make("div");
+    let drawn = "";
+    let entries = [];
+    let sections = [];
+
+    function describe(spec, title) {
+      const facts = [spec.choices && spec.choices.join(" | "), spec.unit, spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`];
+      const entry = make("div", { class: "kl-entry" }, make("dt", {}, make("code", { text: `--${spec.name}` })),
+        make("dd", {}, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts.filter(Boolean).join(" · ") })));
+      entries.push({ entry, text: `${spec.name} ${spec.label} ${spec.help} ${title}`.toLowerCase() });
+      return entry;
+    }
+
+    function draw() {
+      if (drawn === run()) return;
+      drawn = run();
+      entries = [];
+      heading.textContent = `Options of ${schema.runs[drawn].label}`;
+      sections = groupsOf(drawn).map(({ title, blocks }) =>
+        make("section", {}, make("h3", { text: title }), make("dl", {}, ...blocks.flatMap(specsOf).map((spec) => describe(spec, title)))));
+      body.replaceChildren(...sections);
+      sift();
+    }
+
+    function sift() {
       const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
       let count = 0;
       for (const { entry, text } of entries) {
@@ -289,7 +312,12 @@
       }
       for (const section of sections) section.hidden = [...section.querySelectorAll(".kl-entry")].every((entry) => entry.hidden);
       status.textContent = words.length ? plural(count, "option", "options") : "";
-    });
-    root.append(make("div", { class: "kl-card kl-reference" }, make("h2", { text: `Options of ${schema.runs[run()].label}` }), search, status, ...sections));
+    }
+
+    search.addEventListener("input", sift);
+    // Only for somebody who looks: the tab is drawn when it is opened.
+    new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && draw()).observe(search);
+    onChange(() => heading.offsetParent !== null && draw());
+    root.append(make("div", { class: "kl-card kl-reference" }, heading, search, status, body));
   };
 })();

@@ -13,8 +13,11 @@
   const drafts = {}; // kind of run -> {option: text}
   const problems = new Map(); // option -> [sentence]
   const filter = { words: [], changed: false, opened: null };
-  let run = Object.keys(schema.runs)[0];
+  const wanted = new Set(); // options that the chosen way leaves out and somebody asked for
+  const special = {}; // kind of control -> how it is drawn, for controls with a file of their own
   const listeners = [];
+  let way = schema.ways[0];
+  let run = keyOf(Object.keys(schema.families)[0], way);
 
   const kl = (window.kl = Object.assign(window.kl || {}, {
     mount(name, element, props, trigger, watch, events) {
@@ -71,10 +74,22 @@
 
   // ---- what is in the form
 
+  function keyOf(family, chosen) {
+    return `${family}/${chosen.method}`;
+  }
+
+  const familyOf = (key) => key.split("/")[0];
+  const specsOf = (block) => block.fields.map((index) => schema.fields[index]);
   const groupsOf = (key) => schema.runs[key].groups;
-  const fieldsOf = (key) => groupsOf(key).flatMap((group) => group.fields.map((index) => schema.fields[index]));
-  const fieldsIn = (title) => (groupsOf(run).find((group) => group.title === title) || { fields: [] }).fields.map((index) => schema.fields[index]);
+  const fieldsOf = (key) => groupsOf(key).flatMap((group) => group.blocks.flatMap(specsOf));
+  const blocksIn = (title) => (groupsOf(run).find((group) => group.title === title) || { blocks: [] }).blocks;
+  const fieldsIn = (title) => blocksIn(title).flatMap(specsOf);
   const defaults = (key) => Object.fromEntries(fieldsOf(key).map((spec) => [spec.name, spec.default]));
+
+  // An option that the chosen way leaves out is shown all the same when it has a value, since it will take effect, or a problem.
+  const isShown = (spec) => !way.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
+  const isGuest = (spec) => way.hidden.includes(spec.name);
+  const ownerOf = (spec) => schema.ways.find((other) => other !== way && other.method === way.method && !other.hidden.includes(spec.name));
 
   function same(spec, left, right) {
     if (left === right) return true;
@@ -102,7 +117,9 @@
         if (typeof text === typeof spec.default) drafts[key][spec.name] = text;
       }
     }
-    if (drafts[draft.run]) run = draft.run;
+    if (!drafts[draft.run]) return;
+    run = draft.run;
+    way = schema.ways.find((each) => each.name === draft.way && keyOf(familyOf(run), each) === run) || wayFor(run, drafts[run]);
   }
 
   let saving = 0;
@@ -113,7 +130,7 @@
       const different = fieldsOf(key).filter((spec) => drafts[key][spec.name] !== spec.default);
       if (different.length || key === run) kept[key] = Object.fromEntries(different.map((spec) => [spec.name, drafts[key][spec.name]]));
     }
-    store(DRAFT, { run, runs: kept });
+    store(DRAFT, { run, way: way.name, runs: kept });
   }
   function saveSoon() {
     if (!saving) saving = setTimeout(save, 200);
@@ -141,22 +158,34 @@
   function fill(key, texts) {
     if (!schema.runs[key]) return;
     const other = key !== run;
-    run = key;
     const fresh = defaults(key);
     for (const spec of fieldsOf(key)) {
       const text = texts[spec.name];
       if (typeof text === typeof spec.default) fresh[spec.name] = text;
     }
     drafts[key] = fresh;
+    const before = way;
+    run = key;
+    way = wayFor(key, fresh);
     problems.clear();
-    refresh(other);
+    wanted.clear();
+    refresh(other || way !== before);
     save();
+  }
+
+  // The way that settings are for: the one that has a place for every value, else the one that is chosen.
+  function wayFor(key, texts) {
+    const possible = schema.ways.filter((each) => keyOf(familyOf(key), each) === key);
+    const specs = fieldsOf(key);
+    const fits = (each) => !specs.some((spec) => each.hidden.includes(spec.name) && !same(spec, texts[spec.name], spec.default));
+    const fitting = possible.filter(fits);
+    return fitting.includes(way) ? way : fitting[0] || (possible.includes(way) ? way : possible[0]);
   }
 
   function refresh(redraw) {
     for (const view of views.values()) {
-      if (redraw) view.draw();
-      else for (const spec of fieldsIn(view.title)) if (controls.has(spec.name)) controls.get(spec.name).set(drafts[run][spec.name]);
+      if (redraw || view.isStale()) view.draw();
+      else for (const spec of view.specs) if (controls.has(spec.name)) controls.get(spec.name).set(drafts[run][spec.name]);
       publish(view);
       view.count();
     }
@@ -165,25 +194,44 @@
     listeners.forEach((listen) => listen());
   }
 
-  function chooseRun(key) {
-    if (!schema.runs[key] || key === run) return;
-    const untouched = fieldsOf(key).every((spec) => drafts[key][spec.name] === spec.default);
-    if (untouched) {
-      const there = new Set(fieldsOf(key));
-      for (const spec of fieldsOf(run)) if (there.has(spec) && isChanged(spec)) drafts[key][spec.name] = drafts[run][spec.name];
-    }
+  // Brings options on the page that the chosen way leaves out, once they have a value or a problem.
+  function showMore() {
+    for (const view of views.values()) if (view.isStale()) view.draw();
+  }
+
+  function choose(family, name) {
+    const next = schema.ways.find((each) => each.name === name) || way;
+    const key = keyOf(family, next);
+    if (!schema.runs[key] || (key === run && next === way)) return;
+    if (key !== run) carry(run, key);
     run = key;
+    way = next;
     problems.clear();
+    wanted.clear();
     refresh(true);
     save();
+  }
+
+  // What two kinds of run share goes along: a value, and that somebody put it back to the default, which then is the other kind's own.
+  // What only one of them has stays with it and is there again later.
+  function carry(from, to) {
+    const old = new Map(fieldsOf(from).map((spec) => [spec.name, spec]));
+    for (const spec of fieldsOf(to)) {
+      const before = old.get(spec.name);
+      if (!before || before.control !== spec.control || String(before.choices) !== String(spec.choices)) continue;
+      const text = drafts[from][spec.name];
+      // Each family remembers its own base model; one that has none yet takes what was typed before the family was chosen.
+      const keepsOwn = spec.ofFamily && familyOf(from) !== familyOf(to) && !same(spec, drafts[to][spec.name], spec.default);
+      if (!keepsOwn) drafts[to][spec.name] = same(before, text, before.default) ? spec.default : text;
+    }
   }
 
   // ---- one control
 
   const id = (name) => `kl-${name}`;
 
-  function input(spec) {
-    const common = { id: id(spec.name), name: spec.name, autocomplete: "off", spellcheck: "false", "aria-describedby": `${id(spec.name)}-help` };
+  function input(spec, ident = id(spec.name)) {
+    const common = { id: ident, name: spec.name, autocomplete: "off", spellcheck: "false", "aria-describedby": `${ident}-help` };
     if (spec.required) common["aria-required"] = "true";
     if (spec.control === "check") return make("input", { ...common, type: "checkbox" });
     if (spec.control === "select") {
@@ -192,15 +240,15 @@
       node.append(...spec.choices.map((choice) => make("option", { value: choice, text: choice })));
       return node;
     }
-    if (spec.control === "lines" || spec.control === "area") {
-      const rows = spec.control === "area" ? "3" : "2";
+    if (spec.control === "lines" || spec.control === "area" || spec.control === "prompts") {
+      const rows = spec.control === "lines" ? "2" : "3";
       return make("textarea", { ...common, rows, placeholder: spec.control === "lines" ? "one a line" : null });
     }
     const node = make("input", { ...common, type: "text" });
     if (spec.control === "number") node.inputMode = /^-?\d+$/.test(spec.default) ? "numeric" : "decimal";
     if (spec.optional) node.placeholder = "none";
     if (spec.control === "numbers") node.placeholder = "numbers with spaces between them";
-    if (spec.suggestions) node.setAttribute("list", `${id(spec.name)}-list`);
+    if (spec.suggestions) node.setAttribute("list", `${ident}-list`);
     return node;
   }
 
@@ -212,7 +260,7 @@
   function drawControl(spec) {
     const node = input(spec);
     const isCheck = spec.control === "check";
-    const wide = spec.control === "area" || spec.control === "lines" || (spec.group === "Basics" && spec.control === "text");
+    const wide = ["area", "lines", "prompts"].includes(spec.control) || (spec.group === "Basics" && spec.control === "text");
     const facts = [spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`].filter(Boolean).join(" · ");
     const help = make("p", { class: "kl-help", id: `${id(spec.name)}-help` }, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts }));
     const error = make("p", { class: "kl-error", id: `${id(spec.name)}-error`, hidden: true });
@@ -221,7 +269,7 @@
       onclick: () => {
         set(spec.default);
         edit(spec, spec.default);
-        node.focus();
+        control.focus();
       },
     });
     const label = make("label", { for: id(spec.name), text: spec.label });
@@ -230,7 +278,9 @@
     if (spec.suggestions) {
       body.append(make("datalist", { id: `${id(spec.name)}-list` }, ...spec.suggestions.map((text) => make("option", { value: text }))));
     }
-    const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, body, error, help);
+    const owner = isGuest(spec) && ownerOf(spec);
+    const guest = owner && make("p", { class: "kl-note kl-guest", text: `An option of ${owner.label}, shown because it is set and takes effect.` });
+    const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, guest || null, body, error, help);
     const read = () => (isCheck ? node.checked : node.value);
 
     function set(text) {
@@ -241,10 +291,12 @@
         if (spec.control === "select" && ![...node.options].some((option) => option.value === text)) node.append(make("option", { value: text, text }));
         node.value = text;
       }
+      if (control.editor) control.editor.set(text);
       control.mark();
     }
     const control = {
       root, node, set, error, spec,
+      focus: () => (control.editor ? control.editor.focus() : node.focus({ preventScroll: true })),
       mark() {
         const changed = isChanged(spec);
         root.classList.toggle("kl-changed", changed);
@@ -253,6 +305,7 @@
     };
     node.addEventListener(isCheck || spec.control === "select" ? "change" : "input", () => edit(spec, read()));
     controls.set(spec.name, control);
+    if (special[spec.control]) control.editor = special[spec.control]({ spec, node, head, body, label, write: (text) => { node.value = text; edit(spec, text); } });
     set(drafts[run][spec.name]);
     return root;
   }
@@ -262,55 +315,81 @@
     if (!control) return;
     const sentences = problems.get(name) || [];
     const { node, error, root, spec } = control;
+    const mark = control.editor ? control.editor.marked : node;
     error.hidden = sentences.length === 0;
     // The name and the help stand beside it already.
     error.textContent = sentences.map((text) => (text === `${name} is missing: ${spec.help}` ? "This is required." : text.replace(`${name}: `, ""))).join(" ");
     root.classList.toggle("kl-wrong", sentences.length > 0);
-    if (sentences.length) node.setAttribute("aria-invalid", "true");
+    if (sentences.length && mark === node) node.setAttribute("aria-invalid", "true");
     else node.removeAttribute("aria-invalid");
-    node.setAttribute("aria-describedby", sentences.length ? `${id(name)}-error ${id(name)}-help` : `${id(name)}-help`);
+    mark.setAttribute("aria-describedby", sentences.length ? `${id(name)}-error ${id(name)}-help` : `${id(name)}-help`);
   }
 
   // ---- one group
 
-  function drawGrid(specs) {
-    const blocks = [];
-    let about = null;
-    for (const spec of specs) {
-      if (spec.about !== about) {
-        about = spec.about;
-        blocks.push({ about, nodes: [] });
-      }
-      blocks[blocks.length - 1].nodes.push(drawControl(spec));
-    }
-    return blocks.flatMap(({ about: text, nodes }) => [
-      blocks.length > 1 ? make("h3", { class: "kl-about", text }) : null,
-      make("div", { class: "kl-grid" }, ...nodes),
-    ]).filter(Boolean);
+  // Blocks of fields as they stand in an accordion: what the way puts first, then section by section.
+  function ordered(title) {
+    const blocks = blocksIn(title).map(({ about, fields }) => ({ about, specs: specsOf({ fields }).filter(isShown) }));
+    const leading = way.first.map((name) => blocks.flatMap((block) => block.specs).find((spec) => spec.name === name)).filter(Boolean);
+    if (title === "Basics" || !leading.length) return blocks.filter((block) => block.specs.length);
+    const rest = blocks.map(({ about, specs }) => ({ about, specs: specs.filter((spec) => !leading.includes(spec)) }));
+    return [{ about: way.title, specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
+  }
+
+  function drawBlocks(blocks) {
+    return blocks.map(({ about, specs }) => make("div", { class: "kl-block" },
+      blocks.length > 1 ? make("h3", { class: "kl-about", text: about }) : null,
+      make("div", { class: "kl-grid" }, ...specs.map(drawControl))));
   }
 
   parts.fieldset = ({ root, props, detail: title }) => {
     const basics = title === "Basics";
-    const view = { title, props, details: null, built: false, draw, count() {}, build() {} };
+    const view = { title, props, details: null, built: false, specs: [], draw, count() {}, build() {}, unfold() {}, isStale };
     views.set(title, view);
+    let drawn = null;
+
+    function isStale() {
+      const now = fieldsIn(title).filter(isShown);
+      return now.length !== view.specs.length || now.some((spec) => !view.specs.includes(spec));
+    }
 
     function draw() {
+      const wasOpen = drawn === `${run} ${way.name}` && view.details && view.details.open;
+      drawn = `${run} ${way.name}`;
       root.replaceChildren();
       view.built = false;
-      const specs = fieldsIn(title);
+      view.details = null;
+      view.count = view.build = view.unfold = () => {};
+      for (const spec of view.specs) controls.delete(spec.name);
+      const blocks = ordered(title);
+      const specs = (view.specs = blocks.flatMap((block) => block.specs));
       root.hidden = specs.length === 0;
-      for (const spec of specs) controls.delete(spec.name);
       if (!specs.length) return;
       const body = make("div", { class: "kl-body" });
       view.build = () => {
         if (view.built) return;
         view.built = true;
-        if (basics) body.append(make("div", { class: "kl-grid" }, ...specs.map(drawControl)));
-        else body.append(...drawGrid(specs));
+        fillBody();
         for (const spec of specs) showProblem(spec.name);
       };
+      const fillBody = () => {
+        const [first, ...rest] = drawBlocks(blocks);
+        body.append(first);
+        if (!rest.length) return;
+        const others = make("div", { class: "kl-rest" }, ...rest);
+        body.append(others);
+        if (!blocks[0].leads) return;
+        const count = blocks.slice(1).reduce((sum, block) => sum + block.specs.length, 0);
+        const more = make("button", { type: "button", class: "kl-quiet kl-unfold", text: `Show the other ${count} settings of ${title}` });
+        more.addEventListener("click", () => {
+          view.unfold();
+          others.querySelector("input, select, textarea").focus();
+        });
+        body.insertBefore(more, others);
+        body.classList.add("kl-folded");
+      };
+      view.unfold = () => body.classList.remove("kl-folded");
       if (basics) {
-        view.details = null;
         root.append(make("section", { class: "kl-card kl-basics", "aria-labelledby": "kl-basics" }, make("h2", { id: "kl-basics", text: "Basics" }), body));
         view.build();
         return;
@@ -333,6 +412,10 @@
         hint.hidden = changed + wrong > 0;
       };
       root.append(view.details);
+      if (wasOpen || (way.opens && blocks[0].leads)) {
+        view.build();
+        view.details.open = true;
+      }
       view.count();
     }
     draw();
@@ -345,8 +428,9 @@
     const active = filter.words.length > 0 || filter.changed;
     if (active && !filter.opened) filter.opened = new Map([...views].map(([title, view]) => [title, Boolean(view.details && view.details.open)]));
     let total = 0;
-    for (const [title, view] of views) {
-      const specs = fieldsIn(title);
+    const elsewhere = filter.words.length ? fieldsOf(run).filter((spec) => !isShown(spec) && matches(spec)) : [];
+    for (const view of views.values()) {
+      const { title, specs } = view;
       const found = new Set(specs.filter((spec) => matches(spec)).map((spec) => spec.name));
       total += found.size;
       if (active && found.size) view.build();
@@ -357,11 +441,12 @@
       for (const spec of specs) if (controls.has(spec.name)) controls.get(spec.name).root.hidden = active && !found.has(spec.name);
     }
     if (!active) filter.opened = null;
+    document.body.classList.toggle("kl-sifting", active);
     document.querySelectorAll(".kl-fieldset .kl-about").forEach((heading) => {
       const grid = heading.nextElementSibling;
       heading.hidden = active && ![...grid.children].some((field) => !field.hidden);
     });
-    return { active, total };
+    return { active, total, elsewhere };
   }
 
   function matches(spec) {
@@ -377,11 +462,18 @@
     const update = () => {
       filter.words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
       filter.changed = changed.checked;
-      const { active, total } = applyFilter();
-      status.textContent = active ? (total ? plural(total, "setting", "settings") : "No setting matches; try another word") : "";
+      const { active, total, elsewhere } = applyFilter();
+      const found = total ? plural(total, "setting", "settings") : elsewhere.length ? "" : "No setting matches; try another word";
+      const more = elsewhere.map((spec) => `${spec.name} belongs to ${ownerOf(spec).label}`).join(", ");
+      status.textContent = active ? [found, more].filter(Boolean).join("; ") : "";
     };
     const all = (open) => () => {
-      for (const view of views.values()) if (view.details && !view.details.hidden) view.details.open = open;
+      for (const view of views.values()) {
+        if (!view.details || view.details.hidden) continue;
+        if (open) view.build();
+        view.details.open = open;
+        view.unfold();
+      }
     };
     search.addEventListener("input", update);
     changed.addEventListener("change", update);
@@ -400,9 +492,12 @@
     const spec = fieldsOf(run).find((item) => item.name === name);
     const view = spec && views.get(spec.group);
     if (!view) return false;
+    wanted.add(name);
+    if (view.isStale()) view.draw();
     view.build();
     if (view.details) view.details.open = true;
     let control = controls.get(name);
+    if (control.root.closest(".kl-rest")) view.unfold();
     if (control.root.hidden || (view.details && view.details.hidden)) {
       filter.clear();
       if (view.details) view.details.open = true;
@@ -410,15 +505,16 @@
     }
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     control.root.scrollIntoView({ block: "center", behavior: still ? "auto" : "smooth" });
-    control.node.focus({ preventScroll: true });
+    control.focus();
     return true;
   }
 
   restore();
   kl.form = {
-    schema, parts, views, controls, drafts, problems, make, rich, plural, store, stored,
-    fill, goTo, chooseRun, fieldsOf, fieldsIn, groupsOf, shownDefault, showProblem, DRAFT, SEEN,
+    schema, parts, views, controls, drafts, problems, special, make, rich, plural, store, stored,
+    fill, goTo, choose, fieldsOf, groupsOf, specsOf, familyOf, keyOf, showMore, shownDefault, showProblem, input, DRAFT, SEEN,
     run: () => run,
+    way: () => way,
     onChange: (listen) => listeners.push(listen),
   };
 })();
