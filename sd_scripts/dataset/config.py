@@ -146,6 +146,7 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
     """kohya's `<repeats>_<class tokens>` folders inside root, or root itself when it has none."""
     named = []
     others = []
+    prompt = options.class_prompt if is_reg else options.instance_prompt
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
         match = _KOHYA_FOLDER.match(folder.name)
         if match and int(match[1]) > _MOST_REPEATS:
@@ -154,11 +155,11 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
                 f"(at most {_MOST_REPEATS}); rename the folder, for example to 1_{folder.name}"
             )
         if match and int(match[1]) > 0:
-            named.append(Subset(folder, options, int(match[1]), is_reg, match[2].strip()))
+            named.append(Subset(folder, options, int(match[1]), is_reg, prompt or match[2].strip()))
         else:
             others.append(folder)
     if not named:
-        return [Subset(root, options, options.dataset_repeats, is_reg, recursive=True)]
+        return [Subset(root, options, options.dataset_repeats, is_reg, prompt, recursive=True)]
     with_pictures = [folder.name for folder in others if _has_pictures(folder)]
     if with_pictures:
         warnings.append(

@@ -281,17 +281,21 @@ class Checkpointer:
         return (self._options.save_state and self.export_due(step)) or (every is not None and step % every == 0)
 
     def export_path(self, step: int) -> Path:
-        """The file of a step; the last one has the plain name."""
-        name = self._options.output_name
-        return self._run.path / (f"{name}.safetensors" if step >= self._total else f"{name}-{step:06d}.safetensors")
+        """The file (or folder, for a diffusers model) of a step; the last one has the plain name."""
+        name, ending = self._options.output_name, self._options.ending
+        return self._run.path / (f"{name}{ending}" if step >= self._total else f"{name}-{step:06d}{ending}")
 
     def exported(self, step: int, path: Path) -> None:
         """Logs a file that was written, and removes those that save_last_n_steps and save_last_n_epochs no longer keep."""
         self._run.log("saved", step=step, what="export", file=path.name)
-        for old in self._run.path.glob(f"{_escaped(self._options.output_name)}-[0-9]*.safetensors"):
-            number = old.stem.removeprefix(f"{self._options.output_name}-")
+        ending = self._options.ending
+        for old in self._run.path.glob(f"{_escaped(self._options.output_name)}-[0-9]*{ending}"):
+            number = old.name.removesuffix(ending).removeprefix(f"{self._options.output_name}-")
             if number.isdigit() and int(number) < step and not self._kept(int(number), step):
-                old.unlink()
+                if old.is_dir():
+                    shutil.rmtree(old)
+                else:
+                    old.unlink()
 
     def _kept(self, old: int, now: int) -> bool:
         """Whether a file saved at step `old` stays at step `now`: it does when one of the rules that made it keeps it."""

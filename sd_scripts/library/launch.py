@@ -65,6 +65,8 @@ def check_early(options: RunOptions) -> None:
     """Everything that can be checked without loading a library. Raises OptionError with every problem."""
     problems: list[Problem] = []
     checks: list[Callable[[RunOptions], None]] = [_check_folders, _check_optimizer, _check_prompts, _check_trackers, _check_resume]
+    if options.output.huggingface_repo_id is not None:
+        checks.append(_check_upload)
     for check in checks:
         try:
             check(options)
@@ -79,7 +81,8 @@ def _check_folders(options: RunOptions) -> None:
     problems = []
     for name in ("train_data_dir", "reg_data_dir", "conditioning_data_dir"):
         value = getattr(data, name)
-        if value is not None and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
+        made = name == "reg_data_dir" and data.num_class_images > 0
+        if value is not None and not made and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
             problems.append(Problem(name, f"{name}: there is no folder {value}"))
     for name in ("dataset_config", "in_json"):
         value = getattr(data, name)
@@ -121,6 +124,12 @@ def _check_trackers(options: RunOptions) -> None:
         raise OptionError(
             Problem("log_with", f"log_with: {chosen} needs your key in the environment variable WANDB_API_KEY (or WANDB_MODE=offline)")
         )
+
+
+def _check_upload(options: RunOptions) -> None:
+    from .hub import check
+
+    check(options.output)
 
 
 def _check_resume(options: RunOptions) -> None:

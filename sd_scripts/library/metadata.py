@@ -12,21 +12,54 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from sd_scripts.library.protocols import Kind, StateDict
 from sd_scripts.library.safetensors_file import serialise
 from sd_scripts.schema.fields import show_of
+from sd_scripts.schema.model import FluxModelOptions, SdModelOptions, UNetModelOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
+from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
-IMPLEMENTATION = "https://github.com/Stability-AI/generative-models"
-"""What modelspec.implementation says for names in the original layout; it names the layout, not the program."""
+Version = Literal["sd1", "sd2", "sdxl", "flux-dev", "flux-schnell"]
 
 _MINIMAL = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args")
+_SAI, _FLUX = "https://github.com/Stability-AI/generative-models", "https://github.com/black-forest-labs/flux"
+_VERSIONS: dict[Version, tuple[str, str, str]] = {
+    "sd1": ("sd_v1", "stable-diffusion-v1", _SAI),
+    "sd2": ("sd_v2", "stable-diffusion-v2-512", _SAI),
+    "sdxl": ("sdxl_base_v1-0", "stable-diffusion-xl-v1-base", _SAI),
+    "flux-dev": ("flux1", "flux-1-dev", _FLUX),
+    "flux-schnell": ("flux1", "flux-1-schnell", _FLUX),
+}
+"""ss_base_model_version, modelspec.architecture, and modelspec.implementation for names in the original layout: it names the layout, not
+the program. The texts are those of kohya's library/sai_model_spec.py and train_util.py."""
 _NETWORK_MODULES = {"lora": "networks.lora", "dora": "networks.lora", "loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
 _PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow"}
 # Kept out of the settings in the header: they say where things are or how this start came about, not what was trained.
 _NOT_SETTINGS = ("resume", "log_tracker_name", "wandb_run_name", "sample_prompts")
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """What the header says about the base model."""
+
+    name: str
+    """Parts.source: a file name or hub id."""
+    kind: Kind
+    """What its network predicts."""
+    version: Version
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """kohya's name of the version, modelspec's of the architecture and of the original layout."""
+        named, architecture, layout = _VERSIONS[self.version]
+        if self.version == "sd2" and self.kind == "v_prediction":
+            return "sd_v2_768_v", "stable-diffusion-v2-768-v", layout
+        return named, architecture, layout
 
 
 @dataclass(frozen=True)
@@ -52,25 +85,24 @@ class DatasetFacts:
 
 def build(
     options: RunOptions,
+    base: BaseFacts,
     *,
     step: int,
     epoch: int,
-    base: str,
-    kind: Kind,
     dataset: DatasetFacts | None = None,
     base_hash: str | None = None,
     date: str | None = None,
 ) -> dict[str, str]:
-    """Header texts of an adapter saved after `step` optimizer steps, in kohya's formats: plain strings, "None", JSON for tables.
+    """Header texts of a file saved after `step` optimizer steps, in kohya's formats: plain strings, "None", JSON for tables.
 
-    base: name of the base model, Parts.source. kind: what the network predicts. date: ISO 8601, of the run. Hashes of the tensors are
-    added by `with_hashes`. With options.output.metadata = minimal only what other tools need to read the file.
+    date: ISO 8601, of the run. Hashes of the tensors are added by `with_hashes`. With options.output.metadata = minimal only what other
+    tools need to read the file.
     """
-    texts = _network(options) | _modelspec(options, kind, date)
+    texts = _network(options, base) | _modelspec(options, base, date)
     if options.output.metadata == "minimal":
         return {key: value for key, value in texts.items() if key in _MINIMAL or key.startswith("modelspec.")}
-    settings = effective_settings(options, base)
-    texts |= _training(options, step, epoch, base, base_hash)
+    settings = effective_settings(options, base.name)
+    texts |= _training(options, step, epoch, base.name, base_hash)
     texts |= _dataset(options, dataset or DatasetFacts())
     texts[CONFIG] = json.dumps(settings, sort_keys=True, ensure_ascii=False)
     # kohya: a random number of 31 bits for each start. Here every start of the same run has the same one.
@@ -88,7 +120,7 @@ def effective_settings(options: RunOptions, base: str) -> dict[str, object]:
             if show.kind in ("folder", "file") or show.cli_only or name in _NOT_SETTINGS:
                 continue
             settings[name] = getattr(values, name)
-    return json.loads(json.dumps(settings | {"pretrained_model_name_or_path": base}))
+    return json.loads(json.dumps({"script": options.script} | settings | {"pretrained_model_name_or_path": base}))
 
 
 def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
@@ -103,45 +135,50 @@ def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
     return {**texts, "sshs_model_hash": digest, "sshs_legacy_hash": legacy, "modelspec.hash_sha256": f"0x{digest}"}
 
 
-def _network(options: RunOptions) -> dict[str, str]:
+def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     network = options.network
+    texts = {"ss_v2": str(base.version == "sd2"), "ss_base_model_version": base.texts[0]}
+    if not isinstance(network, NetworkOptions):
+        return texts
+    module = _NETWORK_MODULES[network.network_type]
     arguments = {"algo": "locon" if network.network_type == "dora" else network.network_type} if network.network_type != "lora" else {}
     if network.network_type == "dora":
         arguments["dora_wd"] = "True"
-    for name in (
-        "conv_dim",
-        "conv_alpha",
-        "block_dims",
-        "block_alphas",
-        "conv_block_dims",
-        "block_lr_weight",
-        "rank_dropout",
-        "module_dropout",
-    ):
+    for name in _ARGUMENTS + _own_arguments(network):
         value = getattr(network, name)
-        if value not in (None, 0, ()):
+        if value != type(network).model_fields[name].default:
             arguments[name] = ",".join(str(number) for number in value) if isinstance(value, tuple) else str(value)
     return {
-        "ss_v2": "False",
-        "ss_base_model_version": "sdxl_base_v1-0",
-        "ss_network_module": _NETWORK_MODULES[network.network_type],
+        **texts,
+        "ss_network_module": "networks.lora_flux" if module == "networks.lora" and isinstance(network, FluxNetworkOptions) else module,
         "ss_network_dim": str(network.network_dim),
         "ss_network_alpha": str(float(network.network_dim) if network.network_alpha is None else network.network_alpha),
         "ss_network_args": json.dumps(arguments, sort_keys=True),
     }
 
 
-def _modelspec(options: RunOptions, kind: Kind, date: str | None) -> dict[str, str]:
+_ARGUMENTS = ("rank_dropout", "module_dropout", "network_reg_dims", "network_reg_lrs")
+
+
+def _own_arguments(network: NetworkOptions) -> tuple[str, ...]:
+    """The network arguments that only a family's adapter has, by the names of kohya's scripts."""
+    own = {UNetNetworkOptions, FluxNetworkOptions}.intersection(type(network).__mro__)
+    return tuple(name for kind in own for name in kind.model_fields if name not in NetworkOptions.model_fields)
+
+
+def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[str, str]:
     """modelspec 1.0.1."""
     output = options.output
     width, height = options.dataset.resolution
+    _, architecture, layout = base.texts
+    adapter = isinstance(output, AdapterOutputOptions)
     texts = {
         "sai_model_spec": "1.0.1",
-        "architecture": "stable-diffusion-xl-v1-base/lora",
-        "implementation": IMPLEMENTATION if output.save_model_as == "kohya" else "diffusers",
+        "architecture": f"{architecture}/lora" if adapter else architecture,
+        "implementation": "diffusers" if output.save_model_as == "diffusers" else layout,
         "title": output.metadata_title or output.output_name,
         "resolution": f"{width}x{height}",
-        "prediction_type": _PREDICTION[kind],
+        "prediction_type": _PREDICTION[base.kind],
         "timestep_range": f"{options.objective.min_timestep},{options.objective.max_timestep}",
         "date": date,
         "author": output.metadata_author,
@@ -162,7 +199,6 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         options.objective,
         options.output,
     )
-    vae = options.model.vae
     # kohya writes one number where one was given, and a list otherwise.
     text_rate = network.text_encoder_lr[0] if len(network.text_encoder_lr) == 1 else list(network.text_encoder_lr) or None
     values = {
@@ -179,23 +215,9 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         "lr_warmup_steps": optimizer.lr_warmup_steps,
         "optimizer": optimizer.optimizer_type + (f"({','.join(optimizer.optimizer_args)})" if optimizer.optimizer_args else ""),
         "max_grad_norm": optimizer.max_grad_norm,
-        "network_dropout": network.network_dropout or None,
-        "scale_weight_norms": network.scale_weight_norms,
         "mixed_precision": training.mixed_precision,
-        "max_token_length": options.model.max_token_length,
-        "clip_skip": None,
         "seed": training.seed,
         "cache_latents": options.dataset.cache_latents,
-        "noise_offset": objective.noise_offset or None,
-        "noise_offset_random_strength": objective.noise_offset_random_strength,
-        "adaptive_noise_scale": objective.adaptive_noise_scale or None,
-        "multires_noise_iterations": objective.multires_noise_iterations or None,
-        "multires_noise_discount": objective.multires_noise_discount,
-        "ip_noise_gamma": objective.ip_noise_gamma or None,
-        "ip_noise_gamma_random_strength": objective.ip_noise_gamma_random_strength,
-        "zero_terminal_snr": options.model.zero_terminal_snr,
-        "min_snr_gamma": objective.min_snr_gamma,
-        "debiased_estimation": objective.debiased_estimation_loss,
         "prior_loss_weight": options.dataset.prior_loss_weight,
         "loss_type": objective.loss_type,
         "huber_schedule": objective.huber_schedule,
@@ -204,9 +226,51 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         "training_comment": output.training_comment,
         "sd_model_name": Path(base).name,
         "new_sd_model_hash": base_hash,
-        "vae_name": None if vae is None else Path(vae).name,
     }
-    return _kohya(values)
+    if isinstance(network, NetworkOptions):
+        values |= {"network_dropout": network.network_dropout or None, "scale_weight_norms": network.scale_weight_norms}
+    if isinstance(objective, FlowObjectiveOptions):
+        values |= {name: getattr(objective, name) for name in _FLOW}
+    return _kohya(values | _model(options) | (_noise(objective) if isinstance(objective, ObjectiveOptions) else {}))
+
+
+_FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_sampling", "sigmoid_scale", "model_prediction_type") + (
+    "discrete_flow_shift",
+)
+
+
+def _model(options: RunOptions) -> dict[str, object]:
+    """How the base model was read."""
+    model = options.model
+    if isinstance(model, FluxModelOptions):
+        values: dict[str, object] = {
+            "model_type": "flux",
+            "apply_t5_attn_mask": model.apply_t5_attn_mask,
+            "guidance_scale": model.guidance_scale,
+        }
+        return values | ({"vae_name": Path(model.ae).name} if model.ae else {})
+    assert isinstance(model, UNetModelOptions)
+    return {
+        "max_token_length": model.max_token_length,
+        "clip_skip": model.clip_skip if isinstance(model, SdModelOptions) else None,
+        "zero_terminal_snr": model.zero_terminal_snr,
+        "vae_name": None if model.vae is None else Path(model.vae).name,
+    }
+
+
+def _noise(objective: ObjectiveOptions) -> dict[str, object]:
+    """The noise and the weights of a model on a noise schedule."""
+    return {
+        "noise_offset": objective.noise_offset or None,
+        "noise_offset_random_strength": objective.noise_offset_random_strength,
+        "adaptive_noise_scale": objective.adaptive_noise_scale or None,
+        "multires_noise_iterations": objective.multires_noise_iterations or None,
+        "multires_noise_discount": objective.multires_noise_discount,
+        "ip_noise_gamma": objective.ip_noise_gamma or None,
+        "ip_noise_gamma_random_strength": objective.ip_noise_gamma_random_strength,
+        "min_snr_gamma": objective.min_snr_gamma,
+        "debiased_estimation": objective.debiased_estimation_loss,
+    }
 
 
 def _dataset(options: RunOptions, facts: DatasetFacts) -> dict[str, str]:

@@ -25,6 +25,9 @@ Condition = dict[str, Tensor]
 
 StateDict = dict[str, Tensor]
 
+Dtypes = torch.dtype | Mapping[str, torch.dtype]
+"""Precision of backbone and text encoders: one for all, or one for each by its name in Parts.modules()."""
+
 
 class Path(Protocol):
     """A probability path from picture to noise: x_t = a(t) x0 + s(t) noise."""
@@ -90,7 +93,7 @@ class ModelFamily(Protocol):
     grid: ClassVar[int]
     """Picture sides are multiples of this, in pixels."""
 
-    def load(self, options: Any, device: torch.device, dtype: torch.dtype) -> Parts:
+    def load(self, options: Any, device: torch.device, dtype: Dtypes) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
         ...
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 Work = Literal["cache", "train", "sample"]
@@ -30,7 +31,8 @@ def _caching(options: RunOptions) -> list[tuple[bool, str]]:
 def _training(options: RunOptions, on_gpu: bool) -> list[tuple[bool, str]]:
     data, training, network = options.dataset, options.training, options.network
     batch, accumulation = data.train_batch_size, training.gradient_accumulation_steps
-    wide = network.network_dim > 32 or network.conv_dim is not None
+    adapter = isinstance(network, NetworkOptions)
+    wide = adapter and (network.network_dim > 32 or network.wants_convolutions)
     return [
         (not training.gradient_checkpointing, "gradient_checkpointing on: the largest saving, about a third slower, same result"),
         (
@@ -47,7 +49,9 @@ def _training(options: RunOptions, on_gpu: bool) -> list[tuple[bool, str]]:
         (min(data.resolution) > 512, _smaller(data.resolution)),
         (network.train_text_encoder, "train_text_encoder off"),
         (wide, "a network on fewer layers: conv_dim removed, network_dim = 16, or target_modules such as attn"),
-        (on_gpu and options.optimizer.optimizer_type in ("AdamW", "Prodigy"), "optimizer_type = AdamW8bit"),
+        (not adapter and options.optimizer.optimizer_type != "Adafactor", "optimizer_type = Adafactor, which keeps almost no state"),
+        (on_gpu and adapter and options.optimizer.optimizer_type in ("AdamW", "Prodigy"), "optimizer_type = AdamW8bit"),
+        (not adapter and not network.target_modules, "target_modules = attn: train only a part of the weights, or train a LoRA"),
         (training.use_ema, "use_ema off"),
     ]
 

@@ -12,29 +12,33 @@ from pathlib import Path
 from typing import IO, Any
 
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.flat import flatten
+from sd_scripts.schema.flat import fields, flatten
 from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import SampleOptions
 
 from .checkpoint import BrokenState, check_state, newest_whole, state_folders
 
 HARMLESS = {
-    *OutputOptions.model_fields,
-    *SampleOptions.model_fields,
     *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "allow_custom_modules"),
     *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
     *("cache_dir", "cache_latents_to_disk", "cache_text_encoder_outputs_to_disk", "vae_batch_size", "text_encoder_batch_size"),
     *("max_data_loader_n_workers", "validate_every_n_steps", "max_validation_steps"),
     *("train_batch_size", "gradient_accumulation_steps"),
+    *("num_class_images", "class_prompt", "instance_prompt"),
 }
-"""Options that leave every training step what it is. Folders are told apart by the pictures in them, batch sizes by their product."""
+"""Options that leave every training step what it is, beside those of whole sections. Folders are told apart by the pictures in them and
+their captions, batch sizes by their product."""
+HARMLESS_SECTIONS = ("output", "samples")
+"""What is saved and shown changes nothing that is trained."""
 
 
 def training_settings(options: RunOptions, global_batch: int) -> dict[str, Any]:
     """The settings that decide what a training step does."""
-    return {**{name: value for name, value in flatten(options).items() if name not in HARMLESS}, "global_batch": global_batch}
+    known = fields(type(options))
+    values = flatten(options).items()
+    kept = {name: value for name, value in values if name not in HARMLESS and known[name].section not in HARMLESS_SECTIONS}
+    return {**kept, "global_batch": global_batch}
 
 
 def fingerprint(settings: dict[str, Any]) -> str:

@@ -23,18 +23,23 @@ from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
-from . import families, objectives, resume
-from .checkpoint import Checkpointer, Identity, ends_period, read_state, remove_leftovers
+from . import families, hub, objectives, resume
+from .checkpoint import Checkpointer, Identity, ends_period, read_state, remove_leftovers, room_for
+from .class_pictures import wanted as wanted_class_pictures
 from .data.cache import open_caches
 from .data.pipeline import DataPipeline
 from .errors import TrainingError
-from .metadata import DatasetFacts, build
+from .metadata import BaseFacts, DatasetFacts, build
 from .meter import Phases
 from .networks import Network, attach, export
+from .networks.full import WholeNetwork, train_whole
+from .networks.names import names_of
 from .optim import learning_rate_at, make_optimizer
 from .processes import same_text
 from .protocols import Parts
@@ -47,6 +52,7 @@ from .trainer import Timetable, Trainer
 log = logging.getLogger("sd_scripts")
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+SAVED = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
 
 
@@ -64,6 +70,8 @@ class Session:
         self._trainer: Trainer | None = None
         self._data: DataPipeline | None = None
         self._lock: resume.RunLock | None = None
+        self._parts: Parts | None = None
+        self._uploads: hub.Uploads | None = None
         self._console: logging.Handler | None = None
         self.accelerator = make_accelerator(asked.options)
         self.device = self.accelerator.device
@@ -76,6 +84,7 @@ class Session:
 
     def run(self) -> bool:
         """Trains; True at the end of the run, False after a request to stop."""
+        self._make_class_pictures()
         options = self.options
         self.plan = self._scan()
         self.total_steps = self._total_steps()
@@ -98,9 +107,28 @@ class Session:
         self._log_start(trainer)
         self._trainer, self.work = trainer, "train"
         done = trainer.fit()
+        self._finish_uploads()
         self.accelerator.wait_for_everyone()
         self.closing = f"{trainer.step} of {self.total_steps} steps are done"
         return done
+
+    def _make_class_pictures(self) -> None:
+        """Prior preservation: the base model makes what is missing of num_class_images, in the first process."""
+        pictures = wanted_class_pictures(self.options, self.family.grid)
+        if pictures is None:
+            return
+        if pictures.requests and self.accelerator.is_main_process:
+            self.work = "sample"
+            parts = self._load()
+            for module in parts.modules().values():
+                module.to(self.device)
+            self.phases.enter("cache")
+            pictures.make(self.family, parts, self._cached)
+            for module in parts.modules().values():
+                module.to(CPU)
+        self.accelerator.wait_for_everyone()
+        dataset = self.options.dataset.model_copy(update={"reg_data_dir": str(pictures.folder)})
+        self.options = self.options.model_copy(update={"dataset": dataset})
 
     def _scan(self) -> plans.Plan:
         options, accelerator = self.options, self.accelerator
@@ -207,13 +235,25 @@ class Session:
             logging.getLogger().addHandler(self._console)
 
     def _load(self) -> Parts:
-        """All networks on the CPU; each goes to the device when it is needed there."""
+        """All networks on the CPU; each goes to the device when it is needed there. A second call gives the same ones."""
+        if self._parts is not None:
+            return self._parts
         self.phases.enter("load")
         if self.options.training.deterministic:
             # Some kernels have no deterministic form; torch names them in a warning instead of ending the run.
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.benchmark = False
-        return self.family.load(self.options.model, CPU, DTYPES[self.options.training.mixed_precision])
+        precision, trained = DTYPES[self.options.training.mixed_precision], self._trained()
+        dtypes = {name: torch.float32 if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}
+        self._parts = self.family.load(self.options.model, CPU, dtypes)
+        return self._parts
+
+    def _trained(self) -> tuple[str, ...]:
+        """Networks whose own weights are trained, which are read in float32: what 16 bits have lost does not come back."""
+        network = self.options.network
+        if isinstance(network, NetworkOptions):
+            return ()
+        return (*(("backbone",) if network.train_unet else ()), *(("te1", "te2") if network.train_text_encoder else ()))
 
     def _prepare(self, parts: Parts) -> DataPipeline:
         """Fills the caches; afterwards only what training needs is on the device."""
@@ -258,11 +298,15 @@ class Session:
             self.run_dir.log("cached", what=what, done=done, total=total)
         self.stop.check()
 
-    def _attach(self, parts: Parts) -> Network:
+    def _attach(self, parts: Parts) -> Network | WholeNetwork:
         options = self.options
         network_options = options.network
-        conv = network_options.conv_dim is not None or bool(network_options.conv_block_dims)
-        network = attach(parts, network_options, self.family.adapter_targets(parts, conv), options.training.seed)
+        network: Network | WholeNetwork
+        if isinstance(network_options, NetworkOptions):
+            targets = self.family.adapter_targets(parts, network_options.wants_convolutions)
+            network = attach(parts, network_options, targets, options.training.seed)
+        else:
+            network = train_whole(parts, network_options, self.family)
         if options.training.gradient_checkpointing:
             parts.backbone.enable_gradient_checkpointing()
             if network_options.train_text_encoder:
@@ -273,7 +317,7 @@ class Session:
     def _make_trainer(
         self,
         parts: Parts,
-        network: Network,
+        network: Network | WholeNetwork,
         data: DataPipeline,
         optimizer: torch.optim.Optimizer,
         prompts: list[PromptSpec],
@@ -340,13 +384,34 @@ class Session:
             names_of=lambda step: [self.plan.pictures[ref.picture].path for ref in self.plan.global_batch(step)],
         )
 
-    def _export(self, network: Network, parts: Parts, facts: DatasetFacts, path: Path, step: int) -> None:
-        from .checkpoint import room_for
-
+    def _export(self, network: Network | WholeNetwork, parts: Parts, facts: DatasetFacts, path: Path, step: int) -> None:
+        """Writes what users take away: the adapter, or the whole model."""
         output = self.options.output
-        texts = build(self.options, step=step, epoch=self.plan.epoch_of(step), base=parts.source, kind=parts.kind, dataset=facts)
+        texts = build(self.options, base_facts(parts), step=step, epoch=self.plan.epoch_of(step), dataset=facts)
         with room_for(f"{path.name}", path.parent):
-            export(network, parts, path, save_model_as=output.save_model_as, precision=output.save_precision, metadata=texts)
+            if isinstance(output, AdapterOutputOptions):
+                assert isinstance(network, Network)
+                export(network, parts, path, save_model_as=output.save_model_as, precision=output.save_precision, metadata=texts)
+            else:
+                assert isinstance(output, ModelOutputOptions)
+                self.family.save(parts, path, output.save_model_as, SAVED[output.save_precision], texts)
+        if output.huggingface_repo_id is not None:
+            if self._uploads is None:
+                self._uploads = hub.Uploads(output, self._warn, self._uploaded)
+            self._uploads.put(path)
+
+    def _uploaded(self, address: str) -> None:
+        log.info("uploaded %s", address)
+        if self.run_dir is not None:
+            self.run_dir.log("uploaded", text=address)
+
+    def _finish_uploads(self) -> None:
+        """A run ends when its uploads have."""
+        if self._uploads is not None:
+            if self._uploads.left:
+                log.info("waiting for %d uploads", self._uploads.left)
+            self._uploads.finish()
+            self._uploads = None
 
     def _log_start(self, trainer: Trainer) -> None:
         if not self.accelerator.is_main_process or self.run_dir is None:
@@ -381,6 +446,7 @@ class Session:
 
     def dry_run(self) -> str:
         """Checks everything that can be checked without weights; a summary for people. Raises OptionError."""
+        missing = self._expected_class_pictures()
         options = self.options
         self.plan = self._scan()
         self.total_steps = self._total_steps()
@@ -407,10 +473,21 @@ class Session:
             f"starts: {begins}",
             f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
             f"previews: {len(prompts)}",
+            *([f"class pictures: {missing} will be made before training"] if missing else []),
             *(f"note: {text}" for text in (*start.warnings, *self.plan.warnings)),
             "Nothing was started (--dry_run).",
         ]
         return "\n".join(lines)
+
+    def _expected_class_pictures(self) -> int:
+        """How many class pictures a start would make; those that are there are counted among the pictures."""
+        pictures = wanted_class_pictures(self.options, self.family.grid)
+        if pictures is None:
+            return 0
+        there = str(pictures.folder) if pictures.folder.is_dir() else None
+        dataset = self.options.dataset.model_copy(update={"reg_data_dir": there})
+        self.options = self.options.model_copy(update={"dataset": dataset})
+        return len(pictures.requests)
 
     # The end.
 
@@ -436,6 +513,7 @@ class Session:
 
     def close(self) -> None:
         """Gives everything back that outlives a process."""
+        self._finish_uploads()
         if self._data is not None:
             self._data.close()
         with suppress(RuntimeError):
@@ -478,6 +556,14 @@ def with_precision(options: RunOptions, device: torch.device) -> RunOptions:
     else:
         chosen = "no"
     return options.model_copy(update={"training": options.training.model_copy(update={"mixed_precision": chosen})})
+
+
+def base_facts(parts: Parts) -> BaseFacts:
+    """What the saved file's header says about the base model."""
+    family = names_of(parts).family
+    if family == "flux":
+        return BaseFacts(parts.source, parts.kind, "flux-dev" if parts.backbone.config.guidance_embeds else "flux-schnell")
+    return BaseFacts(parts.source, parts.kind, family)
 
 
 def dataset_facts(plan: plans.Plan, total_steps: int) -> DatasetFacts:

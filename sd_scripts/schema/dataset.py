@@ -142,8 +142,8 @@ class DatasetOptions(Section):
         if self.dataset_config is not None:
             problems += [
                 f"dataset_config replaces {name}; remove one of the two"
-                for name in ("train_data_dir", "reg_data_dir", "in_json")
-                if getattr(self, name) is not None
+                for name in ("train_data_dir", "reg_data_dir", "in_json", "instance_prompt", "class_prompt")
+                if getattr(self, name)
             ]
         if self.num_class_images and not self.class_prompt:
             problems.append("num_class_images needs class_prompt, the prompt that the pictures are made with, such as: a photo of a dog")

@@ -261,13 +261,9 @@ class SdxlFullOptions(UNetFullOptions):
     last layer; 0 freezes a part. Empty takes unet_lr everywhere."""
 
     @model_validator(mode="after")
-    def _one_rate_for_each_part(self) -> Self:
-        problems = []
-        if self.block_lr and len(self.block_lr) != 23:
-            problems.append(f"block_lr has {len(self.block_lr)} numbers; give 23 (embeddings, 9 input, 3 middle, 9 output, last), or none")
+    def _one_source_of_rates(self) -> Self:
         if self.block_lr and self.unet_lr is not None:
-            problems.append("block_lr and unet_lr both set rates of the UNet; remove one")
-        raise_all(problems)
+            raise_all(["block_lr and unet_lr both set rates of the UNet; remove one"])
         return self
 
 

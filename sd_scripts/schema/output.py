@@ -96,6 +96,11 @@ class OutputOptions(Section):
         raise_all(problems)
         return self
 
+    @property
+    def ending(self) -> str:
+        """Ending of the saved files; a folder has none."""
+        return ".safetensors"
+
 
 class AdapterOutputOptions(OutputOptions):
     """Run folder, saved adapter files, states, resume, trackers, metadata."""
@@ -113,3 +118,14 @@ class ModelOutputOptions(OutputOptions):
     save_model_as: Literal["safetensors", "diffusers"] = "safetensors"
     """How the model is written. safetensors: one file in the model's original layout, which every tool reads (FLUX: the transformer, as it
     is published); diffusers: a folder with all parts, large weights split into several files."""
+
+    @property
+    def ending(self) -> str:
+        """Ending of the saved files; a folder has none."""
+        return ".safetensors" if self.save_model_as == "safetensors" else ""
+
+    @model_validator(mode="after")
+    def _folder_is_free(self) -> Self:
+        if self.save_model_as == "diffusers" and self.output_name in ("state", "samples", "trackers"):
+            raise_all([f"output_name: the run's folder has a folder {self.output_name} already; choose another name for the saved folder"])
+        return self

@@ -181,11 +181,16 @@ def _default_size(defaults: Defaults, problems: list[Problem]) -> tuple[int, int
     """sample_size, which must lie on the grid, or the resolution of training brought to it."""
     grid, size = defaults.grid, defaults.options.sample_size
     if size is None:
-        return (_nearest(defaults.resolution[0], grid), _nearest(defaults.resolution[1], grid))
+        return nearest_size(defaults)
     for side in size:
         if side % grid:
             problems.append(Problem("sample_size", f"sample_size: {side} is not a multiple of {grid}; {_neighbours(side, grid)}"))
     return size
+
+
+def nearest_size(defaults: Defaults) -> tuple[int, int]:
+    """The resolution of training brought to the grid."""
+    return (_nearest(defaults.resolution[0], defaults.grid), _nearest(defaults.resolution[1], defaults.grid))
 
 
 def _nearest(side: int, grid: int) -> int:

@@ -22,7 +22,7 @@ from sd_scripts.library.families.pictures import as_pictures, decode, encode_pic
 from sd_scripts.library.families.samplers import scheduler_for
 from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.loading import flux as loading
-from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview, StateDict
+from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview, StateDict
 from sd_scripts.schema.model import FluxModelOptions
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Flux:
     name: ClassVar[str] = "flux"
     grid: ClassVar[int] = 16
 
-    def load(self, options: FluxModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+    def load(self, options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
         return loading.load(options, device, dtype)
 

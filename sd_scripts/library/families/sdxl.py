@@ -18,7 +18,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from sd_scripts.library.families import pictures, unet
 from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.loading import sdxl as loading
-from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview, StateDict
+from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview, StateDict
 from sd_scripts.schema.model import SdxlModelOptions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Sdxl:
     name: ClassVar[str] = "sdxl"
     grid: ClassVar[int] = 8
 
-    def load(self, options: SdxlModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+    def load(self, options: SdxlModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
         return loading.load(options, device, dtype)
 

@@ -13,7 +13,7 @@ Every problem that can be seen before weights are read is collected with `tried`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from sd_scripts.library.loading.original import Extras, Layout, Stored, from_ori
 from sd_scripts.library.loading.source import Source, find
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
 from sd_scripts.library.loading.weights import Entry, Reader, check, empty, entries, fill, folder_entries
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 
 BASE = "pretrained_model_name_or_path"
@@ -313,6 +313,11 @@ def adapter(value: str) -> Path:
     if what != LORA:
         raise OptionError(f"base_weights: {path.name} is {what}; LoRA files are merged here")
     return path
+
+
+def dtypes_of(names: Iterable[str], dtype: Dtypes, vae_dtype: str) -> dict[str, torch.dtype]:
+    """The precision of each network: the VAE's is an option of its own, the others' are one, or one for each name."""
+    return {name: VAE_DTYPES[vae_dtype] if name == "vae" else dtype if isinstance(dtype, torch.dtype) else dtype[name] for name in names}
 
 
 def read_networks(found: Mapping[str, Found], label: str, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> dict[str, nn.Module]:

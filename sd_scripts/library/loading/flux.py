@@ -17,7 +17,6 @@ from sd_scripts.library.loading import original, original_flux, tokenizers
 from sd_scripts.library.loading.common import (
     BASE,
     CONFIGS,
-    VAE_DTYPES,
     Base,
     Config,
     FamilySpec,
@@ -28,6 +27,7 @@ from sd_scripts.library.loading.common import (
     check_kind,
     config_of,
     configs_for,
+    dtypes_of,
     from_folder,
     given,
     merge_adapters,
@@ -40,7 +40,8 @@ from sd_scripts.library.loading.headers import CLIP, FLUX, T5, VAE, Header, read
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
 from sd_scripts.library.loading.weights import Entry, entries
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.loading.writing import original_tensors, write_file, write_folder
+from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import FluxModelOptions
 
@@ -106,7 +107,7 @@ MAX_TOKENS = {True: 512, False: 256}
 """Caption tokens that T5 reads for dev, which embeds guidance, and for schnell, which does not."""
 
 
-def load(options: FluxModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+def load(options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
 
     Raises OptionError with every problem that can be seen before weights are read.
@@ -136,6 +137,14 @@ def load(options: FluxModelOptions, device: torch.device, dtype: torch.dtype) ->
 def published_scheduler(guidance_embeds: bool) -> Config:
     """Scheduler configuration of dev, which embeds guidance, or of schnell."""
     return read_json((DEV if guidance_embeds else SCHNELL) / "scheduler" / "scheduler_config.json", BASE)
+
+
+def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+    """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer as it is published."""
+    if save_model_as == "diffusers":
+        write_folder(SPEC, parts, path, dtype, metadata)
+    else:
+        write_file(path, original_tensors(SPEC.parts["backbone"], parts.backbone, dtype, prefix=""), metadata)
 
 
 def _base(options: FluxModelOptions, own: Sequence[str]) -> Base:
@@ -243,9 +252,9 @@ def _check_fit(networks: Mapping[str, Found], given_names: Sequence[str]) -> Non
         raise OptionError([Problem(problem.partition(":")[0], problem) for problem in problems])
 
 
-def _read(base: Base, options: FluxModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+def _read(base: Base, options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
     """Reads the weights."""
-    dtypes = {name: VAE_DTYPES[options.vae_dtype] if name == "vae" else dtype for name in base.networks}
+    dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
     modules = read_networks(base.networks, base.source.label, device, dtypes)
     _settle_t5(modules["te3"])
     guidance_embeds = bool(modules["backbone"].config.guidance_embeds)

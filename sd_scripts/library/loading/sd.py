@@ -21,7 +21,7 @@ from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, read_j
 from sd_scripts.library.loading.headers import SD1, SD2, Header, what_is
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdModelOptions
 
@@ -73,7 +73,7 @@ def spec_of(backbone: nn.Module) -> FamilySpec:
     return SPEC2 if _is_second(dict(backbone.config)) else SPEC1
 
 
-def load(options: SdModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+def load(options: SdModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
 
     A single file does not say what its network predicts: noise is assumed, unless it carries the `v_pred` mark or options say otherwise.

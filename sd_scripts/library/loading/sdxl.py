@@ -13,7 +13,7 @@ from sd_scripts.library.loading import common, original, unet
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec
 from sd_scripts.library.loading.headers import SDXL
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.model import SdxlModelOptions
 
 SPEC = FamilySpec(
@@ -48,7 +48,7 @@ SPEC = FamilySpec(
 )
 
 
-def load(options: SdxlModelOptions, device: torch.device, dtype: torch.dtype) -> Parts:
+def load(options: SdxlModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
 
     Raises OptionError with every problem that can be seen before weights are read.

@@ -13,7 +13,6 @@ from sd_scripts.library import diffusion
 from sd_scripts.library.loading import original
 from sd_scripts.library.loading.common import (
     BASE,
-    VAE_DTYPES,
     Base,
     Config,
     FamilySpec,
@@ -23,6 +22,7 @@ from sd_scripts.library.loading.common import (
     base_source,
     check_kind,
     configs_for,
+    dtypes_of,
     from_file,
     from_folder,
     given,
@@ -34,7 +34,7 @@ from sd_scripts.library.loading.common import (
 from sd_scripts.library.loading.headers import VAE, Header, read_header
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.writing import Lazy, original_tensors, write_file, write_folder
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import UNetModelOptions
 
@@ -50,7 +50,7 @@ def load(
     spec: FamilySpec,
     options: UNetModelOptions,
     device: torch.device,
-    dtype: torch.dtype,
+    dtype: Dtypes,
     settings: Callable[[Base], dict[str, Any]],
     refine: Refine = lambda spec, source, header: spec,
 ) -> Parts:
@@ -93,10 +93,10 @@ def marked(base: Base, header: Header) -> Base:
     return base
 
 
-def read(base: Base, options: UNetModelOptions, device: torch.device, dtype: torch.dtype, settings: dict[str, Any]) -> Parts:
+def read(base: Base, options: UNetModelOptions, device: torch.device, dtype: Dtypes, settings: dict[str, Any]) -> Parts:
     """Reads the weights."""
     scheduler = scheduler_config(base.scheduler, options, base.spec.configs)
-    dtypes = {name: VAE_DTYPES[options.vae_dtype] if name == "vae" else dtype for name in base.networks}
+    dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
     modules = read_networks(base.networks, base.source.label, device, dtypes)
     return Parts(
         backbone=modules["backbone"],
