@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from diffusers import EulerDiscreteScheduler, SchedulerMixin, StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers import (
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    SchedulerMixin,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+)
 
 from sd_scripts.library.protocols import Parts
 
@@ -39,6 +46,21 @@ def sd_pipeline_of(parts: Parts, scheduler: SchedulerMixin | None = None) -> Sta
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def flux_pipeline_of(parts: Parts) -> FluxPipeline:
+    """The parts of a FLUX model in diffusers' pipeline; the networks are shared, not copied."""
+    pipeline = FluxPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders["te1"],
+        text_encoder_2=parts.text_encoders["te3"],
+        tokenizer=parts.tokenizers["te1"],
+        tokenizer_2=parts.tokenizers["te3"],
+        transformer=parts.backbone,
+        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
