@@ -144,9 +144,9 @@ class Flux:
 
     def export_names(self, state: StateDict) -> StateDict:
         """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1, te3)."""
-        from sd_scripts.library.networks.flux_names import to_kohya
+        from sd_scripts.library.networks.names import kohya_keys
 
-        return to_kohya(state)
+        return kohya_keys("flux", state)
 
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes the model: safetensors is the transformer alone in the published layout, diffusers a folder with everything."""
