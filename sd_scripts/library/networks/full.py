@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.loading.original import layout
+from sd_scripts.library.loading import original
 from sd_scripts.library.protocols import ModelFamily, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.network import FluxFullOptions, FullOptions, SdxlFullOptions, UNetFullOptions
@@ -133,7 +133,7 @@ def _block_rates(
     block_lr = options.block_lr if isinstance(options, SdxlFullOptions) else ()
     if not block_lr:
         return lambda name: ("unet", options.unet_lr)
-    stored = {name: where.name for name, where in layout("backbone", names, dict(parts.backbone.config)).items()}
+    stored = {name: where.name for name, where in original.places(original.unet, names, dict(parts.backbone.config)).items()}
     inputs, outputs = (
         1 + max(int(name.split(".")[1]) for name in stored.values() if name.startswith(f"{side}_blocks.")) for side in ("input", "output")
     )
