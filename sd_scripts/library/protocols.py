@@ -54,7 +54,9 @@ class Parts:
     source: str
     """What was loaded, for messages and metadata: a file name or hub id, never a folder path."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the family that encode_prompts and denoise need, such as max_token_length."""
+    """Settings of the family that encode_prompts needs, such as max_token_length; kept texts are of these settings."""
+    denoising: dict[str, Any] = field(default_factory=dict)
+    """Settings of the family that denoise alone needs, such as guidance_scale."""
 
     def modules(self) -> dict[str, nn.Module]:
         """All networks by name: backbone, vae, te1, te2, ..."""

@@ -46,7 +46,7 @@ _REASONS = {
     "crop": "the crop changed",
     "interpolation": "resize_interpolation changed",
     "alpha": "alpha_mask changed",
-    "settings": "max_token_length or weighted_captions changed",
+    "settings": "an option of the text encoding changed, such as the number of tokens",
     "family": "the model family changed",
     "revision": "the code revision changed",
 }

@@ -61,7 +61,8 @@ class Flux:
             kind=diffusion.kind_of(scheduler),
             scheduler_config=scheduler,
             source="tiny",
-            settings={"t5xxl_max_token_length": 32, "apply_t5_attn_mask": False, "guidance_scale": 1.0},
+            settings={"t5xxl_max_token_length": 32, "apply_t5_attn_mask": False},
+            denoising={"guidance_scale": 1.0},
         )
         for module in parts.modules().values():
             module.eval().requires_grad_(False)
@@ -110,13 +111,13 @@ class Flux:
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t, float32.
 
-        Texts of different lengths in one batch are padded, and the padding is hidden in attention. Embedded guidance is the setting
-        guidance_scale. Time and guidance reach their embedding in float32, whatever the precision of the network.
+        Texts of different lengths in one batch are padded, and the padding is hidden in attention. Embedded guidance is
+        denoising["guidance_scale"]. Time and guidance reach their embedding in float32, whatever the precision of the network.
         """
         _, dtype = place(parts.backbone)
         text, mask = batched_texts([condition["t5"] for condition in conditions], x_t.shape[-2] * x_t.shape[-1] // 4)
         t = t.to(x_t.device, torch.float32)
-        guidance = torch.full_like(t, parts.settings["guidance_scale"]) if parts.backbone.config.guidance_embeds else None
+        guidance = torch.full_like(t, parts.denoising["guidance_scale"]) if parts.backbone.config.guidance_embeds else None
         with _exact_times(parts.backbone, t, guidance):
             prediction = parts.backbone(
                 hidden_states=packed(x_t).to(dtype),

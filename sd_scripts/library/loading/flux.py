@@ -271,8 +271,8 @@ def _read(base: Base, options: FluxModelOptions, device: torch.device, dtype: Dt
         settings={
             "t5xxl_max_token_length": options.t5xxl_max_token_length or min(MAX_TOKENS[guidance_embeds], words.model_max_length),
             "apply_t5_attn_mask": options.apply_t5_attn_mask,
-            "guidance_scale": options.guidance_scale,
         },
+        denoising={"guidance_scale": options.guidance_scale},
     )
 
 

@@ -153,7 +153,7 @@ def test_the_sizes_of_a_picture_are_no_condition():
 def test_guidance_of_the_setting_is_embedded(parts):
     x_t, t, conditions = normal(1, 16, 4, 6), torch.tensor([0.4]), encoded(parts, ["cat"])
     for scale in (1.0, 3.5):
-        parts.settings["guidance_scale"] = scale
+        parts.denoising["guidance_scale"] = scale
         with torch.no_grad():
             ours = FLUX.denoise(parts, x_t, t, conditions)
             theirs = parts.backbone(
@@ -173,7 +173,7 @@ def test_times_are_not_rounded_to_the_precision_of_the_network(parts):
     parts.backbone.to(torch.bfloat16)
     parts.backbone.time_text_embed.time_proj.register_forward_hook(lambda module, arguments, output: seen.append(arguments[0]))
     t = torch.tensor([0.70112, 0.00317])
-    parts.settings["guidance_scale"] = 3.51
+    parts.denoising["guidance_scale"] = 3.51
     with torch.no_grad():
         prediction = FLUX.denoise(parts, normal(2, 16, 4, 4), t, encoded(parts, ["cat", "dog"]))
     assert prediction.dtype == torch.float32
@@ -211,7 +211,7 @@ def test_gradient_checkpointing_changes_nothing(parts):
 def test_one_euler_step_through_denoise_is_one_step_of_the_pipeline(parts, make):
     parts = make(parts)
     assert parts.kind == "velocity" and isinstance(parts.path, diffusion.FlowPath)
-    parts.settings["guidance_scale"] = 2.5
+    parts.denoising["guidance_scale"] = 2.5
     seen: list[torch.Tensor] = []
     pipe = flux_pipeline_of(parts)
     pipe(
@@ -272,7 +272,7 @@ def test_a_preview_hides_the_padding_of_prompts_and_negative_prompts(parts):
         pipe = flux_pipeline_of(parts)
         mu = 0.5 + (12 - 256) * (1.15 - 0.5) / (4096 - 256)
         pipe.scheduler.set_timesteps(sigmas=[1.0, 2 / 3, 1 / 3], mu=mu)
-        parts.settings["guidance_scale"] = one.guidance
+        parts.denoising["guidance_scale"] = one.guidance
         x = torch.randn((1, 16, 6, 8), generator=torch.Generator().manual_seed(one.seed))
         positive, negative = encoded(parts, [one.prompt, one.negative_prompt])
         for now, after in zip(pipe.scheduler.sigmas, pipe.scheduler.sigmas[1:]):
@@ -286,7 +286,7 @@ def test_a_preview_hides_the_padding_of_prompts_and_negative_prompts(parts):
 def test_guidance_of_a_preview_is_its_own(parts):
     one = Preview("cat", width=32, height=32, seed=5, steps=2, cfg_scale=1.0)
     assert not torch.equal(FLUX.render(parts, [one]), FLUX.render(parts, [replace(one, guidance=1.0)]))
-    parts.settings["guidance_scale"] = 9.0
+    parts.denoising["guidance_scale"] = 9.0
     assert torch.equal(FLUX.render(parts, [one]), FLUX.render(FLUX.tiny(), [one]))
 
 
