@@ -69,7 +69,7 @@ def adapters_of(
     found: dict[Target, dict[str, Tensor]] = {}
     unknown, twice = [], []
     for key, tensor in tensors.items():
-        place = _place(key.replace("_orig_mod.", "").replace("base_model.model.", ""), names)
+        place = place_of(key, names)
         if place is None:
             unknown.append(key)
             continue
@@ -78,7 +78,7 @@ def adapters_of(
         twice += [key] if rest in held else []
         held[rest] = _canonical_magnitude(tensor, key) if rest == MAGNITUDE else tensor.float()
     if unknown or not found:
-        raise OptionError(_refusal(file, unknown, len(tensors)))
+        raise OptionError(refusal(file, unknown, len(tensors)))
     scales = _header_scales(header, names, found)
     adapters: dict[str, AdapterLayer] = {}
     for target, held in found.items():
@@ -92,7 +92,8 @@ def adapters_of(
     return adapters
 
 
-def _refusal(file: str, unknown: list[str], count: int) -> str:
+def refusal(file: str, unknown: list[str], count: int) -> str:
+    """The sentence about a file with these keys, of `count`, that fit no layer; with none it is empty."""
     for what, endings in _UNSUPPORTED.items():
         held = [key for key in unknown if key.endswith(tuple(f".{ending}" for ending in endings))]
         if held:
@@ -101,8 +102,9 @@ def _refusal(file: str, unknown: list[str], count: int) -> str:
     return f"{file} cannot be used: {what}. It must be an adapter for this model family, with kohya's, diffusers' or ComfyUI's names"
 
 
-def _place(key: str, names: Names) -> tuple[Target, str] | None:
-    """What a key stands for, and which tensor it is in peft's words; None for neither."""
+def place_of(key: str, names: Names) -> tuple[Target, str] | None:
+    """What a key stands for, and which tensor it is in peft's words; None for neither. Takes what torch.compile and peft put before it."""
+    key = key.replace("_orig_mod.", "").replace("base_model.model.", "")
     old = _PROCESSOR.fullmatch(key)
     if old:
         attention = _ATTENTION.fullmatch(old[2])
