@@ -282,49 +282,6 @@ def test_a_single_file_has_the_tokenizer_in_either_folder_beside_it(single, tiny
 
 # What cannot, and what a person is told
 
-WRONG_FILES: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
-    "flux": ({"double_blocks.0.img_attn.qkv.weight": (3, 1), "img_in.weight": (1,)}, "is a FLUX transformer; you chose SDXL"),
-    "flux diffusers": ({"single_transformer_blocks.0.attn.to_q.weight": (1,)}, "is a FLUX transformer"),
-    "sd3": ({"model.diffusion_model.joint_blocks.0.x": (1,)}, "is an SD3 model"),
-    "qwen": (
-        {"transformer_blocks.0.img_mod.1.weight": (1,), "transformer_blocks.0.attn.add_q_proj.weight": (1,)},
-        "is a Qwen-Image transformer",
-    ),
-    "zimage": ({"noise_refiner.0.attention.to_q.weight": (1,), "cap_pad_token": (1,)}, "is a Z-Image transformer"),
-    "sd1": (
-        {
-            "cond_stage_model.transformer.text_model.final_layer_norm.bias": (1,),
-            "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": (320, 768),
-        },
-        "is an SD 1.x model",
-    ),
-    "sd2": ({"cond_stage_model.model.ln_final.bias": (1,)}, "is an SD 2.x model"),
-    "lora": (
-        {"lora_unet_x.lora_down.weight": (1, 1), "lora_unet_x.alpha": ()},
-        "is a LoRA file; you chose SDXL.*base_weights.*network_weights",
-    ),
-    "peft lora": ({"unet.x.lora_A.weight": (1, 1)}, "is a LoRA file"),
-    "vae": ({"encoder.conv_in.weight": (1,), "decoder.conv_in.weight": (1,)}, "is a VAE alone.*goes into vae"),
-    "refiner": ({"conditioner.embedders.0.model.ln_final.bias": (1,)}, "is an SDXL refiner"),
-    "unet": ({"model.diffusion_model.label_emb.0.0.weight": (1,)}, "is the UNet of SDXL alone"),
-    "diffusers unet": ({"down_blocks.0.resnets.0.conv1.weight": (1,), "add_embedding.linear_1.weight": (1,)}, "is the UNet of SDXL alone"),
-    "clip": ({"text_model.encoder.layers.0.self_attn.q_proj.weight": (1,)}, "is a CLIP text encoder"),
-    "t5": ({"encoder.block.0.layer.0.SelfAttention.q.weight": (1,)}, "is a T5 text encoder"),
-    "controlnet": ({"control_model.input_blocks.0.0.weight": (1,)}, "is a ControlNet"),
-    "embedding": ({"emb_params": (4, 768)}, "is a textual inversion"),
-    "empty": ({}, "is an empty file"),
-    "other": ({"weight": (1,)}, "is an unknown kind of file"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_FILES)
-def test_a_file_of_another_kind_is_called_by_its_name(tmp_path, name):
-    shapes, expected = WRONG_FILES[name]
-    file = tmp_path / "model.safetensors"
-    save_file({key: torch.zeros(shape) for key, shape in shapes.items()}, file)
-    with pytest.raises(OptionError, match=expected):
-        load(file)
-
 
 def test_an_sdxl_file_is_recognised(single):
     assert what_is(read_header(single, NAME)) == "an SDXL checkpoint"

@@ -1,6 +1,7 @@
 """What every family promises, on its tiny model: shapes, clock and sign, independence of samples, no trace left behind."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.testing import assert_close
 from sd_scripts.library import families
 from sd_scripts.library.protocols import Condition, Geometry, ModelFamily, Parts, Preview
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import RUNS
 
 GENERATOR = torch.Generator()
 GENERATOR.seed()  # other numbers in every run of the tests
@@ -157,3 +159,52 @@ def test_a_preview_leaves_modes_gradients_and_weights_as_they_were(family, parts
     assert all(parameter.requires_grad and parameter.grad is None for parameter in parts.backbone.parameters())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in parts.backbone.state_dict().items())
     assert torch.is_grad_enabled()
+
+
+def load(family: ModelFamily, path: Path) -> Parts:
+    options = RUNS[(family.name, "network")].model_fields["model"].annotation
+    assert options is not None
+    return family.load(options(pretrained_model_name_or_path=str(path)), torch.device("cpu"), torch.float32)
+
+
+def test_a_saved_folder_loads_as_the_same_model(family, parts, tmp_path):
+    family.save(parts, tmp_path / "model", "diffusers", None, {})
+    again = load(family, tmp_path / "model")
+    for name, module in parts.modules().items():
+        state = again.modules()[name].state_dict()
+        assert state.keys() == module.state_dict().keys()
+        assert all(torch.equal(state[key], tensor) for key, tensor in module.state_dict().items()), name
+    assert (again.kind, again.settings) == (parts.kind, parts.settings)
+    x_t, t = noisy(family, parts, 1), torch.tensor([0.5])
+    with torch.no_grad():
+        expected = family.denoise(parts, x_t, t, conditions(family, parts, ["a red star"]))
+        assert torch.equal(family.denoise(again, x_t, t, conditions(family, again, ["a red star"])), expected)
+    one = request(family, 3)
+    assert family.preview(again, [one])[0].tobytes() == family.preview(parts, [one])[0].tobytes()
+
+
+@pytest.mark.parametrize("save_model_as", ["safetensors", "diffusers"])
+def test_saving_twice_gives_the_same_bytes_and_leaves_the_model_as_it_was(family, parts, tmp_path, save_model_as):
+    before = {name: {key: tensor.clone() for key, tensor in module.state_dict().items()} for name, module in parts.modules().items()}
+    files = []
+    for name in ("one", "two"):
+        place = tmp_path / name / "model.safetensors"
+        family.save(parts, place, save_model_as, torch.bfloat16, {"title": "x"})
+        files.append({str(file.relative_to(place.parent)): file.read_bytes() for file in place.parent.rglob("*") if file.is_file()})
+    assert files[0] == files[1] and files[0]
+    for name, module in parts.modules().items():
+        assert all(torch.equal(tensor, before[name][key]) for key, tensor in module.state_dict().items())
+
+
+def test_an_original_file_is_loaded_and_saved_again_in_the_same_bytes(family, parts, tmp_path):
+    # In its own folder, where configurations, tokenizers and what the file does not hold are found.
+    family.save(parts, tmp_path / "model", "diffusers", None, {})
+    first, second = tmp_path / "model" / "one.safetensors", tmp_path / "two.safetensors"
+    family.save(parts, first, "safetensors", None, {"title": "x"})
+    options = RUNS[(family.name, "network")].model_fields["model"].annotation
+    assert options is not None
+    own = {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"} if family.name == "flux" else {}
+    given = {option: str(tmp_path / "model" / folder) for option, folder in own.items()}
+    again = family.load(options(pretrained_model_name_or_path=str(first), **given), torch.device("cpu"), torch.float32)
+    family.save(again, second, "safetensors", None, {"title": "x"})
+    assert first.read_bytes() == second.read_bytes()
