@@ -221,6 +221,17 @@ def test_a_diffusers_folder_gives_its_networks_ready_and_frozen(saved, tiny):
     assert torch.equal(got["t5"], wanted["t5"]) and torch.equal(got["pooled"], wanted["pooled"])
 
 
+def test_t5_has_no_dropout_even_while_it_is_trained(folder):
+    config_file = folder / "text_encoder_2" / "config.json"
+    config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "dropout_rate": 0.5}))
+    parts = load(folder)
+    with torch.no_grad():
+        (before,) = FLUX.encode_prompts(parts, ["a red star"])
+        parts.text_encoders["te3"].train()
+        (after,) = FLUX.encode_prompts(parts, ["a red star"])
+    assert torch.equal(after["t5"], before["t5"])
+
+
 def test_options_of_the_text_reach_the_settings(saved):
     parts = load(saved, t5xxl_max_token_length=48, apply_t5_attn_mask=True, guidance_scale=3.5)
     # What only denoising needs is kept apart: cached texts do not depend on it.

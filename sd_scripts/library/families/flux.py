@@ -323,6 +323,7 @@ def _tiny_t5_config(tokenizer: T5Tokenizer, width: int) -> T5Config:
         num_layers=2,
         num_heads=2,
         feed_forward_proj="gated-gelu",
+        dropout_rate=0.0,
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -89,7 +89,8 @@ SPEC = FamilySpec(
         "te3": PartSpec(
             folder="text_encoder_2",
             class_name="T5EncoderModel",
-            make=lambda config: T5EncoderModel(T5Config.from_dict(config)),
+            # Published configurations have dropout, which would draw from torch's global generator when the encoder is trained.
+            make=lambda config: T5EncoderModel(T5Config.from_dict({**config, "dropout_rate": 0.0})),
             layout=lambda config: original.Stored,
             prefixes=("text_encoders.t5xxl.transformer.",),
             kinds=(T5,),
