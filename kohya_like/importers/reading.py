@@ -2,15 +2,76 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 
+from . import kohya_ss, lora_file, own_toml, safetensors_header
 from .report import Imported
+
+MAX_TEXT_BYTES = 4 << 20
+"""More than any configuration; a larger file is something else."""
+_ACCEPTED = "a kohya_ss configuration (.json or .toml), an sd-scripts configuration (.toml), a file of Save TOML, or a LoRA (.safetensors)"
 
 
 def read(name: str, data: bytes) -> Imported:
     """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, or a LoRA .safetensors.
 
-    name is the file's name, for messages and where the content alone does not say what it is. Raises OptionError with a sentence for a
-    file that is none of these, or is damaged.
+    name is the file's name, for messages and as a hint at the family. Of a .safetensors file the header is enough (see
+    safetensors_header.needed_bytes), so the page need not send the weights. Raises OptionError with a sentence for a file that is none of these,
+    or is damaged.
     """
-    raise OptionError(f"{name} is not recognised")
+    if not data:
+        raise OptionError(f"{name} is empty")
+    if name.lower().endswith(".safetensors") or safetensors_header.looks_like_safetensors(data):
+        return lora_file.read(name, data)
+    if name.lower().endswith((".ckpt", ".pt", ".pth", ".bin")):
+        raise OptionError(f"{name}: files of this kind can run code when they are read; only .safetensors is opened")
+    if len(data) > MAX_TEXT_BYTES:
+        raise OptionError(f"{name} has {len(data)} bytes, which is too much for a configuration; give {_ACCEPTED}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise OptionError(f"{name} is not a text; give {_ACCEPTED}") from err
+    return _of_json(name, text) if text.lstrip().startswith("{") else _of_toml(name, text)
+
+
+def _of_json(name: str, text: str) -> Imported:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise OptionError(f"{name} is not valid JSON: {err}") from err
+    _no_data_set(name, given)
+    if not kohya_ss.looks_like_kohya(given):
+        raise OptionError(f"{name} has no settings that kohya_ss saves; give {_ACCEPTED}")
+    return kohya_ss.from_json(given, name)
+
+
+def _of_toml(name: str, text: str) -> Imported:
+    if text.lstrip().startswith("["):
+        _no_data_set(name, _tables(name, text))
+    given = flat.parse_toml(text, name)
+    if "script" in given:
+        return own_toml.imported(given, name)
+    if not kohya_ss.looks_like_kohya(given):
+        raise OptionError(f"{name} has no settings that kohya's programs know; give {_ACCEPTED}")
+    return kohya_ss.from_toml(given, name)
+
+
+def _tables(name: str, text: str) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise OptionError(f"{name} is not valid TOML: {err}") from err
+
+
+def _no_data_set(name: str, given: Mapping[str, Any]) -> None:
+    """Refuses what describes pictures and not a run: a data set configuration, a metadata file."""
+    if "datasets" in given:
+        raise OptionError(f"{name} describes a data set, not a run; give its path as dataset_config")
+    if given and all(isinstance(value, dict) and {"caption", "tags", "train_resolution"} & value.keys() for value in given.values()):
+        raise OptionError(f"{name} holds captions, not settings; give its path as in_json")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import get_args
 
 from sd_scripts.schema import flat, legacy
 from sd_scripts.schema.errors import OptionError, Problem
@@ -17,6 +17,7 @@ SECRETS = {"wandb_api_key", "wandb_key", "huggingface_token"}
 HIDDEN = "…"
 PLACEHOLDER = "toy"
 """Stands for what the file cannot give while the rest is checked."""
+FAMILIES = {"sd": "Stable Diffusion", "sdxl": "SDXL", "flux": "FLUX"}
 _OFF_WORDS = ("", "none", "no", "false", "off", "default")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
 
@@ -72,8 +73,9 @@ def fitted(field: FlatField, value: object) -> object:
         return parts(value) if isinstance(value, str | list | tuple) else [str(value)]
     if field.type is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    if field.many and isinstance(value, float) and value.is_integer():
-        return int(value)
+    if field.many:
+        sides = [number(side) for side in parts(str(value).replace("x", ",").strip("()"))]
+        return [int(side) for side in sides if side is not None] * (3 - len(sides)) if 0 < len(sides) <= 2 and None not in sides else value
     return value
 
 
@@ -164,10 +166,18 @@ class Sheet:
         said = legacy.verdict(name, value, self.run.family, self.run.method)
         if said is not None:
             return said.removeprefix("not supported: ").removeprefix("not needed, because ").removesuffix("; remove it")
-        labels = [run.label for run in RUNS.values() if name in flat.fields(run)]
-        if labels:
-            return f"it has no effect here; it is for {', '.join(labels)}"
+        families = self.families_with(name)
+        if families:
+            return f"it has no effect here; it is for {families}"
         return f"it is not known here.{flat.nearest(name, list(self.known))}"
+
+    def families_with(self, name: str) -> str:
+        """The other kinds of run that have this option, in words; empty when there is none."""
+        having = {key for key, run in RUNS.items() if name in flat.fields(run)}
+        by_family = {family: [method for kin, method in having if kin == family] for family in FAMILIES}
+        methods = {"network": "adapters", "full": "whole models"}
+        said = [FAMILIES[family] + ("" if len(found) == 2 else f" ({methods[found[0]]})") for family, found in by_family.items() if found]
+        return " and ".join(said)
 
     def _is_default(self, field: FlatField, value: object) -> bool:
         if field.required:
@@ -175,21 +185,20 @@ class Sheet:
         default: object = field.default
         if isinstance(default, tuple):
             given = value if isinstance(value, list | tuple) else parts(value) if isinstance(value, str) else [value]
-            return [str(item) for item in given] == [str(item) for item in default] or (
-                field.name == "resolution" and len(given) == 1 and set(map(str, default)) == {str(given[0])}
-            )
-        return type(value) is type(default) and value == default or (isinstance(value, int | float) and value == default)
+            return [str(item) for item in given] == [str(item) for item in default]
+        return (type(value) is type(default) and value == default) or (isinstance(value, int | float) and value == default)
 
     def settle(self, origin: str, missing: Mapping[str, str]) -> Imported:
         """The import, with every value that the schema refuses turned into a row that says why.
 
         missing: for each option that a run needs and the file may lack, what to tell the person.
         """
-        stand_ins = {name: PLACEHOLDER for name in missing if name not in self.values}
+        stand_ins = {name: self._stand_in(name) for name in missing if name not in self.values}
         needed = [f"{name}: {missing[name]}" for name in stand_ins]
         while True:
             try:
-                flat.build(self.run, {**stand_ins, **self.values})
+                built = flat.flatten(flat.build(self.run, {**stand_ins, **self.values}))
+                self.values = {name: built[name] for name in self.values}
                 break
             except OptionError as err:
                 removed = [self._demote(problem) for problem in err.problems]
@@ -197,6 +206,12 @@ class Sheet:
                     needed += [f"{problem.option}: {problem.message.removeprefix(problem.option + ': ')}" for problem in err.problems]
                     break
         return Imported(self.run, self.values, list(self.rows.values()), needed, origin)
+
+    def _stand_in(self, option: str) -> object:
+        if not self.known[option].many:
+            return PLACEHOLDER
+        multipliers = self.values.get("base_weights_multiplier")
+        return [PLACEHOLDER] * (len(multipliers) if isinstance(multipliers, list | tuple) else 1)
 
     def _demote(self, problem: Problem) -> bool:
         """Takes back the value that a problem is about; False when no value of the file is to blame."""
@@ -233,34 +248,3 @@ def _same(field: FlatField, value: object, given: object) -> bool:
     if isinstance(value, int | float) and number(given) == value:
         return True
     return isinstance(value, list) and value == parts(given)
-
-
-Rule = Callable[[Sheet, str], None]
-"""Writes the row of one key."""
-
-
-def rules(table: dict[str, Rule], names: Iterable[str]) -> Callable[[Rule], Rule]:
-    """A decorator that enters a rule under these keys."""
-
-    def enter(rule: Rule) -> Rule:
-        for name in names:
-            assert name not in table, name
-            table[name] = rule
-        return rule
-
-    return enter
-
-
-def plain(sheet: Sheet, key: str) -> None:
-    """The rule for every key without one of its own: the same option, or what legacy knows about the name."""
-    value: Any = sheet.value(key)
-    if is_empty(value):
-        sheet.skip(key, "it is empty")
-    elif key in sheet.known:
-        sheet.take(key, key, value)
-    elif is_off(value):
-        sheet.skip(key, "it is off")
-    elif key in legacy.NOT_NEEDED and not legacy.is_special(key, sheet.run.family, sheet.run.method):
-        sheet.skip(key, legacy.NOT_NEEDED[key])
-    else:
-        sheet.refuse(key, sheet.advice(key, value))

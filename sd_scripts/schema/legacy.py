@@ -141,6 +141,8 @@ _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
 )
 for _text, _names in _GROUPS:
     UNSUPPORTED |= dict.fromkeys(_names, _text)
+OF_OTHER_FAMILIES = frozenset(_GROUPS[0][1])
+"""Options that only families have which are not trained here."""
 
 _NETWORK_ARGS = {
     "conv_dim": "conv_dim",

@@ -1,0 +1,425 @@
+"""What kohya's and LyCORIS's adapters and learning rates become: types, ranks, blocks, and who learns how fast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .kohya_sheet import KohyaSheet, Table, rules
+from .sheet import is_empty, is_off, number, parts, shown
+
+NETWORK: Table = {}
+rule = rules(NETWORK)
+
+_LARGEST_RANK = 4096
+
+
+@dataclass(frozen=True)
+class _Type:
+    """One of kohya's or LyCORIS's types: ours, whether it adapts convolutions, and what is lost."""
+
+    ours: str
+    convolutions: bool = False
+    lost: str = ""
+
+
+_DYLORA = "ranks are not trained one by one (DyLoRA); an ordinary LoRA of the full rank is, and the resize tool makes it smaller"
+_FROZEN = "both matrices are trained; LoRA-FA, which freezes one of them, is not made"
+_TYPES = {
+    "standard": _Type("lora"),
+    "lora": _Type("lora"),
+    "flux1": _Type("lora"),
+    "lora-fa": _Type("lora", lost=_FROZEN),
+    "locon": _Type("lora", convolutions=True),
+    "dylora": _Type("lora", convolutions=True, lost=_DYLORA),
+    "loha": _Type("loha", convolutions=True),
+    "lokr": _Type("lokr", convolutions=True),
+    "diag-oft": _Type("oft", lost="peft's OFT takes its place; its blocks have oft_block_size, and convolutions are left alone"),
+    "flux1 oft": _Type("oft", lost="kohya's rank is the number of blocks, oft_block_size here is their side; check it"),
+    "boft": _Type("oft", lost="orthogonal blocks without butterflies (OFT) are the nearest there is"),
+    "glora": _Type("lora", convolutions=True, lost="GLoRA is not made; LoRA is the nearest there is"),
+    "ia3": _Type("lora", lost="iA3 is not made; a LoRA of a small rank is the nearest there is, with a learning rate about a tenth"),
+    "native fine-tuning": _Type("lora", lost="a whole model in an adapter file is not made; use the DreamBooth and fine-tuning script"),
+}
+_MODULES = {
+    "networks.lora": "standard",
+    "networks.lora_flux": "flux1",
+    "networks.lora_fa": "lora-fa",
+    "networks.dylora": "dylora",
+    "networks.oft": "diag-oft",
+    "networks.oft_flux": "flux1 oft",
+    "networks.loha": "loha",
+    "networks.lokr": "lokr",
+}
+_ALGORITHMS = {"lora": "locon", "locon": "locon", "full": "native fine-tuning"}
+_CONVOLUTIONS_LEFT_OUT = ("attn-mlp", "attn-only", "unet-transformer-only", "full-lin")
+_ORDINARY = ("standard", "locon", "lora", "dylora", "lora-fa")
+"""Types of kohya's own scripts, which read the blocks' ranks and rates."""
+
+
+def type_name(sheet: KohyaSheet) -> str:
+    """kohya's type in small letters without its maker: standard, locon, loha ..."""
+    named = sheet.first("LoRA_type")
+    if named is not None:
+        return str(named).lower().removeprefix("lycoris/").removeprefix("kohya ")
+    module = str(sheet.first("network_module") or "networks.lora").lower()
+    if module.startswith("lycoris"):
+        algorithm = str(sheet.first("algo") or "lora").lower()
+        return _ALGORITHMS.get(algorithm, algorithm)
+    return _MODULES.get(module, "standard")
+
+
+def _type(sheet: KohyaSheet) -> _Type:
+    return _TYPES.get(type_name(sheet), _Type("lora", lost="this type is not made; LoRA is the nearest there is"))
+
+
+def _ours(sheet: KohyaSheet) -> str:
+    """Our network_type, DoRA among them."""
+    ours = _type(sheet).ours
+    return "dora" if ours == "lora" and sheet.on("dora_wd") else ours
+
+
+def _adapts_convolutions(sheet: KohyaSheet) -> bool:
+    """Whether the file's type and preset adapt 3x3 convolutions. kohya's script does when it is given conv_dim; the page gives it for
+    some types only."""
+    if sheet.run.family == "flux" or str(sheet.first("LyCORIS_preset", "preset") or "full") in _CONVOLUTIONS_LEFT_OUT:
+        return False
+    return _type(sheet).convolutions or (not sheet.page and type_name(sheet) in _ORDINARY and "conv_dim" in sheet.given)
+
+
+@rule("LoRA_type", "network_module", "algo")
+def _kind(sheet: KohyaSheet, key: str) -> None:
+    decides = next((name for name in ("LoRA_type", "algo", "network_module") if not is_empty(sheet.value(name))), None)
+    if key != decides:
+        sheet.skip(key, f"{decides} says it" if decides else "it is empty")
+        return
+    found, name = _type(sheet), shown(sheet.value(key))
+    sheet.take(key, "network_type", _ours(sheet))
+    if found.lost:
+        sheet.refuse(key, f"{name}: {found.lost}. network_type = {_ours(sheet)} was put")
+    if found.ours == "oft" and type_name(sheet) == "diag-oft" and (sheet.number("network_dim") or 0) >= 1:
+        sheet.put("oft_block_size", int(sheet.number("network_dim") or 32), key)
+
+
+def _whole_matrices(sheet: KohyaSheet, key: str) -> None:
+    """A rank beyond every matrix asks LyCORIS for whole matrices, whose alpha it leaves out."""
+    if key.endswith("_dim"):
+        sheet.take(key, key, _LARGEST_RANK, "large enough for whole matrices, which is what so large a rank asks LyCORIS for")
+    else:
+        sheet.skip(key, "LyCORIS leaves alpha out where matrices are whole")
+
+
+@rule("network_dim", "network_alpha")
+def _rank(sheet: KohyaSheet, key: str) -> None:
+    rank = sheet.number("network_dim") or 0
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif _ours(sheet) == "oft":
+        sheet.skip(key, "oft has oft_block_size instead of a rank")
+    elif type_name(sheet) == "ia3":
+        sheet.skip(key, "iA3 has no rank")
+    elif rank > _LARGEST_RANK:
+        _whole_matrices(sheet, key)
+    elif key == "network_alpha" and number(sheet.value(key)) == 0:
+        sheet.skip(key, "0 means alpha = rank, which is what none means here")
+    elif key == "network_alpha" and sheet.number(key) == sheet.number("network_dim"):
+        sheet.skip(key, "it equals the rank, which is what none means here")
+    else:
+        sheet.plain(key)
+
+
+@rule("conv_dim", "conv_alpha")
+def _convolutions(sheet: KohyaSheet, key: str) -> None:
+    rank = sheet.number("conv_dim") or 0
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is 0 or empty")
+    elif not _adapts_convolutions(sheet):
+        sheet.skip(key, f"this type ({type_name(sheet)}) leaves 3x3 convolutions alone, so it was not used")
+    elif not rank:
+        sheet.skip(key, "it has no effect without conv_dim")
+    elif rank > _LARGEST_RANK:
+        whole = "large enough for whole matrices, which is what so large a rank asks LyCORIS for"
+        sheet.take(key, key, _LARGEST_RANK, whole) if key == "conv_dim" else sheet.skip(
+            key, "LyCORIS leaves alpha out where matrices are whole"
+        )
+    else:
+        sheet.plain(key)
+
+
+_LYCORIS_PRESETS = {"attn-only": [r"attn\d?\."], "unet-convblock-only": [r"resnets\."]}
+
+
+@rule("LyCORIS_preset", "preset")
+def _lycoris_preset(sheet: KohyaSheet, key: str) -> None:
+    name = str(sheet.value(key) or "")
+    if type_name(sheet) in ("standard", "flux1", "flux1 oft", "lora-fa"):
+        sheet.skip(key, "this type has no LyCORIS preset")
+    elif name in _LYCORIS_PRESETS:
+        sheet.take(key, "target_modules", _LYCORIS_PRESETS[name])
+    elif name in ("unet-only", "unet-transformer-only") and sheet.trains_text:
+        sheet.put("train_text_encoder", False, key)
+        sheet.write(key, "renamed", "train_text_encoder = off")
+    elif name in ("", "full", "full-lin", "attn-mlp", "unet-only", "unet-transformer-only"):
+        sheet.skip(key, "attention and MLP layers are what an adapter gets here, and convolutions when conv_dim is given")
+    else:
+        sheet.refuse(key, "files of targets are not read; choose layers with target_modules")
+
+
+@rule("decompose_both", "factor", "lokr_factor")
+def _kronecker(sheet: KohyaSheet, key: str) -> None:
+    option = "lokr_factor" if key != "decompose_both" else "lokr_decompose_both"
+    if _ours(sheet) != "lokr":
+        sheet.skip(key, "it is for LoKr")
+    elif is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    else:
+        sheet.take(key, option, sheet.value(key))
+
+
+@rule("dora_wd")
+def _dora(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    elif _ours(sheet) == "dora":
+        sheet.write(key, "renamed", "network_type = dora")
+    else:
+        sheet.refuse(key, f"weights are decomposed (DoRA) for LoRA only, not for {_ours(sheet)}")
+
+
+@rule("use_cp", "use_tucker", "use_scalar", "rank_dropout_scale", "train_norm", "rescaled", "constrain", "constraint", "enable_all_linear")
+def _lycoris_extras(sheet: KohyaSheet, key: str) -> None:
+    what = {
+        "use_cp": "Tucker factors are not made; layers are factored without them",
+        "use_tucker": "Tucker factors are not made; layers are factored without them",
+        "use_scalar": "a trained scale for each layer is not made; alpha is the scale",
+        "rank_dropout_scale": "what is kept is scaled up by itself where that belongs to the type",
+        "train_norm": "norms are not trained; what an adapter trains are linear layers and convolutions",
+        "enable_all_linear": "target_modules chooses the layers",
+    }
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    elif sheet.page and type_name(sheet) in _ORDINARY and not str(sheet.value("LoRA_type")).startswith("LyCORIS"):
+        sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
+    else:
+        sheet.refuse(key, what.get(key, "limits on rotations are not part of this version; a lower learning rate does the same in part"))
+
+
+@rule("bypass_mode", "train_on_input", "unit", "block_size", "block_lr_zero_threshold")
+def _without_effect(sheet: KohyaSheet, key: str) -> None:
+    why = {
+        "bypass_mode": "it is another way to compute the same",
+        "train_on_input": "it is for iA3",
+        "unit": "it is for DyLoRA",
+        "block_lr_zero_threshold": "a factor of 0 in block_lr_weight freezes a block",
+    }
+    if key == "block_size" and _ours(sheet) == "oft" and not is_off(sheet.value(key)):
+        sheet.take(key, "oft_block_size", sheet.value(key))
+    else:
+        sheet.skip(key, why.get(key, "it is for OFT and DyLoRA"))
+
+
+@rule("rank_dropout", "module_dropout", "network_dropout", "loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
+def _zero_is_off(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "0 is off")
+    else:
+        sheet.plain(key)
+
+
+@rule("lora_network_weights", "network_weights")
+def _start(sheet: KohyaSheet, key: str) -> None:
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif key == "lora_network_weights" and not is_empty(sheet.value("network_weights")):
+        sheet.skip(key, "network_weights says it")
+    else:
+        sheet.take(key, "network_weights", sheet.value(key))
+
+
+# --- ranks and rates of blocks ---------------------------------------------------------------------------------------
+
+
+@rule("block_dims", "block_alphas", "conv_block_dims", "conv_dims", "conv_block_alphas", "conv_alphas")
+def _blocks(sheet: KohyaSheet, key: str) -> None:
+    option = {"conv_dims": "conv_block_dims"}.get(key, key)
+    wanted = {"sd": 25, "sdxl": 19}.get(sheet.run.family, 0)
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif not wanted:
+        sheet.skip(key, "it is for UNets; for FLUX see network_reg_dims")
+    elif option in ("conv_block_alphas", "conv_alphas"):
+        sheet.refuse(key, "convolutions have one alpha in all blocks: conv_alpha")
+    elif type_name(sheet) not in _ORDINARY:
+        sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
+    elif len(parts(sheet.value(key))) != wanted:
+        sheet.refuse(key, f"it has {len(parts(sheet.value(key)))} numbers, and {sheet.run.label} has {wanted} blocks; give {wanted}")
+    else:
+        sheet.take(key, option, parts(sheet.value(key)))
+
+
+def _curve(text: str, count: int) -> list[float] | None:
+    """One factor for each block: a list, or one of kohya's curves (cosine, sine, linear, reverse_linear, zeros, with +base)."""
+    name, _, base = text.strip().partition("+")
+    rise = [index / max(count - 1, 1) for index in range(count)]
+    curves = {
+        "cosine": [math.sin(math.pi / 2 * (1 - part)) for part in rise],
+        "sine": [math.sin(math.pi / 2 * part) for part in rise],
+        "linear": rise,
+        "reverse_linear": rise[::-1],
+        "zeros": [0.0] * count,
+    }
+    if name in curves:
+        return [round(factor + (number(base) or 0.0), 4) for factor in curves[name]]
+    numbers = [number(part) for part in parts(text)]
+    return [factor for factor in numbers if factor is not None] if len(numbers) == count and None not in numbers else None
+
+
+_SIDES = {"down_lr_weight": 0, "mid_lr_weight": 1, "up_lr_weight": 2}
+
+
+@rule(*_SIDES)
+def _block_rates(sheet: KohyaSheet, key: str) -> None:
+    counts = {"sd": (12, 1, 12), "sdxl": (9, 1, 9)}.get(sheet.run.family)
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif counts is None:
+        sheet.skip(key, "it is for UNets; for FLUX see network_reg_lrs")
+    elif type_name(sheet) not in _ORDINARY:
+        sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
+    else:
+        given = {name: str(sheet.value(name)) for name in _SIDES if not is_empty(sheet.value(name))}
+        curves = {name: _curve(text, counts[_SIDES[name]]) for name, text in given.items()}
+        if curves[key] is None:
+            sheet.refuse(key, f"it is neither {counts[_SIDES[key]]} numbers nor one of kohya's curves; write block_lr_weight yourself")
+            return
+        factors: list[float] = []
+        for name, side in _SIDES.items():
+            factors += curves.get(name) or [1.0] * counts[side]
+        limit = sheet.number("block_lr_zero_threshold") or 0.0
+        whole = [0.0 if factor <= limit else factor for factor in factors]
+        sheet.put("block_lr_weight", whole, key)
+        sheet.write(key, "renamed", f"its part of block_lr_weight, {len(whole)} factors in the order of the blocks")
+
+
+# --- FLUX -----------------------------------------------------------------------------------------------------------
+
+
+@rule("train_blocks", "split_mode")
+def _flux_blocks(sheet: KohyaSheet, key: str) -> None:
+    if key == "split_mode" and is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    elif key == "split_mode":
+        sheet.skip(key, "it trains one kind of block to save memory in kohya's scripts; train_blocks says which")
+    elif sheet.page and not sheet.on("split_mode"):
+        sheet.skip(key, "kohya_ss uses it in split mode only")
+    else:
+        sheet.plain(key)
+
+
+@rule("in_dims", "train_double_block_indices", "train_single_block_indices")
+def _flux_lists(sheet: KohyaSheet, key: str) -> None:
+    if is_empty(sheet.value(key)) or key not in sheet.known:
+        sheet.plain(key)
+    elif key == "in_dims":
+        sheet.take(key, key, parts(sheet.value(key)))
+    else:
+        sheet.take(key, key, "".join(str(sheet.value(key)).split()).strip("[]"))
+
+
+@rule("train_lora_ggpo", "ggpo_beta", "ggpo_sigma")
+def _perturbed(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value("train_lora_ggpo")) and sheet.page:
+        sheet.skip(key, "it is off")
+    else:
+        sheet.refuse(key, sheet.advice("ggpo_beta", True))
+
+
+# --- rates ----------------------------------------------------------------------------------------------------------
+
+
+@rule("network_train_unet_only", "network_train_text_encoder_only", "train_text_encoder")
+def _who_learns(sheet: KohyaSheet, key: str) -> None:
+    if key == "train_text_encoder" and sheet.run.method == "full" and sheet.run.family != "flux":
+        who_is_trained(sheet, key)
+        same = sheet.on(key) == sheet.trains_text
+        sheet.write(key, "taken", "as it is" if same else "on, as kohya's DreamBooth trains the text encoder in any case")
+    elif is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    elif sheet.run.method == "full":
+        sheet.skip(key, sheet.advice(key, True))
+    elif key == "network_train_unet_only" or (key == "train_text_encoder" and not sheet.trains_text):
+        sheet.write(key, "renamed", "train_text_encoder = off")
+    else:
+        sheet.write(key, "renamed", "train_text_encoder = on, train_unet = " + ("on" if sheet.trains_unet else "off"))
+
+
+def who_is_trained(sheet: KohyaSheet, key: str = "") -> None:
+    """Sets which parts are trained; what is encoded anew in each step cannot be cached."""
+    if "train_unet" in sheet.known and not sheet.trains_unet:
+        sheet.put("train_unet", False, key)
+    if "train_text_encoder" in sheet.known and sheet.trains_text:
+        sheet.put("train_text_encoder", True, key)
+        sheet.put("cache_text_encoder_outputs", False, key)
+
+
+@rule("unet_lr")
+def _unet_rate(sheet: KohyaSheet, key: str) -> None:
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif not sheet.trains_unet:
+        sheet.write(key, "renamed", "train_unet = off, because it is 0 and text_encoder_lr is not")
+    elif is_off(sheet.value(key)) and sheet.page:
+        sheet.skip(key, "0 means learning_rate")
+    else:
+        sheet.plain(key)
+
+
+@rule("text_encoder_lr", "t5xxl_lr")
+def _text_rate(sheet: KohyaSheet, key: str) -> None:
+    value = sheet.value(key)
+    if not sheet.trains_text or sheet.run.method == "full":
+        sheet.skip(key, "the text encoders are not trained")
+    elif is_off(value):
+        sheet.skip(key, "0 means " + ("learning_rate" if key == "text_encoder_lr" else "text_encoder_lr"))
+    elif key == "t5xxl_lr":
+        sheet.put("text_encoder_lr", [str(sheet.number("text_encoder_lr") or 0), str(sheet.number(key))], key)
+        sheet.write(key, "renamed", "the second number of text_encoder_lr")
+    else:
+        rates = parts(value)
+        if len(rates) > 1 and len({number(rate) for rate in rates}) == 1:
+            rates = rates[:1]
+        if sheet.page and sheet.run.family == "flux" and (sheet.number("t5xxl_lr") or 0) > 0:
+            rates = [rates[0], str(sheet.number("t5xxl_lr"))]
+        sheet.take(key, key, rates)
+
+
+@rule("learning_rate_te", "learning_rate_te1", "learning_rate_te2")
+def _text_rates_of_model(sheet: KohyaSheet, key: str) -> None:
+    sdxl = sheet.run.family == "sdxl"
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif not sheet.trains_text or sheet.run.method == "network":
+        sheet.skip(key, "the text encoders are not trained" if sheet.run.method == "full" else "adapters have text_encoder_lr")
+    elif (key == "learning_rate_te") == sdxl:
+        sheet.skip(key, "it is for Stable Diffusion" if sdxl else "it is for SDXL")
+    else:
+        names = ("learning_rate_te1", "learning_rate_te2") if sdxl else ("learning_rate_te",)
+        rates = [sheet.number(name) if sheet.number(name) is not None else sheet.number("learning_rate") for name in names]
+        rates = rates[:1] if len(set(rates)) == 1 else rates
+        sheet.put("text_encoder_lr", [str(rate) for rate in rates], key)
+        sheet.write(key, "renamed", f"text_encoder_lr = {', '.join(f'{rate:g}' for rate in rates if rate is not None)}")
+
+
+@rule("stop_text_encoder_training", "stop_text_encoder_training_pct")
+def _stopping(sheet: KohyaSheet, key: str) -> None:
+    value = sheet.number(key) or 0
+    if value == 0:
+        sheet.skip(key, "0 is off")
+    elif value < 0 and not sheet.trains_text:
+        sheet.write(key, "renamed", "train_text_encoder = off")
+    elif value < 0:
+        sheet.skip(key, "the rates say who is trained")
+    elif not sheet.trains_text:
+        sheet.skip(key, "the text encoders are not trained")
+    else:
+        sheet.refuse(key, sheet.advice("stop_text_encoder_training", value))

@@ -1,0 +1,101 @@
+"""A sheet for kohya's settings: it knows whether they come from the page's own JSON or are options of a script, and who is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sd_scripts.schema import legacy
+from sd_scripts.schema.runs import RunOptions
+
+from .sheet import Sheet, is_empty, is_off, switch
+
+
+class KohyaSheet(Sheet):
+    """Settings of kohya_ss or sd-scripts."""
+
+    def __init__(self, run: type[RunOptions], given: Mapping[str, object], *, page: bool, tab: str, other_family: bool = False) -> None:
+        super().__init__(run, given)
+        self.page = page
+        """Whether the names and values are those of the page's widgets (JSON) and not of the scripts' options (TOML)."""
+        self.tab = tab
+        """lora, dreambooth or finetune: the page of kohya_ss that the settings are for."""
+        self.other_family = other_family
+        """Whether the settings are for a family that is not trained here."""
+        self.trains_unet, self.trains_text = self._who_is_trained()
+
+    def _who_is_trained(self) -> tuple[bool, bool]:
+        if self.run.method == "full":
+            return True, self._trains_text_of_whole_model()
+        if self.on("network_train_unet_only"):
+            return True, False
+        if self.on("network_train_text_encoder_only"):
+            return False, True
+        if not self.page:
+            return True, True
+        # The page: a rate of 0 leaves a part out, unless both are 0, which means learning_rate for both.
+        unet = 1e-4 if self.value("unet_lr") is None else self.number("unet_lr") or 0
+        text = self.number("text_encoder_lr") or 0
+        return (unet != 0, text != 0) if unet or text else (True, True)
+
+    def _trains_text_of_whole_model(self) -> bool:
+        if self.run.family == "flux":
+            return False
+        if self.run.family == "sd" and self.tab == "dreambooth":
+            stopped = self.number("stop_text_encoder_training", "stop_text_encoder_training_pct") == -1
+            return not stopped and self.value("learning_rate_te") != 0
+        return switch(self.value("train_text_encoder")) is True
+
+    def plain(self, key: str) -> None:
+        """What becomes of a key without a rule: the same option, or what legacy knows about the name."""
+        value = self.value(key)
+        found = legacy.find(key, self.run.family, self.run.method)
+        if is_empty(value):
+            self.skip(key, "it is empty")
+        elif key in self.known:
+            self.take(key, key, value)
+        elif is_off(value):
+            self.skip(key, "it is off")
+        elif found is not None and found[0] == "not needed":
+            self.skip(key, found[1])
+        elif key in legacy.OF_OTHER_FAMILIES and not self.other_family:
+            self.skip(key, "it is for a family that this run does not train")
+        elif found is None and (families := self.families_with(key)):
+            self.skip(key, f"it has no effect here; it is for {families}")
+        elif (family := _foreign_prefix(key)) is not None:
+            self.skip(key, f"it is for {family}, which this run does not train")
+        else:
+            self.refuse(key, self.advice(key, value))
+
+
+_PREFIXES = {
+    "sd3_": "Stable Diffusion 3",
+    "hunyuan_": "HunyuanImage",
+    "anima_": "Anima",
+    "lumina_": "Lumina",
+    "flux": "FLUX",
+    "sdxl_": "SDXL",
+}
+
+
+def _foreign_prefix(key: str) -> str | None:
+    return next((family for prefix, family in _PREFIXES.items() if key.startswith(prefix)), None)
+
+
+Rule = Callable[[KohyaSheet, str], None]
+"""Writes the row of one key."""
+Table = dict[str, Rule]
+
+
+def rules(table: Table) -> Callable[..., Callable[[Rule], Rule]]:
+    """A decorator maker that enters rules into a table under the keys they are for."""
+
+    def under(*names: str) -> Callable[[Rule], Rule]:
+        def enter(rule: Rule) -> Rule:
+            for name in names:
+                assert name not in table, name
+                table[name] = rule
+            return rule
+
+        return enter
+
+    return under

@@ -1,0 +1,220 @@
+"""Settings of kohya_ss (the page's JSON, the TOML it writes for the scripts) and of sd-scripts, as a kind of run, values and a report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import RUNS
+
+from .kohya_network import NETWORK, type_name, who_is_trained
+from .kohya_recipe import RECIPE, arguments
+from .kohya_rules import RULES
+from .kohya_sheet import KohyaSheet
+from .report import Imported
+from .sheet import is_empty, number, switch
+
+TABLE = RULES | RECIPE | NETWORK
+"""The rule of each key that has one."""
+JSON_ORIGIN = "kohya_ss configuration (JSON)"
+TOML_ORIGIN = "kohya_ss or sd-scripts configuration (TOML)"
+
+_ADAPTER_MARKS = ("LoRA_type", "network_dim", "network_module", "unet_lr", "network_alpha", "lora_network_weights")
+_FINETUNE_MARKS = ("image_folder", "caption_metadata_filename", "latent_metadata_filename", "train_dir", "in_json", "dataset_repeats")
+_EMBEDDING_MARKS = ("num_vectors_per_token", "token_string", "init_word")
+_FLUX_MARKS = ("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask")
+_SDXL_MARKS = ("learning_rate_te2", "no_half_vae", "block_lr")
+_OTHER_FAMILIES = {
+    "sd3_checkbox": "sdxl",
+    "hunyuan_image_checkbox": "flux",
+    "anima_checkbox": "flux",
+    "lumina_checkbox": "flux",
+}
+"""Families that are not trained here, and the one that is the most like each."""
+MISSING = {
+    "pretrained_model_name_or_path": "the base model: a .safetensors file, a diffusers folder or a hub id",
+    "train_data_dir": "the folder of the training pictures",
+}
+
+
+def looks_like_kohya(given: Mapping[str, object]) -> bool:
+    """Whether these are settings of kohya's programs: at least three names that they have."""
+    names = {name for run in RUNS.values() for name in flat.fields(run)} | TABLE.keys()
+    return sum(name in names for name in given) >= min(3, len(given)) and bool(given)
+
+
+def from_json(given: Mapping[str, object], name: str = "") -> Imported:
+    """The page's configuration. Raises OptionError for one of the page for embeddings, which are not trained here."""
+    return _imported(given, name, page=True)
+
+
+def from_toml(given: Mapping[str, object], name: str = "") -> Imported:
+    """Options of a script, tables opened. Raises OptionError for a configuration for embeddings."""
+    return _imported(given, name, page=False)
+
+
+def _imported(given: Mapping[str, object], name: str, page: bool) -> Imported:
+    if any(mark in given for mark in _EMBEDDING_MARKS):
+        raise OptionError(
+            f"{name} trains an embedding (textual inversion), which is not part of this version; an adapter does more in less time"
+        )
+    merged, split = opened(given)
+    tab = _tab(merged)
+    family, told_by, other = _family(merged, name, page)
+    run = RUNS[family, "network" if tab == "lora" else "full"]
+    sheet = KohyaSheet(run, merged, page=page, tab=tab, other_family=other)
+    fill(sheet, split)
+    who_is_trained(sheet)
+    _assume(sheet)
+    missing = dict(MISSING)
+    if not is_empty(sheet.value("dataset_config")):
+        del missing["train_data_dir"]
+    origin = f"{JSON_ORIGIN if page else TOML_ORIGIN}: {run.label}, told by {told_by}"
+    return sheet.settle(origin, missing)
+
+
+def fill(sheet: KohyaSheet, split: Mapping[str, list[str]]) -> None:
+    """Writes the row of every key. split: what the keys that hold other settings were opened into."""
+    for key in sheet.given:
+        if key in split:
+            _opened_row(sheet, key, split[key])
+        else:
+            TABLE.get(key, KohyaSheet.plain)(sheet, key)
+
+
+def _opened_row(sheet: KohyaSheet, key: str, names: list[str]) -> None:
+    if names:
+        sheet.write(key, "renamed", f"opened into {', '.join(names)}")
+    else:
+        sheet.skip(key, "it is empty")
+
+
+def opened(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, list[str]]]:
+    """The settings with network_args and additional_parameters opened into names of their own, which win; and what each became."""
+    merged = dict(given)
+    split: dict[str, list[str]] = {}
+    if "network_args" in given:
+        pairs = [item.partition("=") for item in (arguments(given["network_args"]) if not is_empty(given["network_args"]) else [])]
+        found: dict[str, object] = {key.strip(): text.strip() for key, _, text in pairs if key.strip()}
+        split["network_args"] = list(found)
+        merged |= found
+    if "additional_parameters" in given:
+        found = _flags(given["additional_parameters"])
+        split["additional_parameters"] = list(found)
+        merged |= found
+    return merged, split
+
+
+def _flags(value: object) -> dict[str, object]:
+    """The options in a piece of a command line: --name value, --name=value, --name a b c, --name."""
+    try:
+        words = shlex.split(str(value or ""))
+    except ValueError:
+        words = str(value).replace('"', "").split()
+    found: dict[str, object] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, text = word[2:].partition("=")
+            found[name] = text if equals else True
+        elif name:
+            before = found[name]
+            found[name] = word if before is True else [*before, word] if isinstance(before, list) else [str(before), word]
+    return {key: item for key, item in found.items() if key}
+
+
+def _tab(given: Mapping[str, object]) -> str:
+    """The page of kohya_ss that settings are for."""
+    if any(mark in given for mark in _ADAPTER_MARKS):
+        return "lora"
+    return "finetune" if any(not is_empty(given.get(mark)) for mark in _FINETUNE_MARKS) else "dreambooth"
+
+
+def _family(given: Mapping[str, object], name: str, page: bool) -> tuple[str, str, bool]:
+    """The family, what told it, and whether the settings are really for another family that is not trained here."""
+    for box, nearest in _OTHER_FAMILIES.items():
+        if switch(given.get(box)) is True:
+            return nearest, f"{box}, a family that is not trained here", True
+    if str(given.get("model_type") or "flux") != "flux":
+        return "flux", "model_type, a family that is not trained here", True
+    for box, family in (("flux1_checkbox", "flux"), ("sdxl", "sdxl"), ("sdxl_checkbox", "sdxl")):
+        if switch(given.get(box)) is True:
+            return family, box, False
+    if "flux1_checkbox" in given and ("sdxl" in given or "sdxl_checkbox" in given):
+        return "sd", "the boxes for SDXL and FLUX, which are off", False
+    return *_guessed(given, name, page), False
+
+
+def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, str]:
+    """The family without a box that says it: by the adapter, the options of one family, names, and last the resolution."""
+    module = str(given.get("network_module") or given.get("LoRA_type") or "").lower()
+    if "flux" in module:
+        return "flux", "the type of the adapter"
+    # The page saves the widgets of all families; the scripts' files have the options of one.
+    for family, marks in () if page else (("flux", _FLUX_MARKS), ("sdxl", _SDXL_MARKS)):
+        mark = next((mark for mark in marks if not is_empty(given.get(mark))), None)
+        if mark:
+            return family, mark
+    for text, what in (
+        (str(given.get("pretrained_model_name_or_path") or ""), "the name of the base model"),
+        (name, "the name of the file"),
+    ):
+        small = text.lower()
+        if "flux" in small:
+            return "flux", what
+        if "xl" in small or "pony" in small or "illustrious" in small:
+            return "sdxl", what
+        if "sd15" in small or "v1-5" in small or "sd-v1" in small or "v2-1" in small:
+            return "sd", what
+    if switch(given.get("v2")) is True:
+        return "sd", "v2"
+    sides = [number(side) or 0 for side in str(given.get("max_resolution") or given.get("resolution") or "").strip("[]() ").split(",")]
+    if min(sides) >= 1024:
+        return "sdxl", "the resolution; choose another kind of run if that is wrong"
+    return "sd", "the lack of any other sign; choose another kind of run if that is wrong"
+
+
+_SCRIPT_DEFAULTS: tuple[tuple[str, str, object], ...] = (
+    ("lr_scheduler", "", "constant"),
+    ("lr_warmup_steps", "", 0),
+    ("enable_bucket", "", False),
+    ("bucket_no_upscale", "", False),
+    ("max_bucket_reso", "", 1024),
+    ("learning_rate", "", 2e-6),
+    ("network_dim", "", 4),
+    ("network_alpha", "", 1.0),
+    ("timestep_sampling", "flux", "sigma"),
+    ("discrete_flow_shift", "flux", 3.0),
+    ("model_prediction_type", "flux", "sigma_scaled"),
+    ("guidance_scale", "flux", 3.5),
+)
+_PAGE_DEFAULTS: tuple[tuple[str, str, object], ...] = (
+    ("network_dim", "", 8),
+    ("network_alpha", "", 1.0),
+    ("timestep_sampling", "flux", "sigma"),
+    ("discrete_flow_shift", "flux", 3.0),
+    ("model_prediction_type", "flux", "sigma_scaled"),
+    ("guidance_scale", "flux", 3.5),
+)
+"""(option, family or all, default) where kohya's default is another than ours and changes what is trained."""
+_SAID_BY = {"lr_scheduler": "lr_scheduler_type", "lr_warmup_steps": "lr_warmup", "enable_bucket": "dataset_config"}
+"""Another key that decides an option as well."""
+
+
+def _assume(sheet: KohyaSheet) -> None:
+    """What the file leaves at kohya's default, where that is not ours."""
+    program = "kohya_ss" if sheet.page else "sd-scripts"
+    rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "flux1 oft")
+    for option, family, default in _PAGE_DEFAULTS if sheet.page else _SCRIPT_DEFAULTS:
+        if option not in sheet.known or option in sheet.given or family not in ("", sheet.run.family):
+            continue
+        if not is_empty(sheet.value(_SAID_BY.get(option, ""))) or option in sheet.values:
+            continue
+        if option in ("network_dim", "network_alpha") and rank_from_file:
+            continue
+        if option in ("bucket_no_upscale", "max_bucket_reso") and not sheet.on("enable_bucket"):
+            continue
+        if sheet.known[option].default != default:
+            sheet.assume(option, default, program)
