@@ -22,8 +22,8 @@ from PIL import Image
 from sd_scripts.library.launch import main
 from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS
 
-SCRIPT = SCRIPTS / "sdxl_train_network.py"
 PATIENCE_SECONDS = 240.0
 
 
@@ -40,6 +40,20 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = family("sdxl").tiny()
     pipeline_of(parts).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bases(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tiny model of each family as a diffusers folder; SDXL's is written by diffusers, the others by the family."""
+    from sd_scripts.library.families import NAMES, family
+
+    found = {"sdxl": tiny_base}
+    for name in NAMES:
+        if name not in found:
+            found[name] = tmp_path_factory.mktemp(f"base_{name}") / "tiny"
+            made = family(name)
+            made.save(made.tiny(), found[name], "diffusers", None, {})
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +75,8 @@ class Runs:
     base: Path
     pictures: Path
     output: Path
+    family: str = "sdxl"
+    method: str = "network"
 
     def arguments(self, **options: Any) -> list[str]:
         """A command line for the tiny model; True stands for a switch, None takes an option out."""
@@ -71,7 +87,7 @@ class Runs:
             "resolution": 64,
             "min_bucket_reso": 32,
             "bucket_reso_steps": 16,
-            "network_dim": 4,
+            **({"network_dim": 4} if self.method == "network" else {}),
             "learning_rate": 1e-2,
             "max_train_steps": 8,
             "train_batch_size": 2,
@@ -91,7 +107,7 @@ class Runs:
         os.environ["OMP_NUM_THREADS"] = "1"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sd_scripts.library.session"])
-        process = context.Process(target=main, args=("sdxl", "network", self.arguments(**options)))
+        process = context.Process(target=main, args=(self.family, self.method, self.arguments(**options)))
         process.start()
         return process
 
@@ -134,7 +150,7 @@ class Runs:
         command += ["--multi_gpu"] if processes > 1 else []
         environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
-            [*command, str(SCRIPT), *self.arguments(**options)],
+            [*command, str(SCRIPTS / RUNS[self.family, self.method].script), *self.arguments(**options)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,132 @@
+"""Every family and method as a real process: it can be killed and resumed, and what it saves does what its preview showed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from sd_scripts.library import families
+from sd_scripts.library.networks import merge_into
+from sd_scripts.library.protocols import Preview
+from sd_scripts.schema import flat
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS
+from tests.runs.conftest import Runs
+
+PREVIEW = Preview("picture 3, tag1", "", 64, 64, 7, 4, 1.0)
+KINDS = list(RUNS)
+
+
+@pytest.fixture(params=KINDS, ids="/".join)
+def kind(request: pytest.FixtureRequest, runs: Runs, tiny_bases: dict[str, Path]) -> Runs:
+    """Runs of one kind."""
+    runs.family, runs.method = request.param
+    runs.base = tiny_bases[runs.family]
+    return runs
+
+
+def ambitious(kind: Runs) -> dict[str, Any]:
+    """Text encoders trained where they can be, an average, previews, several saves."""
+    options: dict[str, Any] = {
+        "max_train_steps": 6,
+        "save_every_n_steps": 2,
+        "learning_rate": 1e-3 if kind.method == "full" else 3e-2,
+        "use_ema": True,
+        "save_precision": "float",
+        "sample_prompts": f"{PREVIEW.prompt} --w 64 --h 64 --s {PREVIEW.steps} --l 1 --d {PREVIEW.seed}",
+        "sample_at_first": None,
+        "output_name": "trained",
+    }
+    if "train_text_encoder" in flat.fields(RUNS[kind.family, kind.method]):
+        options |= {"train_text_encoder": True, "no_cache_text_encoder_outputs": True}
+    return options
+
+
+def saved(kind: Runs, run: RunDirectory) -> Path:
+    found = [path for path in (run.path / "trained.safetensors", run.path / "trained") if path.exists()]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_killed_run_of_every_kind_continues_to_the_same_bytes(kind: Runs) -> None:
+    options = ambitious(kind)
+    output = kind.output
+    kind.output = output.with_name("undisturbed")
+    undisturbed = saved(kind, kind.train(**options)).read_bytes()
+    kind.output = output
+    process = kind.begin(**options)
+    step = random.randint(1, 4)
+    kind.wait(process, lambda: any(event["kind"] == "step" and event["step"] >= step for event in kind.events()))
+    kind.kill(process)
+    run = kind.train(**options)
+    assert len(kind.folders()) == 1, "the second start continues the folder of the first"
+    assert saved(kind, run).read_bytes() == undisturbed
+    losses = {event["step"]: event["loss"] for event in run.events()[0] if event["kind"] == "step"}
+    assert sorted(losses) == list(range(1, 7)) and all(np.isfinite(list(losses.values())))
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("RGB"), dtype=np.int16)
+
+
+def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(kind: Runs) -> None:
+    run = kind.train(**ambitious(kind))
+    shown = pixels(Image.open(run.samples / "trained-000006-00.png"))
+    untrained = families.family(kind.family).load(
+        flat.build(RUNS[kind.family, kind.method], flat.flatten(run.options())).model, CPU, torch.float32
+    )
+    before = pixels(families.family(kind.family).preview(untrained, [PREVIEW])[0])
+    assert np.abs(shown - before).max() > 3, "the run changed nothing that can be seen"
+
+    family, file = families.family(kind.family), saved(kind, run)
+    model = run.options().model
+    if kind.method == "network":
+        parts = family.load(model, CPU, torch.float32)
+        assert merge_into(parts, file) > 0
+    else:
+        # The original layout of a small model needs its configurations beside it, as single files of odd models do.
+        parts = family.load(model.model_copy(update=_as_base(kind, file)), CPU, torch.float32)
+    again = pixels(family.preview(parts, [PREVIEW])[0])
+    assert np.abs(again - shown).max() <= 1, "the saved file shows another picture than the preview"
+
+
+CPU = torch.device("cpu")
+
+
+def _as_base(kind: Runs, file: Path) -> dict[str, str]:
+    """Options that read a saved single file as a base model: beside the configurations of the tiny one, with the parts it does not hold."""
+    target = kind.base / file.name
+    target.write_bytes(file.read_bytes())
+    parts = {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"} if kind.family == "flux" else {}
+    return {"pretrained_model_name_or_path": str(target), **{option: str(kind.base / folder) for option, folder in parts.items()}}
+
+
+@pytest.mark.parametrize("family", sorted({family for family, _ in KINDS}))
+def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_picture(family: str, runs: Runs, tiny_bases: dict[str, Path]) -> None:
+    runs.family, runs.method, runs.base = family, "full", tiny_bases[family]
+    run = runs.train(**ambitious(runs) | {"save_model_as": "diffusers"})
+    pipeline = DiffusionPipeline.from_pretrained(saved(runs, run), local_files_only=True, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    made = families.family(family)
+    parts = made.load(run.options().model.model_copy(update={"pretrained_model_name_or_path": str(saved(runs, run))}), CPU, torch.float32)
+    shown = pixels(Image.open(run.samples / "trained-000006-00.png"))
+    assert np.abs(pixels(made.preview(parts, [PREVIEW])[0]) - shown).max() <= 1
+    # The tiny T5 knows fewer positions than the pipeline's default asks for.
+    own = {"max_sequence_length": parts.settings["t5xxl_max_token_length"], "guidance_scale": PREVIEW.guidance} if family == "flux" else {}
+    theirs = pipeline(
+        PREVIEW.prompt,
+        width=64,
+        height=64,
+        num_inference_steps=PREVIEW.steps,
+        generator=torch.Generator().manual_seed(PREVIEW.seed),
+        output_type="pil",
+        **({"guidance_scale": 1.0} | own),
+    ).images[0]
+    assert np.abs(pixels(theirs) - shown).max() <= 1
