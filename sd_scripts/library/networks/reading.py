@@ -102,18 +102,25 @@ def refusal(file: str, unknown: list[str], count: int) -> str:
     return f"{file} cannot be used: {what}. It must be an adapter for this model family, with kohya's, diffusers' or ComfyUI's names"
 
 
-def place_of(key: str, names: Names) -> tuple[Target, str] | None:
-    """What a key stands for, and which tensor it is in peft's words; None for neither. Takes what torch.compile and peft put before it."""
-    key = key.replace("_orig_mod.", "").replace("base_model.model.", "")
+def split_key(key: str) -> tuple[str, str] | None:
+    """The name of a layer as the file writes it, and the tensor in peft's words (or `alpha`); None for no adapter's key."""
     old = _PROCESSOR.fullmatch(key)
     if old:
-        attention = _ATTENTION.fullmatch(old[2])
-        layer = f"to_{attention[1]}{'.0' if attention[1] == 'out' else ''}" if attention else f"processor.{old[2]}"
-        target = names.find(f"{old[1]}.{layer}")
-        return None if target is None else (target, "lora_A.weight" if old[3] == "down" else "lora_B.weight")
+        return f"{old[1]}.processor.{old[2]}", "lora_A.weight" if old[3] == "down" else "lora_B.weight"
     match = _KEY.fullmatch(key)
-    target = names.find(match[1]) if match else None
-    return None if match is None or target is None else (target, _ENDINGS[match[2]])
+    return None if match is None else (match[1], _ENDINGS[match[2]])
+
+
+def place_of(key: str, names: Names) -> tuple[Target, str] | None:
+    """What a key stands for, and which tensor it is in peft's words; None for neither. Takes what torch.compile and peft put before it."""
+    parts = split_key(key.replace("_orig_mod.", "").replace("base_model.model.", ""))
+    if parts is None:
+        return None
+    block, processor, which = parts[0].rpartition(".processor.")
+    attention = _ATTENTION.fullmatch(which) if processor else None
+    stem = f"{block}.to_{attention[1]}{'.0' if attention[1] == 'out' else ''}" if attention else parts[0]
+    target = names.find(stem)
+    return None if target is None else (target, parts[1])
 
 
 def _header_scales(header: Mapping[str, str], names: Names, found: Mapping[Target, Mapping[str, Tensor]]) -> dict[str, float]:
@@ -122,7 +129,7 @@ def _header_scales(header: Mapping[str, str], names: Names, found: Mapping[Targe
     for target, held in found.items():
         name = target.layers[0]
         if target.is_plain and name not in scales and "alpha" not in held and "lora_A.weight" in held:
-            scale = _diffusers_scale(header, *names.to_diffusers(name).split(".", 1), held["lora_A.weight"].shape[0])
+            scale = diffusers_scale(header, *names.to_diffusers(name).split(".", 1), held["lora_A.weight"].shape[0])
             scales |= {} if scale is None else {name: scale}
     return scales
 
@@ -138,7 +145,7 @@ def _peft_scales(header: Mapping[str, str], names: Names) -> dict[str, float]:
     return scales
 
 
-def _diffusers_scale(header: Mapping[str, str], component: str, layer: str, rank: int) -> float | None:
+def diffusers_scale(header: Mapping[str, str], component: str, layer: str, rank: int) -> float | None:
     """alpha / rank of a layer from the header that diffusers' save_lora_weights writes, or None without one."""
     config = json.loads(header.get("lora_adapter_metadata", "{}"))
     alpha = config.get(f"{component}.lora_alpha")
