@@ -9,11 +9,13 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import sentencepiece
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers, convert_ldm_vae_checkpoint
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
+from transformers import T5Config, T5EncoderModel
 
 from sd_scripts.library.families import family
 from sd_scripts.library.loading import flux, original, original_flux
@@ -230,6 +232,31 @@ def test_t5_has_no_dropout_even_while_it_is_trained(folder):
         parts.text_encoders["te3"].train()
         (after,) = FLUX.encode_prompts(parts, ["a red star"])
     assert torch.equal(after["t5"], before["t5"])
+
+
+def test_t5s_bare_vocabulary_is_enough_of_a_tokenizer(folder, tmp_path):
+    lines = [f"a {color} {shape} at the {place}" for color in ("red", "blue") for shape in ("star", "ring") for place in ("top", "left")]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 20),
+        model_prefix=str(tmp_path / "spiece"),
+        vocab_size=24,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    for file in (folder / "tokenizer_2").iterdir():
+        file.unlink()
+    (tmp_path / "spiece.model").rename(folder / "tokenizer_2" / "spiece.model")
+    # 24 pieces and T5's 100 marks.
+    with torch.random.fork_rng(devices=[]):
+        T5EncoderModel(T5Config.from_pretrained(folder / "text_encoder_2", vocab_size=124)).save_pretrained(folder / "text_encoder_2")
+    parts = load(folder)
+    own = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer_2" / "spiece.model"))
+    for caption in ("a red star at the top", "blue ring, left"):
+        assert parts.tokenizers["te3"](caption).input_ids == [*own.encode(caption), 1]
+    assert parts.settings["t5xxl_max_token_length"] == 512
 
 
 def test_options_of_the_text_reach_the_settings(saved):
