@@ -24,6 +24,9 @@ from sd_scripts.schema.model import SdModelOptions
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
+_SETTLED = {"steps_offset": 1, "clip_sample": False}
+"""Entries of scheduler configurations that StableDiffusionPipeline takes for mistakes when they are anything else."""
+
 
 class Sd:
     """The Stable Diffusion 1.x and 2.x family; see protocols.ModelFamily."""
@@ -114,6 +117,8 @@ class Sd:
         """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
 
         def pipeline(scheduler: Any) -> StableDiffusionPipeline:
+            # What the pipeline makes of configurations of the first months, said before it remarks on it with every preview.
+            scheduler.register_to_config(**{key: value for key, value in _SETTLED.items() if key in scheduler.config})
             return _pipeline_class()(
                 vae=None,
                 text_encoder=None,

@@ -1,5 +1,6 @@
 """Stable Diffusion 1.x and 2.x against diffusers' own pipeline: prompts, layers, whole pictures; layers that get adapters."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -142,6 +143,19 @@ def test_a_preview_reads_the_layer_that_training_reads(parts):
         output_type="pt",
     ).images[0]
     assert_close(SD.render(skipped, [one])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sampler", ["auto", "euler", "ddim", "lms"])
+def test_schedulers_of_the_first_months_are_read_as_the_pipeline_reads_them(sampler):
+    parts = SD.tiny()
+    old = {key: value for key, value in parts.scheduler_config.items() if key not in ("steps_offset", "clip_sample")}
+    parts = replace(parts, scheduler_config={**old, "steps_offset": 0})
+    one = Preview("a red star", width=32, height=32, seed=5, steps=3, cfg_scale=1.0, sampler=sampler)
+    ours = SD.render(parts, [one])[0] / 2 + 0.5
+    scheduler = scheduler_for(sampler, parts.scheduler_config)
+    with pytest.warns(FutureWarning, match="is outdated") if "steps_offset" in scheduler.config else nullcontext():
+        theirs = picture(parts, one, scheduler)
+    assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("spec, text_layers", [(loading.SPEC1, 72), (loading.SPEC2, 138)], ids=["sd1", "sd2"])
