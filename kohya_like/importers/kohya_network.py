@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from .kohya_sheet import KohyaSheet, Table, rules
 from .sheet import is_empty, is_off, number, parts, shown
 
-NETWORK: Table = {}
-rule = rules(NETWORK)
+ADAPTER: Table = {}
+"""Rules of adapters; a whole model has none of these settings."""
+RATES: Table = {}
+"""Rules of learning rates, and of who is trained."""
+rule = rules(ADAPTER)
+rate = rules(RATES)
 
 _LARGEST_RANK = 4096
 
@@ -337,7 +341,7 @@ def _perturbed(sheet: KohyaSheet, key: str) -> None:
 # --- rates ----------------------------------------------------------------------------------------------------------
 
 
-@rule("network_train_unet_only", "network_train_text_encoder_only", "train_text_encoder")
+@rate("network_train_unet_only", "network_train_text_encoder_only", "train_text_encoder")
 def _who_learns(sheet: KohyaSheet, key: str) -> None:
     if key == "train_text_encoder" and sheet.run.method == "full" and sheet.run.family != "flux":
         who_is_trained(sheet, key)
@@ -362,7 +366,20 @@ def who_is_trained(sheet: KohyaSheet, key: str = "") -> None:
         sheet.put("cache_text_encoder_outputs", False, key)
 
 
-@rule("unet_lr")
+def _own_rate(sheet: KohyaSheet, key: str) -> None:
+    default = sheet.known["learning_rate"].default
+    sheet.refuse(key, f"Adafactor found its own rate there, which is not done here; learning_rate stays {default:g}: check it")
+
+
+@rate("learning_rate")
+def _rate(sheet: KohyaSheet, key: str) -> None:
+    if sheet.sets_its_own_rate and not is_empty(sheet.value(key)):
+        _own_rate(sheet, key)
+    else:
+        sheet.plain(key)
+
+
+@rate("unet_lr")
 def _unet_rate(sheet: KohyaSheet, key: str) -> None:
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
@@ -370,17 +387,21 @@ def _unet_rate(sheet: KohyaSheet, key: str) -> None:
         sheet.write(key, "renamed", "train_unet = off, because it is 0 and text_encoder_lr is not")
     elif is_off(sheet.value(key)) and sheet.page:
         sheet.skip(key, "0 means learning_rate")
+    elif sheet.sets_its_own_rate:
+        _own_rate(sheet, key)
     else:
         sheet.plain(key)
 
 
-@rule("text_encoder_lr", "t5xxl_lr")
+@rate("text_encoder_lr", "t5xxl_lr")
 def _text_rate(sheet: KohyaSheet, key: str) -> None:
     value = sheet.value(key)
     if not sheet.trains_text or sheet.run.method == "full":
         sheet.skip(key, "the text encoders are not trained")
     elif is_off(value):
         sheet.skip(key, "0 means " + ("learning_rate" if key == "text_encoder_lr" else "text_encoder_lr"))
+    elif sheet.sets_its_own_rate:
+        _own_rate(sheet, key)
     elif key == "t5xxl_lr":
         sheet.put("text_encoder_lr", [str(sheet.number("text_encoder_lr") or 0), str(sheet.number(key))], key)
         sheet.write(key, "renamed", "the second number of text_encoder_lr")
@@ -393,7 +414,7 @@ def _text_rate(sheet: KohyaSheet, key: str) -> None:
         sheet.take(key, key, rates)
 
 
-@rule("learning_rate_te", "learning_rate_te1", "learning_rate_te2")
+@rate("learning_rate_te", "learning_rate_te1", "learning_rate_te2")
 def _text_rates_of_model(sheet: KohyaSheet, key: str) -> None:
     sdxl = sheet.run.family == "sdxl"
     if is_empty(sheet.value(key)):
@@ -402,6 +423,8 @@ def _text_rates_of_model(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "the text encoders are not trained" if sheet.run.method == "full" else "adapters have text_encoder_lr")
     elif (key == "learning_rate_te") == sdxl:
         sheet.skip(key, "it is for Stable Diffusion" if sdxl else "it is for SDXL")
+    elif sheet.sets_its_own_rate:
+        _own_rate(sheet, key)
     else:
         names = ("learning_rate_te1", "learning_rate_te2") if sdxl else ("learning_rate_te",)
         rates = [sheet.number(name) if sheet.number(name) is not None else sheet.number("learning_rate") for name in names]
@@ -410,7 +433,7 @@ def _text_rates_of_model(sheet: KohyaSheet, key: str) -> None:
         sheet.write(key, "renamed", f"text_encoder_lr = {', '.join(f'{rate:g}' for rate in rates if rate is not None)}")
 
 
-@rule("stop_text_encoder_training", "stop_text_encoder_training_pct")
+@rate("stop_text_encoder_training", "stop_text_encoder_training_pct")
 def _stopping(sheet: KohyaSheet, key: str) -> None:
     value = sheet.number(key) or 0
     if value == 0:

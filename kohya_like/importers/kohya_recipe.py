@@ -86,13 +86,9 @@ def _optimizer_args(sheet: KohyaSheet, key: str) -> None:
         sheet.refuse(key, f"they are arguments of {name}; {ours} has its own, and got none")
     elif ours == "Adafactor":
         kept = [item for item in given if item.partition("=")[0].strip() not in ("relative_step", "warmup_init", "scale_parameter")]
-        automatic = any(item.replace(" ", "").lower() == "relative_step=true" for item in given)
-        note = (
-            "Adafactor's own rate is not used here, learning_rate is: check it"
-            if automatic
-            else "what Adafactor does here anyway is left out"
-        )
-        if kept or automatic:
+        own = "its own rate is not used here, learning_rate is: check it"
+        note = own if sheet.sets_its_own_rate else "without what it does here anyway"
+        if kept or sheet.sets_its_own_rate:
             sheet.take(key, "optimizer_args", kept, note if kept != given else "")
         else:
             sheet.skip(key, "it is what Adafactor does here anyway")

@@ -23,6 +23,12 @@ class KohyaSheet(Sheet):
         """Whether the settings are for a family that is not trained here."""
         self.trains_unet, self.trains_text = self._who_is_trained()
 
+    @property
+    def sets_its_own_rate(self) -> bool:
+        """Whether kohya's Adafactor leaves the given rates aside, which it does unless it is told relative_step=False."""
+        said = str(self.value("optimizer_args") or "").replace(" ", "").lower()
+        return "adafactor" in str(self.first("optimizer", "optimizer_type") or "").lower() and "relative_step=false" not in said
+
     def _who_is_trained(self) -> tuple[bool, bool]:
         if self.run.method == "full":
             return True, self._trains_text_of_whole_model()

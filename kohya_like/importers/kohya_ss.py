@@ -9,20 +9,20 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS
 
-from .kohya_network import NETWORK, type_name, who_is_trained
+from .kohya_network import ADAPTER, RATES, type_name, who_is_trained
 from .kohya_recipe import RECIPE, arguments
 from .kohya_rules import RULES
 from .kohya_sheet import KohyaSheet
 from .report import Imported
-from .sheet import is_empty, number, switch
+from .sheet import is_empty, is_off, number, switch
 
-TABLE = RULES | RECIPE | NETWORK
-"""The rule of each key that has one."""
+TABLE = RULES | RECIPE | RATES
+"""The rule of each key that has one; adapters have more."""
 JSON_ORIGIN = "kohya_ss configuration (JSON)"
 TOML_ORIGIN = "kohya_ss or sd-scripts configuration (TOML)"
 
-_ADAPTER_MARKS = ("LoRA_type", "network_dim", "network_module", "unet_lr", "network_alpha", "lora_network_weights")
-_FINETUNE_MARKS = ("image_folder", "caption_metadata_filename", "latent_metadata_filename", "train_dir", "in_json", "dataset_repeats")
+ADAPTER_MARKS = ("LoRA_type", "network_dim", "network_module", "unet_lr", "network_alpha", "lora_network_weights")
+FINETUNE_MARKS = ("image_folder", "caption_metadata_filename", "latent_metadata_filename", "train_dir", "in_json", "dataset_repeats")
 _EMBEDDING_MARKS = ("num_vectors_per_token", "token_string", "init_word")
 _FLUX_MARKS = ("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask")
 _SDXL_MARKS = ("learning_rate_te2", "no_half_vae", "block_lr")
@@ -41,7 +41,7 @@ MISSING = {
 
 def looks_like_kohya(given: Mapping[str, object]) -> bool:
     """Whether these are settings of kohya's programs: at least three names that they have."""
-    names = {name for run in RUNS.values() for name in flat.fields(run)} | TABLE.keys()
+    names = {name for run in RUNS.values() for name in flat.fields(run)} | TABLE.keys() | ADAPTER.keys()
     return sum(name in names for name in given) >= min(3, len(given)) and bool(given)
 
 
@@ -77,18 +77,21 @@ def _imported(given: Mapping[str, object], name: str, page: bool) -> Imported:
 
 def fill(sheet: KohyaSheet, split: Mapping[str, list[str]]) -> None:
     """Writes the row of every key. split: what the keys that hold other settings were opened into."""
+    table = TABLE | ADAPTER if sheet.run.method == "network" else TABLE
     for key in sheet.given:
         if key in split:
             _opened_row(sheet, key, split[key])
         else:
-            TABLE.get(key, KohyaSheet.plain)(sheet, key)
+            table.get(key, KohyaSheet.plain)(sheet, key)
 
 
 def _opened_row(sheet: KohyaSheet, key: str, names: list[str]) -> None:
     if names:
         sheet.write(key, "renamed", f"opened into {', '.join(names)}")
-    else:
+    elif is_off(sheet.value(key)):
         sheet.skip(key, "it is empty")
+    else:
+        sheet.refuse(key, "it names no setting: " + ("write key=value" if key == "network_args" else "write --name value"))
 
 
 def opened(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, list[str]]]:
@@ -97,7 +100,7 @@ def opened(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, li
     split: dict[str, list[str]] = {}
     if "network_args" in given:
         pairs = [item.partition("=") for item in (arguments(given["network_args"]) if not is_empty(given["network_args"]) else [])]
-        found: dict[str, object] = {key.strip(): text.strip() for key, _, text in pairs if key.strip()}
+        found: dict[str, object] = {key.strip(): text.strip() for key, equals, text in pairs if key.strip() and equals}
         split["network_args"] = list(found)
         merged |= found
     if "additional_parameters" in given:
@@ -127,9 +130,9 @@ def _flags(value: object) -> dict[str, object]:
 
 def _tab(given: Mapping[str, object]) -> str:
     """The page of kohya_ss that settings are for."""
-    if any(mark in given for mark in _ADAPTER_MARKS):
+    if any(mark in given for mark in ADAPTER_MARKS):
         return "lora"
-    return "finetune" if any(not is_empty(given.get(mark)) for mark in _FINETUNE_MARKS) else "dreambooth"
+    return "finetune" if any(not is_empty(given.get(mark)) for mark in FINETUNE_MARKS) else "dreambooth"
 
 
 def _family(given: Mapping[str, object], name: str, page: bool) -> tuple[str, str, bool]:

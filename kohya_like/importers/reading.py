@@ -22,8 +22,8 @@ def read(name: str, data: bytes) -> Imported:
     """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, or a LoRA .safetensors.
 
     name is the file's name, for messages and as a hint at the family. Of a .safetensors file the header is enough (see
-    safetensors_header.needed_bytes), so the page need not send the weights. Raises OptionError with a sentence for a file that is none of these,
-    or is damaged.
+    safetensors_header.needed_bytes), so the page need not send the weights. Raises OptionError with a sentence for a file that is none
+    of these, or is damaged.
     """
     if not data:
         raise OptionError(f"{name} is empty")
