@@ -384,11 +384,14 @@ def test_missing_and_misshapen_tensors_are_named(single, folder):
     key = "model.diffusion_model.input_blocks.0.0.weight"
     save_file({name: tensor for name, tensor in state.items() if name != key}, single)
     assert "unet of one.safetensors lacks 1 of" in sentence(single) and "conv_in.weight" in sentence(single)
-    save_file({**state, key: torch.zeros(16, 9, 3, 3)}, single)
-    assert "conv_in.weight has shape (16, 9, 3, 3), (16, 4, 3, 3) was expected" in sentence(single)
+    save_file({**state, key: torch.zeros(16, 7, 3, 3)}, single)
+    assert "conv_in.weight has shape (16, 7, 3, 3), (16, 4, 3, 3) was expected" in sentence(single)
 
 
-def test_an_inpainting_unet_is_refused(folder):
+def test_an_inpainting_unet_is_refused(folder, single):
+    state = load_file(single)
+    save_file({**state, "model.diffusion_model.input_blocks.0.0.weight": torch.zeros(16, 9, 3, 3)}, single)
+    assert "one.safetensors is an inpainting model: its UNet takes 9 channels" in sentence(single)
     config_file = folder / "unet" / "config.json"
     config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "in_channels": 9}))
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"

@@ -81,7 +81,22 @@ def _base(spec: FamilySpec, options: UNetModelOptions, own: list[str], refine: R
     header = read_header(source.path, BASE)
     check_kind(spec, header, source)
     version = refine(spec, source, header)
+    _check_input(header, source)
     return marked(from_file(version, source, header, configs_for(version, source.path), own), header)
+
+
+_FURTHER = {5: "a depth-to-image model", 8: "an InstructPix2Pix model", 9: "an inpainting model"}
+"""What a UNet is that takes so many channels besides four of noise."""
+
+
+def _check_input(header: Header, source: Source) -> None:
+    """Raises OptionError for a single file whose UNet takes a further picture."""
+    shape = header.shapes.get(f"{UNET.prefixes[0]}input_blocks.0.0.weight", ())
+    if len(shape) == 4 and shape[1] in _FURTHER:
+        raise OptionError(
+            f"{BASE}: {source.label} is {_FURTHER[shape[1]]}: its UNet takes {shape[1]} channels, the latents of a further picture among "
+            "them. Such models cannot be trained here; take the text-to-image model"
+        )
 
 
 def marked(base: Base, header: Header) -> Base:
