@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import files, form, live, look
+from . import files, form, live, look, tools
 from .context import Context
 from .guard import Guard
 from .supervisor import JobSupervisor
 from .tabs import help as help_tab
 from .tabs import runs as runs_tab
+from .tabs import tools as tools_tab
 from .tabs import train as train_tab
 
 TITLE = "kohya_like"
@@ -63,6 +64,8 @@ def make_app(context: Context) -> gr.Blocks:
                 door = train_tab.build(context, tabs)
             with gr.Tab("Runs", id="runs"):
                 runs_tab.build(replace(context, train=door))
+            with gr.Tab("Tools", id="tools"):
+                tools_tab.build()
             with gr.Tab("Help", id="help"):
                 help_tab.build()
     return demo
@@ -79,7 +82,7 @@ def own_routes(context: Context) -> list[Route]:
             return Response(status_code=404)
         return Response(content, media_type="text/javascript", headers={"cache-control": "public, max-age=31536000, immutable"})
 
-    return [Route("/kl/assets/{name}", script), *live.routes(context.supervisor, context.token)]
+    return [Route("/kl/assets/{name}", script), *live.routes(context.supervisor, context.token), *tools.routes(context)]
 
 
 def wait(demo: gr.Blocks, context: Context) -> None:

@@ -98,8 +98,8 @@ def look_at(options: RunOptions, output_dir: Path) -> Iterator[str | View]:
 
 
 def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> View:
-    dataset_options = options.dataset  # type: ignore[attr-defined]  # every kind of run that reads pictures has this section
-    training = options.training  # type: ignore[attr-defined]
+    dataset_options = options.dataset
+    training = options.training
     folder = cache_folder(dataset_options, output_dir)
     found = scan.scan(subsets_of(dataset_options, folder), folder, progress)
     plan = make_plan(found, dataset_options, seed=training.seed, grid=GRID, accumulation=training.gradient_accumulation_steps)

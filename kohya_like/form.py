@@ -18,6 +18,7 @@ import gradio as gr
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.fields import Options
 from sd_scripts.schema.flat import FlatField
 from sd_scripts.schema.prompts import OPTION as PROMPTS
 from sd_scripts.schema.runs import RUNS, RunOptions
@@ -156,7 +157,7 @@ def _lines(text: str) -> list[str]:
 
 
 @cache
-def shown_fields(run: type[RunOptions]) -> dict[str, FlatField]:
+def shown_fields(run: type[Options]) -> dict[str, FlatField]:
     """The fields that the page has: all but those for the command line only."""
     return {name: field for name, field in flat.fields(run).items() if not field.show.cli_only}
 
@@ -186,6 +187,7 @@ def specification(field: FlatField) -> dict[str, Any]:
         "required": field.required,
         "optional": field.optional,
         # A base model or a LoRA file fits one family only.
+        "path": field.show.kind in ("file", "folder"),
         "ofFamily": field.section in ("model", "network") and field.show.kind in ("file", "folder"),
     }
     return {key: value for key, value in spec.items() if value not in ("", [], False) or key == "default"}

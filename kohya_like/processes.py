@@ -1,15 +1,40 @@
-"""Find, recognise and end the processes of a run, on every system psutil knows."""
+"""Start, find, recognise and end the processes of a run, on every system psutil knows."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import psutil
 
+RUNNER = Path(__file__).with_name("runner.py")
+_ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 RUN_ID = "KOHYA_LIKE_RUN_ID"
 """Environment variable that every process of a run inherits. Ranks that torchrun puts into sessions of their own are found by it."""
+
+
+def start(
+    folder: Path, argv: list[str], run_id: str, console: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a command under runner.py, in a session of its own that outlives the studio; exit.json in the folder will tell its end.
+
+    environment is added to the studio's own. Raises OSError.
+    """
+    with console.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-P", str(RUNNER), str(folder), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, RUN_ID: run_id, **_ENVIRONMENT, **(environment or {})},
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
 
 
 def run_id_of(process: psutil.Process) -> str | None:

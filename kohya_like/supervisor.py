@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -31,8 +30,6 @@ from . import gpu, monitor, processes
 
 State = Literal["queued", "running", "finished", "stopped", "failed", "died"]
 ENDED = ("finished", "stopped", "failed", "died")
-RUNNER = Path(__file__).with_name("runner.py")
-_ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 GRACE_SECONDS = 120.0
 """A run that is asked to stop gets this long to finish its step."""
 SAVING_GRACE_SECONDS = 900.0
@@ -176,7 +173,7 @@ class JobSupervisor:
         return self.start(options.script, options, resume=job.path)
 
     def _new_run(self, options: RunOptions) -> RunDirectory:
-        output = options.output  # type: ignore[attr-defined]  # every kind of run has this section
+        output = options.output
         return RunDirectory.create(Path(output.output_dir).expanduser().resolve(), output.output_name, options)
 
     def _continued_run(self, path: Path, options: RunOptions) -> RunDirectory:
@@ -185,7 +182,7 @@ class JobSupervisor:
             raise OptionError(f"resume: {path} is not a run folder (it has no config.toml)")
         if self._job(run.path, _Living()).state in ("running", "queued"):
             raise OptionError(f"resume: {run.name} has not ended yet; stop it first")
-        output = options.output  # type: ignore[attr-defined]
+        output = options.output
         if run.state.is_dir() and any(run.state.iterdir()):
             # A run with states of its own continues from them; `none`, a step or a path said where it once began.
             options = options.model_copy(update={"output": output.model_copy(update={"resume": "auto"})})
@@ -228,25 +225,8 @@ class JobSupervisor:
         run = RunDirectory(path)
         try:
             argv = self._command(run.options(), path)
-            environment = {
-                **os.environ,
-                processes.RUN_ID: record.run_id,
-                "PYTHONUTF8": "1",
-                "PYTHONUNBUFFERED": "1",
-                "HF_HUB_DISABLE_TELEMETRY": "1",
-            }
-            if device != "cpu":
-                environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device}
-            with run.console.open("ab") as console:
-                child = subprocess.Popen(
-                    [sys.executable, "-P", str(RUNNER), str(path), *argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=console,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,
-                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0),
-                )
+            devices_seen = {} if device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device}
+            child = processes.start(path, argv, record.run_id, run.console, devices_seen)
             self._children.append(child)
             process = processes.living(child.pid)
             begun = 0.0 if process is None else processes.created(process)

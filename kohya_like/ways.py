@@ -1,4 +1,7 @@
-"""The two rows of choices at the top of the Train tab: model families, and ways to train. A way is a kind of run and a view of its fields."""
+"""The two rows of choices at the top of the Train tab: model families, and ways to train.
+
+A way to train is a kind of run and a view of its fields.
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@
     const root = make("fieldset", { class: "kl-choice" }, make("legend", { text: legend }), make("div", { class: "kl-options" }, ...labels));
     return { root, radios };
   }
+  window.kl.choice = choice;
 
   parts.kinds = ({ root }) => {
     const family = () => familyOf(run());
@@ -124,7 +125,8 @@
     const wrong = make("section", { class: "kl-card kl-problems", hidden: true, tabindex: "-1", "aria-labelledby": "kl-problems" });
     const report = make("section", { class: "kl-card kl-report", hidden: true, "aria-label": "Data set" });
     const output = make("section", { class: "kl-card kl-output", hidden: true, "aria-labelledby": "kl-command" });
-    root.append(status, wrong, report, output);
+    const imported = make("section", { class: "kl-card kl-import", hidden: true, "aria-labelledby": "kl-imported" });
+    root.append(status, wrong, imported, report, output);
 
     function listProblems(found) {
       wrong.replaceChildren();
@@ -155,6 +157,8 @@
       status.textContent = value.note || "";
       if (value.fill) fill(value.fill.run, value.fill.texts);
       listProblems(value.problems || []);
+      // The report is about what stands in the form; another file takes it away.
+      if (value.fill) window.kl.showImport(imported, value.imported);
       if (value.output) showOutput(output, value.output);
       if (value.output && value.download) download(value.output.name, value.output.toml);
       if (value.report !== undefined) showReport(report, value.report);
@@ -163,28 +167,7 @@
     watch("value", () => props.value && answer(props.value));
   };
 
-  // ---- settings in a file
-
-  parts.keep = ({ root, trigger }) => {
-    const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,text/plain", class: "kl-file" });
-    const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a TOML file on the studio's computer", autocomplete: "off", spellcheck: "false" });
-    picked.addEventListener("change", async () => {
-      const file = picked.files[0];
-      if (!file) return;
-      // A file that is too large to be settings is refused by its size alone.
-      trigger("open_file", { name: file.name, bytes: file.size, text: file.size > 1048576 ? "" : await file.text() });
-      picked.value = "";
-    });
-    // Not named "path": gradio takes an object with a path for a file of its own and refuses it.
-    const loadPath = () => path.value.trim() && trigger("open_file", { where: path.value.trim() });
-    path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
-    const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
-      make("div", { class: "kl-row" },
-        make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
-        make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Load TOML" }))),
-      make("div", { class: "kl-row" }, path, make("button", { type: "button", class: "kl-button", text: "Load", "aria-label": "Load the file at this path", onclick: loadPath })));
-    root.append(keep);
-  };
+  // ---- the command
 
   function showOutput(box, { commands, toml, about }) {
     const code = make("code", { text: commands.sh });
@@ -222,6 +205,8 @@
     });
     return button;
   }
+
+  window.kl.copier = copier;
 
   function copyBySelection(text) {
     const area = make("textarea", { class: "kl-offscreen", "aria-hidden": "true" });

@@ -11,6 +11,7 @@
   const views = new Map(); // group -> fieldset on the page
   const controls = new Map(); // option -> control on the page
   const drafts = {}; // kind of run -> {option: text}
+  const shared = {}; // option -> text, or null for the default, as the kind of run had it that was left last
   const problems = new Map(); // option -> [sentence]
   const filter = { words: [], changed: false, opened: null };
   const wanted = new Set(); // options that the chosen way leaves out and somebody asked for
@@ -117,6 +118,7 @@
         if (typeof text === typeof spec.default) drafts[key][spec.name] = text;
       }
     }
+    Object.assign(shared, draft.shared);
     if (!drafts[draft.run]) return;
     run = draft.run;
     way = schema.ways.find((each) => each.name === draft.way && keyOf(familyOf(run), each) === run) || wayFor(run, drafts[run]);
@@ -130,7 +132,7 @@
       const different = fieldsOf(key).filter((spec) => drafts[key][spec.name] !== spec.default);
       if (different.length || key === run) kept[key] = Object.fromEntries(different.map((spec) => [spec.name, drafts[key][spec.name]]));
     }
-    store(DRAFT, { run, way: way.name, runs: kept });
+    store(DRAFT, { run, way: way.name, runs: kept, shared });
   }
   function saveSoon() {
     if (!saving) saving = setTimeout(save, 200);
@@ -212,19 +214,23 @@
     save();
   }
 
-  // What two kinds of run share goes along: a value, and that somebody put it back to the default, which then is the other kind's own.
-  // What only one of them has stays with it and is there again later.
+  // What kinds of run share goes along, also past one that has it not: a value, and that somebody put it back to the default, which then
+  // is each kind's own. What only one of them has stays with it and is there again later.
   function carry(from, to) {
-    const old = new Map(fieldsOf(from).map((spec) => [spec.name, spec]));
-    for (const spec of fieldsOf(to)) {
-      const before = old.get(spec.name);
-      if (!before || before.control !== spec.control || String(before.choices) !== String(spec.choices)) continue;
+    for (const spec of fieldsOf(from)) {
       const text = drafts[from][spec.name];
+      shared[kindOf(spec)] = same(spec, text, spec.default) ? null : text;
+    }
+    for (const spec of fieldsOf(to)) {
+      const text = shared[kindOf(spec)];
       // Each family remembers its own base model; one that has none yet takes what was typed before the family was chosen.
       const keepsOwn = spec.ofFamily && familyOf(from) !== familyOf(to) && !same(spec, drafts[to][spec.name], spec.default);
-      if (!keepsOwn) drafts[to][spec.name] = same(before, text, before.default) ? spec.default : text;
+      if (text !== undefined && !keepsOwn) drafts[to][spec.name] = text === null ? spec.default : text;
     }
   }
+
+  // The same option with other choices is another one.
+  const kindOf = (spec) => `${spec.name} ${spec.control} ${spec.choices || ""}`;
 
   // ---- one control
 
@@ -396,7 +402,7 @@
       }
       const badge = make("span", { class: "kl-badge" });
       const heading = make("h2", { class: "kl-title", text: title });
-      const names = specs.slice(0, 4).map((spec) => spec.label.toLowerCase()).join(", ");
+      const names = specs.slice(0, 4).map((spec) => spec.label.replace(/^[A-Z](?![A-Z])/, (letter) => letter.toLowerCase())).join(", ");
       const hint = make("span", { class: "kl-hint", text: `${names} … ${specs.length} settings` });
       view.details = make("details", { class: "kl-card kl-section" }, make("summary", {}, heading, hint, badge), body);
       // A click comes before the browser opens it, the toggle event a moment after: somebody tabbing on at once must find the fields.

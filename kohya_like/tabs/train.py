@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,14 +20,17 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RUNS, RunOptions
 
-from .. import dataset_view, files, form, live, look, presets
+from .. import dataset_view, files, form, importers, live, look, presets
 from ..context import Context, TrainDoor
 from ..supervisor import Job
 
 Answer = dict[str, Any]
 """What the desk shows next; form.js draws it. `seq` makes two equal answers different, so that both are shown."""
 
-MAX_TOML_BYTES = 1 << 20
+MAX_TEXT_BYTES = 1 << 20
+MAX_HEADER_BYTES = 16 << 20
+OPENED = (".toml", ".json", ".safetensors")
+"""Endings of files that fill the form."""
 PRINTED = ".printed"
 """Folder inside the folder of runs for the files that printed commands name."""
 
@@ -124,32 +129,51 @@ class Desk:
             job.run.log("warning", text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device.")
 
     def load(self, request: Mapping[str, Any]) -> Answer:
-        """Fills the form from a file that the browser read ({name, text}) or a path on this computer ({where})."""
+        """Fills the form from a file that the browser read ({name, text} or {name, header}) or a path on this computer ({where})."""
         try:
             if request.get("where"):
                 return self.load_path(files.confine(str(request["where"]), self.context.roots))
-            text, name = str(request.get("text", "")), str(request.get("name", "the file"))
-            size = request.get("bytes")
-            if len(text.encode()) > MAX_TOML_BYTES or (isinstance(size, int) and size > MAX_TOML_BYTES):
+            name, text = str(request.get("name", "the file")), str(request.get("text", ""))
+            head, size = request.get("head"), request.get("bytes")
+            if head is not None:
+                return self._opened(name, _header(name, head, str(request.get("header", ""))))
+            if len(text.encode()) > MAX_TEXT_BYTES or (isinstance(size, int) and size > MAX_TEXT_BYTES):
                 raise OptionError(f"{name} is larger than 1 MiB; a file of settings is a few KiB")
-            return self._filled(flat.parse_toml(text, name), name)
+            return self._opened(name, text.encode())
         except OptionError as err:
             return refusal(err)
 
     def load_path(self, path: Path) -> Answer:
-        """Fills the form from a TOML file on this computer."""
+        """Fills the form from a file on this computer."""
         try:
-            if path.suffix.lower() != ".toml":
-                raise OptionError(f"{path} does not end in .toml; give a file that Save TOML, a run or kohya's scripts wrote")
-            if path.is_file() and path.stat().st_size > MAX_TOML_BYTES:
-                raise OptionError(f"{path} is larger than 1 MiB; a file of settings is a few KiB")
-            return self._filled(flat.read_toml(path), path.name)
+            if path.suffix.lower() not in OPENED:
+                raise OptionError(f"{path} does not end in {', '.join(OPENED)}; give a file of settings or a LoRA file")
+            try:
+                return self._opened(path.name, _head_of(path))
+            except OSError as err:
+                raise OptionError(f"{path} cannot be read: {err.strerror or err}") from err
         except OptionError as err:
             return refusal(err)
 
+    def _opened(self, name: str, data: bytes) -> Answer:
+        """The form with what is in a file. Our own settings are filled in as they stand, with their mistakes; the rest is imported."""
+        if name.lower().endswith(".toml"):
+            try:
+                values = flat.parse_toml(data.decode(), name)
+            except UnicodeDecodeError as err:
+                raise OptionError(f"{name} is not text in UTF-8: {err}") from err
+            if "script" in values:
+                return self._filled(values, name)
+        found = importers.read(name, data)
+        fill = {"run": form.run_key(found.run), "texts": form.texts(found.run, found.values)}
+        missing = [{"option": sentence.partition(":")[0], "message": sentence} for sentence in found.missing]
+        rows = [{"key": row.key, "value": _brief(row.value), "verdict": row.verdict, "text": row.text} for row in found.rows]
+        report = {"name": name, "origin": found.origin, "label": found.run.label, "rows": rows, "missing": missing}
+        return answer(f"Read {name}", problems=[], fill=fill, imported=report, seen=True)
+
     def _filled(self, values: Mapping[str, Any], origin: str) -> Answer:
         """The form with a file's values. What is wrong in the file is shown, the rest is filled in."""
-        run = flat.run_of(values) if "script" in values else next(iter(RUNS.values()))
+        run = flat.run_of(values)
         problems: list[Problem] = []
         settled = dict(values)
         try:
@@ -212,6 +236,41 @@ class Desk:
 
 def _preset_id(preset: presets.Preset) -> str:
     return f"{'own' if preset.own else 'built'}:{preset.name}"
+
+
+def _header(name: str, length: object, encoded: str) -> bytes:
+    """The head of a .safetensors file as the browser sent it: its length, and its bytes in base64. Raises OptionError."""
+    if isinstance(length, int) and length > MAX_HEADER_BYTES:
+        raise OptionError(_too_long(name, length))
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError as err:
+        raise OptionError(f"{name} did not arrive whole; open it again") from err
+
+
+def _head_of(path: Path) -> bytes:
+    """What an importer needs of a file: all of a text, and of a .safetensors file its header. Raises OptionError and OSError."""
+    with path.open("rb") as file:
+        if path.suffix.lower() == ".safetensors":
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
+            if length > MAX_HEADER_BYTES:
+                raise OptionError(_too_long(path.name, length))
+            return first + file.read(length)
+        data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise OptionError(f"{path} is larger than 1 MiB; a file of settings is a few KiB")
+    return data
+
+
+def _too_long(name: str, length: int) -> str:
+    return f"{name}: its header is {length} bytes long; no file of weights has more than 16 MiB, so it is damaged"
+
+
+def _brief(value: object) -> str:
+    """A value of a file for a table, cut where it is long."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 200 else f"{text[:200]} …"
 
 
 def _begun(job: Job) -> str:

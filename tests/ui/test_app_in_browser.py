@@ -42,13 +42,28 @@ def open_tab(name: str) -> Callable[[Page], None]:
     return act
 
 
+def write_prompts(page: Page) -> None:
+    open_tab("Train")(page)
+    page.locator("#kl-prompt-0").fill("a star --w 512 --cn x.png")
+    page.locator("#kl-prompt-0").press("Enter")
+    page.locator(".kl-prompt-more summary").first.click()
+
+
+def choose_dreambooth(page: Page) -> None:
+    page.locator("#kl-way-dreambooth").check()
+    page.wait_for_selector("#kl-class_prompt")
+
+
 STATES: dict[str, Callable[[Page], object]] = {
     "closed": lambda page: None,
     "open": lambda page: page.get_by_role("button", name="Open all").click(),
     "errors": provoke_errors,
     "printed": print_command,
     "preset": show_preset,
+    "prompts": write_prompts,
+    "dreambooth": choose_dreambooth,
     "runs": open_tab("Runs"),
+    "tools": open_tab("Tools"),
     "help": open_tab("Help"),
 }
 

@@ -31,6 +31,12 @@ def printed(page: Page) -> dict[str, Any]:
     return flat.parse_toml(page.locator(".kl-output pre").nth(1).inner_text(), "page")
 
 
+def as_text(page: Page) -> Locator:
+    """The sample prompts as one text."""
+    page.get_by_role("button", name="As text").click()
+    return page.locator("#kl-sample_prompts")
+
+
 def open_group(page: Page, title: str) -> None:
     page.locator(f".kl-section summary:has-text('{title}')").click()
 
@@ -54,6 +60,7 @@ def test_what_is_typed_reaches_the_toml_without_leaving_the_field(studio: Any, v
 
 def test_what_is_pasted_reaches_the_toml(studio: Any, visit: Callable[..., Any]) -> None:
     page = visit(studio.url).page
+    as_text(page)
     for name, text in (
         ("pretrained_model_name_or_path", "toy"),
         ("train_data_dir", "toy:star"),
@@ -153,7 +160,7 @@ def test_a_typed_script_is_shown_as_text_and_never_run(studio: Any, visit: Calla
 def test_saving_and_loading_a_toml_is_the_identity(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit(studio.url).page
     fill_required(page)
-    page.locator("#kl-sample_prompts").fill('a "quoted" star\nein Stern, зірка, 星 --d 3')
+    as_text(page).fill('a "quoted" star\nein Stern, зірка, 星 --d 3')
     page.locator("#kl-learning_rate").fill("0.00025")
     page.get_by_role("button", name="Open all").click()
     page.locator("#kl-block_dims").fill("0 4 8")
@@ -167,7 +174,7 @@ def test_saving_and_loading_a_toml_is_the_identity(studio: Any, visit: Callable[
     other = visit(studio.url).page
     other.locator("#kl-load").set_input_files(saved)
     expect(other.locator("#kl-learning_rate")).to_have_value("0.00025")
-    expect(other.locator("#kl-sample_prompts")).to_have_value('a "quoted" star\nein Stern, зірка, 星 --d 3')
+    expect(as_text(other)).to_have_value('a "quoted" star\nein Stern, зірка, 星 --d 3')
     with other.expect_download() as begun:
         other.get_by_role("button", name="Save TOML").click()
     again = tmp_path / "again.toml"
@@ -180,6 +187,7 @@ def test_a_file_with_mistakes_fills_what_it_can_and_names_the_rest(studio: Any, 
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(
         'pretrained_model_name_or_path = "toy"\ntrain_data_dir = "toy:star"\nnetwork_dimm = 4\nnetwork_dim = -3\nlearning_rate = 0.5\n'
+        'script = "sdxl_train_network.py"\n'
     )
     page.locator("#kl-load").set_input_files(wrong)
     expect(page.locator(".kl-problems")).to_contain_text("network_dimm")
@@ -196,10 +204,10 @@ def test_a_file_that_cannot_be_settings_is_refused_and_changes_nothing(studio: A
     large.write_bytes(b"#" * (2 << 20))
     page.locator("#kl-load").set_input_files(large)
     expect(page.locator(".kl-problems")).to_contain_text("larger than 1 MiB")
-    path = page.get_by_label("Path of a TOML file on the studio's computer")
+    path = page.get_by_label("Path of a settings or LoRA file on the studio's computer")
     path.fill("/etc/passwd")
     path.press("Enter")
-    expect(page.locator(".kl-problems")).to_contain_text("does not end in .toml")
+    expect(page.locator(".kl-problems")).to_contain_text("does not end in .toml, .json, .safetensors")
     expect(page.locator("#kl-network_dim")).to_have_value("21")
 
 

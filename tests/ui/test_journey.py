@@ -112,7 +112,7 @@ def test_the_demo_is_started_watched_reloaded_survives_a_killed_studio_and_is_st
 def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(place: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit(place.url, width=390).page
     page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 4, "short")))
-    load = page.get_by_role("button", name="Load the file at this path")
+    load = page.get_by_role("button", name="Open the file at this path")
     # On a narrow screen the buttons of the desk keep to the lower edge; a person scrolls a little further.
     load.evaluate("node => node.scrollIntoView({block: 'center'})")
     load.click()

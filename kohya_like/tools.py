@@ -1,0 +1,309 @@
+"""Runs the tools for LoRA and model files as processes of their own, and the JSON routes of the Tools tab. Knows no tool's work.
+
+Each start gets a folder in `.tools/` inside the folder of runs: `tool.json` the order, `console.log` progress and messages, `report.json`
+the tool's report, `exit.json` the end. Like a run it goes on without the studio, and a later studio finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from sd_scripts.schema import flat
+from sd_scripts.schema.command import SCRIPTS, shown
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.tools import TOOLS, ToolOptions
+
+from . import console, files, form, processes
+from .context import Context
+
+FOLDER = ".tools"
+"""Folder inside the folder of runs."""
+REPORT = "report"
+"""The option that names the report's file; the studio sets it."""
+OUTPUT = "save_to"
+"""The option that names the file a tool writes."""
+MAX_SUGGESTED = 200
+MAX_LISTED = 20
+MAX_REPORT_BYTES = 4 << 20
+_PERCENT = re.compile(r"(\d{1,3})%\|")
+
+State = Literal["running", "finished", "failed", "cancelled", "died"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Content of tool.json."""
+
+    tool: str
+    run_id: str
+    started: float
+    """Unix time."""
+    argv: tuple[str, ...]
+    texts: dict[str, form.Text]
+    """What the form held, to fill it again."""
+    output: str
+    """Path of the file that the tool writes; empty for a tool that only looks."""
+    pid: int = 0
+    create_time: float = 0.0
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """One start of a tool as it was when somebody looked."""
+
+    name: str
+    order: Order
+    state: State
+    path: Path
+
+
+class ToolBench:
+    """Starts tools, finds them again, ends them."""
+
+    def __init__(self, output_dir: Path, roots: tuple[Path, ...]) -> None:
+        self._output_dir = output_dir
+        self._roots = roots
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+
+    def options(self, tool: type[ToolOptions], texts: Mapping[str, Any]) -> ToolOptions:
+        """The options that the form describes, with canonical paths. Raises OptionError with every problem.
+
+        A name without a folder means a file in the folder of runs. A file that is there already is never written over.
+        """
+        known = form.shown_fields(tool)
+        values = {name: form.from_text(known[name], text) for name, text in texts.items() if name in known and name != REPORT}
+        problems: list[Problem] = []
+        for name, value in values.items():
+            if known[name].show.kind not in ("file", "folder") or value is None:
+                continue
+            items = value if isinstance(value, list) else [value]
+            confined = [self._confined(name, item, problems) for item in items if isinstance(item, str) and item.strip()]
+            values[name] = confined if isinstance(value, list) else next(iter(confined), None)
+        target = values.get(OUTPUT)
+        if isinstance(target, str) and Path(target).exists():
+            problems.append(Problem(OUTPUT, f"{OUTPUT}: {target} is there already; choose another name, or move it away first"))
+        try:
+            built = flat.build(tool, values)
+        except OptionError as err:
+            raise OptionError([*problems, *err.problems]) from err
+        if problems:
+            raise OptionError(problems)
+        return built
+
+    def _confined(self, name: str, text: str, problems: list[Problem]) -> str:
+        place = text.strip()
+        if "/" not in place and "\\" not in place and not Path(place).exists():
+            place = str(self._output_dir / place)
+        try:
+            return str(files.confine(place, self._roots))
+        except OptionError as err:
+            problems += [Problem(name, f"{name}: {problem.message}") for problem in err.problems]
+            return place
+
+    def start(self, tool_name: str, texts: Mapping[str, Any]) -> Started:
+        """Starts a tool. Raises OptionError."""
+        tool = TOOLS.get(tool_name)
+        if tool is None:
+            raise OptionError(f"there is no tool {tool_name}; reload the page")
+        options = self.options(tool, texts)
+        path = self._new_folder(tool_name)
+        argv = [sys.executable, str(SCRIPTS / tool.script), *flat.to_argv(options), f"--{REPORT}={path / 'report.json'}"]
+        output = flat.flatten(options).get(OUTPUT)
+        kept = {name: text for name, text in texts.items() if isinstance(text, str | bool)}
+        order = Order(tool_name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""))
+        child = processes.start(path, argv, order.run_id, path / "console.log")
+        with self._lock:
+            self._children.append(child)
+        process = processes.living(child.pid)
+        _write(path, replace(order, pid=child.pid, create_time=processes.created(process) if process else 0.0))
+        return self.find(path.name)
+
+    def _new_folder(self, tool_name: str) -> Path:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        path = self._output_dir / FOLDER / f"{stamp}-{uuid.uuid4().hex[:4]}-{tool_name}"
+        try:
+            path.mkdir(parents=True)
+        except OSError as err:
+            raise OptionError(f"the folder {path} cannot be made: {err.strerror}") from err
+        return path
+
+    def find(self, name: str) -> Started:
+        """The start with this folder name. Names are compared, never joined to a path. Raises KeyError."""
+        return {started.name: started for started in self._all()}[name]
+
+    def recent(self) -> list[Started]:
+        """The newest starts, newest first."""
+        return self._all()[:MAX_LISTED]
+
+    def _all(self) -> list[Started]:
+        with self._lock:
+            # Collects ended children, so that none stays as a zombie.
+            self._children = [child for child in self._children if child.poll() is None]
+        folder = self._output_dir / FOLDER
+        names = sorted((path.name for path in folder.iterdir() if path.is_dir()), reverse=True) if folder.is_dir() else []
+        found = []
+        for name in names:
+            order = _read(folder / name)
+            if order is not None and order.tool in TOOLS:
+                found.append(Started(name, order, _state(folder / name, order), folder / name))
+        return found
+
+    def cancel(self, started: Started) -> None:
+        """Ends a tool's processes. What it was writing aside is left out; a file it had finished stays."""
+        if started.state != "running":
+            return
+        _write(started.path, replace(started.order, cancelled=True))
+        members = {process.pid: process for process in processes.of_runs().get(started.order.run_id, [])}
+        left = processes.end(list(members.values()))
+        if left:
+            raise TimeoutError("these processes cannot be ended: " + ", ".join(str(process.pid) for process in left))
+
+
+def _write(path: Path, order: Order) -> None:
+    write_atomically(path / "tool.json", json.dumps(asdict(order), ensure_ascii=False))
+
+
+def _read(path: Path) -> Order | None:
+    data = _json(path / "tool.json")
+    try:
+        return Order(**{**data, "argv": tuple(data["argv"])}) if isinstance(data, dict) else None
+    except (KeyError, TypeError):
+        return None
+
+
+def _json(path: Path) -> Any:
+    """The content of a JSON file; None while there is none, or half of one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _state(path: Path, order: Order) -> State:
+    ended = _json(path / "exit.json")
+    code = ended.get("returncode") if isinstance(ended, dict) and ended.get("run_id") == order.run_id else None
+    if code is None and processes.is_same(order.pid, order.create_time, order.run_id):
+        return "running"
+    if order.cancelled:
+        return "cancelled"
+    return "died" if code is None else "finished" if code == 0 else "failed"
+
+
+def specification(output_dir: Path) -> dict[str, Any]:
+    """The forms of all tools, as tools.js draws them."""
+    tools = []
+    for tool in TOOLS.values():
+        fields = [
+            {**form.specification(field), "basic": field.show.basic or field.required}
+            for name, field in form.shown_fields(tool).items()
+            if name != REPORT
+        ]
+        tools.append({"name": tool.name, "label": tool.label, "about": " ".join((tool.__doc__ or "").split()), "fields": fields})
+    return {"tools": tools, "folder": str(output_dir)}
+
+
+def suggested(context: Context, bench: ToolBench) -> list[str]:
+    """Files that runs and tools have written, newest first."""
+    found: dict[Path, float] = {}
+    for job in context.supervisor.jobs():
+        for path in job.path.glob("*.safetensors"):
+            found[path] = path.stat().st_mtime
+    for started in bench.recent():
+        path = Path(started.order.output)
+        if started.state == "finished" and path.is_file():
+            found[path] = path.stat().st_mtime
+    return [str(path) for path in sorted(found, key=lambda path: -found[path])][:MAX_SUGGESTED]
+
+
+def _row(started: Started) -> dict[str, Any]:
+    order = started.order
+    output = Path(order.output) if order.output else None
+    return {
+        "name": started.name,
+        "tool": order.tool,
+        "state": started.state,
+        "started": order.started,
+        "output": str(output) if output is not None and started.state == "finished" and output.is_file() else "",
+    }
+
+
+def _detail(started: Started, offset: int) -> dict[str, Any]:
+    chunk = console.read_console(started.path / "console.log", offset)
+    percent = _PERCENT.findall(chunk.open)
+    report = started.path / "report.json"
+    small = report.is_file() and report.stat().st_size <= MAX_REPORT_BYTES
+    return {
+        **_row(started),
+        "console": asdict(chunk),
+        "percent": min(100, int(percent[-1])) if percent else None,
+        "report": _json(report) if small and started.state != "running" else None,
+        "reportFile": str(report) if report.is_file() else "",
+        "command": {shell: shown(list(started.order.argv), shell) for shell in ("sh", "powershell")},
+        "texts": started.order.texts,
+    }
+
+
+def routes(context: Context) -> list[Route]:
+    """The routes of the Tools tab. The guard asks all of them for the token of the page."""
+    bench = ToolBench(context.output_dir, context.roots)
+
+    def tools(_request: Request) -> Response:
+        now = {"files": suggested(context, bench), "runs": [_row(item) for item in bench.recent()]}
+        return JSONResponse({**specification(context.output_dir), **now})
+
+    async def start(request: Request) -> Response:
+        try:
+            order = await request.json()
+        except ValueError:
+            order = None
+        if not isinstance(order, dict) or not isinstance(order.get("texts"), dict):
+            return JSONResponse({"detail": "This is not an order of the page."}, 400)
+        try:
+            started = await run_in_threadpool(bench.start, str(order.get("tool")), order["texts"])
+        except OptionError as err:
+            return JSONResponse({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
+        return JSONResponse({"run": _row(started)})
+
+    def one(request: Request) -> Response:
+        try:
+            offset = int(request.query_params.get("console", "-1"))
+            return JSONResponse(_detail(bench.find(request.path_params["name"]), offset))
+        except ValueError:
+            return JSONResponse({"detail": "console is a whole number."}, 400)
+        except KeyError:
+            return JSONResponse({"detail": "This is not on disk any more."}, 404)
+
+    def cancel(request: Request) -> Response:
+        try:
+            bench.cancel(bench.find(request.path_params["name"]))
+        except KeyError:
+            return JSONResponse({"detail": "This is not on disk any more."}, 404)
+        except TimeoutError as err:
+            return JSONResponse({"detail": f"Cancelling: {err}"}, 409)
+        return JSONResponse({"state": "cancelled"})
+
+    return [
+        Route("/kl/tools", tools),
+        Route("/kl/tools/start", start, methods=["POST"]),
+        Route("/kl/tools/run/{name}", one),
+        Route("/kl/tools/run/{name}/cancel", cancel, methods=["POST"]),
+    ]

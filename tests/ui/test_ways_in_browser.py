@@ -1,0 +1,173 @@
+"""Model families and ways to train in a real browser: what is kept, what is shown, and that every kind of run is saved without loss."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from kohya_like import form
+from sd_scripts.schema import flat
+from sd_scripts.schema.runs import RUNS
+
+pytestmark = pytest.mark.browser
+CLASS_PICTURES = ("instance_prompt", "class_prompt", "num_class_images", "reg_data_dir", "prior_loss_weight")
+KEYS = {form.run_key(run): run for run in RUNS.values()}
+
+
+def choose(page: Page, family: str = "", way: str = "") -> None:
+    if family:
+        page.locator(f"#kl-family-{family}").check()
+    if way:
+        page.locator(f"#kl-way-{way}").check()
+
+
+def value(page: Page, name: str) -> Any:
+    """What the form holds of an option, drawn or not."""
+    return page.evaluate("name => kl.values().values[name]", name)
+
+
+def saved(page: Page, path: Path) -> dict[str, Any]:
+    """The flat values of the file that Save TOML gives."""
+    with page.expect_download() as begun:
+        page.get_by_role("button", name="Save TOML").click()
+    begun.value.save_as(path)
+    return flat.parse_toml(path.read_text(encoding="utf-8"), path.name)
+
+
+def test_typed_values_go_along_and_untouched_ones_take_the_other_kinds_default(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    page.locator("#kl-train_data_dir").fill("my/pictures")
+    page.locator("#kl-max_train_steps").fill("77")
+    page.locator("#kl-network_dim").fill("64")
+    choose(page, family="sd")
+    assert (value(page, "train_data_dir"), value(page, "max_train_steps"), value(page, "network_dim")) == ("my/pictures", "77", "64")
+    assert value(page, "resolution") == "512"
+    choose(page, way="finetune")
+    assert value(page, "learning_rate") == "1e-05" and value(page, "train_data_dir") == "my/pictures"
+    page.locator("#kl-learning_rate").fill("3e-6")
+    page.get_by_role("button", name="Reset Max train steps").click()
+    choose(page, family="flux", way="lora")
+    assert (value(page, "learning_rate"), value(page, "max_train_steps"), value(page, "resolution")) == ("3e-6", "1600", "1024")
+    choose(page, family="sdxl")
+    assert value(page, "network_dim") == "64", "what only adapters have waited there"
+    expect(page.locator("#kl-learning_rate")).to_have_value("3e-6")
+    page.reload()
+    expect(page.locator("#kl-network_dim")).to_have_value("64")
+
+
+def test_each_family_remembers_its_base_model_and_a_new_one_takes_what_was_typed(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    base = page.locator("#kl-pretrained_model_name_or_path")
+    base.fill("flux1-dev.safetensors")
+    choose(page, family="flux")
+    expect(base).to_have_value("flux1-dev.safetensors")
+    choose(page, family="sdxl")
+    base.fill("sdxl.safetensors")
+    choose(page, family="flux")
+    expect(base).to_have_value("flux1-dev.safetensors")
+    choose(page, family="sdxl", way="dreambooth")
+    expect(base).to_have_value("sdxl.safetensors")
+
+
+def test_a_choice_that_other_kinds_have_not_stays_where_it_was_made(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    choose(page, family="flux")
+    page.get_by_role("button", name="Open all").click()
+    page.locator("#kl-timestep_sampling").select_option("flux_shift")
+    page.locator("#kl-ae").fill("ae.safetensors")
+    choose(page, family="sdxl")
+    assert value(page, "timestep_sampling") == "uniform" and value(page, "ae") is None
+    expect(page.locator("#kl-ae")).to_have_count(0)
+    choose(page, family="flux")
+    assert (value(page, "timestep_sampling"), value(page, "ae")) == ("flux_shift", "ae.safetensors")
+
+
+def test_dreambooth_and_fine_tuning_show_their_own_options_and_never_hide_one_that_is_set(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    choose(page, way="dreambooth")
+    for name in CLASS_PICTURES:
+        expect(page.locator(f"#kl-{name}")).to_be_visible()
+    expect(page.locator("#kl-in_json")).to_have_count(0)
+    page.locator("#kl-class_prompt").fill("a photo of a dog")
+    choose(page, way="finetune")
+    page.locator("summary", has_text="Dataset").click()
+    expect(page.locator("#kl-in_json")).to_be_visible()
+    expect(page.locator("#kl-instance_prompt")).to_have_count(0)
+    expect(page.locator("[data-name=class_prompt] .kl-guest")).to_have_text(re.compile("DreamBooth"))
+    page.get_by_role("searchbox", name="Search all settings").fill("prior loss")
+    expect(page.get_by_text("prior_loss_weight belongs to DreamBooth")).to_be_visible()
+
+
+def test_a_problem_of_an_option_that_is_left_out_brings_it_onto_the_page(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    choose(page, way="dreambooth")
+    page.locator("#kl-pretrained_model_name_or_path").fill("toy")
+    page.locator("#kl-train_data_dir").fill("toy:subject")
+    page.locator("#kl-num_class_images").fill("12")
+    choose(page, way="finetune")
+    page.locator("#kl-print").click()
+    page.locator(".kl-problems").get_by_role("button", name="class_prompt").click()
+    assert page.evaluate("document.activeElement.id") in ("kl-num_class_images", "kl-class_prompt")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_kind_of_run_goes_through_a_file_and_the_page_unchanged(
+    studio: Any, visit: Callable[..., Any], tmp_path: Path, key: str
+) -> None:
+    run = KEYS[key]
+    page = visit(studio.url).page
+    family, method = key.split("/")
+    choose(page, family=family, way="lora" if method == "network" else "finetune")
+    page.locator("#kl-pretrained_model_name_or_path").fill("toy")
+    page.locator("#kl-train_data_dir").fill("toy:teal")
+    first = saved(page, tmp_path / "first.toml")
+    wanted = flat.build(run, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:teal", "output_dir": str(studio.output_dir)})
+    assert first["script"] == run.script and flat.build(run, first) == wanted
+
+    settings = {
+        "learning_rate": 0.00123,
+        "sample_prompts": "a star --d 1\n# a note\na square --s 4",
+        "train_batch_size": 3,
+        "seed": 2**63 - 1,
+    }
+    changed = flat.build(run, {**flat.flatten(wanted), **settings, "text_encoder_batch_size": 4, "output_name": f"it's {family}"})
+    given = tmp_path / "given.toml"
+    given.write_text(flat.to_toml(changed), encoding="utf-8")
+    choose(page, family="flux" if family != "flux" else "sd", way="lora")
+    page.locator("#kl-load").set_input_files(given)
+    expect(page.locator("#kl-learning_rate")).to_have_value("0.00123")
+    expect(page.locator(f"#kl-family-{family}")).to_be_checked()
+    saved(page, tmp_path / "again.toml")
+    assert tomllib.loads((tmp_path / "again.toml").read_text()) == tomllib.loads(given.read_text())
+
+
+def test_a_file_with_class_pictures_opens_as_dreambooth_and_one_with_metadata_as_fine_tuning(
+    studio: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = visit(studio.url).page
+    base = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures"}
+    for way, more in (("dreambooth", {"instance_prompt": "zwx dog"}), ("finetune", {"in_json": "meta.json"})):
+        path = tmp_path / f"{way}.toml"
+        path.write_text(flat.to_toml(flat.build(RUNS["sdxl", "full"], {**base, **more})))
+        page.locator("#kl-load").set_input_files(path)
+        expect(page.locator(f"#kl-way-{way}")).to_be_checked()
+
+
+def test_the_rows_of_choices_work_with_the_arrow_keys_and_show_where_the_focus_is(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url, width=390).page
+    page.locator("#kl-family-sdxl").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#kl-family-sd")).to_be_focused()
+    assert page.evaluate("getComputedStyle(document.activeElement.parentElement).outlineStyle") == "solid"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#kl-way-dreambooth")).to_be_checked()
+    assert page.evaluate("kl.values().run") == "sd/full"
+    expect(page.locator("#kl-way-about")).to_contain_text("one subject")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
