@@ -191,7 +191,9 @@ def _of_kohya(name: str, header: Header) -> Imported:
         _from_shapes(sheet, header)
     described = "ss_learning_rate" in texts or "ss_network_module" in texts
     found = sheet.settle(f"{KOHYA_ORIGIN if described else BARE_ORIGIN}: {run.label}", _base_and_pictures(base, _folders(texts)))
-    return Imported(run, found.values, _rows(texts, key_of, found.rows), found.missing + _also_missing(texts, described), found.origin)
+    return Imported(
+        run, found.values, _rows(texts, key_of, found.rows), found.missing + _also_missing(texts, run.family, described), found.origin
+    )
 
 
 def _is_setting(key: str) -> bool:
@@ -254,13 +256,14 @@ def _folders(texts: Mapping[str, str]) -> str:
     return "it had " + ", ".join(told[:20]) + (f" and {len(told) - 20} more" if len(told) > 20 else "") if told else ""
 
 
-def _also_missing(texts: Mapping[str, str], described: bool) -> list[str]:
+def _also_missing(texts: Mapping[str, str], family: str, described: bool) -> list[str]:
     """What a person should know that no run needs."""
     told = []
     if texts.get("ss_reg_dataset_dirs", "{}") not in ("{}", "None", ""):
         told.append("reg_data_dir: the run had regularisation pictures; give their folder to repeat it")
     if texts.get("ss_vae_name", "None") not in ("None", ""):
-        told.append(f"vae: the run had a VAE of its own ({texts['ss_vae_name']})")
+        option = "ae" if family == "flux" else "vae"
+        told.append(f"{option}: the run had a VAE of its own ({texts['ss_vae_name']})")
     if not described:
         told.append("learning_rate: the file says nothing about the training; only type and rank are told by its tensors")
     return told

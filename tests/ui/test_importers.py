@@ -185,7 +185,7 @@ _KINDS: dict[str, tuple[type[RunOptions], dict[str, object], dict[str, object]]]
         FluxNetwork,
         {
             "flux1_checkbox": True, "LoRA_type": "Flux1", "fp8_base": True, "optimizer": "AdamW8bit", "ae": "ae.sft",
-            "timestep_sampling": "sigmoid", "guidance_scale": 1, "model_prediction_type": "raw", "noise_offset": 0.05, "min_snr_gamma": 7, "wandb_api_key": "",
+            "timestep_sampling": "sigmoid", "guidance_scale": 1, "model_prediction_type": "raw", "noise_offset": 0.05, "min_snr_gamma": 7,
             "flux1_cache_text_encoder_outputs": True, "discrete_flow_shift": 3, "huggingface_token": "", "t5xxl_max_token_length": 512,
         },
         {"timestep_sampling": "sigmoid", "guidance_scale": 1.0, "optimizer_type": "AdamW8bit", "ae": "ae.sft"},
