@@ -40,7 +40,8 @@ class AdapterLayer:
         if scale == self.scale or self.kind == "oft":
             return self
         target = next(name for name in _SCALED[self.kind] if name in self.tensors)
-        tensors = {**self.tensors, target: self.tensors[target].float() * (self.scale / scale)}
+        held = self.tensors[target]
+        tensors = {**self.tensors, target: held.to(torch.promote_types(held.dtype, torch.float32)) * (self.scale / scale)}
         return AdapterLayer(self.kind, tensors, scale)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> AdapterLayer:

@@ -1,22 +1,25 @@
-"""A tiny SDXL model, adapters with random values of visible effect, and pipelines that run it."""
+"""Tiny models, adapters with random values of visible effect, and pipelines that run them."""
 
 from __future__ import annotations
 
 import torch
-from diffusers import StableDiffusionXLPipeline
+from diffusers import DiffusionPipeline, FluxTransformer2DModel
 
+from sd_scripts.library.families.flux import Flux
+from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.networks import Network, attach
-from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.network import UNetNetworkOptions
-from tests.small_models import pipeline_of
-
-FAMILY = Sdxl()
+from sd_scripts.library.networks import Network, attach, names_of
+from sd_scripts.library.protocols import ModelFamily, Parts
+from sd_scripts.schema.network import NetworkOptions
+from tests.small_models import flux_pipeline_of, pipeline_of, sd_pipeline_of
 
 
-def attached(parts: Parts, options: UNetNetworkOptions, seed: int = 0) -> Network:
-    conv = options.conv_dim is not None or bool(options.conv_block_dims)
-    return attach(parts, options, FAMILY.adapter_targets(parts, conv), seed)
+def family_of(parts: Parts) -> ModelFamily:
+    return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd}[names_of(parts).family]()
+
+
+def attached(parts: Parts, options: NetworkOptions, seed: int = 0) -> Network:
+    return attach(parts, options, family_of(parts).adapter_targets(parts, options.wants_convolutions), seed)
 
 
 def shaken(network: Network, seed: int = 1) -> Network:
@@ -30,26 +33,54 @@ def shaken(network: Network, seed: int = 1) -> Network:
     return network
 
 
+def diffusers_pipeline(parts: Parts) -> DiffusionPipeline:
+    """diffusers' own pipeline of a model; the networks are shared, not copied."""
+    return {"sdxl": pipeline_of, "flux": flux_pipeline_of, "sd1": sd_pipeline_of, "sd2": sd_pipeline_of}[names_of(parts).family](parts)
+
+
 def render(parts: Parts, prompt: str = "a red star") -> torch.Tensor:
     """A picture (1, 3, 64, 64) in [0, 1] by diffusers' own pipeline."""
-    return picture(pipeline_of(parts), prompt)
+    return picture(diffusers_pipeline(parts), prompt)
 
 
 @torch.no_grad()
 def outputs(parts: Parts, seed: int = 2) -> torch.Tensor:
-    """What the UNet and both text encoders give for random inputs, in one row of numbers."""
+    """What the backbone and all text encoders give for random inputs, in one row of numbers."""
     rng = torch.Generator().manual_seed(seed)
-    size = 6 * 8 + 20
-    added = {"text_embeds": torch.randn(2, 20, generator=rng), "time_ids": torch.full((2, 6), 64.0)}
-    assert parts.backbone.config.projection_class_embeddings_input_dim == size
-    noise, text = torch.randn(2, 4, 8, 8, generator=rng), torch.randn(2, 7, 40, generator=rng)
-    found = [parts.backbone(noise, torch.tensor([10, 900]), text, added_cond_kwargs=added).sample]
-    ids = torch.randint(0, 500, (2, 12), generator=rng)
-    found += [encoder(ids, output_hidden_states=True).hidden_states[-2] for encoder in parts.text_encoders.values()]
+    config = parts.backbone.config
+    if isinstance(parts.backbone, FluxTransformer2DModel):
+        found = [_flux_output(parts, rng)]
+    else:
+        added = None
+        if config.addition_embed_type == "text_time":
+            added = {"text_embeds": torch.randn(2, 20, generator=rng), "time_ids": torch.full((2, 6), 64.0)}
+        noise, text = torch.randn(2, 4, 8, 8, generator=rng), torch.randn(2, 7, config.cross_attention_dim, generator=rng)
+        found = [parts.backbone(noise, torch.tensor([10, 900]), text, added_cond_kwargs=added).sample]
+    for name, encoder in parts.text_encoders.items():
+        ids = torch.randint(0, min(500, encoder.config.vocab_size), (2, 12), generator=rng)
+        hidden = encoder(ids, output_hidden_states=True).hidden_states
+        found.append(hidden[-1 if name == "te3" else -2])
     return torch.cat([values.flatten() for values in found])
 
 
+def _flux_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
+    config = parts.backbone.config
+    return parts.backbone(
+        hidden_states=torch.randn(2, 16, config.in_channels, generator=rng),
+        encoder_hidden_states=torch.randn(2, 5, config.joint_attention_dim, generator=rng),
+        pooled_projections=torch.randn(2, config.pooled_projection_dim, generator=rng),
+        timestep=torch.tensor([0.1, 0.9]),
+        img_ids=torch.zeros(16, 3),
+        txt_ids=torch.zeros(5, 3),
+        guidance=torch.ones(2) if config.guidance_embeds else None,
+    ).sample
+
+
 @torch.no_grad()
-def picture(pipe: StableDiffusionXLPipeline, prompt: str = "a red star") -> torch.Tensor:
-    noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(3))
+def picture(pipe: DiffusionPipeline, prompt: str = "a red star") -> torch.Tensor:
+    rng = torch.Generator().manual_seed(3)
+    if hasattr(pipe, "transformer"):
+        noise = torch.randn(1, 16, pipe.transformer.config.in_channels, generator=rng)
+        return pipe(prompt, height=64, width=64, num_inference_steps=2, latents=noise, max_sequence_length=16, output_type="pt").images
+    noise = torch.randn(1, 4, 8, 8, generator=rng)
     return pipe(prompt, height=64, width=64, num_inference_steps=2, guidance_scale=3.0, latents=noise, output_type="pt").images

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sd_scripts.library.families.flux import Flux
+from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.protocols import Parts
 
@@ -17,3 +19,20 @@ def parts() -> Parts:
 def twin() -> Parts:
     """The same model again, without the adapter that `parts` gets."""
     return Sdxl().tiny()
+
+
+@pytest.fixture
+def flux() -> Parts:
+    return Flux().tiny()
+
+
+@pytest.fixture
+def flux_twin() -> Parts:
+    """The same FLUX model again, without the adapter that `flux` gets."""
+    return Flux().tiny()
+
+
+@pytest.fixture(params=[False, True], ids=["1.x", "2.x"])
+def sd_pair(request: pytest.FixtureRequest) -> tuple[Parts, Parts]:
+    """A Stable Diffusion model twice."""
+    return Sd().tiny(request.param), Sd().tiny(request.param)

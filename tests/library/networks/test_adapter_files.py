@@ -29,7 +29,9 @@ LAYOUTS = ("kohya", "diffusers")
 
 def options_for(kind: str, **changes: object) -> UNetNetworkOptions:
     conv = {} if kind == "oft" else {"conv_dim": 2, "conv_alpha": 3.0}
-    return UNetNetworkOptions(**{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes})
+    return UNetNetworkOptions(
+        **{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes}
+    )
 
 
 VARIANTS = {
@@ -244,7 +246,9 @@ def test_training_starts_from_a_file_and_its_sizes_may_come_from_it(
     assert (outputs(twin) - live).abs().max() <= 2e-6 * float(live.abs().max())
     assert network.parameters()
     network.detach()
-    from_file = UNetNetworkOptions(network_type=kind, train_text_encoder=True, network_dim=64, network_weights=str(file), dim_from_weights=True)
+    from_file = UNetNetworkOptions(
+        network_type=kind, train_text_encoder=True, network_dim=64, network_weights=str(file), dim_from_weights=True
+    )
     network = attached(twin, from_file)
     assert (outputs(twin) - live).abs().max() <= 2e-6 * float(live.abs().max())
     again = tmp_path / "again.safetensors"

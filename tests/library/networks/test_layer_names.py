@@ -1,40 +1,45 @@
-"""Names and shapes of the full-size model against the lists of kohya's files; no weights are needed for that."""
+"""Names and shapes of the full-size models against the lists of kohya's files; no weights are needed for that."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
+from sd_scripts.library.families.flux import Flux
+from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.networks import attach, names_of
+from sd_scripts.library.networks import attach, names_for, names_of
 from sd_scripts.library.networks.layouts import tensors_of
 from sd_scripts.library.networks.names import Target, kohya_keys
-from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.network import UNetNetworkOptions
+from sd_scripts.library.protocols import ModelFamily, Parts
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
 
-LIST = Path(__file__).parents[2] / "data" / "sdxl_lora_layers.tsv"
+DATA = Path(__file__).parents[2] / "data"
 
 
 @dataclass(frozen=True)
 class Row:
     kohya: str
-    own: str
+    own: tuple[str, ...]
     when: str
     down: str
     up: str
 
 
-def rows() -> list[Row]:
-    return [Row(*line.split("\t")) for line in LIST.read_text().splitlines() if not line.startswith("#")]
+def rows(family: str) -> list[Row]:
+    lines = (DATA / f"{family}_lora_layers.tsv").read_text().splitlines()
+    fields = [line.split("\t") for line in lines if not line.startswith("#")]
+    return [Row(kohya, tuple(own.split(",")), when, down, up) for kohya, own, when, down, up in fields]
 
 
 @pytest.fixture(scope="module")
-def full_size() -> Parts:
+def sdxl() -> Parts:
     """SDXL's networks in their real size on the meta device: shapes without numbers."""
     with torch.device("meta"):
         unet = UNet2DConditionModel(
@@ -51,19 +56,47 @@ def full_size() -> Parts:
             addition_time_embed_dim=256,
             projection_class_embeddings_input_dim=2816,
         )
-        te1 = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12))
         te2 = CLIPTextModelWithProjection(
             CLIPTextConfig(hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=20, projection_dim=1280)
         )
-    tiny = Sdxl().tiny()
-    return Parts(unet, tiny.vae, {"te1": te1, "te2": te2}, tiny.tokenizers, tiny.path, tiny.kind, tiny.scheduler_config, "full size")
+        return full_size(Sdxl(), unet, {"te1": clip_l(), "te2": te2})
 
 
-def written(parts: Parts, options: UNetNetworkOptions) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def flux() -> Parts:
+    """FLUX's networks in their real size on the meta device."""
+    with torch.device("meta"):
+        t5 = T5Config(d_model=4096, d_ff=10240, d_kv=64, num_heads=64, num_layers=24, feed_forward_proj="gated-gelu", vocab_size=32128)
+        return full_size(Flux(), FluxTransformer2DModel(guidance_embeds=True), {"te1": clip_l(), "te3": T5EncoderModel(t5)})
+
+
+def stable_diffusion(second: bool) -> Parts:
+    """The networks of SD 1.5 or 2.1 in their real size on the meta device."""
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(
+            sample_size=64,
+            cross_attention_dim=1024 if second else 768,
+            attention_head_dim=(5, 10, 20, 20) if second else 8,
+            use_linear_projection=second,
+        )
+        clip_h = CLIPTextConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=23, num_attention_heads=16, hidden_act="gelu")
+        return full_size(Sd(), unet, {"te1": CLIPTextModel(clip_h) if second else clip_l()})
+
+
+def clip_l() -> nn.Module:
+    return CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12))
+
+
+def full_size(family: ModelFamily, backbone: nn.Module, encoders: dict[str, nn.Module]) -> Parts:
+    return replace(family.tiny(), backbone=backbone, text_encoders=encoders)
+
+
+def written(family: ModelFamily, parts: Parts, options: NetworkOptions) -> dict[str, str]:
     """Keys and shapes of the kohya file of a fresh adapter."""
-    conv = options.conv_dim is not None
-    network = attach(parts, options, Sdxl().adapter_targets(parts, conv), seed=0)
-    tensors, _ = tensors_of(network.adapters(), network.names, "kohya", torch.float16)
+    network = attach(parts, options, family.adapter_targets(parts, options.wants_convolutions), seed=0)
+    # Numbers in place of the meta device's nothing, from which layouts cannot tell whether layers share a matrix.
+    numbers = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in network.state().items()}
+    tensors, _ = tensors_of(network.adapters(numbers), network.names, "kohya", torch.float16)
     network.detach()
     return {name: str(list(tensor.shape)).replace(" ", "") for name, tensor in tensors.items()}
 
@@ -75,38 +108,145 @@ def expected(listed: list[Row]) -> dict[str, str]:
     return found
 
 
-def test_rank_16_of_unet_and_text_encoders_has_exactly_the_keys_and_shapes_of_kohyas_files(full_size: Parts) -> None:
+def test_sdxl_of_rank_16_has_exactly_the_keys_and_shapes_of_kohyas_files(sdxl: Parts) -> None:
     options = UNetNetworkOptions(network_dim=16, train_text_encoder=True)
-    assert written(full_size, options) == expected([row for row in rows() if row.when == "default"])
+    assert written(Sdxl(), sdxl, options) == expected([row for row in rows("sdxl") if row.when == "default"])
 
 
-def test_rank_16_with_convolutions_has_exactly_the_keys_and_shapes_of_kohyas_files(full_size: Parts) -> None:
+def test_sdxl_with_convolutions_has_exactly_the_keys_and_shapes_of_kohyas_files(sdxl: Parts) -> None:
     options = UNetNetworkOptions(network_dim=16, conv_dim=16)
-    assert written(full_size, options) == expected([row for row in rows() if row.when != "never" and row.own.startswith("backbone.")])
+    unet = [row for row in rows("sdxl") if row.when != "never" and row.own[0].startswith("backbone.")]
+    assert written(Sdxl(), sdxl, options) == expected(unet)
 
 
-def test_every_listed_name_translates_to_kohyas_and_back(full_size: Parts) -> None:
-    names = names_of(full_size)
-    for row in rows():
-        assert names.to_kohya(row.own) == row.kohya
-        assert names.from_kohya(row.kohya) == Target((row.own,))
-        assert names.from_diffusers(names.to_diffusers(row.own)) == Target((row.own,))
+def test_flux_of_rank_16_has_exactly_the_keys_and_shapes_of_kohyas_files(flux: Parts) -> None:
+    listed = rows("flux")
+    plain = FluxNetworkOptions(network_dim=16, train_text_encoder=True)
+    assert written(Flux(), flux, plain) == expected([row for row in listed if row.when == "default"])
+    everything = FluxNetworkOptions(network_dim=16, train_text_encoder=True, train_t5xxl=True, in_dims=(16, 16, 16, 16, 16))
+    found = written(Flux(), flux, everything)
+    assert found == expected([row for row in listed if row.when != "never"])
+    assert len(found) == 3 * (304 + 72 + 168 + 8)
 
 
-def test_a_name_of_another_model_is_not_found(full_size: Parts) -> None:
-    names = names_of(full_size)
-    assert names.from_kohya("lora_unet_double_blocks_0_img_attn_qkv") is None
-    assert names.from_diffusers("transformer.transformer_blocks.0.attn.to_q") is None
+def test_flux_with_matrices_of_their_own_has_three_and_four_times_the_rank(flux: Parts) -> None:
+    options = FluxNetworkOptions(network_dim=16, train_blocks="single", train_single_block_indices="0", split_qkv=True)
+    network = attach(flux, options, Flux().adapter_targets(flux, False), seed=0)
+    ranks = [plan.rank for plan in network.plans]
+    numbers = {key: torch.full(tensor.shape, float(at)) for at, (key, tensor) in enumerate(network.state().items())}
+    tensors, _ = tensors_of(network.adapters(numbers), network.names, "kohya", torch.float16)
+    network.detach()
+    assert ranks == [16] * 6
+    assert tensors["lora_unet_single_blocks_0_linear1.lora_down.weight"].shape == (64, 3072)
+    assert tensors["lora_unet_single_blocks_0_linear1.lora_up.weight"].shape == (21504, 64)
+    assert tensors["lora_unet_single_blocks_0_linear1.alpha"] == 64
 
 
-def test_text_encoder_1_gets_back_the_level_that_transformers_5_dropped(full_size: Parts) -> None:
-    names = names_of(full_size)
-    assert names.to_kohya("te1.encoder.layers.0.mlp.fc1") == "lora_te1_text_model_encoder_layers_0_mlp_fc1"
-    assert names.to_kohya("te2.text_model.encoder.layers.0.mlp.fc1") == "lora_te2_text_model_encoder_layers_0_mlp_fc1"
+@pytest.mark.parametrize(("second", "encoder"), [(False, 12), (True, 23)])
+def test_stable_diffusion_has_as_many_layers_as_kohyas_files_under_diffusers_own_paths(second: bool, encoder: int) -> None:
+    parts = stable_diffusion(second)
+    found = written(Sd(), parts, UNetNetworkOptions(network_dim=16, train_text_encoder=True))
+    layers = {key.partition(".")[0] for key in found}
+    assert sum(layer.startswith("lora_unet_") for layer in layers) == 192
+    assert sum(layer.startswith("lora_te_text_model_encoder_layers_") for layer in layers) == 6 * encoder
+    assert found["lora_unet_mid_block_attentions_0_proj_in.lora_down.weight"] == ("[16,1280]" if second else "[16,1280,1,1]")
+    attention = "lora_unet_up_blocks_3_attentions_2_transformer_blocks_0_attn2_to_k.lora_down.weight"
+    assert found[attention] == ("[16,1024]" if second else "[16,768]")
+    wide = written(Sd(), parts, UNetNetworkOptions(network_dim=16, conv_dim=8))
+    # 22 ResNets of two convolutions and a time embedding, 14 of them with a shortcut, 3 down- and 3 upsamplers.
+    assert len(wide) == 3 * (192 + 3 * 22 + 14 + 3 + 3)
+    assert wide["lora_unet_down_blocks_0_downsamplers_0_conv.lora_down.weight"] == "[8,320,3,3]"
+    assert names_of(parts).num_blocks == 25
 
 
-def test_blocks_are_numbered_as_in_kohyas_block_lists(full_size: Parts) -> None:
-    names = names_of(full_size)
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_every_listed_name_translates_to_kohyas_and_back(family: str, request: pytest.FixtureRequest) -> None:
+    names = names_of(request.getfixturevalue(family))
+    for row in rows(family):
+        for own in row.own:
+            assert names.to_kohya(own) == row.kohya
+            assert names.from_diffusers(names.to_diffusers(own)) == Target((own,))
+            assert names.find(names.to_lycoris(own)) is not None
+            assert names.from_comfyui(names.to_comfyui(own)) == names.from_kohya(row.kohya)
+        assert names.from_kohya(row.kohya).layers == row.own
+
+
+@pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl", "flux"])
+def test_a_family_alone_gives_the_names_of_its_published_model(family: str, request: pytest.FixtureRequest) -> None:
+    parts = stable_diffusion(family == "sd2") if family.startswith("sd") and family != "sdxl" else request.getfixturevalue(family)
+    known, loaded = names_for(family), names_of(parts)
+    assert known.family == loaded.family == family
+    assert known.layers == loaded.layers
+    assert known.num_blocks == loaded.num_blocks
+    for name in known.layers:
+        assert known.to_kohya(name) == loaded.to_kohya(name)
+        assert known.fused(name) == loaded.fused(name)
+
+
+def test_a_folder_of_configurations_gives_the_names_of_its_model(tmp_path: Path) -> None:
+    tiny = Flux().tiny()
+    tiny.backbone.save_config(tmp_path / "transformer")
+    for name, folder in (("te1", "text_encoder"), ("te3", "text_encoder_2")):
+        tiny.text_encoders[name].config.architectures = [type(tiny.text_encoders[name]).__name__]
+        tiny.text_encoders[name].config.save_pretrained(tmp_path / folder)
+    assert names_for("flux", tmp_path).layers == names_of(tiny).layers
+
+
+def test_rows_of_a_fused_target_are_given_in_order_and_size() -> None:
+    names = names_for("flux")
+    single = names.from_kohya("lora_unet_single_blocks_7_linear1")
+    assert [layer.removeprefix("backbone.single_transformer_blocks.7.") for layer in single.layers] == [
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "proj_mlp",
+    ]
+    assert single.sizes(21504) == [3072, 3072, 3072, 12288]
+    assert names.fused(single.layers[3]) == single
+    assert names.fused("backbone.single_transformer_blocks.7.proj_out") is None
+    assert names.fused("backbone.norm_out.linear").swapped
+
+
+def test_a_name_of_another_model_is_not_found(sdxl: Parts, flux: Parts) -> None:
+    assert names_of(sdxl).find("lora_unet_double_blocks_0_img_attn_qkv") is None
+    assert names_of(sdxl).find("transformer.transformer_blocks.0.attn.to_q") is None
+    assert names_of(flux).find("lora_unet_middle_block_1_proj_in") is None
+    assert names_of(flux).find("lora_unet_double_blocks_19_img_attn_qkv") is None
+
+
+def test_comfyuis_names_are_its_original_paths(sdxl: Parts, flux: Parts) -> None:
+    for names, own, comfyui in (
+        (names_of(sdxl), "backbone.mid_block.attentions.0.proj_in", "diffusion_model.middle_block.1.proj_in"),
+        (names_of(sdxl), "te1.encoder.layers.0.mlp.fc1", "text_encoders.clip_l.transformer.text_model.encoder.layers.0.mlp.fc1"),
+        (names_of(sdxl), "te2.text_model.encoder.layers.0.mlp.fc1", "text_encoders.clip_g.transformer.text_model.encoder.layers.0.mlp.fc1"),
+        (names_of(flux), "backbone.transformer_blocks.3.attn.to_k", "diffusion_model.double_blocks.3.img_attn.qkv"),
+        (names_of(flux), "te1.encoder.layers.0.mlp.fc1", "text_encoders.clip_l.transformer.text_model.encoder.layers.0.mlp.fc1"),
+        (
+            names_of(flux),
+            "te3.encoder.block.0.layer.0.SelfAttention.q",
+            "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q",
+        ),
+        (names_for("sd1"), "backbone.mid_block.attentions.0.proj_in", "diffusion_model.middle_block.1.proj_in"),
+        (names_for("sd1"), "te1.encoder.layers.0.mlp.fc1", "text_encoders.clip_l.transformer.text_model.encoder.layers.0.mlp.fc1"),
+        (names_for("sd2"), "te1.encoder.layers.0.mlp.fc1", "text_encoders.clip_h.transformer.text_model.encoder.layers.0.mlp.fc1"),
+    ):
+        assert names.to_comfyui(own) == comfyui
+        assert own in names.from_comfyui(comfyui).layers
+
+
+def test_the_first_text_encoder_is_read_with_and_without_a_number_where_there_is_one_clip() -> None:
+    layer = "text_model_encoder_layers_0_mlp_fc1"
+    for family in ("sd1", "sd2", "flux"):
+        names = names_for(family)
+        assert names.from_kohya(f"lora_te_{layer}") == names.from_kohya(f"lora_te1_{layer}") == Target(("te1.encoder.layers.0.mlp.fc1",))
+    assert names_for("sdxl").from_kohya(f"lora_te_{layer}") is None
+    # OneTrainer counts FLUX's T5 as the second encoder.
+    t5 = "encoder_block_0_layer_0_SelfAttention_q"
+    assert names_for("flux").from_kohya(f"lora_te2_{t5}") == names_for("flux").from_kohya(f"lora_te3_{t5}")
+
+
+def test_blocks_are_numbered_as_in_kohyas_block_lists(sdxl: Parts) -> None:
+    names = names_of(sdxl)
     assert names.num_blocks == 19
     for name, block in (
         ("backbone.conv_in", 0),
@@ -120,6 +260,19 @@ def test_blocks_are_numbered_as_in_kohyas_block_lists(full_size: Parts) -> None:
         ("te1.encoder.layers.0.mlp.fc1", None),
     ):
         assert names.block(name) == block
+    first = names_for("sd1")
+    for name, block in (
+        ("backbone.down_blocks.0.attentions.0.proj_in", 1),
+        ("backbone.down_blocks.2.downsamplers.0.conv", 9),
+        ("backbone.mid_block.attentions.0.proj_in", 12),
+        ("backbone.up_blocks.3.attentions.2.proj_in", 24),
+    ):
+        assert first.block(name) == block
+    transformer = names_for("flux")
+    assert transformer.num_blocks == 57
+    assert transformer.block("backbone.transformer_blocks.18.ff.net.2") == 18
+    assert transformer.block("backbone.single_transformer_blocks.0.proj_out") == 19
+    assert transformer.block("backbone.x_embedder") is None
 
 
 def test_a_state_is_renamed_key_by_key() -> None:
@@ -131,3 +284,8 @@ def test_a_state_is_renamed_key_by_key() -> None:
         "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_up.weight",
         "lora_unet_middle_block_1_proj_in.lora_down.weight",
     ]
+    block = "backbone.single_transformer_blocks.0"
+    up = {f"{block}.{layer}.lora_B.weight": torch.full((1, 1), value) for layer, value in (("proj_mlp", 3.0), ("attn.to_k", 1.0))}
+    joined = kohya_keys("flux", {**up, f"{block}.attn.to_q.lora_A.weight": torch.ones(1, 1)})
+    assert joined["lora_unet_single_blocks_0_linear1.lora_up.weight"].flatten().tolist() == [1.0, 3.0]
+    assert joined["lora_unet_single_blocks_0_linear1.lora_down.weight"].item() == 1.0

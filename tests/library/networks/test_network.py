@@ -19,7 +19,9 @@ from tests.library.networks.adapters_in_small import attached, outputs, shaken
 
 def options_for(kind: str, **changes: object) -> UNetNetworkOptions:
     conv = {} if kind == "oft" else {"conv_dim": 2}
-    return UNetNetworkOptions(**{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes})
+    return UNetNetworkOptions(
+        **{"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": True, **conv, **changes}
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
