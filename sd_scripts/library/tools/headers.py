@@ -1,0 +1,103 @@
+"""Show and edit the texts in a safetensors file's header. The tensors are never read, only copied, byte by byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from sd_scripts.library.tools.report import Report
+from sd_scripts.library.tools.tensor_files import TensorFile, copy_bytes, open_file
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import written_aside
+from sd_scripts.schema.tools import MetadataSection
+
+_SHOWN = 500
+"""Longer texts are cut where they are shown; the JSON report has them whole."""
+
+
+def edit(options: MetadataSection) -> Report:
+    """Shows the texts, after setting and removing what was asked for. Hashes of the tensors stay, since tensors do."""
+    file = open_file(Path(options.model).expanduser(), "model")
+    texts = dict(file.metadata)
+    lines = []
+    if options.set_keys or options.remove_keys:
+        texts = _edited(texts, options)
+        target = file.path if options.save_to is None else Path(options.save_to).expanduser()
+        if target.suffix != ".safetensors":
+            raise OptionError(f"save_to: {target.name} has to end with .safetensors")
+        replace_texts(file, target, texts)
+        lines.append(f"written: {target.name}; every tensor is byte for byte the same")
+    return Report([*lines, *shown(texts)], {"metadata": {key: decoded(text) for key, text in sorted(texts.items())}})
+
+
+def _edited(texts: Mapping[str, str], options: MetadataSection) -> dict[str, str]:
+    """Raises OptionError for keys to remove that are not there."""
+    problems = []
+    kept = dict(texts)
+    for pattern in options.remove_keys:
+        found = [key for key in texts if fnmatchcase(key, pattern)]
+        if not found:
+            problems.append(
+                Problem("remove_keys", f"remove_keys: the file has no key {pattern}; it has {', '.join(sorted(texts)) or 'none'}")
+            )
+        for key in found:
+            kept.pop(key, None)
+    if problems:
+        raise OptionError(problems)
+    return kept | options.keys_to_set
+
+
+def replace_texts(file: TensorFile, target: Path, texts: Mapping[str, str]) -> None:
+    """Writes the file with other texts, aside, and puts it in its place; the order and the bytes of the tensors stay."""
+    with file.path.open("rb") as source:
+        header = json.loads(source.read(file.data_start)[8:])
+    header.pop("__metadata__", None)
+    content = {"__metadata__": dict(texts), **header} if texts else header
+    raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    size = file.path.stat().st_size - file.data_start
+    bar = tqdm(total=size, desc=f"writing {target.name}", unit="B", unit_scale=True, delay=2, leave=False)
+    with bar, written_aside(target) as aside, aside.open("wb") as new:
+        new.write(len(raw).to_bytes(8, "little") + raw)
+
+        def advance(block: bytes) -> None:
+            bar.update(len(block))
+
+        copy_bytes(file.path, file.data_start, size, new, advance)
+
+
+def decoded(text: str) -> Any:
+    """The value in a header text: what is JSON or one of Python's words becomes that, everything else stays a text."""
+    words = {"None": None, "True": True, "False": False}
+    if text in words:
+        return words[text]
+    if not text.strip().startswith(("{", "[")):
+        return text
+    try:
+        return json.loads(text, parse_constant=str)
+    except ValueError:
+        return text
+
+
+def shown(texts: Mapping[str, str]) -> list[str]:
+    """The texts in groups: modelspec, kohya's, ours, others."""
+    groups = {"modelspec.": "modelspec", "ss_": "training (kohya's keys)", "sshs_": "hashes", "kohya_like.": "kohya_like"}
+    lines = []
+    left = dict(sorted(texts.items()))
+    for start, title in [*groups.items(), ("", "others")]:
+        own = {key: left.pop(key) for key in list(left) if key.startswith(start)}
+        if own:
+            lines += [f"{title}:", *(f"  {key.removeprefix(start)}: {_brief(text)}" for key, text in own.items())]
+    return lines or ["the file has no metadata"]
+
+
+def _brief(text: str) -> str:
+    value = decoded(text)
+    line = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else text
+    line = " ".join(line.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ... ({len(text):,} characters)"

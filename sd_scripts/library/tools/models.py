@@ -1,0 +1,212 @@
+"""A model on disk: which tensor of which file is the weight of which layer. Reads headers and configurations, no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import torch
+from diffusers import UNet2DConditionModel
+from torch import Tensor, nn
+
+from sd_scripts.library.loading import flux, original_flux, sd, sdxl
+from sd_scripts.library.loading.common import (
+    Config,
+    FamilySpec,
+    Found,
+    class_in,
+    config_of,
+    configs_for,
+    network,
+    network_in_folder,
+    read_json,
+    shipped_configs,
+)
+from sd_scripts.library.loading.headers import FLUX, LORA, SD1, SD2, SDXL, Header, read_header, what_is
+from sd_scripts.library.loading.original import Stored, from_original
+from sd_scripts.library.loading.weights import Entry, entries
+from sd_scripts.library.networks.flux_names import FluxNames
+from sd_scripts.library.networks.layer_names import Family, LayerNames, adaptable_layers
+from sd_scripts.library.networks.unet_names import UNetNames
+from sd_scripts.library.tools.tensor_files import Slot, TensorFile, open_file
+from sd_scripts.schema.errors import OptionError
+
+SPECS: dict[Family, FamilySpec] = {"sdxl": sdxl.SPEC, "sd1": sd.SPEC1, "sd2": sd.SPEC2, "flux": flux.SPEC}
+_FILES: dict[str, Family] = {
+    SDXL: "sdxl",
+    "the UNet of SDXL alone": "sdxl",
+    SD1: "sd1",
+    "the UNet of SD 1.x alone": "sd1",
+    SD2: "sd2",
+    "the UNet of SD 2.x alone": "sd2",
+    FLUX: "flux",
+}
+"""The family of a file, by what what_is calls it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the weight of a layer stands: the tensor of a file, its form there, and the factor of a scaled fp8 file."""
+
+    slot: Slot
+    stored: Stored
+    scale: Slot | None = None
+
+    def read(self) -> Tensor:
+        """The layer's weight as the model uses it, float32."""
+        if self.stored.form == "rows":
+            weight = self.slot.rows(*self.stored.rows[:2]).float()
+        else:
+            weight = from_original(self.stored, self.slot.read().float())
+        return weight if self.scale is None else weight * self.scale.read().float()
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model that can carry an adapter, by `<module>.<layer>`, without values."""
+
+    family: Family
+    names: LayerNames
+    modules: Mapping[str, nn.Module]
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of each layer's weight."""
+        return {name: module.weight.shape for name, module in self.modules.items()}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model on disk."""
+
+    path: Path
+    layers: Layers
+    places: Mapping[str, Place]
+    """Of every tensor of backbone and text encoders, by `<module>.<name>`."""
+    files: tuple[TensorFile, ...]
+    """The files that hold them."""
+    without_text_encoders: bool = False
+    """Adapters go into the backbone alone."""
+
+    @property
+    def label(self) -> str:
+        return self.path.name
+
+    def place(self, layer: str) -> Place:
+        """Where a layer's weight stands."""
+        return self.places[f"{layer}.weight"]
+
+
+def open_model(value: str, option: str) -> Model:
+    """The model in a file (original or diffusers layout, whole or the network alone) or diffusers folder. OptionError for anything else."""
+    path = Path(value).expanduser()
+    if path.is_dir():
+        family, found = _in_folder(path, option)
+    elif path.is_file():
+        family, found = _in_file(path, option)
+    else:
+        raise OptionError(f"{option}: there is no file or folder {value}")
+    paths = dict.fromkeys(entry.path for one in found.values() for entry, _ in one.tensors.values())
+    files = {path: open_file(path, option) for path in paths}
+    places = {f"{name}.{key}": _place(*pair, files) for name, one in found.items() for key, pair in one.tensors.items()}
+    return Model(path, _layers(family, {name: one.module for name, one in found.items()}), places, tuple(files.values()))
+
+
+def _place(entry: Entry, stored: Stored, files: Mapping[Path, TensorFile]) -> Place:
+    slots = files[entry.path].slots
+    return Place(slots[entry.name], stored, None if entry.scale is None else slots[entry.scale])
+
+
+def _layers(family: Family, modules: Mapping[str, nn.Module]) -> Layers:
+    layers = {f"{name}.{layer}": found for name, module in modules.items() for layer, found in adaptable_layers(module).items()}
+    config = config_of(modules["backbone"])
+    names = FluxNames(config, layers) if family == "flux" else UNetNames(family, config, layers)
+    return Layers(family, names, layers)
+
+
+@lru_cache(maxsize=4)
+def published(family: Family) -> Layers:
+    """The layers of the published model of a family."""
+    spec = SPECS[family]
+    with torch.device("meta"):
+        modules = {name: spec.parts[name].make(config) for name, config in shipped_configs(spec) if name != "vae"}
+    return _layers(family, modules)
+
+
+def _in_folder(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
+    """A diffusers folder, or the folder of its UNet or transformer alone."""
+    alone = class_in(path, option)
+    if alone is not None:
+        family = _family_of_class(alone, read_json(path / "config.json", option))
+        if family is None:
+            raise OptionError(f"{option}: the folder {path.name} holds a {alone}; a UNet or a FLUX transformer is needed")
+        return family, {"backbone": _network_in(SPECS[family], "backbone", path, option, path.name)}
+    if not (path / "model_index.json").is_file():
+        raise OptionError(f"{option}: the folder {path.name} is not a diffusers folder: it has neither model_index.json nor config.json")
+    pipeline = str(read_json(path / "model_index.json", option).get("_class_name", "unknown"))
+    family = next((name for name, spec in SPECS.items() if pipeline.startswith(spec.pipelines) and spec.describes(path)), None)
+    if family is None:
+        raise OptionError(f"{option}: {path.name} is a {pipeline}; models of SD 1.x, SD 2.x, SDXL and FLUX can be read")
+    spec = SPECS[family]
+    own = [name for name, part in spec.parts.items() if name != "vae" and (path / part.folder / "config.json").is_file()]
+    if "backbone" not in own:
+        raise OptionError(f"{option}: the diffusers folder {path.name} has no {spec.parts['backbone'].folder}/config.json")
+    return family, {
+        name: _network_in(spec, name, path / spec.parts[name].folder, option, f"{path.name}/{spec.parts[name].folder}") for name in own
+    }
+
+
+def _family_of_class(class_name: str, config: Config) -> Family | None:
+    if class_name == "FluxTransformer2DModel":
+        return "flux"
+    if class_name != UNet2DConditionModel.__name__:
+        return None
+    if config.get("addition_embed_type") == "text_time":
+        return "sdxl"
+    return "sd2" if config.get("use_linear_projection") else "sd1"
+
+
+def _network_in(spec: FamilySpec, name: str, folder: Path, option: str, label: str) -> Found:
+    stem = spec.parts[name].stem
+    plain = any((folder / f"{stem}.{ending}").is_file() for ending in ("safetensors", "safetensors.index.json"))
+    variant = "fp16" if not plain and any(folder.glob(f"{stem}*fp16*")) else None
+    return network_in_folder(spec, name, folder, variant, option, label)
+
+
+def _in_file(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
+    header = read_header(path, option)
+    what = what_is(header)
+    if what not in _FILES:
+        hint = "; LoRA files go into models" if what == LORA else ""
+        raise OptionError(f"{option}: {path.name} is {what}; a model of SD 1.x, SD 2.x, SDXL or FLUX is needed{hint}")
+    family = _FILES[what]
+    spec = SPECS[family]
+    found: dict[str, Found] = {}
+    for name, part in spec.parts.items():
+        prefixes = [prefix for prefix in part.prefixes if header.starts(prefix)]
+        if name == "vae" or (name != "backbone" and not prefixes):
+            continue
+        tensors = entries(header, option, prefixes[0] if prefixes else "")
+        config = _config(spec, name, header, {key: entry.shape for key, entry in tensors.items()}, option)
+        found[name] = network(spec, name, config, tensors, option, f"{part.folder} of {path.name}")
+    return family, found
+
+
+def _config(spec: FamilySpec, name: str, header: Header, shapes: Mapping[str, tuple[int, ...]], option: str) -> Config:
+    """The configuration of a network in a file: from its own folder, from the folder of the model it lies in, or the published one."""
+    part, beside = spec.parts[name], header.path.parent
+    if name == "backbone" and spec is flux.SPEC:
+        try:
+            return original_flux.config_of(shapes)
+        except (KeyError, IndexError, ZeroDivisionError) as err:
+            raise OptionError(f"{option}: the transformer of {header.path.name} lacks the tensor {err.args[0]}") from err
+    folder = beside if name == "backbone" and class_in(beside, option) == part.class_name else configs_for(spec, header.path) / part.folder
+    return read_json(folder / "config.json", option)
+
+
+def without_text_encoders(model: Model) -> Model:
+    """The same model, its backbone alone; the names of the text encoders' layers are still known."""
+    modules = {name: module for name, module in model.layers.modules.items() if name.startswith("backbone.")}
+    return replace(model, layers=replace(model.layers, modules=modules), without_text_encoders=True)

@@ -1,0 +1,83 @@
+"""What a tool's script does: read the options, do the work, tell; every error ends as a sentence and an exit code.
+
+Nothing heavy is imported before the options are known to be right.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.tools import TOOLS, ToolOptions
+
+log = logging.getLogger("sd_scripts")
+
+# Where each tool's work is done: module of this package, function from the tool's section to a Report.
+_WORK = {
+    "merge_lora": ("merging", "merge"),
+    "extract_lora": ("extracting", "extract"),
+    "resize_lora": ("resizing", "resize"),
+    "convert_lora": ("converting", "convert"),
+    "verify_lora": ("verifying", "verify"),
+    "edit_metadata": ("headers", "edit"),
+}
+
+
+class Cancelled(BaseException):
+    """A signal asked the process to end; what was written aside is removed on the way out."""
+
+
+def main(tool: str, argv: Sequence[str] | None = None) -> None:
+    """Does what the command line asks for. Ends the process: 0 done; 1 failed or found broken; 2 wrong options; 130 cancelled."""
+    options_class = TOOLS[tool]
+    try:
+        options = flat.parse_tool(options_class, sys.argv[1:] if argv is None else list(argv))
+    except OptionError as err:
+        flat.fail(err, options_class.script)
+    raise SystemExit(start(options))
+
+
+def start(options: ToolOptions) -> int:
+    """Does the work and tells about it; returns the exit code."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    module, function = _WORK[options.name]
+    try:
+        with _ended_by_signals():
+            work = getattr(importlib.import_module(f"sd_scripts.library.tools.{module}"), function)
+            report = work(getattr(options, next(iter(type(options).model_fields))))
+            if options.report.report is not None:
+                report.write(Path(options.report.report).expanduser())
+    except OptionError as err:
+        flat.fail(err, options.script)
+    except (Cancelled, KeyboardInterrupt):
+        log.info("cancelled; no file was changed")
+        return 130
+    except OSError as err:
+        log.error("%s: %s", options.script, f"{err.strerror or err}" + (f" ({err.filename})" if err.filename else ""))
+        return 1
+    sys.stdout.write(report.text + "\n")
+    return 1 if report.broken else 0
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """While the block runs, SIGTERM raises Cancelled, so that half-written files are removed."""
+
+    def cancel(number: int, frame: FrameType | None) -> None:
+        raise Cancelled
+
+    before = signal.signal(signal.SIGTERM, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,230 @@
+"""Check an adapter file: whether its layers are whole and finite, which family they are for, and which programs read them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from sd_scripts.library.networks.layers import examples
+from sd_scripts.library.networks.layouts import PEFT_CONFIG
+from sd_scripts.library.networks.maths import AdapterLayer, Kind, low_rank_update
+from sd_scripts.library.networks.reading import place_of, split_key
+from sd_scripts.library.tools.adapters import LABELS, nearest_layers, on_layers, open_adapter
+from sd_scripts.library.tools.low_rank import product_norm
+from sd_scripts.library.tools.models import Layers
+from sd_scripts.library.tools.report import Report, size_text, table
+from sd_scripts.library.tools.tensor_files import Slot, TensorFile
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.tools import VerifySection
+
+_STYLES = (
+    (("lora_unet_", "lora_te"), "kohya"),
+    (("lycoris_",), "lycoris"),
+    (("lora_transformer_",), "onetrainer"),
+    (("base_model.model.",), "peft"),
+    (("diffusion_model.", "model.diffusion_model.", "text_encoders."), "comfyui"),
+    (("unet.", "transformer.", "text_encoder.", "text_encoder_2."), "diffusers"),
+)
+_MARKS: tuple[tuple[str, Kind], ...] = (
+    ("hada_", "loha"),
+    ("lokr_", "lokr"),
+    ("oft_", "oft"),
+    ("lora_magnitude", "dora"),
+    ("lora_", "lora"),
+)
+_READERS: dict[tuple[str, str], str] = {
+    ("kohya", "lora"): "ComfyUI, A1111 and Forge, diffusers, kohya's scripts, kohya_like",
+    ("kohya", "dora"): "ComfyUI (slightly different pictures), LyCORIS, kohya_like; diffusers leaves dora_scale out",
+    ("kohya", "loha"): "ComfyUI, A1111 and Forge, LyCORIS, kohya_like",
+    ("kohya", "lokr"): "ComfyUI, A1111 and Forge, LyCORIS, kohya_like",
+    ("diffusers", "lora"): "diffusers, ComfyUI, kohya_like",
+    ("diffusers", "dora"): "diffusers, ComfyUI (slightly different pictures), kohya_like",
+    ("comfyui", "lora"): "ComfyUI, kohya_like",
+    ("comfyui", "dora"): "ComfyUI (slightly different pictures), kohya_like",
+    ("comfyui", "loha"): "ComfyUI, kohya_like",
+    ("comfyui", "lokr"): "ComfyUI, kohya_like",
+    ("lycoris", "lora"): "ComfyUI, LyCORIS, kohya_like",
+    ("lycoris", "loha"): "ComfyUI, LyCORIS, kohya_like",
+    ("lycoris", "lokr"): "ComfyUI, LyCORIS, kohya_like",
+    ("onetrainer", "lora"): "OneTrainer, ComfyUI, kohya_like",
+}
+"""Which programs read a layout and kind; see docs/adapter-files.md. Others are read here alone, and convert_lora.py makes these of them."""
+
+
+@dataclass
+class Findings:
+    """What is wrong, what is worth knowing, and the layers by name."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    ranks: Counter[int] = field(default_factory=Counter)
+    scales: Counter[float] = field(default_factory=Counter)
+    norms: dict[str, float] = field(default_factory=dict)
+    """Frobenius norm of each layer's update."""
+
+
+@torch.no_grad()
+def verify(options: VerifySection) -> Report:
+    """Reads the file once, a layer at a time. The report is broken when the file has problems."""
+    file = open_adapter(options.model, "model")
+    found = Findings()
+    for stem, slots in tqdm(_stems(file, found).items(), desc="checking", unit="layer", delay=2, leave=False):
+        _check_layer(stem, slots, found)
+    family = _check_family(file, options, found)
+    _check_zeros(found)
+    style = next((name for starts, name in _STYLES if any(key.startswith(starts) for key in file.slots)), "other")
+    if PEFT_CONFIG in file.metadata:
+        style = "peft"
+    readers = {kind: _READERS.get((style, kind), "kohya_like; see convert_lora.py") for kind in found.kinds}
+    largest = sorted(found.norms.items(), key=lambda item: -item[1])[: options.num_largest]
+    lines = _lines(file, found, family, style, readers, largest)
+    values = {
+        "problems": found.problems,
+        "notes": found.notes,
+        "family": family,
+        "names": style,
+        "kinds": dict(found.kinds),
+        "ranks": {str(rank): count for rank, count in sorted(found.ranks.items())},
+        "dtypes": {_dtype(dtype): count for dtype, count in file.dtypes.items()},
+        "read_by": readers,
+        "largest_updates": dict(largest),
+    }
+    return Report(lines, values, broken=bool(found.problems))
+
+
+def _stems(file: TensorFile, found: Findings) -> dict[str, dict[str, Slot]]:
+    """The tensors of each layer as the file names it."""
+    stems: dict[str, dict[str, Slot]] = {}
+    others = []
+    for name, slot in file.slots.items():
+        parts = split_key(name)
+        if parts is None:
+            others.append(name)
+        else:
+            stems.setdefault(parts[0], {})[parts[1]] = slot
+    if others:
+        found.problems.append(f"{len(others)} keys belong to no kind of adapter that is known here: {examples(others, 3)}")
+    return stems
+
+
+def _check_layer(stem: str, slots: Mapping[str, Slot], found: Findings) -> None:
+    """Values, completeness and the norm of one layer."""
+    tensors = {rest: slot.read().float() for rest, slot in slots.items()}
+    broken = [slots[rest].name for rest, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        found.problems.append(f"{examples(broken, 3)}: values are not finite numbers (NaN or infinite)")
+        return
+    kind = next((kind for mark, kind in _MARKS if any(rest.startswith(mark) for rest in slots)), None)
+    if kind is None:
+        found.problems.append(f"{stem} has nothing but {', '.join(slots)}; its matrices are missing")
+        return
+    found.kinds[kind] += 1
+    alpha = tensors.pop("alpha", None)
+    adapter = AdapterLayer(kind, tensors)
+    if adapter.rank is not None:
+        found.ranks[adapter.rank] += 1
+        scale = 1.0 if alpha is None else float(alpha) / adapter.rank
+        adapter = replace(adapter, scale=scale)
+        found.scales[round(scale, 6)] += 1
+    try:
+        norm = update_norm(adapter)
+        found.norms |= {} if math.isnan(norm) else {stem: norm}
+    except (KeyError, RuntimeError):
+        sizes = ", ".join(f"{rest} {tuple(tensor.shape)}" for rest, tensor in sorted(tensors.items()))
+        found.problems.append(f"{stem} is not whole or its matrices do not fit together: {sizes}")
+
+
+def update_norm(adapter: AdapterLayer) -> float:
+    """Frobenius norm of a layer's update, nan for oft, which adds nothing. KeyError or RuntimeError for a layer that is not whole."""
+    t = adapter.tensors
+    if adapter.kind == "oft":
+        return math.nan if t["oft_R.weight"].any() else 0.0
+    if adapter.kind in ("lora", "dora"):
+        up, down = t["lora_B.weight"].flatten(1), t["lora_A.weight"].flatten(1)
+        if up.shape[1] != len(down):
+            raise RuntimeError(f"{up.shape[1]} columns against {len(down)} rows")
+        return abs(adapter.scale) * product_norm(up, down)
+    if adapter.kind == "lokr":
+        # The norm of a Kronecker product is the product of the norms.
+        return abs(adapter.scale) * _factor_norm(t, "lokr_w1") * _factor_norm(t, "lokr_w2")
+    shape = torch.Size((len(t["hada_w1_a"]), t["hada_w1_b"].flatten(1).shape[1]))
+    return float(low_rank_update(adapter, shape).norm())
+
+
+def _factor_norm(tensors: Mapping[str, Tensor], name: str) -> float:
+    if name in tensors:
+        return float(tensors[name].double().norm())
+    return product_norm(tensors[f"{name}_a"], tensors[f"{name}_b"].flatten(1))
+
+
+def _check_family(file: TensorFile, options: VerifySection, found: Findings) -> str | None:
+    """The family that the names are of, with what does not fit it; None for none that is known."""
+    layers, sized = nearest_layers(file, options.base_model)
+    unknown = [name for name in file.slots if place_of(name, layers.names) is None]
+    if len(unknown) == len(file.slots):
+        found.notes.append("the names are those of no model known here; only the tensors themselves were checked")
+        return None
+    family = layers.family
+    if unknown:
+        found.problems.append(f"{len(unknown)} of {len(file.slots)} keys fit no layer of {LABELS[family]}: {examples(unknown, 3)}")
+    if not sized:
+        found.notes.append(f"no layer has the size of the published {LABELS[family]}; give base_model to check the sizes")
+    _check_fit(file, layers, sized, unknown, found)
+    return family
+
+
+def _check_fit(file: TensorFile, layers: Layers, sized: bool, unknown: Sequence[str], found: Findings) -> None:
+    """Layers that are not whole as the family has them, or have other sizes."""
+    if found.problems and not unknown:
+        return
+    known = TensorFile(file.path, {name: slot for name, slot in file.slots.items() if name not in unknown}, file.metadata, file.data_start)
+    try:
+        on_layers(known, layers, checks_shapes=sized).check()
+    except OptionError as err:
+        found.problems += [problem.message for problem in err.problems]
+
+
+def _check_zeros(found: Findings) -> None:
+    zero = [name for name, norm in found.norms.items() if norm == 0]
+    if zero and len(zero) == len(found.norms):
+        found.problems.append("every layer's update is zero: the file changes nothing")
+    elif zero:
+        found.notes.append(f"{len(zero)} of {len(found.norms)} layers change nothing (their update is zero): {examples(zero, 3)}")
+    if large := [scale for scale in found.scales if scale > 1]:
+        found.notes.append(f"alpha is larger than the rank in some layers (factor up to {max(large):g})")
+
+
+def _lines(
+    file: TensorFile,
+    found: Findings,
+    family: str | None,
+    style: str,
+    readers: Mapping[str, str],
+    largest: Sequence[tuple[str, float]],
+) -> list[str]:
+    ranks = ", ".join(f"{rank} ({count})" for rank, count in sorted(found.ranks.items())) or "none"
+    scales = ", ".join(f"{scale:g} ({count})" for scale, count in sorted(found.scales.items())) or "none"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.kinds.items()) or "none"
+    lines = [
+        f"{file.path.name}: {size_text(file.path.stat().st_size)}, {len(file.slots)} tensors, "
+        f"{', '.join(_dtype(dtype) for dtype in file.dtypes)}",
+        f"family: {LABELS.get(family, 'unknown') if family else 'unknown'}; names: {style}; layers: {kinds}",
+        f"ranks: {ranks}; alpha / rank: {scales}",
+        *(f"read by ({kind}): {programs}" for kind, programs in readers.items()),
+    ]
+    if largest:
+        lines += ["largest updates (Frobenius norm):", *table([(name, f"{norm:.4g}") for name, norm in largest])]
+    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"BROKEN: {problem}" for problem in found.problems] or ["no problems found"]
+    return lines
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
