@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,19 @@ def test_every_built_in_preset_is_a_set_of_differences_with_a_title_and_a_purpos
     assert set(same) <= {"learning_rate", "lr_scheduler", "network_dim", "vae_batch_size", "sample_steps"}, same
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_preset_with_a_card_in_its_name_says_so_in_its_title_and_whether_it_was_measured(path: Path) -> None:
+    preset = presets.read(path, own=False)
+    card = re.search(r"(\d+)gb$", path.stem)
+    if card:
+        assert f"{card[1]} GB" in preset.title
+        assert "Not measured on a card yet; chosen from" in preset.about or "Measured on" in preset.about
+
+
+def test_every_preset_has_a_name_of_its_own() -> None:
+    assert len({path.stem for path in FILES}) == len(FILES)
+
+
 def test_the_demo_is_there_and_needs_no_file_of_the_persons_own(tmp_path: Path) -> None:
     preset = presets.find(presets.DEMO, tmp_path, own=False)
     options = flat.build(preset.run, preset.values)
@@ -38,7 +52,7 @@ def test_the_demo_is_there_and_needs_no_file_of_the_persons_own(tmp_path: Path) 
 
 
 def test_using_a_preset_depends_on_the_form_only_in_places_and_names(tmp_path: Path) -> None:
-    preset = presets.find("style", tmp_path)
+    preset = presets.find("style-24gb", tmp_path)
     now = form.texts(RUN, {"train_data_dir": "mine", "sample_prompts": "a cat", "learning_rate": 0.5, "flip_aug": False, "huber_c": 0.7})
     after = presets.applied(preset, now)
     fresh = presets.applied(preset, form.texts(RUN, {}))
