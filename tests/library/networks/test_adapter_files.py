@@ -110,6 +110,18 @@ def test_merging_a_file_does_what_the_live_adapter_does(kind: str, layout: str, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_comfyuis_names_does_what_the_live_adapter_does(kind: str, parts: Parts, twin: Parts, tmp_path: Path) -> None:
+    network = shaken(attached(parts, options_for(kind)))
+    file = tmp_path / "a.safetensors"
+    export(network, parts, file, save_model_as="comfyui", precision="float")
+    stems = {key.partition(".")[0] for key in load_file(file)}
+    assert stems == ({"unet", "text_encoder", "text_encoder_2"} if kind == "oft" else {"diffusion_model", "text_encoders"})
+    merge_into(twin, file)
+    live = outputs(parts)
+    assert (live - outputs(twin)).abs().max() <= 2e-6 * max(1.0, float(live.abs().max()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_applying_a_file_does_what_the_live_adapter_does_and_comes_off_again(kind: str, parts: Parts, twin: Parts, tmp_path: Path) -> None:
     before = outputs(twin)
     network = shaken(attached(parts, options_for(kind)))
