@@ -2,7 +2,7 @@
 
 Blocks of both kinds of steps alternate in one process, so that a busy machine slows both.
 
-usage: training.py [blocks, default 12] [batch, default 8]
+usage: training.py [blocks, default 12] [batch, default 8] [kind, such as sdxl/network (default), sd/full, flux/network]
 """
 
 from __future__ import annotations
@@ -18,46 +18,77 @@ from report import median, report
 from sd_scripts.library.session import Session
 from sd_scripts.library.stopping import StopRequest
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.runs import SdxlNetwork
+from sd_scripts.schema.runs import RUNS
 
 STEPS_A_BLOCK = 5
 
 
-def session(folder: Path, batch: int, steps: int) -> Session:
+def session(folder: Path, batch: int, steps: int, kind: tuple[str, str]) -> Session:
     """A start of a run on the toy model, with warm caches from here on."""
     arguments = (
         f"--pretrained_model_name_or_path toy --train_data_dir toy:star --output_dir {folder} --resolution 64 --min_bucket_reso 32".split()
     )
     arguments += f"--bucket_reso_steps 16 --train_batch_size {batch} --max_train_steps {steps} --no_save_state_on_train_end".split()
-    return Session(parse_cli(SdxlNetwork, arguments), StopRequest(None))
+    return Session(parse_cli(RUNS[kind], arguments), StopRequest(None))
 
 
 class BareLoop:
     """Noise, forward, loss, backward, clip, step: what any loop must do, and nothing else."""
 
     def __init__(self, trainer, batches) -> None:  # type: ignore[no-untyped-def]
-        self.unet = trainer.parts.backbone
+        self.backbone = trainer.parts.backbone
         self.weights = list(trainer.weights.values())
         self.optimizer = torch.optim.AdamW(self.weights, lr=1e-6, fused=True)
         self.batches = batches
-        self.abar = trainer.parts.path.alphas_cumprod.float()
+        self.path = trainer.parts.path
+        self.forward = self.flow if trainer.parts.kind == "velocity" else self.noised
+
+    def noised(self, x0: torch.Tensor, texts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """v-prediction on a noise schedule, SD and SDXL."""
+        abar = self.path.alphas_cumprod.float()
+        noise, k = torch.randn_like(x0), torch.randint(1000, (len(x0),))
+        a, s = abar[k].sqrt().view(-1, 1, 1, 1), (1 - abar[k]).sqrt().view(-1, 1, 1, 1)
+        added = {"text_embeds": texts["pooled"], "time_ids": texts["time_ids"]} if "pooled" in texts else None
+        out = self.backbone(
+            a * x0 + s * noise, k, encoder_hidden_states=texts["prompt_embeds"], added_cond_kwargs=added, return_dict=False
+        )[0]
+        return torch.nn.functional.mse_loss(out, a * noise - s * x0)
+
+    def flow(self, x0: torch.Tensor, texts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The velocity of FLUX, on packed latents."""
+        batch, channels, height, width = x0.shape
+        noise, t = torch.randn_like(x0), torch.rand(len(x0))
+        x_t = (1 - t.view(-1, 1, 1, 1)) * x0 + t.view(-1, 1, 1, 1) * noise
+
+        def packed(x: torch.Tensor) -> torch.Tensor:
+            return x.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, 4 * channels)
+
+        rows, columns = torch.meshgrid(torch.arange(height // 2), torch.arange(width // 2), indexing="ij")
+        ids = torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).float()
+        guidance = torch.ones_like(t) if self.backbone.config.guidance_embeds else None
+        out = self.backbone(
+            hidden_states=packed(x_t),
+            timestep=t,
+            guidance=guidance,
+            pooled_projections=texts["pooled"],
+            encoder_hidden_states=texts["t5"],
+            txt_ids=torch.zeros(texts["t5"].shape[1], 3),
+            img_ids=ids,
+            return_dict=False,
+        )[0]
+        return torch.nn.functional.mse_loss(out, packed(noise - x0))
 
     def step(self, number: int) -> None:
-        x0, text, pooled, sizes = self.batches[number % len(self.batches)]
-        noise, k = torch.randn_like(x0), torch.randint(1000, (len(x0),))
-        a, s = self.abar[k].sqrt().view(-1, 1, 1, 1), (1 - self.abar[k]).sqrt().view(-1, 1, 1, 1)
-        conditions = {"text_embeds": pooled, "time_ids": sizes}
-        out = self.unet(a * x0 + s * noise, k, encoder_hidden_states=text, added_cond_kwargs=conditions, return_dict=False)[0]
-        torch.nn.functional.mse_loss(out, a * noise - s * x0).backward()
+        self.forward(*self.batches[number % len(self.batches)]).backward()
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def measure(blocks: int, batch: int) -> None:
+def measure(blocks: int, batch: int, kind: tuple[str, str]) -> None:
     """Alternates blocks of both loops and reports the ratio of their medians."""
     with tempfile.TemporaryDirectory() as name:
-        start = session(Path(name), batch, 10_000)
+        start = session(Path(name), batch, 10_000, kind)
         start.plan = start._scan()
         start.total_steps = 10_000
         prompts, began = start._prompts(), start._begin()
@@ -71,8 +102,8 @@ def measure(blocks: int, batch: int) -> None:
         ready = []
         for step in range(40):
             made = data.micro_batch(step, 0, 0)
-            stacked = [torch.stack([condition[key] for condition in made.conditions]) for key in ("prompt_embeds", "pooled", "time_ids")]
-            ready.append((made.x0, *[tensor.float() for tensor in stacked]))
+            texts = {key: torch.stack([condition[key] for condition in made.conditions]).float() for key in made.conditions[0]}
+            ready.append((made.x0, texts))
         bare = BareLoop(trainer, ready)
         ours, theirs, waits = [], [], []
         for number in range(blocks + 1):
@@ -96,10 +127,12 @@ def measure(blocks: int, batch: int) -> None:
         trainer_step_seconds=median(ours[1:]),
         bare_step_seconds=median(theirs[1:]),
         data_wait_fraction=median(waits[STEPS_A_BLOCK:]),
+        kind="/".join(kind),
         batch=batch,
         blocks=blocks,
     )
 
 
 if __name__ == "__main__":
-    measure(int(sys.argv[1]) if len(sys.argv) > 1 else 12, int(sys.argv[2]) if len(sys.argv) > 2 else 8)
+    chosen = (sys.argv[3] if len(sys.argv) > 3 else "sdxl/network").split("/")
+    measure(int(sys.argv[1]) if len(sys.argv) > 1 else 12, int(sys.argv[2]) if len(sys.argv) > 2 else 8, (chosen[0], chosen[1]))

@@ -1,0 +1,72 @@
+"""Losses of a few steps of every kind of run, kept in a file: a refactor leaves them as they are, a change of numerics changes the file.
+
+`python -m tests.runs.test_golden_losses` writes tests/data/golden_losses.json anew; say in the same commit why.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sd_scripts.library import families
+from sd_scripts.library.launch import main
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_losses.json"
+SETTINGS = (
+    "--resolution 64 --min_bucket_reso 32 --bucket_reso_steps 16 --learning_rate 1e-3 --max_train_steps 6 --train_batch_size 2 --seed 11 "
+    "--mixed_precision no --resume none --no_save_state --no_save_state_on_train_end --lr_scheduler constant --shuffle_caption"
+).split()
+
+
+def losses(kind: tuple[str, str], folder: Path) -> list[float]:
+    """The losses of a short run of this kind on the family's tiny model and drawn pictures; the same everywhere, up to rounding."""
+    family = families.family(kind[0])
+    # CLIP's attention and its MLP draw their first values from torch's generator, which families seed themselves.
+    family.save(family.tiny(), folder / "base", "diffusers", None, {})
+    draw = np.random.default_rng(5)
+    (folder / "pictures").mkdir()
+    for number in range(6):
+        size = ((64, 64, 3), (48, 80, 3))[number % 2]
+        Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(folder / "pictures" / f"{number}.png")
+        (folder / "pictures" / f"{number}.txt").write_text(f"picture {number}, a, b")
+    argv = ["--pretrained_model_name_or_path", str(folder / "base"), "--train_data_dir", str(folder / "pictures")]
+    with pytest.raises(SystemExit) as ended:
+        main(*kind, [*argv, "--output_dir", str(folder / "out"), *SETTINGS])
+    assert ended.value.code == 0
+    (log,) = (folder / "out").glob("*/events.jsonl")
+    return [event["loss"] for event in RunDirectory(log.parent).events()[0] if event["kind"] == "step"]
+
+
+@pytest.mark.parametrize("kind", RUNS, ids="/".join)
+def test_losses_are_what_they_were(kind: tuple[str, str], tmp_path: Path) -> None:
+    wanted = json.loads(GOLDEN.read_text(encoding="utf-8"))["/".join(kind)]
+    found = losses(kind, tmp_path)
+    assert len(found) == len(wanted) == 6
+    assert found == pytest.approx(wanted, rel=2e-4)
+
+
+def test_the_file_has_every_kind_of_run_and_no_other() -> None:
+    assert list(json.loads(GOLDEN.read_text(encoding="utf-8"))) == ["/".join(kind) for kind in RUNS]
+
+
+def rewrite() -> None:
+    """Writes the file with the losses of today."""
+    torch.set_num_threads(1)
+    found = {}
+    for kind in RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            found["/".join(kind)] = losses(kind, Path(folder))
+    write_atomically(GOLDEN, json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    rewrite()
