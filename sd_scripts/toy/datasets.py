@@ -24,12 +24,12 @@ from sd_scripts.toy.worlds import Scene
 DATASETS = {
     "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation pictures of old shapes",
     "teal": "24 circles, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
-    "subject": "12 pictures of one subject, a teal circle called zwx, and 40 of its class: DreamBooth, without captions",
+    "subject": "12 pictures of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
     "shapes": "64 circles, squares and triangles: what the bases were trained on",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
 
-_RECIPE_VERSION = 2
+_RECIPE_VERSION = 3
 _RECORD = "dataset.json"
 
 # Half of the pictures have twice the sides a base works at, so that resizing into aspect buckets is real.
@@ -71,7 +71,8 @@ def _files(name: str) -> dict[str, bytes]:
         instance, kind = f"train/4_{worlds.SUBJECT_WORD} {worlds.SUBJECT_SHAPE}", f"reg/1_{worlds.SUBJECT_SHAPE}"
         subject = [scene for scene in worlds.trained((worlds.SUBJECT_COLOR,)) if scene.shape == worlds.SUBJECT_SHAPE]
         others = [scene for scene in worlds.trained(worlds.KNOWN_COLORS) if scene.shape == worlds.SUBJECT_SHAPE]
-        return _pictures(instance, (subject * 2)[:12], 16, captions=False) | _pictures(kind, others, 17, captions=False)
+        # Class pictures without captions keep what "circle" means, those with captions what "a red circle at the left" means.
+        return _pictures(instance, (subject * 2)[:12], 16, caption_every=0) | _pictures(kind, others, 17, caption_every=2)
     if name == "shapes":
         return _pictures("train/1_shape", _old_scenes(64), 13)
     close = difflib.get_close_matches(name, DATASETS, n=1)
@@ -91,14 +92,14 @@ def _old_scenes(num: int, colors: tuple[str, ...] = tuple(worlds.COLORS)) -> lis
     return [trained[index] for index in order[:num]]
 
 
-def _pictures(folder: str, scenes: list[Scene], seed: int, captions: bool = True) -> dict[str, bytes]:
-    # Without captions the folder's name is the prompt, as in kohya's layout for DreamBooth.
+def _pictures(folder: str, scenes: list[Scene], seed: int, caption_every: int = 1) -> dict[str, bytes]:
+    # One picture in caption_every has a caption, with 0 none; the folder's name is the prompt of the others, as in kohya's layout.
     files = {}
     for index, scene in enumerate(scenes):
         rng = worlds.rng_for(seed, index)
         stem = f"{folder}/{index:03d}_{scene.color}_{scene.shape}"
         files[f"{stem}.png"] = _png(scene, *_SIZES[int(rng.integers(len(_SIZES)))], rng)
-        if captions:
+        if caption_every and index % caption_every == 0:
             files[f"{stem}.txt"] = f"{worlds.caption(scene, rng)}\n".encode()
     return files
 

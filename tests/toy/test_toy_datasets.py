@@ -69,7 +69,7 @@ def test_teal_comes_in_all_shapes_and_places_and_regularisation_has_none(tmp_pat
 
 def test_the_subject_is_one_thing_at_many_places_named_by_its_folder_beside_its_class(tmp_path):
     written = write_dataset("subject", tmp_path / "subject")
-    assert not list(tmp_path.rglob("*.txt")), "the folder's name is the prompt"
+    assert not list(written.train_data_dir.rglob("*.txt")), "the folder's name is the prompt"
     assert [path.name for path in written.train_data_dir.iterdir()] == ["4_zwx circle"]
     subject, pictures = _load(written.train_data_dir / "4_zwx circle")
     assert len(subject) == 12
@@ -79,6 +79,7 @@ def test_the_subject_is_one_thing_at_many_places_named_by_its_folder_beside_its_
     others, _ = _load(written.reg_data_dir / "1_circle")
     assert {scene.shape for scene in others} == {"circle"}
     assert {scene.color for scene in others} == set(worlds.KNOWN_COLORS)
+    assert len(list(written.reg_data_dir.rglob("*.txt"))) == len(others) / 2, "half keep the class prompt, half its colours and places"
     assert len(others) <= 4 * len(subject), "with fewer repeats some class pictures would never be used"
 
 
