@@ -38,6 +38,7 @@ _TYPES = {
     "dylora": _Type("lora", convolutions=True, lost=_DYLORA),
     "loha": _Type("loha", convolutions=True),
     "lokr": _Type("lokr", convolutions=True),
+    "oft": _Type("oft"),
     "diag-oft": _Type("oft", lost="peft's OFT takes its place; its blocks have oft_block_size, and convolutions are left alone"),
     "flux1 oft": _Type("oft", lost="kohya's rank is the number of blocks, oft_block_size here is their side; check it"),
     "boft": _Type("oft", lost="orthogonal blocks without butterflies (OFT) are the nearest there is"),
@@ -67,7 +68,7 @@ def type_name(sheet: KohyaSheet) -> str:
     if named is not None:
         return str(named).lower().removeprefix("lycoris/").removeprefix("kohya ")
     module = str(sheet.first("network_module") or "networks.lora").lower()
-    if module.startswith("lycoris"):
+    if module.startswith("lycoris") or sheet.first("algo") is not None:
         algorithm = str(sheet.first("algo") or "lora").lower()
         return _ALGORITHMS.get(algorithm, algorithm)
     return _MODULES.get(module, "standard")

@@ -189,7 +189,7 @@ def _of_kohya(name: str, header: Header) -> Imported:
     who_is_trained(sheet)
     if is_empty(given.get("network_dim")):
         _from_shapes(sheet, header)
-    described = "ss_learning_rate" in texts or "ss_network_module" in texts
+    described = "ss_learning_rate" in texts
     found = sheet.settle(f"{KOHYA_ORIGIN if described else BARE_ORIGIN}: {run.label}", _base_and_pictures(base, _folders(texts)))
     return Imported(
         run, found.values, _rows(texts, key_of, found.rows), found.missing + _also_missing(texts, run.family, described), found.origin
@@ -265,7 +265,7 @@ def _also_missing(texts: Mapping[str, str], family: str, described: bool) -> lis
         option = "ae" if family == "flux" else "vae"
         told.append(f"{option}: the run had a VAE of its own ({texts['ss_vae_name']})")
     if not described:
-        told.append("learning_rate: the file says nothing about the training; only type and rank are told by its tensors")
+        told.append("learning_rate: the file says nothing about the training, only about the network")
     return told
 
 

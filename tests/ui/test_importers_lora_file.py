@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kohya_like import importers
 from kohya_like.importers import Imported
+from sd_scripts.library import metadata
 from sd_scripts.library.metadata import effective_settings
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
@@ -18,7 +19,6 @@ from sd_scripts.schema.runs import RUNS, FluxNetwork, RunOptions, SdNetwork, Sdx
 
 PLACES = {"pretrained_model_name_or_path": "somewhere/base.safetensors", "train_data_dir": "pictures"}
 UNET = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
-VERSIONS = {"sd": "sd_v1", "sdxl": "sdxl_base_v1-0", "flux": "flux1"}
 
 
 def header(shapes: Mapping[str, tuple[int, ...]], texts: Mapping[str, str] | None = None) -> bytes:
@@ -54,18 +54,36 @@ _CHOSEN = {
 }  # fmt: skip
 
 
+def written(options: RunOptions) -> dict[str, str]:
+    """The texts that the trainer writes into the file of a run."""
+    version: metadata.Version = {"sd": "sd1", "sdxl": "sdxl", "flux": "flux-dev"}[options.family]  # type: ignore[assignment]
+    kind = "velocity" if options.family == "flux" else "epsilon"
+    return metadata.build(options, metadata.BaseFacts("base.safetensors", kind, version), step=100, epoch=2)
+
+
 @pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
 def test_a_file_of_ours_gives_back_its_settings_exactly(run: type[RunOptions]) -> None:
     options = flat.build(run, {**PLACES, **_CHOSEN})
-    config = json.dumps(effective_settings(options, "base.safetensors"))
-    texts = {"kohya_like.config": config, "ss_base_model_version": VERSIONS[run.family], "ss_steps": "100", "sshs_model_hash": "abc"}
-    imported = importers.read("mine.safetensors", header(adapter(), texts))
+    texts = written(options)
+    imported = importers.read("mine.safetensors", header(adapter() if run.method == "network" else {"a.weight": (4, 4)}, texts))
     assert imported.run is run
     assert completed(imported) == options
     assert [sentence.partition(":")[0] for sentence in imported.missing] == ["pretrained_model_name_or_path", "train_data_dir"]
     assert "base.safetensors" in imported.missing[0]
     assert imported.count("not supported") == 0
     assert {row.key for row in imported.rows} >= set(texts) and len({row.key for row in imported.rows}) == len(imported.rows)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "loha", "lokr", "oft"])
+def test_a_file_of_ours_with_the_least_texts_still_tells_its_network(kind: str) -> None:
+    values = {"metadata": "minimal", "network_type": kind, "network_dim": 12, "network_alpha": 6.0}
+    options = flat.build(SdxlNetwork, {**PLACES, **values, **({} if kind == "oft" else {"conv_dim": 4, "conv_alpha": 2.0})})
+    imported = importers.read("mine.safetensors", header(adapter(12), written(options)))
+    told = flat.flatten(completed(imported))
+    wanted = flat.flatten(options)
+    names = ["network_type"] + (["network_dim", "network_alpha", "conv_dim", "conv_alpha"] if kind != "oft" else [])
+    assert {name: told[name] for name in names} == {name: wanted[name] for name in names}
+    assert imported.origin.startswith("LoRA without training metadata")
 
 
 def test_a_base_that_can_be_found_by_its_name_is_kept() -> None:
