@@ -188,7 +188,7 @@ class Live:
             "samples": samples,
             "validation": progress.validation,
             "warnings": [[text, count] for text, count in progress.warnings.items()],
-            "files": [{"name": name, "bytes": size} for name, size in files],
+            "files": [{"name": name, "bytes": size, "path": str(job.path / name)} for name, size in files],
             "command": self._command(job),
         }
 

@@ -125,7 +125,7 @@
     const wrong = make("section", { class: "kl-card kl-problems", hidden: true, tabindex: "-1", "aria-labelledby": "kl-problems" });
     const report = make("section", { class: "kl-card kl-report", hidden: true, "aria-label": "Data set" });
     const output = make("section", { class: "kl-card kl-output", hidden: true, "aria-labelledby": "kl-command" });
-    const imported = make("section", { class: "kl-card kl-import", hidden: true, "aria-labelledby": "kl-imported" });
+    const imported = make("section", { class: "kl-card kl-import", hidden: true, tabindex: "-1", "aria-labelledby": "kl-imported" });
     root.append(status, wrong, imported, report, output);
 
     function listProblems(found) {

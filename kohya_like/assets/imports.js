@@ -102,8 +102,8 @@
     const sift = () => {
       const found = shown();
       status.textContent = found.length === rows.length ? "" : plural(found.length, "row", "rows");
-      body.replaceChildren(...found.map((row) => make("tr", {}, make("th", { scope: "row" }, make("code", { text: row.key })), make("td", { text: row.value }),
-        make("td", {}, make("span", { class: "kl-verdict", "data-verdict": row.verdict, text: row.verdict })), make("td", {}, ...rich(row.text)))));
+      body.replaceChildren(...found.map((row) => make("tr", {}, make("th", { scope: "row" }, make("code", { text: row.key }), make("div", { class: "kl-value", text: row.value })),
+        make("td", {}, make("div", { class: "kl-verdict", "data-verdict": row.verdict, text: row.verdict }), ...rich(row.text)))));
     };
     search.addEventListener("input", sift);
     const known = new Set(fieldsOf(window.kl.form.run()).map((spec) => spec.name));
@@ -114,13 +114,14 @@
     const close = make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the import report", onclick: () => (box.hidden = true) });
     box.replaceChildren(...[
       make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-imported", text: `What became of ${name}` }), make("div", {}, window.kl.copier(all, "Copy the report"), close)),
-      make("p", { class: "kl-note", text: `${origin}: the form is now ${label}. ${plural(rows.length, "key", "keys")} read.` }),
+      make("p", { class: "kl-note", text: `${origin}${origin.includes(label) ? "" : `, ${label}`}. ${plural(rows.length, "key", "keys")} read.` }),
       missing.length ? make("h3", { text: "Missing, to be filled in by you" }) : null,
       missing.length ? make("ul", { class: "kl-missing" }, ...wanting) : null,
       make("div", { class: "kl-row" }, ...buttons, search), status,
       make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": "What became of each key" }, make("table", { class: "kl-table" },
-        make("thead", {}, make("tr", {}, ...["In the file", "Value", "Verdict", "Here"].map((text) => make("th", { scope: "col", text })))), body)),
+        make("thead", {}, make("tr", {}, ...["In the file", "Here"].map((text) => make("th", { scope: "col", text })))), body)),
     ].filter(Boolean));
     sift();
+    box.focus();
   };
 })();

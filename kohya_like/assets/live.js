@@ -275,9 +275,14 @@
       this.files.hidden = answer.files.length === 0;
       const links = answer.files.map((file) => {
         const href = withToken(address(answer.name, `/file/${encodeURIComponent(file.name)}`));
-        return make("li", {}, make("a", { href, download: file.name, text: file.name }), make("span", { class: "kr-size", text: bytes(file.bytes) }));
+        return make("li", {}, make("a", { href, download: file.name, text: file.name }), make("span", { class: "kr-size", text: bytes(file.bytes) }), this.verifier(file));
       });
       this.fileList.replaceChildren(...links);
+    }
+
+    verifier(file) {
+      if (!/\.safetensors$/i.test(file.name) || !kl.openTool) return null;
+      return make("button", { type: "button", class: "kr-button", text: "Verify", "aria-label": `Verify ${file.name}`, onclick: () => kl.openTool("verify_lora", { model: file.path }) });
     }
 
     why(answer) {

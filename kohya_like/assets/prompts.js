@@ -91,6 +91,7 @@
     let lines = [];
     let text = "";
     let open = new Set(); // places of prompts whose details are open
+    let drawing = false;
     let asText = stored(MODE) === "text";
     label.id = "kl-prompts-label";
     head.insertBefore(toggle, head.querySelector("code"));
@@ -153,8 +154,10 @@
 
     function draw() {
       let place = 0;
+      drawing = true;
       rows.replaceChildren(...lines.filter((line) => line.flags || line.raw.trim()).map((line) =>
         line.flags ? drawPrompt(line, place++) : make("p", { class: "kl-note kl-comment", text: line.raw.trim() })));
+      drawing = false;
     }
 
     function drawPrompt(line, place) {
@@ -167,11 +170,18 @@
         send();
         if (/[\n\r]/.test(box.value)) reread();
       });
-      box.addEventListener("change", () => (/ --|^\s*#/.test(` ${box.value}`) || isFile(text)) && reread());
+      const isMore = () => / --|^\s*#/.test(` ${box.value}`) || isFile(text);
+      // A field that is taken off the page with the focus in it says `change` as well.
+      box.addEventListener("change", () => !drawing && isMore() && reread());
       box.addEventListener("keydown", (event) => {
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
         event.preventDefault();
-        insert(lines.indexOf(line) + 1);
+        let here = line;
+        if (isMore()) {
+          set(text);
+          here = prompts()[Math.min(place, prompts().length - 1)];
+        }
+        if (!rows.hidden) insert(lines.indexOf(here) + 1);
       });
       const bin = make("button", { type: "button", class: "kl-quiet", text: "Remove", "aria-label": `Remove prompt ${place + 1}`, onclick: () => remove(line) });
       const said = make("span", { class: "kl-facts" });
@@ -195,7 +205,7 @@
         const ident = `kl-prompt-${place}-${flag}`;
         const value = (line.flags.find((item) => item.name === flag) || { value: "" }).value;
         const control = choices
-          ? make("select", { id: ident }, ...["", ...choices, ...(value && !choices.includes(value) ? [value] : [])].map((choice) => make("option", { value: choice, text: choice || `default (${usual[flag]})` })))
+          ? make("select", { id: ident }, ...["", ...choices, ...(value && !choices.includes(value) ? [value] : [])].map((choice) => make("option", { value: choice, text: choice || "default" })))
           : make("input", { type: "text", id: ident, placeholder: usual[flag], inputmode: wide ? null : decimal ? "decimal" : "numeric", autocomplete: "off", spellcheck: "false" });
         control.value = value;
         control.addEventListener(choices ? "change" : "input", () => {
@@ -203,7 +213,7 @@
           send();
           say();
         });
-        if (wide) control.addEventListener("change", () => control.value.includes(" --") && reread());
+        if (wide) control.addEventListener("change", () => !drawing && control.value.includes(" --") && reread());
         return make("div", { class: wide ? "kl-prompt-cell kl-wide" : "kl-prompt-cell" }, make("label", { for: ident, text: title }), control);
       });
       const further = line.flags.filter((flag, index) => !names.has(flag.name) || line.flags.findIndex((each) => each.name === flag.name) !== index);

@@ -29,17 +29,26 @@
     return make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": name }, make("table", { class: "kl-table" }, head, body));
   }
 
-  function drawReport(report) {
-    if (isTable(report)) return [table("Report", report)];
+  // A tool's own sentences come first, as they stand; its figures are there to open.
+  function drawAnswer(report) {
+    const { lines, ...figures } = report && typeof report === "object" ? report : {};
+    if (!Array.isArray(lines)) return drawReport(report);
+    return [make("pre", { class: "kl-tool-lines", tabindex: "0", role: "region", "aria-label": "Report", text: lines.join("\n") }),
+      make("details", { class: "kl-part-of" }, make("summary", {}, make("h3", { text: "All figures" })), ...drawReport(figures))];
+  }
+
+  function drawReport(report, name = words) {
     if (Array.isArray(report)) return [make("ul", { class: "kl-plain" }, ...report.slice(0, MAX_ROWS).map((item) => make("li", { text: said(item) })))];
     if (isFact(report)) return [make("p", { text: said(report) })];
     const entries = Object.entries(report);
     const facts = entries.filter(([, value]) => isFact(value));
-    const nodes = facts.length ? [make("dl", { class: "kl-factlist" }, ...facts.flatMap(([name, value]) => [make("dt", { text: words(name) }), make("dd", { text: said(value) })]))] : [];
-    for (const [name, value] of entries.filter(([, each]) => !isFact(each))) {
+    const nodes = facts.length ? [make("dl", { class: "kl-factlist" }, ...facts.flatMap(([key, value]) => [make("dt", { text: name(key) }), make("dd", { text: said(value) })]))] : [];
+    for (const [key, value] of entries.filter(([, each]) => !isFact(each))) {
       const count = Array.isArray(value) ? value.length : Object.keys(value).length;
       const more = count > MAX_ROWS && Array.isArray(value) ? make("p", { class: "kl-note", text: `${count - MAX_ROWS} more stand in the report's file.` }) : null;
-      const inside = make("details", { class: "kl-part-of", open: count <= 12 }, make("summary", {}, make("h3", { text: words(name) }), make("span", { class: "kl-facts", text: String(count) })), ...drawReport(value));
+      const inside = make("details", { class: "kl-part-of", open: count <= 12 }, make("summary", {}, make("h3", { text: name(key) }), make("span", { class: "kl-facts", text: String(count) })),
+        // Below the top the names are data, such as layers.
+        ...(isTable(value) ? [table(name(key), value)] : drawReport(value, String)));
       if (more) inside.append(more);
       nodes.push(inside);
     }
@@ -249,8 +258,9 @@
       const output = make("p", { class: "kl-note" });
       const report = make("div", { class: "kl-tool-report" });
       const log = new Console();
-      const box = make("section", { class: "kl-card kl-live", "aria-label": "Result", hidden: true }, make("div", { class: "kl-row kl-between" }, title, badge), bar, line,
-        make("div", { class: "kl-row" }, cancel, verify), output, report, log.root);
+      const box = make("section", { class: "kl-card", "aria-label": "Result", hidden: true },
+        make("div", { class: "kl-live" }, make("div", { class: "kl-row kl-between" }, title, badge), bar), line,
+        make("div", { class: "kl-row" }, cancel, verify), output, report, make("div", { class: "kl-live" }, log.root));
       let shown = "";
 
       async function stop() {
@@ -294,7 +304,7 @@
           const key = JSON.stringify(answer.report);
           if (!running && key !== shown) {
             shown = key;
-            report.replaceChildren(...(answer.report === null ? [] : drawReport(answer.report)));
+            report.replaceChildren(...(answer.report === null ? [] : drawAnswer(answer.report)));
           }
         },
       };

@@ -8,12 +8,14 @@ from .. import form
 
 GUIDE = """
 <div class="kl-card kl-guide">
-<h2>From a folder of pictures to a LoRA</h2>
+<h2>From a folder of pictures to a LoRA or a model</h2>
 <ol>
 <li><strong>Pictures.</strong> Put 15 or more into one folder, each with a text file of the same name (<code>cat.jpg</code>,
 <code>cat.txt</code>) that says what is on it. Kohya's sub-folders <code>10_token class</code> work too.</li>
-<li><strong>Base model.</strong> Give an SDXL <code>.safetensors</code> file, a diffusers folder or a hub id. <code>toy</code> is a small
-model that is built in and trains on any computer.</li>
+<li><strong>Family and way.</strong> SDXL, SD 1.5 / 2.x or FLUX; a LoRA beside the model, or the model itself: DreamBooth for one subject,
+fine-tuning for many captioned pictures. What you have typed goes along.</li>
+<li><strong>Base model.</strong> Give a <code>.safetensors</code> file, a diffusers folder or a hub id. <code>toy</code> is a small
+model of each family that is built in and trains on any computer.</li>
 <li><strong>Preset.</strong> Choose one that fits your graphics card. You see what it would change before it does.</li>
 <li><strong>Check data set</strong> shows how many pictures there are, how they will be cut, and which cannot be read.</li>
 <li><strong>Start training.</strong> The curve and the previews appear beside the form. You may close the browser, and even the studio:
@@ -26,6 +28,8 @@ the run goes on, and the Runs tab finds it again.</li>
 same bits as if it had never stopped.</dd>
 <dt>The same run elsewhere</dt><dd>Print command shows what Start runs. Paste it into a terminal here, or take the TOML to another
 computer.</dd>
+<dt>From kohya, or from a LoRA</dt><dd>Drop a configuration or a LoRA file on the Train tab: the form fills, and a report says what became
+of every key.</dd>
 <dt>Which setting first?</dt><dd>The learning rate and the number of steps decide most. If previews look burnt, halve the rate; if nothing
 is learned, double the steps.</dd>
 <dt>Out of memory</dt><dd>In this order: gradient_checkpointing on, train_batch_size down, resolution down, network_dim down.</dd>

@@ -1,0 +1,91 @@
+"""Files that fill the form, in a real browser: opened or dropped, with a report of what became of each key."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.ui.test_tools import lora
+
+pytestmark = pytest.mark.browser
+KOHYA = {
+    "LoRA_type": "Standard",
+    "sdxl": True,
+    "pretrained_model_name_or_path": "base.safetensors",
+    "train_data_dir": "/pictures/dog",
+    "learning_rate": 0.0003,
+    "network_dim": 24,
+    "max_resolution": "768,768",
+    "xformers": "xformers",
+    "optimizer": "AdamW8bit",
+    "save_model_as": "safetensors",
+}
+
+
+def drop(page: Page, name: str, data: bytes) -> None:
+    """Drops a file on the page, as a file manager does."""
+    page.evaluate(
+        """([name, text]) => {
+          const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0)), bag = new DataTransfer();
+          bag.items.add(new File([bytes], name));
+          const send = kind => document.body.dispatchEvent(new DragEvent(kind, {dataTransfer: bag, bubbles: true, cancelable: true}));
+          send('dragover');
+          if (document.querySelector('.kl-drop').hidden) throw new Error('the page does not say that it takes the file');
+          send('drop'); }""",
+        [name, base64.b64encode(data).decode()],
+    )
+
+
+def test_a_kohya_configuration_that_is_dropped_fills_the_form_and_is_reported(studio: Any, visit: Callable[..., Any]) -> None:
+    visited = visit(studio.url)
+    page = visited.page
+    drop(page, "dog.json", json.dumps(KOHYA).encode())
+    report = page.locator(".kl-import")
+    expect(report).to_contain_text("What became of dog.json")
+    expect(report).to_be_focused()
+    expect(page.locator("#kl-learning_rate")).to_have_value("0.0003")
+    expect(page.locator("#kl-network_dim")).to_have_value("24")
+    expect(page.locator("#kl-train_data_dir")).to_have_value("/pictures/dog")
+    rows = report.locator("tbody tr")
+    assert rows.count() == len(KOHYA), "every key is reported once"
+    report.get_by_role("button", name="taken").click()
+    some = rows.count()
+    assert 0 < some < len(KOHYA)
+    report.get_by_role("searchbox").fill("network_dim")
+    expect(rows).to_have_count(1)
+    report.get_by_role("button", name="Copy the report").click()
+    assert "network_dim\t24" in page.evaluate("navigator.clipboard.readText()")
+    assert visited.axe() == []
+
+
+def test_of_a_lora_file_only_the_header_leaves_the_browser(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    page = visit(studio.url, width=390).page
+    path = lora(tmp_path / "dog.safetensors")
+    data = path.read_bytes() + bytes(3_000_000)
+    sizes: list[int] = []
+    page.on("request", lambda request: sizes.append(len(request.post_data or "")) if request.method == "POST" else None)
+    drop(page, path.name, data)
+    expect(page.locator(".kl-import")).to_contain_text("pretrained_model_name_or_path")
+    expect(page.locator("#kl-network_dim")).to_have_value("4")
+    assert sizes and max(sizes) < 300_000
+    page.locator(".kl-missing").get_by_role("button", name="train_data_dir").click()
+    expect(page.locator("#kl-train_data_dir")).to_be_focused()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_lora_is_also_opened_by_its_path_and_a_damaged_one_refused(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    page = visit(studio.url).page
+    where = page.get_by_placeholder("or a path on the studio")
+    where.fill(str(lora(tmp_path / "dog.safetensors")))
+    where.press("Enter")
+    expect(page.locator("#kl-network_dim")).to_have_value("4")
+    for name, data in (("long.safetensors", b"\xff" * 64), ("short.safetensors", b"\x10"), ("odd.json", b"{]"), ("x.png", b"\x89PNG\xff")):
+        drop(page, name, data)
+        expect(page.locator(".kl-problems")).to_contain_text(name)
+    expect(page.locator("#kl-network_dim")).to_have_value("4")

@@ -1,0 +1,90 @@
+"""The Tools tab without a browser: orders become command lines, places are confined, nothing is written over, a start is found again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from kohya_like import form, processes, tools
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.tools import TOOLS
+from tests.ui.standin_runs import until
+
+
+def lora(path: Path) -> Path:
+    """A small LoRA file of kohya's layout for SDXL."""
+    draw = np.random.default_rng(0)
+    name = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
+    tensors = {
+        f"{name}.lora_down.weight": draw.standard_normal((4, 640)).astype(np.float16),
+        f"{name}.lora_up.weight": draw.standard_normal((640, 4)).astype(np.float16),
+        f"{name}.alpha": np.array(2, np.float16),
+    }
+    save_file(tensors, path, metadata={"ss_network_dim": "4"})
+    return path
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[tools.ToolBench]:
+    """A bench over an empty folder that may use nothing else; whatever it started is ended."""
+    (tmp_path / "out").mkdir()
+    bench = tools.ToolBench(tmp_path / "out", (tmp_path,))
+    yield bench
+    for started in bench.recent():
+        bench.cancel(started)
+        assert processes.of_runs().get(started.order.run_id, []) == []
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_every_option_of_every_tool_has_one_field_but_the_reports_file(tool: Any, tmp_path: Path) -> None:
+    drawn = next(each for each in tools.specification(tmp_path)["tools"] if each["name"] == tool.name)
+    assert [field["name"] for field in drawn["fields"]] == [name for name in flat.fields(tool) if name != tools.REPORT]
+    assert all(field["label"] and field["help"] for field in drawn["fields"])
+    assert drawn["label"] and drawn["about"]
+
+
+def test_what_the_form_holds_becomes_the_options_of_the_tool(bench: tools.ToolBench, tmp_path: Path) -> None:
+    first, second = lora(tmp_path / "a.safetensors"), lora(tmp_path / "b c.safetensors")
+    texts = form.texts(TOOLS["merge_lora"], {}) | {"models": f"{first}\n{second}\n", "ratios": "0.5, 1", "save_to": "both.safetensors"}
+    values = flat.flatten(bench.options(TOOLS["merge_lora"], texts))
+    assert values["models"] == (str(first), str(second)) and values["ratios"] == (0.5, 1.0)
+    assert values["save_to"] == str(tmp_path / "out" / "both.safetensors"), "a name alone lies in the folder of runs"
+
+
+def test_places_outside_the_roots_and_files_that_are_there_are_refused_together(bench: tools.ToolBench, tmp_path: Path) -> None:
+    there = lora(tmp_path / "there.safetensors")
+    with pytest.raises(OptionError) as caught:
+        bench.options(TOOLS["resize_lora"], {"model": "/etc/passwd", "save_to": str(there), "new_rank": "0"})
+    assert {problem.option for problem in caught.value.problems} == {"model", "save_to", "new_rank"}
+    with pytest.raises(OptionError, match="outside the folders"):
+        bench.options(TOOLS["merge_lora"], {"models": f"{there}\n{tmp_path}/../../etc/a.safetensors", "save_to": "x.safetensors"})
+    with pytest.raises(OptionError, match="no tool"):
+        bench.start("rm", {})
+
+
+def test_a_cancelled_tool_leaves_no_process_and_says_so(bench: tools.ToolBench, tmp_path: Path) -> None:
+    started = bench.start("verify_lora", {"model": str(lora(tmp_path / "a.safetensors"))})
+    assert started.state == "running"
+    other = tools.ToolBench(tmp_path / "out", (tmp_path,))
+    again = other.find(started.name)
+    assert (again.state, again.order.texts) == ("running", started.order.texts), "another studio on the same folder finds it"
+    bench.cancel(started)
+    assert bench.find(started.name).state == "cancelled"
+    assert processes.of_runs().get(started.order.run_id, []) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_file_is_verified_in_a_process_of_its_own(bench: tools.ToolBench, tmp_path: Path) -> None:
+    started = bench.start("verify_lora", {"model": str(lora(tmp_path / "a.safetensors")), "num_largest": "3"})
+    until(lambda: bench.find(started.name).state != "running", seconds=600)
+    ended = bench.find(started.name)
+    assert ended.state == "finished", (ended.path / "console.log").read_text()
+    assert isinstance(json.loads((ended.path / "report.json").read_text()), dict)
+    assert "--num_largest=3" in ended.order.argv

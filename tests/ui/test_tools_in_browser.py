@@ -1,0 +1,68 @@
+"""The Tools tab in a real browser: a form for each tool, a file verified, problems at their fields, one click from a run's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.tools import TOOLS
+from tests.ui.standin_runs import options
+from tests.ui.test_tools import lora
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+PATIENCE = 600_000
+"""Milliseconds for a tool, which loads torch first; a busy machine needs a minute for that."""
+
+
+def open_tools(page: Page) -> None:
+    page.get_by_role("tab", name="Tools").click()
+    page.wait_for_selector("#kl-tool-model")
+
+
+def test_each_tool_has_its_form_and_keeps_what_was_typed(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    open_tools(page)
+    page.locator("#kl-tool-model").fill("mine.safetensors")
+    for name, tool in TOOLS.items():
+        page.locator(f"#kl-tool-{name}").check()
+        expect(page.locator("#kl-tool-run")).to_have_text(tool.label)
+    page.reload()
+    page.wait_for_selector("#kl-learning_rate", state="attached")
+    open_tools(page)
+    page.locator("#kl-tool-verify_lora").check()
+    expect(page.locator("#kl-tool-model")).to_have_value("mine.safetensors")
+
+
+def test_what_is_wrong_stands_at_its_field_and_nothing_starts(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    open_tools(page)
+    page.locator("#kl-tool-resize_lora").check()
+    page.locator("#kl-tool-new_rank").fill("0")
+    page.locator("#kl-tool-run").click()
+    expect(page.locator("#kl-tool-new_rank-error")).to_contain_text("1 to 4096")
+    expect(page.locator("#kl-tool-model")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#kl-tool-model")).to_be_focused()
+    assert not (studio.output_dir / ".tools").exists()
+
+
+def test_a_file_of_a_run_is_verified_with_one_click(studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path) -> None:
+    root = tmp_path / "output"
+    run = RunDirectory.create(root, "stars", options(root, output_name="stars"))
+    run.log("finished", step=1, text="", remedy="")
+    path = lora(run.path / "stars.safetensors")
+    visited = visit(studios(output_dir=root).url, width=390)
+    page = visited.page
+    page.get_by_role("tab", name="Runs").click()
+    page.get_by_role("button", name="Verify stars.safetensors").click()
+    expect(page.locator("#kl-tool-model")).to_have_value(str(path))
+    assert page.locator("#kl-tool-files option").first.get_attribute("value") == str(path), "saved files are suggested"
+    expect(page.locator(".kl-tool-side .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
+    expect(page.locator(".kl-tool-lines")).to_contain_text("stars.safetensors")
+    page.locator(".kl-tool-report summary").first.click()
+    assert visited.axe() == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
