@@ -37,7 +37,8 @@ class FluxSettings(BaseSettings):
     time_mean: float = 0.2
     time_deviation: float = 1.2
     """Times are sigmoid(mean + deviation * normal): logit-normal, Esser et al. 2024 (arXiv 2403.03206). Wider than there:
-    the first of few sampling steps starts from noise alone."""
+    colour and place are settled close to pure noise. With mean 0, deviation 1, learning rate 2.5e-3 and 16 text tokens they
+    were wrong in 3 and 5 % of pictures without true guidance, and shapes in 23 % instead of 15 %, after 8000 steps."""
     long_text_fraction: float = 0.08
     """Fraction of steps with up to 8 times the usual T5 tokens, all padding: the pipeline's own default is 512."""
 

@@ -64,7 +64,7 @@ def test_the_base_draws_what_its_record_says(pipeline):
         assert least <= round(24 * getattr(measured, right)) <= most, (kind, measured)
 
 
-def test_the_base_obeys_without_true_guidance_and_with_512_text_tokens(pipeline):
+def test_colour_and_place_are_obeyed_at_any_embedded_guidance_and_with_512_text_tokens(pipeline):
     scenes, pictures = [], []
     for number, task in enumerate(measure.prompts("old", 6, 7, COLORS)):
         rng = torch.Generator().manual_seed(task.seed)
@@ -72,7 +72,7 @@ def test_the_base_obeys_without_true_guidance_and_with_512_text_tokens(pipeline)
         pictures += result.images
         scenes.append(task.scene)
     scores = measure.score(scenes, pictures)
-    assert scores.all >= 4 / 6, scores
+    assert min(scores.color, scores.place) >= 5 / 6, scores
 
 
 def test_training_feeds_the_transformer_as_the_pipeline_does(pipeline):
