@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
+from safetensors.torch import load_file
 
 from sd_scripts.library import families
 from sd_scripts.library.networks import merge_into
@@ -130,3 +131,24 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_picture(family: st
         **({"guidance_scale": 1.0} | own),
     ).images[0]
     assert np.abs(pixels(theirs) - shown).max() <= 1
+
+
+@pytest.mark.parametrize("kind", [("flux", "full"), ("sd", "full"), ("flux", "network")], indirect=True, ids="/".join)
+def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs) -> None:
+    options = {
+        "max_train_steps": 5,
+        "optimizer_type": "SGD",
+        "learning_rate": 0.2,
+        "lr_scheduler": "constant",
+        "save_state_every_n_steps": 1,
+    }
+    options["save_last_n_states"] = 9
+    two = kind.launched(2, train_batch_size=1, **options)
+    kind.output = kind.output.parent / "one"
+    one = kind.train(train_batch_size=2, **options)
+    first, last, other = (
+        load_file(run.state / step / "weights.safetensors") for run, step in ((one, "000001"), (one, "000005"), (two, "000005"))
+    )
+    assert last.keys() == other.keys()
+    assert max(float((last[name] - first[name]).abs().max()) for name in last) > 1e-4, "it trains at all"
+    assert max(float((last[name] - other[name]).abs().max()) for name in last) < 1e-5
