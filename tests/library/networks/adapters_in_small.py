@@ -49,7 +49,7 @@ def outputs(parts: Parts, seed: int = 2) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
     config = parts.backbone.config
     if isinstance(parts.backbone, FluxTransformer2DModel):
-        found = [_flux_output(parts, rng)]
+        found = [flux_output(parts, rng)]
     else:
         added = None
         if config.addition_embed_type == "text_time":
@@ -63,7 +63,8 @@ def outputs(parts: Parts, seed: int = 2) -> torch.Tensor:
     return torch.cat([values.flatten() for values in found])
 
 
-def _flux_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
+def flux_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
+    """What a FLUX transformer gives for random inputs."""
     config = parts.backbone.config
     return parts.backbone(
         hidden_states=torch.randn(2, 16, config.in_channels, generator=rng),

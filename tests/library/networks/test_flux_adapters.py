@@ -14,7 +14,7 @@ from sd_scripts.library.networks.maths import low_rank_update
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import FluxNetworkOptions
-from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, outputs, picture, render, shaken
+from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, flux_output, outputs, picture, render, shaken
 
 LAYOUTS = ("kohya", "diffusers", "comfyui")
 Q, K, V = (f"backbone.transformer_blocks.0.attn.to_{side}" for side in "qkv")
@@ -58,8 +58,20 @@ def test_layers_of_a_fused_target_share_one_down_matrix_that_everything_sees_onc
     assert shared.num_parameters() < single.num_parameters()
 
 
-def test_a_shared_matrix_gets_the_gradients_of_all_its_layers_and_survives_conversion(flux: Parts) -> None:
-    network = shaken(attached(flux, options_for()))
+def test_a_shared_matrix_gets_the_sum_of_the_gradients_of_its_layers(flux: Parts, flux_twin: Parts) -> None:
+    shared = shaken(attached(flux, transformer_only()))
+    apart = attached(flux_twin, transformer_only(split_qkv=True))
+    apart.set_adapters(shared.adapters())
+    for parts in (flux, flux_twin):
+        flux_output(parts, torch.Generator().manual_seed(5)).square().mean().backward()
+    got = shared.named_parameters()[f"{Q}.lora_A.weight"].grad
+    want = sum(apart.named_parameters()[f"{name}.lora_A.weight"].grad for name in (Q, K, V))
+    assert got.abs().max() > 0
+    assert torch.allclose(got, want, rtol=1e-4, atol=1e-6 * float(want.abs().max()))
+
+
+def test_a_shared_matrix_stays_shared_when_the_model_moves(flux: Parts) -> None:
+    network = attached(flux, transformer_only())
     flux.backbone.to(torch.float64).to(torch.float32)
     down = flux.backbone.get_submodule("transformer_blocks.0.attn.to_q").lora_A["default"].weight
     assert down is flux.backbone.get_submodule("transformer_blocks.0.attn.to_v").lora_A["default"].weight
