@@ -241,34 +241,42 @@ def _zeros(sheet: KohyaSheet, key: str) -> None:
 # --- previews -------------------------------------------------------------------------------------------------------
 
 
+_SAMPLERS = {"dpmsolver": "dpmsolver++", "dpmsingle": "dpmsolver++", "auto": "auto"} | {name: name for name in SAMPLERS}
+
+
+def _sampler_name(name: str) -> str:
+    """Our name of one of kohya's samplers; a name of its own stays, so that the schema explains it."""
+    short = name.strip().removeprefix("k_")
+    return _SAMPLERS.get(short, short)
+
+
 @rule("sample_prompts")
 def _prompts(sheet: KohyaSheet, key: str) -> None:
     text = str(sheet.value(key) or "")
     if is_empty(text):
         sheet.skip(key, "it is empty")
         return
+    known = set(prompts.FLAGS) - ({"ss"} if sheet.run.family == "flux" else {"g"})
     kept, dropped = [], []
     for line in text.splitlines():
         prompt, *flags = line.split(" --")
-        good = [flag for flag in flags if flag.split(" ")[0] in prompts.FLAGS]
-        dropped += [f"--{flag.split(' ')[0]}" for flag in flags if flag not in good]
-        kept.append(" --".join([prompt, *good]))
+        words = [flag.strip().partition(" ") for flag in flags]
+        dropped += [f"--{name}" for name, _, _ in words if name not in known]
+        good = [(name, _sampler_name(value) if name == "ss" else value.strip()) for name, _, value in words if name in known]
+        kept.append(" --".join([prompt.rstrip(), *(f"{name} {value}" for name, value in good)]))
     note = f"without {', '.join(sorted(set(dropped)))}, which this model does not have" if dropped else ""
-    sheet.take(key, key, "\n".join(kept) if dropped else text, note)
-
-
-_SAMPLERS = {"dpmsolver": "dpmsolver++", "dpmsingle": "dpmsolver++", "auto": "auto"} | {name: name for name in SAMPLERS}
+    sheet.take(key, key, "\n".join(kept) if any(" --" in line for line in text.splitlines()) else text, note)
 
 
 @rule("sample_sampler")
 def _sampler(sheet: KohyaSheet, key: str) -> None:
-    name = str(sheet.value(key) or "").removeprefix("k_")
+    name = str(sheet.value(key) or "")
     if is_empty(name):
         sheet.skip(key, "it is empty")
     elif key not in sheet.known:
         sheet.skip(key, "previews are made with the family's own sampler")
     else:
-        sheet.take(key, key, _SAMPLERS.get(name, name))
+        sheet.take(key, key, _sampler_name(name))
 
 
 # --- saving ---------------------------------------------------------------------------------------------------------

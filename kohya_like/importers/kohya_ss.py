@@ -77,10 +77,13 @@ def _imported(given: Mapping[str, object], name: str, page: bool) -> Imported:
 
 def fill(sheet: KohyaSheet, split: Mapping[str, list[str]]) -> None:
     """Writes the row of every key. split: what the keys that hold other settings were opened into."""
-    table = TABLE | ADAPTER if sheet.run.method == "network" else TABLE
+    adapter = sheet.run.method == "network"
+    table = TABLE | ADAPTER if adapter else TABLE
     for key in sheet.given:
         if key in split:
             _opened_row(sheet, key, split[key])
+        elif key in ADAPTER and not adapter:
+            sheet.skip(key, "it is a setting of adapters, and this run trains the model itself")
         else:
             table.get(key, KohyaSheet.plain)(sheet, key)
 

@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "presets").glob("*/*.toml"))
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three large pictures with captions, in kohya's layout."""
-    folder = tmp_path / "pictures" / "2_sks thing"
+    folder = tmp_path_factory.mktemp("presets") / "pictures" / "2_sks thing"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for number in range(3):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kohya_like import form, importers
 from kohya_like.importers import Imported, kohya_ss
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, prompts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS, FluxFull, FluxNetwork, RunOptions, SdFull, SdNetwork, SdxlFull, SdxlNetwork
 
@@ -433,10 +433,16 @@ def test_additional_parameters_and_network_args_are_opened_and_win() -> None:
 
 
 def test_prompts_keep_the_flags_that_this_program_has() -> None:
-    text = "a cat --w 512 --h 768 --d 1\na dog --cn mask.png --n bad --s 20"
+    text = "a cat --w 512 --h 768 --d 1 --g 3\na dog --cn mask.png --n bad --ss k_dpm_2"
     imported = lora(sample_prompts=text, sample_sampler="k_dpm_2")
-    assert imported.values["sample_prompts"] == "a cat --w 512 --h 768 --d 1\na dog --n bad --s 20"
-    assert "--cn" in row(imported, "sample_prompts")[1] and imported.values["sample_sampler"] == "dpm_2"
+    assert imported.values["sample_prompts"] == "a cat --w 512 --h 768 --d 1\na dog --n bad --ss dpm_2"
+    assert "--cn, --g" in row(imported, "sample_prompts")[1] and imported.values["sample_sampler"] == "dpm_2"
+    flux = lora("flux", sample_prompts=text, sample_sampler="k_dpm_2")
+    assert flux.values["sample_prompts"] == "a cat --w 512 --h 768 --d 1 --g 3\na dog --n bad"
+    for found in (imported, flux):
+        options = builds(found)
+        defaults = prompts.Defaults(options.samples, (512, 512), 8, 0)
+        assert [spec.prompt for spec in prompts.read_prompts(defaults)] == ["a cat", "a dog"]
 
 
 def test_what_is_off_is_not_needed_and_what_is_the_same_is_taken() -> None:
