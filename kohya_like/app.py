@@ -80,7 +80,7 @@ def own_routes(context: Context) -> list[Route]:
         content = form.script() if name == "form.js" else look.asset(name) if name in look.scripts() else None
         if content is None:
             return Response(status_code=404)
-        return Response(content, media_type="text/javascript", headers={"cache-control": "public, max-age=31536000, immutable"})
+        return look.served(content, request.headers.get("accept-encoding", ""))
 
     return [Route("/kl/assets/{name}", script), *live.routes(context.supervisor, context.token), *tools.routes(context)]
 

@@ -308,9 +308,8 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         except OptionError as err:
             return JSONResponse({"detail": str(err)}, 409)
 
-    def script_file(_request: Request) -> Response:
-        # Its address carries a digest of its content.
-        return Response(script(), media_type="text/javascript", headers={"cache-control": "public, max-age=31536000, immutable"})
+    def script_file(request: Request) -> Response:
+        return look.served(script(), request.headers.get("accept-encoding", ""))
 
     return [
         Route("/kl/assets/live/all.js", script_file),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from functools import cache
 from pathlib import Path
 
 import gradio as gr
+from starlette.responses import Response
 
 ASSETS = Path(__file__).resolve().parent / "assets"
 
@@ -101,6 +103,20 @@ def scripts() -> frozenset[str]:
 def style_sheet() -> str:
     """All style sheets of the assets folder as one text, in alphabetical order of their names."""
     return "\n".join(asset(path.name).decode() for path in sorted(ASSETS.glob("*.css")))
+
+
+@cache
+def _packed(content: bytes) -> bytes:
+    return gzip.compress(content)
+
+
+def served(content: bytes, accepted: str) -> Response:
+    """A script as the server answers with it: packed for a browser that says so, and kept by the browser, since its address changes with
+    it. accepted is the header accept-encoding."""
+    headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
+    if "gzip" in accepted:
+        content, headers = _packed(content), {**headers, "content-encoding": "gzip"}
+    return Response(content, media_type="text/javascript", headers=headers)
 
 
 def script_tag(name: str, content: bytes) -> str:

@@ -9,6 +9,17 @@
   const MAX_ROWS = 100;
   const WORDS = { running: "Running", finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Died" };
 
+  // Brings the tab to the front, fills the form of a tool and starts it: one click from a finished file to its check. The tab may not have
+  // been drawn yet.
+  let asked = null;
+  let attend = () => {};
+  window.kl.openTool = (name, texts) => {
+    asked = { name, texts };
+    const tab = [...document.querySelectorAll("[role=tab]")].find((each) => each.textContent.trim() === "Tools");
+    if (tab) tab.click();
+    attend();
+  };
+
   // ---- a report: whatever JSON a tool writes, as facts, tables and lists
 
   const words = (name) => name.replace(/_/g, " ").replace(/^./, (letter) => letter.toUpperCase());
@@ -310,15 +321,16 @@
       };
     }
 
-    // Fills the form of a tool, brings the tab to the front and starts it: one click from a finished file to its check.
-    window.kl.openTool = async (name, texts) => {
-      const tab = [...document.querySelectorAll("[role=tab]")].find((each) => each.textContent.trim() === "Tools");
-      if (tab) tab.click();
+    attend = async () => {
+      if (!asked) return;
       if (!known) await learn();
+      const { name, texts } = asked;
+      asked = null;
       Object.assign((drafts[name] = drafts[name] || {}), texts);
       choose(name);
       await start();
       view.root.scrollIntoView({ block: "nearest" });
     };
+    attend();
   };
 })();

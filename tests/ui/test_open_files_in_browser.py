@@ -21,6 +21,7 @@ KOHYA = {
     "train_data_dir": "/pictures/dog",
     "learning_rate": 0.0003,
     "network_dim": 24,
+    "network_alpha": 8,
     "max_resolution": "768,768",
     "xformers": "xformers",
     "optimizer": "AdamW8bit",
@@ -47,7 +48,7 @@ def test_a_kohya_configuration_that_is_dropped_fills_the_form_and_is_reported(st
     page = visited.page
     drop(page, "dog.json", json.dumps(KOHYA).encode())
     report = page.locator(".kl-import")
-    expect(report).to_contain_text("What became of dog.json")
+    expect(report.get_by_role("heading", name="What became of dog.json")).to_be_visible()
     expect(report).to_be_focused()
     expect(page.locator("#kl-learning_rate")).to_have_value("0.0003")
     expect(page.locator("#kl-network_dim")).to_have_value("24")

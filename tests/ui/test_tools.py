@@ -27,7 +27,7 @@ def lora(path: Path) -> Path:
         f"{name}.lora_up.weight": draw.standard_normal((640, 4)).astype(np.float16),
         f"{name}.alpha": np.array(2, np.float16),
     }
-    save_file(tensors, path, metadata={"ss_network_dim": "4"})
+    save_file(tensors, path, metadata={"ss_network_dim": "4", "ss_base_model_version": "sdxl_base_v1-0"})
     return path
 
 
