@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sd_scripts.schema.tools import TOOLS
+
 ROOT = Path(__file__).resolve().parent.parent
 TOP_LEVEL = (
     ["gui.py", "kohya_like", "sd_scripts", "presets", "tests", "docs", ".ci/run", "setup.sh", "setup.ps1"]
@@ -254,14 +256,25 @@ def shape(path: Path) -> str:
     return ast.dump(parsed)
 
 
-SCRIPTS = [path for path in PYTHON if path.parent == Path("sd_scripts") and "_train" in path.stem]
+SCRIPTS = {
+    "training": [path for path in PYTHON if path.parent == Path("sd_scripts") and "_train" in path.stem],
+    "tools": [path for path in PYTHON if path.parent == Path("sd_scripts/networks")],
+}
 
 
-def test_training_scripts_differ_in_their_strings_only():
-    assert Path("sd_scripts/sdxl_train_network.py") in SCRIPTS
-    first = shape(SCRIPTS[0])
-    assert [str(path) for path in SCRIPTS if shape(path) != first] == []
-    assert [str(path) for path in SCRIPTS if len(read(path).splitlines()) > 25] == []
+@pytest.mark.parametrize(
+    ("kind", "example"), [("training", "sd_scripts/sdxl_train_network.py"), ("tools", "sd_scripts/networks/merge_lora.py")]
+)
+def test_scripts_of_a_kind_differ_in_their_strings_only(kind: str, example: str):
+    scripts = SCRIPTS[kind]
+    assert Path(example) in scripts
+    first = shape(scripts[0])
+    assert [str(path) for path in scripts if shape(path) != first] == []
+    assert [str(path) for path in scripts if len(read(path).splitlines()) > 25] == []
+
+
+def test_every_tool_has_its_script_and_every_script_its_tool():
+    assert {Path("sd_scripts") / tool.script for tool in TOOLS.values()} == set(SCRIPTS["tools"])
 
 
 # --- requirements ---------------------------------------------------------------------------------------------------

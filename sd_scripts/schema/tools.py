@@ -128,7 +128,7 @@ class ExtractSection(Section):
     model_tuned: Annotated[str, Show(basic=True, kind="file")]
     """The model tuned from it, in any of these layouts."""
     save_to: Annotated[str, Show(basic=True, kind="file")]
-    """LoRA file to write."""
+    """The LoRA file to write (.safetensors); one that is there is replaced in one step."""
     dim: Annotated[Rank, Show(basic=True)] = 16
     """Largest rank of a layer."""
     conv_dim: Annotated[Rank | None, Show(basic=True)] = None
@@ -183,7 +183,7 @@ class ResizeSection(Section):
     model: Annotated[str, Show(basic=True, kind="file")]
     """LoRA file to change (lora or dora, names of any trainer)."""
     save_to: Annotated[str, Show(basic=True, kind="file")]
-    """LoRA file to write."""
+    """The LoRA file to write (.safetensors); one that is there is replaced in one step."""
     new_rank: Annotated[Rank, Show(basic=True)]
     """New rank; with a dynamic_method the largest rank of a layer."""
     new_conv_rank: Rank | None = None
@@ -225,7 +225,7 @@ class ConvertSection(Section):
     model: Annotated[str, Show(basic=True, kind="file")]
     """File to convert, of any trainer (kohya, diffusers, ComfyUI, ai-toolkit, OneTrainer, LyCORIS, peft)."""
     save_to: Annotated[str, Show(basic=True, kind="file")]
-    """File to write."""
+    """The file to write (.safetensors); one that is there is replaced in one step."""
     save_model_as: Annotated[AdapterLayout, Show(basic=True)] = "kohya"
     """Names in the new file; see docs/adapter-files.md. What has no common names (oft; loha and lokr under diffusers names) gets peft's."""
     save_precision: Literal["same", "float", "fp16", "bf16"] = "same"
@@ -258,7 +258,7 @@ class VerifySection(Section):
     title: ClassVar[str] = "Verify"
 
     model: Annotated[str, Show(basic=True, kind="file")]
-    """LoRA file to check."""
+    """The LoRA file to check; nothing is written."""
     base_model: Annotated[str | None, Show(kind="file")] = None
     """The model the file is for: a .safetensors file or a diffusers folder. None finds the family by the names in the file and takes the
     published model."""

@@ -20,6 +20,8 @@ _MAX_ITERATIONS = 12
 _SETTLED = 1e-6
 """The search for the largest singular values ends when an iteration adds less than this share of the energy."""
 _BLOCK_ROWS = 1024
+_BLOCK = 1 << 16
+"""Numbers that are added up at a time in float32."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,14 @@ def of_product(up: Tensor, down: Tensor) -> Singular:
 
 
 def squared_norm(matrix: Tensor) -> float:
-    """Squared Frobenius norm, added up in float64."""
-    return sum(float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2 for rows in matrix.split(_BLOCK_ROWS))
+    """Squared Frobenius norm: blocks are added up in float32, and their sums in float64."""
+    return sum(float(torch.linalg.vector_norm(block)) ** 2 for block in matrix.reshape(-1).split(_BLOCK))
+
+
+def squared_distance(a: Tensor, b: Tensor) -> float:
+    """Squared Frobenius norm of the difference of two tensors of one shape, without forming it."""
+    blocks = zip(a.reshape(-1).split(_BLOCK), b.reshape(-1).split(_BLOCK))
+    return sum(float(torch.linalg.vector_norm(left.float() - right.float())) ** 2 for left, right in blocks)
 
 
 def squared_error(matrix: Tensor, up: Tensor, down: Tensor) -> float:

@@ -18,7 +18,7 @@ from sd_scripts.library.loading.writing import folder_aside
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.maths import AdapterLayer, merged_weight
 from sd_scripts.library.tools.adapters import DTYPES, LABELS, AdapterFile, header_of_new, is_of_encoder, on_layers, open_adapter
-from sd_scripts.library.tools.low_rank import squared_norm
+from sd_scripts.library.tools.low_rank import squared_distance
 from sd_scripts.library.tools.models import Model, open_model, published, without_text_encoders
 from sd_scripts.library.tools.report import Report, size_text
 from sd_scripts.library.tools.tensor_files import Planned, Slot, TensorFile, rounded, write
@@ -29,7 +29,6 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_FP8)
 _WEIGHTS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".onnx", ".h5")
 _SPARE_BYTES = 1 << 26
-_BLOCK_ROWS = 1024
 
 
 @dataclass
@@ -42,13 +41,12 @@ class Tally:
 
     def add(self, old: Tensor, new: Tensor, layer: str) -> None:
         """Counts a layer's update."""
-        self.update += sum(squared_norm(b - a) for a, b in zip(old.split(_BLOCK_ROWS), new.split(_BLOCK_ROWS)))
+        self.update += squared_distance(old, new)
         self.layers.add(layer)
 
     def add_rounding(self, exact: Tensor, stored: Tensor) -> None:
         """Counts what rounding a tensor changes."""
-        rows = zip(exact.flatten().split(1 << 20), stored.flatten().split(1 << 20))
-        self.error += sum(squared_norm(a - b.float()) for a, b in rows)
+        self.error += squared_distance(exact, stored)
 
     @property
     def relative(self) -> float:

@@ -20,9 +20,7 @@ def section(**values: object) -> MergeSection:
     return MergeSection(**values)
 
 
-@pytest.mark.parametrize(
-    ("name", "where"), [("sd1", "folder"), ("sd2", "file"), ("sdxl", "file"), ("flux", "file"), ("flux", "folder")], ids="-".join
-)
+@pytest.mark.parametrize(("name", "where"), [("sd1", "folder"), ("sdxl", "file"), ("flux", "file"), ("flux", "folder")])
 def test_merging_on_disk_equals_merging_into_the_loaded_model(name: str, where: str, tmp_path: Path) -> None:
     parts = tiny(name)
     base = on_disk(name, parts, tmp_path)

@@ -1,0 +1,101 @@
+"""The tools as scripts: exit codes, sentences, reports, and that a cancelled one leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sd_scripts.library.tools import run
+from sd_scripts.schema.flat import build, fields, parse_tool, to_argv
+from sd_scripts.schema.tools import TOOLS
+
+SCRIPTS = Path(__file__).parents[2] / "sd_scripts"
+STEM = "lora_unet_double_blocks_0_img_attn_proj"
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> Path:
+    path = tmp_path / "lora.safetensors"
+    rng = torch.Generator().manual_seed(0)
+    tensors = {f"{STEM}.lora_up.weight": torch.randn(3072, 4, generator=rng), f"{STEM}.alpha": torch.tensor(4.0)}
+    save_file(tensors | {f"{STEM}.lora_down.weight": torch.randn(4, 3072, generator=rng)}, path)
+    return path
+
+
+def started(tool: str, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPTS / TOOLS[tool].script), *arguments]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_script_does_its_work_from_any_folder_and_writes_its_report(lora: Path, tmp_path: Path) -> None:
+    process = started(
+        "resize_lora", "--model", str(lora), "--save_to", "new.safetensors", "--new_rank", "2", "--report", "r.json", cwd=tmp_path
+    )
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "rank 4 to 2" in out and load_file(tmp_path / "new.safetensors")[f"{STEM}.lora_down.weight"].shape == (2, 3072)
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["layers"][STEM]["rank"] == 2
+
+
+def test_wrong_options_are_sentences_without_loading_anything(lora: Path, tmp_path: Path) -> None:
+    process = started("merge_lora", "--models", str(lora), "--sd_model", "x", "--ratios", "1", "2", "--save_to", "y", cwd=tmp_path)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert "use base_model" in err and "ratios has 2 numbers for 1 files" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
+    values = {name: "a.safetensors" for name, field in fields(TOOLS[tool]).items() if field.required and not field.many}
+    values |= {name: ["a.safetensors", "b.safetensors"] for name, field in fields(TOOLS[tool]).items() if field.required and field.many}
+    values |= {"new_rank": 4} if tool == "resize_lora" else {}
+    options = build(TOOLS[tool], values)
+    assert parse_tool(TOOLS[tool], to_argv(options)) == options
+    for field in fields(TOOLS[tool]).values():
+        assert len(field.help) > 20 and field.help.endswith((".", ")")), field.name
+
+
+def test_every_option_of_a_tool_is_read() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (SCRIPTS / "library" / "tools").glob("*.py"))
+    names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys"}
+    assert [name for name in sorted(names) if f".{name}" not in code] == []
+    assert ".keys_to_set" in code
+
+
+def test_a_broken_file_ends_with_1_and_a_missing_one_with_2(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = load_file(lora)
+    tensors[f"{STEM}.lora_up.weight"][0, 0] = float("nan")
+    save_file(tensors, lora)
+    assert run.start(parse_tool(TOOLS["verify_lora"], ["--model", str(lora)])) == 1
+    assert "BROKEN" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        run.main("edit_metadata", ["--model", str(lora.with_name("no.safetensors"))])
+    assert ended.value.code == 2 and "there is no file" in capsys.readouterr().err
+
+
+def test_a_cancelled_tool_leaves_nothing_behind(tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    tensors = {}
+    for block in range(19):
+        for part, rows in (("img_mod_lin", 18432), ("txt_mod_lin", 18432), ("img_mlp_0", 12288), ("txt_mlp_0", 12288)):
+            tensors[f"lora_unet_double_blocks_{block}_{part}.lora_down.weight"] = torch.randn(48, 3072, generator=rng).half()
+            tensors[f"lora_unet_double_blocks_{block}_{part}.lora_up.weight"] = torch.zeros(rows, 48).half()
+    save_file(tensors, tmp_path / "big.safetensors")
+    before = set(tmp_path.iterdir())
+    process = started("resize_lora", "--model", "big.safetensors", "--save_to", "new.safetensors", "--new_rank", "4", cwd=tmp_path)
+    while process.poll() is None and len(set(tmp_path.iterdir())) == len(before):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 130, err
+    assert "cancelled" in err and set(tmp_path.iterdir()) == before
