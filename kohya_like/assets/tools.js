@@ -248,10 +248,13 @@
       const name = run;
       const answer = await ask(`/kl/tools/run/${encodeURIComponent(name)}?console=${offset}`);
       if (name !== run) return;
+      const isNew = offset < 0;
       offset = answer.console.offset;
       const ended = state === "running" && answer.state !== "running";
       state = answer.state;
       view.update(answer, toolOf(answer.tool).label);
+      // On a narrow screen the result lies below the form.
+      if (isNew) view.root.scrollIntoView({ block: "nearest" });
       if (!ended) return;
       const fresh = await ask("/kl/tools");
       Object.assign(known, { files: fresh.files, runs: fresh.runs });

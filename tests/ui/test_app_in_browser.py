@@ -30,7 +30,7 @@ def print_command(page: Page) -> None:
 
 
 def show_preset(page: Page) -> None:
-    page.get_by_label("Preset", exact=True).select_option(label="Style")
+    page.get_by_label("Preset", exact=True).select_option(label="Style, 24 GB")
     page.wait_for_selector(".kl-preset table")
 
 

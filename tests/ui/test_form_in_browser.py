@@ -265,7 +265,7 @@ def test_a_preset_shows_what_it_changes_before_it_does(studio: Any, visit: Calla
     page = visit(studio.url).page
     page.locator("#kl-train_data_dir").fill("my/pictures")
     page.locator("#kl-pretrained_model_name_or_path").fill("base.safetensors")
-    page.get_by_label("Preset", exact=True).select_option(label="Style")
+    page.get_by_label("Preset", exact=True).select_option(label="Style, 24 GB")
     row = page.locator(".kl-preset tr", has_text="Learning rate")
     expect(row).to_contain_text("0.0001")
     expect(row).to_contain_text("5e-05")
