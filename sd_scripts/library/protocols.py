@@ -8,7 +8,7 @@ Shapes: B samples, C latent channels, h w latent sides, H W picture sides in pix
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, Protocol
@@ -94,6 +94,8 @@ class ModelFamily(Protocol):
     name: ClassVar[str]
     grid: ClassVar[int]
     """Picture sides are multiples of this, in pixels."""
+    separate_texts: ClassVar[bool]
+    """Whether each text encoder makes entries of its own, so that one can be trained while the other's stay cached."""
 
     def load(self, options: Any, device: torch.device, dtype: Dtypes) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
@@ -111,8 +113,12 @@ class ModelFamily(Protocol):
         """Pictures of scaled latents: (B, C, h, w) -> (B, 3, H, W) in [-1, 1], float32."""
         ...
 
-    def encode_prompts(self, parts: Parts, captions: Sequence[str]) -> list[Condition]:
-        """Text part of the condition of each caption, without gradient unless grad mode is on."""
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of the condition of each caption, without gradient unless grad mode is on.
+
+        encoders: names of text encoders, for only the entries that they make; None means all. Families whose encoders make one entry
+        together are never asked for less (separate_texts is False).
+        """
         ...
 
     def size_condition(self, geometry: Geometry) -> Condition:

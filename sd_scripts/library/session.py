@@ -23,7 +23,7 @@ from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
@@ -267,7 +267,7 @@ class Session:
             open_caches(options.dataset, plans.cache_folder(options.dataset, options.output.output_dir)),
             options.training.seed,
             num_steps=self.total_steps,
-            trains_text=options.network.train_text_encoder,
+            trained_encoders=trained_encoders(options, parts),
             rank=accelerator.process_index,
             world=accelerator.num_processes,
             barrier=accelerator.wait_for_everyone,
@@ -279,9 +279,8 @@ class Session:
         data.prepare(parts, self._cached)
         if options.dataset.cache_latents:
             parts.vae.to(CPU)
-        if not data.trains_text and options.dataset.cache_text_encoder_outputs:
-            for encoder in parts.text_encoders.values():
-                encoder.to(CPU)
+        for name in data.cached_encoders:
+            parts.text_encoders[name].to(CPU)
         parts.backbone.to(self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -556,6 +555,15 @@ def with_precision(options: RunOptions, device: torch.device) -> RunOptions:
     else:
         chosen = "no"
     return options.model_copy(update={"training": options.training.model_copy(update={"mixed_precision": chosen})})
+
+
+def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:
+    """Text encoders whose outputs change with every step: all, or for FLUX CLIP-L alone, or none."""
+    network = options.network
+    if not network.train_text_encoder:
+        return ()
+    frozen_t5 = isinstance(network, FluxNetworkOptions) and not network.train_t5xxl
+    return ("te1",) if frozen_t5 else tuple(sorted(parts.text_encoders))
 
 
 def base_facts(parts: Parts) -> BaseFacts:

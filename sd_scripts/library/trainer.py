@@ -56,9 +56,9 @@ class Network(Protocol):
 
 
 class Data(Protocol):
-    """Batches by number. trains_text: their conditions have no text part, because it changes with every step."""
+    """Batches by number. trained_encoders: text encoders whose part the conditions lack, because it changes with every step."""
 
-    trains_text: bool
+    trained_encoders: Sequence[str]
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch: ...
 
@@ -261,8 +261,9 @@ class Trainer:
 
     def _denoiser(self, batch: Batch) -> Denoiser:
         conditions = batch.conditions
-        if self.data.trains_text:
-            texts = self.family.encode_prompts(self.parts, batch.captions)
+        if self.data.trained_encoders:
+            live = self.data.trained_encoders if self.family.separate_texts else None
+            texts = self.family.encode_prompts(self.parts, batch.captions, live)
             conditions = [{**condition, **text} for condition, text in zip(conditions, texts, strict=True)]
         return Conditioned(self.family, self.parts, self.network, conditions)
 

@@ -122,7 +122,8 @@ class DatasetOptions(Section):
     cache_latents_to_disk: bool = True
     """Keep encoded pictures on disk for the next run; off keeps them in memory only."""
     cache_text_encoder_outputs: bool = True
-    """Encode every caption once; the text encoders then leave the device. Must be off when the text encoders are trained."""
+    """Encode every caption once; the text encoders then leave the device. Must be off when the text encoders are trained; FLUX may train
+    CLIP-L while T5's outputs stay cached."""
     cache_text_encoder_outputs_to_disk: bool = True
     """Keep encoded captions on disk for the next run; off keeps them in memory only."""
     cache_dir: Annotated[str | None, Show(kind="folder")] = None

@@ -231,7 +231,7 @@ class UNetFullOptions(FullOptions):
     """The weights of a Stable Diffusion model: UNet and text encoders."""
 
     train_unet: bool = True
-    """Train the UNet."""
+    """Train the denoising network, the UNet."""
     train_text_encoder: Annotated[bool, Show(basic=True)] = False
     """Train the text encoders as well. Needs cache_text_encoder_outputs off."""
     text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()

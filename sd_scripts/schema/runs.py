@@ -36,7 +36,8 @@ class RunOptions(Options):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
-        if self.network.train_text_encoder and self.dataset.cache_text_encoder_outputs:
+        t5_alone = isinstance(self.network, FluxNetworkOptions) and not self.network.train_t5xxl
+        if self.network.train_text_encoder and self.dataset.cache_text_encoder_outputs and not t5_alone:
             problems.append(
                 "train_text_encoder changes the text embeddings in every step, so cache_text_encoder_outputs must be off; "
                 "turn one of them off"

@@ -40,8 +40,16 @@ SQUARE = Geometry((64, 64), (0, 0), (64, 64))
 class MadeUp:
     """Batches that follow from their sample numbers, as those of the pipeline do."""
 
-    def __init__(self, parts: Any, batch: int, accumulation: int, trains_text: bool = False, spoiled: int | None = None) -> None:
-        self.parts, self.batch, self.accumulation, self.trains_text, self.spoiled = parts, batch, accumulation, trains_text, spoiled
+    def __init__(
+        self, parts: Any, batch: int, accumulation: int, trained_encoders: tuple[str, ...] = (), spoiled: int | None = None
+    ) -> None:
+        self.parts, self.batch, self.accumulation, self.trained_encoders, self.spoiled = (
+            parts,
+            batch,
+            accumulation,
+            trained_encoders,
+            spoiled,
+        )
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch:
         first = (step * self.accumulation + micro) * self.batch
@@ -51,7 +59,7 @@ class MadeUp:
             x0[numbers.index(self.spoiled)] = math.nan
         captions = [f"caption {number % 5}" for number in numbers]
         texts: list[dict[str, torch.Tensor]] = [{} for _ in numbers]
-        if not self.trains_text:
+        if not self.trained_encoders:
             with torch.no_grad():
                 texts = SDXL.encode_prompts(self.parts, captions)
         return Batch(

@@ -152,3 +152,18 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs) ->
     assert last.keys() == other.keys()
     assert max(float((last[name] - first[name]).abs().max()) for name in last) > 1e-4, "it trains at all"
     assert max(float((last[name] - other[name]).abs().max()) for name in last) < 1e-5
+
+
+def test_flux_trains_clip_while_the_texts_of_t5_come_from_the_cache(runs: Runs, tiny_bases: dict[str, Path]) -> None:
+    """The same weights as with both encoders at work in every step; only the cache is smaller by CLIP's part."""
+    runs.family, runs.base = "flux", tiny_bases["flux"]
+    options = {"max_train_steps": 4, "train_text_encoder": True, "learning_rate": 1e-2}
+    cached = runs.train(**options)
+    entries = list((runs.output / ".cache" / "text").rglob("*.safetensors"))
+    assert entries and all(list(load_file(path)) == ["t5"] for path in entries)
+    runs.output = runs.output.with_name("live")
+    live = runs.train(**options, no_cache_text_encoder_outputs=True)
+    assert not list((runs.output / ".cache" / "text").rglob("*.safetensors"))
+    first, second = (load_file(run.state / "000004" / "weights.safetensors") for run in (cached, live))
+    assert any(".te1." in name for name in first) and not any(".te3." in name for name in first)
+    assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-6

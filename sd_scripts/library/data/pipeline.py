@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -45,9 +45,10 @@ class _Ready:
 class DataPipeline:
     """Pictures and captions as batches; the same step gives the same batch, on any number of processes.
 
-    num_steps is the length of the run: it decides which texts are encoded in advance. trains_text leaves the text part of the
-    conditions to the trainer. With caches on disk each of `world` processes encodes its share and `barrier` waits for the others;
-    with caches in memory each encodes all. warn gets sentences for the log, also from background threads.
+    num_steps is the length of the run: it decides which texts are encoded in advance. What the trained text encoders make of a caption
+    is left to the trainer; the entries of the others are there, where the family has entries apart. With caches on disk each of `world`
+    processes encodes its share and `barrier` waits for the others; with caches in memory each encodes all. warn gets sentences for the
+    log, also from background threads.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class DataPipeline:
         seed: int,
         *,
         num_steps: int,
-        trains_text: bool = False,
+        trained_encoders: Collection[str] = (),
         rank: int = 0,
         world: int = 1,
         barrier: Callable[[], None] = lambda: None,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
         self.options, self.family, self.plan, self.cache, self.seed = options, family, plan, cache, seed
-        self.num_steps, self.trains_text, self.rank, self.world = num_steps, trains_text, rank, world
+        self.num_steps, self.trained_encoders, self.rank, self.world = num_steps, tuple(trained_encoders), rank, world
         self._barrier, self._warn = barrier, warn
         self._caption_rules = plan.caption_rules(num_steps)
         self._parts: Parts | None = None
@@ -96,7 +97,7 @@ class DataPipeline:
                 )
                 fill(job, self.cache.latents, self.cache.notes, self._warn, bars, self._num_readers())
                 self._barrier()
-            if self.options.cache_text_encoder_outputs and not self.trains_text:
+            if self.cached_encoders:
                 self._text_print = self._fingerprint_text(parts)
                 self._text_groups = in_groups(texts_of_run(self.plan, self.num_steps), self.options.text_encoder_batch_size)
                 texts = Job("text", self._share(self.cache.texts, self._text_groups), self._text_entry, list, self._encode_texts)
@@ -147,11 +148,25 @@ class DataPipeline:
         return entry_of(facts, text)
 
     def _fingerprint_text(self, parts: Parts) -> str:
-        names = sorted(parts.text_encoders)
+        names = self.cached_encoders
         return "".join(
             [fingerprint(*(parts.text_encoders[name] for name in names))]
-            + [tokenizer_fingerprint(parts.tokenizers[name]) for name in sorted(parts.tokenizers)]
+            + [tokenizer_fingerprint(parts.tokenizers[name]) for name in sorted(parts.tokenizers) if name not in self.trained_encoders]
+            + (list(names) if len(names) < len(parts.text_encoders) else [])
         )
+
+    @property
+    def untrained_encoders(self) -> tuple[str, ...]:
+        """Text encoders whose entries the conditions of a batch have: all, none, or those that are not trained."""
+        names = tuple(sorted(self._known_parts().text_encoders))
+        if not self.trained_encoders:
+            return names
+        return tuple(name for name in names if name not in self.trained_encoders) if self.family.separate_texts else ()
+
+    @property
+    def cached_encoders(self) -> tuple[str, ...]:
+        """Text encoders that nobody needs once the caches are full."""
+        return self.untrained_encoders if self.options.cache_text_encoder_outputs else ()
 
     def _see(self, views: Sequence[View]) -> tuple[Tensor, list[Seen]]:
         seen = [see(self.plan, self.seed, view) for view in views]
@@ -173,7 +188,7 @@ class DataPipeline:
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Condition]:
         with torch.no_grad():
-            return self.family.encode_prompts(self._known_parts(), texts)
+            return self.family.encode_prompts(self._known_parts(), texts, self.untrained_encoders if self.trained_encoders else None)
 
     def _known_parts(self) -> Parts:
         assert self._parts is not None, "prepare() comes before everything that needs an encoder"
@@ -190,7 +205,7 @@ class DataPipeline:
     def _load_place(self, place: Place) -> Batch | _Ready:
         """In a background thread: the whole batch, unless an encoder is needed, which belongs to the training thread."""
         ready = self._load(self.plan.micro_batch(*place))
-        return self._finish(ready) if ready.latents and (ready.texts or self.trains_text) else ready
+        return self._finish(ready) if ready.latents and (ready.texts or not self.untrained_encoders) else ready
 
     def _make(self, refs: list[SampleRef]) -> Batch:
         return self._finish(self._load(refs))
@@ -201,8 +216,7 @@ class DataPipeline:
         captions = [caption_of(self.plan, self._caption_rules, ref) for ref in refs]
         latents = [self._cached_latents(view) for view in views] if cached else []
         seen = [] if cached else [see(self.plan, self.seed, view) for view in views]
-        from_cache = self.options.cache_text_encoder_outputs and not self.trains_text
-        return _Ready(refs, views, captions, latents, seen, [self._cached_text(text) for text in captions] if from_cache else [])
+        return _Ready(refs, views, captions, latents, seen, [self._cached_text(text) for text in captions] if self.cached_encoders else [])
 
     def _finish(self, ready: _Ready) -> Batch:
         """Encodes what was not cached, in the calling thread, and puts the batch together."""
@@ -214,7 +228,7 @@ class DataPipeline:
             masks = [None if one.mask is None else mask_at(one.mask, (x0.shape[-2], x0.shape[-1])) for one in ready.seen]
         texts = ready.texts
         if not texts:
-            texts = [{} for _ in ready.refs] if self.trains_text else self._encode_texts(ready.captions)
+            texts = self._encode_texts(ready.captions) if self.untrained_encoders else [{} for _ in ready.refs]
         sizes = [self.family.size_condition(geometry_of(self.plan, view)) for view in ready.views]
         return Batch(
             x0=x0,

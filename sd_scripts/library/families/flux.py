@@ -6,7 +6,7 @@ D text width, P pooled width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,6 +38,7 @@ class Flux:
 
     name: ClassVar[str] = "flux"
     grid: ClassVar[int] = 16
+    separate_texts: ClassVar[bool] = True
 
     def load(self, options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
@@ -79,16 +80,22 @@ class Flux:
         """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
         return decode(parts.vae, latents)
 
-    def encode_prompts(self, parts: Parts, captions: Sequence[str]) -> list[Condition]:
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: t5 (L, D) and pooled (P,), in the encoders' precision.
 
         t5: T5's last hidden states, of t5xxl_max_token_length tokens with padding; with apply_t5_attn_mask of the caption's own tokens
-        alone, which then have not seen the padding either. pooled: CLIP-L's vector of the first 77 tokens. Runs with gradient when grad
-        mode is on.
+        alone, which then have not seen the padding either. pooled: CLIP-L's vector of the first 77 tokens. encoders te1 is pooled alone,
+        te3 t5 alone. Runs with gradient when grad mode is on.
         """
-        if not captions:
-            return []
-        pooled = _pooled(parts, captions)
+        conditions: list[Condition] = [{} for _ in captions]
+        if captions and (encoders is None or "te3" in encoders):
+            conditions = [{"t5": text} for text in self._t5(parts, captions)]
+        if captions and (encoders is None or "te1" in encoders):
+            conditions = [{**found, "pooled": vector} for found, vector in zip(conditions, _pooled(parts, captions), strict=True)]
+        return conditions
+
+    def _t5(self, parts: Parts, captions: Sequence[str]) -> list[Tensor]:
+        """T5's last hidden states of each caption, (L, D)."""
         encoder, tokenizer = parts.text_encoders["te3"], parts.tokenizers["te3"]
         masked = parts.settings["apply_t5_attn_mask"]
         tokens = tokenizer(
@@ -102,7 +109,7 @@ class Flux:
         mask = tokens.attention_mask.to(device) if masked else None
         states = encoder(tokens.input_ids.to(device), attention_mask=mask).last_hidden_state
         lengths = tokens.attention_mask.sum(dim=1).tolist() if masked else [states.shape[1]] * len(states)
-        return [{"t5": text[:length], "pooled": vector} for text, length, vector in zip(states, lengths, pooled, strict=True)]
+        return [text[:length] for text, length in zip(states, lengths, strict=True)]
 
     def size_condition(self, geometry: Geometry) -> Condition:
         """Nothing: FLUX is not told how a picture was cut."""

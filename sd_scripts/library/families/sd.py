@@ -5,7 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the pi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +33,7 @@ class Sd:
 
     name: ClassVar[str] = "sd"
     grid: ClassVar[int] = 8
+    separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
         """Loads all parts on `device`; backbone and text encoder in dtype. Raises OptionError with a sentence for what cannot be read."""
@@ -64,7 +65,7 @@ class Sd:
         """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
         return pictures.decode(parts.vae, latents)
 
-    def encode_prompts(self, parts: Parts, captions: Sequence[str]) -> list[Condition]:
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D), in the encoder's precision.
 
         The hidden states of the clip_skip-th last layer, by default the last, after the final layer norm. Longer captions than one chunk

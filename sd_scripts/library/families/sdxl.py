@@ -5,7 +5,7 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the pi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +32,7 @@ class Sdxl:
 
     name: ClassVar[str] = "sdxl"
     grid: ClassVar[int] = 8
+    separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdxlModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
         """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
@@ -62,7 +63,7 @@ class Sdxl:
         """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
         return pictures.decode(parts.vae, latents)
 
-    def encode_prompts(self, parts: Parts, captions: Sequence[str]) -> list[Condition]:
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D) and pooled (P,), in the encoders' precision.
 
         Both encoders' last but one hidden states side by side; pooled from encoder 2. Longer captions than one chunk are encoded chunk by

@@ -44,6 +44,7 @@ class SmallFamily:
 
     name: ClassVar[str] = "small"
     grid: ClassVar[int] = 8
+    separate_texts = False
 
     def __init__(self, batch_effect: float = 0.0) -> None:
         self.batch_effect = batch_effect
@@ -62,7 +63,7 @@ class SmallFamily:
         assert pixels.shape[-1] % 8 == 0 and pixels.shape[-2] % 8 == 0 and pixels.abs().max() <= 1
         return parts.vae(pixels).float() + self.batch_effect * pixels.mean()
 
-    def encode_prompts(self, parts: Parts, captions: Sequence[str]) -> list[Condition]:
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: object = None) -> list[Condition]:
         self.encoded_texts += len(captions)
         self.on_encode()
         length = 12

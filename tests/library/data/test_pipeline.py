@@ -162,7 +162,7 @@ def test_regularisation_pictures_carry_their_weight(options: DatasetOptions, roo
 
 def test_with_trained_text_encoders_the_text_is_left_to_the_trainer(options: DatasetOptions, root: Path) -> None:
     family = SmallFamily()
-    pipeline = ready(changed(options, cache_text_encoder_outputs=False), root, family, trains_text=True)
+    pipeline = ready(changed(options, cache_text_encoder_outputs=False), root, family, trained_encoders=("te1", "te2"))
     batch = pipeline.micro_batch(0, 0, 0)
     assert [condition.keys() for condition in batch.conditions] == [{"size"}, {"size"}] and all(batch.captions)
     assert family.encoded_texts == 0
