@@ -23,6 +23,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import FLAGS
 from sd_scripts.schema.rundir import LAST_WORDS
 from sd_scripts.schema.runs import SdxlNetwork
+from sd_scripts.schema.tools import TOOLS
 from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_text, prose, ticked
 
 OPTIONS = flat.fields(SdxlNetwork)
@@ -90,6 +91,9 @@ def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatc
         check_training(words, tmp_path)
     elif any(word in ("setup.sh", "setup.ps1") for word in words):
         check_setup(words)
+    elif tool := next((tool for tool in TOOLS.values() if words[1].endswith(tool.script)), None):
+        assert (ROOT / words[1]).is_file()
+        flat.parse_tool(tool, words[2:])
     else:
         files = {block.name for block in blocks("python")}
         assert words[0] == "ssh" or (words[0] == ".venv/bin/python" and words[1] in files)
@@ -117,6 +121,8 @@ def test_every_flag_in_a_document_exists(path):
     of_the_page = {action.dest for action in gui.parser()._actions}
     known = set(OPTIONS) | OWN_FLAGS | of_the_page | LAUNCHER_FLAGS | OTHER_FLAGS | set(FLAGS)
     known |= {f"no_{name}" for name, field in OPTIONS.items() if field.type is bool}
+    for tool in TOOLS.values():
+        known |= {f"{no}{name}" for name, field in flat.fields(tool).items() for no in (("", "no_") if field.type is bool else ("",))}
     assert set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", page_text(path))) - known == set()
 
 
