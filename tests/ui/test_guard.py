@@ -71,6 +71,8 @@ def test_our_own_routes_need_the_token(studio: Any) -> None:
     assert ask(studio, "/kl/runs")[0] == 401
     assert ask(studio, "/kl/runs", X_KL_Token="guess")[0] == 401
     assert ask(studio, "/kl/run/x/stop", "POST")[0] == 401
+    assert ask(studio, "/kl/tools")[0] == ask(studio, "/kl/tools/start", "POST")[0] == 401
+    assert ask(studio, "/kl/tools/run/x", X_KL_Token=token_of(studio))[0] == 404
     assert ask(studio, "/kl/runs", X_KL_Token=token_of(studio))[0] == 200
     assert ask(studio, "/kl/assets/form.js")[0] == 200
     for name in ("..%2fapp.py", "form.css", "%2e%2e/%2e%2e/gui.py", "nothing.js"):
