@@ -22,7 +22,7 @@ from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import FLAGS
 from sd_scripts.schema.rundir import LAST_WORDS
-from sd_scripts.schema.runs import SdxlNetwork
+from sd_scripts.schema.runs import RUNS, SdxlNetwork
 from sd_scripts.schema.tools import TOOLS
 from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_text, prose, ticked
 
@@ -50,7 +50,9 @@ def test_a_toml_file_in_a_document_is_valid(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = tomllib.loads(block.text)
     if "datasets" not in values:
-        flat.build(SdxlNetwork, NEEDED | flat.parse_toml(block.text, block.name))
+        given = flat.parse_toml(block.text, block.name)
+        run = next((run for run in RUNS.values() if given.keys() <= flat.fields(run).keys()), SdxlNetwork)
+        flat.build(run, NEEDED | given)
         return
     for folder in folders_of(block):
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -168,6 +170,7 @@ def test_every_name_of_code_in_a_document_is_in_the_code(path):
     elsewhere = {
         "metadata.jsonl",
         "load_lora_weights",
+        "from_single_file",
         "ACCELERATE_USE_CPU",
         "CUDA_VISIBLE_DEVICES",
         "HF_TOKEN",
@@ -240,9 +243,9 @@ def test_every_kind_of_event_is_documented_with_its_fields():
 
 def test_every_loss_time_density_and_optimizer_is_documented():
     training = page_text(ROOT / "docs" / "training.md")
-    for name in ("loss_type", "timestep_sampling", "prediction_type", "huber_schedule"):
-        missing = [choice for choice in OPTIONS[name].choices if choice != "auto" and f"`{choice}`" not in training]
-        assert missing == [], name
+    for name in ("loss_type", "timestep_sampling", "prediction_type", "huber_schedule", "weighting_scheme", "model_prediction_type"):
+        choices = {choice for run in RUNS.values() if name in flat.fields(run) for choice in flat.fields(run)[name].choices}
+        assert [choice for choice in sorted(choices) if choice != "auto" and f"`{choice}`" not in training] == [], name
     assert [name for name in OPTIONS["optimizer_type"].show.suggestions if f"`{name}`" not in training] == []
 
 

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from .dataset import DatasetOptions, SdDatasetOptions
 from .fields import Options, raise_all
-from .model import FluxModelOptions, ModelOptions, SdModelOptions, SdxlModelOptions
+from .model import FluxModelOptions, ModelOptions, SdModelOptions, SdxlModelOptions, UNetModelOptions
 from .network import FluxFullOptions, FluxNetworkOptions, NetworkOptions, SdxlFullOptions, UNetFullOptions, UNetNetworkOptions
 from .objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
 from .optimizer import OPTIMIZERS, FullOptimizerOptions, OptimizerOptions
@@ -60,6 +60,8 @@ class RunOptions(Options):
 
 class _UNetRun(RunOptions):
     """Rules of models on a noise schedule."""
+
+    model: UNetModelOptions
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:

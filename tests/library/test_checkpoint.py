@@ -33,7 +33,11 @@ from sd_scripts.schema.rundir import RunDirectory
 
 def checkpointer(folder: Path, total: int = 100, steps_per_epoch: int = 10, **options: Any) -> Checkpointer:
     return Checkpointer(
-        RunDirectory(folder), AdapterOutputOptions(**options), Identity("settings", "pictures", 1), lambda step: step // steps_per_epoch, total
+        RunDirectory(folder),
+        AdapterOutputOptions(**options),
+        Identity("settings", "pictures", 1),
+        lambda step: step // steps_per_epoch,
+        total,
     )
 
 

@@ -1,0 +1,146 @@
+"""Every family and method learns on its toy base: the toy presets are trained as they are, and pictures of the saved file are measured.
+
+Adapters, whole models, and DreamBooth with and without prior preservation. Bounds are those of single runs with room for other rounding.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from sd_scripts.library import families
+from sd_scripts.library.launch import main
+from sd_scripts.library.networks import merge_into
+from sd_scripts.library.protocols import ModelFamily, Parts, Preview
+from sd_scripts.schema import flat
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import FluxSampleOptions
+from sd_scripts.toy import measure, worlds
+from sd_scripts.toy.datasets import write_dataset
+
+PRESETS = Path(__file__).parents[2] / "presets"
+CPU = torch.device("cpu")
+NUM_PICTURES = 45
+SEED = 17
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A finished run and its model, before and after."""
+
+    options: RunOptions
+    run: RunDirectory
+    family: ModelFamily
+    before: Parts
+    after: Parts
+
+    def obedience(self, kind: measure.Kind, after: bool = True) -> measure.Scores:
+        tasks = measure.prompts(kind, NUM_PICTURES, SEED, worlds.colors_of(self.options.family))
+        return measure.obedience(self.render(after), tasks)
+
+    def share(self, prompt: str, after: bool = True) -> float:
+        return measure.subject_share(self.render(after), prompt, NUM_PICTURES, SEED)
+
+    def render(self, after: bool) -> measure.Render:
+        samples = self.options.samples
+        guidance = samples.sample_guidance_scale if isinstance(samples, FluxSampleOptions) else 3.5
+
+        def render(prompts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
+            made = [
+                Preview(prompt, "", width, height, seed, samples.sample_steps, samples.sample_cfg_scale, "auto", guidance)
+                for prompt, seed in zip(prompts, seeds, strict=True)
+            ]
+            return self.family.preview(self.after if after else self.before, made)
+
+        return render
+
+
+def learn(preset: str, folder: Path, **changes: object) -> Learned:
+    """Trains a preset in a process of its own, and loads the file that it saved."""
+    values = flat.read_toml(PRESETS / f"{preset}.toml")
+    run_type = flat.run_of(values)
+    options = flat.build(run_type, values | {"output_dir": str(folder), "sample_prompts": "", **changes})
+    os.environ["OMP_NUM_THREADS"] = "1"
+    process = multiprocessing.get_context("spawn").Process(target=main, args=(options.family, options.method, flat.to_argv(options)))
+    process.start()
+    process.join(1500)
+    assert process.exitcode == 0
+    (log,) = folder.glob("*/events.jsonl")
+    run, family = RunDirectory(log.parent), families.family(options.family)
+    file = run.path / f"{options.output.output_name}{options.output.ending}"
+    before, after = family.load(options.model, CPU, torch.float32), family.load(options.model, CPU, torch.float32)
+    if options.method == "network":
+        merge_into(after, file)
+    else:
+        beside = folder / "base"
+        family.save(before, beside, "diffusers", None, {})
+        (beside / file.name).write_bytes(file.read_bytes())
+        own = {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"} if options.family == "flux" else {}
+        model = {"pretrained_model_name_or_path": str(beside / file.name), **{name: str(beside / part) for name, part in own.items()}}
+        after = family.load(options.model.model_copy(update=model), CPU, torch.float32)
+    return Learned(options, run, family, before, after)
+
+
+def losses_fall(learned: Learned) -> bool:
+    losses = [event["loss"] for event in learned.run.events()[0] if event["kind"] == "step"]
+    quarter = len(losses) // 4
+    return sum(losses[-quarter:]) < 0.9 * sum(losses[:quarter])
+
+
+def color(scores: measure.Scores) -> float:
+    return scores.color
+
+
+def shape(scores: measure.Scores) -> float:
+    return scores.shape
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind", "right"),
+    [
+        ("sd_train_network/toy-teal", "teal", color),
+        ("sd_train/toy-finetune", "teal", color),
+        ("flux_train_network/toy-teal-flux", "teal", color),
+        ("flux_train/toy-finetune-flux", "teal", color),
+        ("sdxl_train/toy-finetune-sdxl", "star", shape),
+        pytest.param("sd_train_network/toy-star-sd", "star", shape, marks=pytest.mark.long),
+    ],
+)
+def test_a_new_word_is_learned_and_the_old_ones_stay(
+    preset: str, kind: measure.Kind, right: Callable[[measure.Scores], float], tmp_path: Path
+) -> None:
+    learned = learn(preset, tmp_path)
+    before, old_before = learned.obedience(kind, after=False), learned.obedience("old", after=False)
+    after, old_after = learned.obedience(kind), learned.obedience("old")
+    print(f"{preset}: {kind} {before} -> {after}; old {old_before} -> {old_after}")
+    assert right(before) < 0.1
+    assert right(after) >= 0.8, f"{after}"
+    assert right(old_after) >= right(old_before) - 0.15, f"{old_before} -> {old_after}"
+    assert losses_fall(learned)
+
+
+def test_prior_preservation_keeps_the_class_from_becoming_the_subject(tmp_path: Path) -> None:
+    """DreamBooth on one subject, the same steps with and without regularisation pictures (Ruiz et al. 2023, section 3.3)."""
+    data = write_dataset("subject", tmp_path / "data")
+    assert data.reg_data_dir is not None
+    preset = "sd_train/toy-dreambooth"
+    kept = learn(preset, tmp_path / "with")
+    drifted = learn(preset, tmp_path / "without", train_data_dir=str(data.train_data_dir))
+    figures = {
+        name: (learned.obedience("subject").color, learned.share("a circle"), learned.obedience("class").color)
+        for name, learned in (("with prior", kept), ("without", drifted))
+    }
+    print(f"subject, 'a circle' is the subject, class colour: {figures}; before: {kept.obedience('subject', after=False)}")
+    assert kept.obedience("subject", after=False).color < 0.1 and kept.share("a circle", after=False) < 0.1
+    subject, leaked, class_color = figures["with prior"]
+    assert subject >= 0.75 and leaked <= 0.4 and class_color >= 0.85, figures
+    assert figures["without"][0] >= 0.75, figures
+    assert figures["without"][1] >= leaked + 0.3 and figures["without"][2] <= class_color - 0.1, figures
