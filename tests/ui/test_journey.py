@@ -176,3 +176,33 @@ def test_a_person_without_a_mouse_starts_stops_and_resumes(place: Any, visit: Ca
     assert page.evaluate("document.activeElement.textContent") == "Stop"
     page.keyboard.press("Space")
     state(page, "Stopped")
+
+
+@pytest.mark.parametrize(
+    ("family", "way", "preset", "file"),
+    [
+        ("flux", "lora", "flux_train_network/toy-teal-flux", "toy-teal.safetensors"),
+        ("sd", "dreambooth", "sd_train/toy-dreambooth", "toy-dreambooth.safetensors"),
+    ],
+)
+def test_other_families_and_whole_models_are_trained_from_the_page(
+    family: str, way: str, preset: str, file: str, place: Any, visit: Callable[..., Any]
+) -> None:
+    """By clicks alone: family, way, preset, fewer steps, Start; then the finished run with its file and its previews."""
+    seen = visit(place.url)
+    page = seen.page
+    page.locator(f"#kl-family-{family}").check()
+    page.locator(f"#kl-way-{way}").check()
+    page.locator("#kl-preset").select_option(f"built:{preset.rpartition('/')[2]}")
+    page.get_by_role("button", name="Use this preset").click()
+    expect(page.locator("#kl-train_data_dir")).to_have_value(re.compile("^toy:"))
+    steps_field = page.locator("#kl-max_train_steps")
+    steps_field.fill("3")
+    page.locator("#kl-start").click()
+    expect(page.locator("#kl-live .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
+    assert seen.complaints.found == []
+    (run,) = place.output_dir.glob(f"*-{file.partition('.')[0]}")
+    assert (run / file).stat().st_size > 100_000
+    assert sorted(path.name[-13:-4] for path in (run / "samples").glob("*-00.png")) == ["000000-00", "000003-00"]
+    settings = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    assert settings["kohya_like"]["script"] == f"{preset.partition('/')[0]}.py" and settings["training"]["max_train_steps"] == 3
