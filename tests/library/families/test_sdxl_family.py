@@ -90,14 +90,14 @@ def test_latents_are_scaled_and_shifted_as_the_vae_says(parts):
         mean = parts.vae.encode(pixels).latent_dist.mean
         decoded = parts.vae.decode(mean).sample.clamp(-1, 1)
     assert_close(SDXL.encode_pictures(parts, pixels), mean * 0.13025)
-    assert_close(SDXL.decode(parts, mean * 0.13025), decoded, atol=1e-5, rtol=0)
+    assert_close(SDXL.decode(parts, mean * 0.13025), decoded, atol=5e-5, rtol=0)
     parts.vae.register_to_config(shift_factor=0.25)
     assert_close(SDXL.encode_pictures(parts, pixels), (mean - 0.25) * 0.13025)
-    assert_close(SDXL.decode(parts, (mean - 0.25) * 0.13025), decoded, atol=1e-5, rtol=0)
+    assert_close(SDXL.decode(parts, (mean - 0.25) * 0.13025), decoded, atol=5e-5, rtol=0)
     parts.vae.register_to_config(shift_factor=None, latents_mean=[0.1, 0.2, 0.3, 0.4], latents_std=[1.0, 2.0, 3.0, 4.0])
     expected = (mean - torch.tensor([0.1, 0.2, 0.3, 0.4]).view(1, 4, 1, 1)) * 0.13025 / torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1, 1)
     assert_close(SDXL.encode_pictures(parts, pixels), expected)
-    assert_close(SDXL.decode(parts, expected), decoded, atol=1e-5, rtol=0)
+    assert_close(SDXL.decode(parts, expected), decoded, atol=5e-5, rtol=0)
 
 
 def test_the_vae_keeps_its_precision_under_autocast(parts):
