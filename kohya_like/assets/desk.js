@@ -96,7 +96,13 @@
         make("button", { type: "button", class: "kl-quiet", text: "Not now", onclick: drop })));
     }
     watch("value", show);
-    onChange(list);
+    let drawnFor = run();
+    onChange(() => {
+      // What was said about a preset is about another kind of run.
+      if (run() !== drawnFor) view.replaceChildren();
+      drawnFor = run();
+      list();
+    });
     show();
   };
 

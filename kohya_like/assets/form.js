@@ -229,8 +229,8 @@
     }
   }
 
-  // The same option with other choices is another one.
-  const kindOf = (spec) => `${spec.name} ${spec.control} ${spec.choices || ""}`;
+  // The same option with other choices is another one, and so is a number with another default: an adapter's learning rate would ruin a model.
+  const kindOf = (spec) => `${spec.name} ${spec.control} ${spec.choices || ""} ${spec.control === "number" ? spec.default : ""}`;
 
   // ---- one control
 

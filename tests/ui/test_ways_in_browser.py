@@ -53,10 +53,13 @@ def test_typed_values_go_along_and_untouched_ones_take_the_other_kinds_default(s
     page.locator("#kl-learning_rate").fill("3e-6")
     page.get_by_role("button", name="Reset Max train steps").click()
     choose(page, family="flux", way="lora")
-    assert (value(page, "learning_rate"), value(page, "max_train_steps"), value(page, "resolution")) == ("3e-6", "1600", "1024")
+    assert (value(page, "learning_rate"), value(page, "max_train_steps"), value(page, "resolution")) == ("0.0001", "1600", "1024")
     choose(page, family="sdxl")
     assert value(page, "network_dim") == "64", "what only adapters have waited there"
-    expect(page.locator("#kl-learning_rate")).to_have_value("3e-6")
+    expect(page.locator("#kl-learning_rate")).to_have_value("0.0001")
+    choose(page, way="dreambooth")
+    assert value(page, "learning_rate") == "3e-6", "a rate for a whole model is none for an adapter, and waits"
+    choose(page, way="lora")
     page.reload()
     expect(page.locator("#kl-network_dim")).to_have_value("64")
 
