@@ -7,6 +7,7 @@ the original single-file layout, where one matrix may be several layers of diffu
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -160,7 +161,9 @@ class LayerNames(ABC):
                 matrices.setdefault(self._original[name], []).append((name, place))
         for path, members in matrices.items():
             members.sort(key=lambda member: member[1].rows)
-            shares = tuple(max(1, place.rows[1] - place.rows[0]) for _, place in members)
+            rows = [max(1, place.rows[1] - place.rows[0]) for _, place in members]
+            # In lowest terms, so that they hold for a smaller model of the same form too.
+            shares = tuple(count // math.gcd(*rows) for count in rows)
             target = Target(tuple(name for name, _ in members), shares, members[0][1].form == "swapped")
             self._paths["backbone"][flat(path)] = target
             if not target.is_plain:

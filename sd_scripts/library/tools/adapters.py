@@ -13,6 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from sd_scripts.library.loading.headers import LORA, read_header, what_is
+from sd_scripts.library.loading.source import find
+from sd_scripts.library.metadata import CONFIG
 from sd_scripts.library.networks.layer_names import Family, Names, Target
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
@@ -22,6 +24,7 @@ from sd_scripts.library.protocols import StateDict
 from sd_scripts.library.tools.models import Layers, open_model, published
 from sd_scripts.library.tools.tensor_files import HASHES, Slot, TensorFile, open_file, rounded
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.runs import RUNS
 
 DTYPES: dict[str, torch.dtype] = {
     "float": torch.float32,
@@ -140,11 +143,24 @@ def layers_for(file: TensorFile, base_model: str | None) -> tuple[Layers, bool]:
 
 def nearest_layers(file: TensorFile, base_model: str | None) -> tuple[Layers, bool]:
     """As layers_for, for a file that may have names of its own."""
-    if base_model is not None:
-        return open_model(base_model, "base_model").layers, True
+    base = base_model or _built_in_base(file)
+    if base is not None:
+        return open_model(base, "base_model").layers, True
     fits = {family: _fit(file, published(family)) for family in FAMILIES}
     best = max(fits, key=lambda family: fits[family])
     return published(best), fits[best][1] > 0
+
+
+def _built_in_base(file: TensorFile) -> str | None:
+    """The folder of the built-in model that a file was trained on, as its header says; None for any other."""
+    try:
+        settings = json.loads(file.metadata.get(CONFIG, "{}"))
+        is_toy, script = settings.get("pretrained_model_name_or_path") == "toy", settings.get("script")
+    except (ValueError, AttributeError):
+        return None
+    family = next((run.family for run in RUNS.values() if run.script == script), None)
+    folder = find("base_model", "toy", family).path if is_toy and family is not None else None
+    return None if folder is None else str(folder)
 
 
 def _fit(file: TensorFile, layers: Layers) -> tuple[int, int]:

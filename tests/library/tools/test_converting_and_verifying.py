@@ -10,9 +10,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.library.families.sdxl import Sdxl
+from sd_scripts.library.metadata import CONFIG
+from sd_scripts.library.safetensors_file import read_file, serialise
 from sd_scripts.library.tools.converting import convert
 from sd_scripts.library.tools.verifying import verify
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.model import SdxlModelOptions
 from sd_scripts.schema.tools import ConvertSection, VerifySection
 from tests.library.tools.tools_in_small import adapter, on_disk, tiny
 
@@ -137,3 +142,24 @@ def test_every_kind_is_checked_against_its_own_model(kind: str, tmp_path: Path) 
     assert not report.broken, report.text
     assert list(report.values["kinds"]) == [kind]
     report.write(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize("name", ["flux", "sd1"])
+def test_a_file_for_a_smaller_model_of_the_same_form_is_not_called_broken_for_its_size(name: str, tmp_path: Path) -> None:
+    """Fused matrices are taken apart by the proportions of their rows, which a smaller model shares."""
+    file = adapter(tiny(name), tmp_path / "a.safetensors", text=False)
+    report = verify(VerifySection(model=str(file)))
+    assert not report.broken, report.text
+    assert "give base_model to check the sizes" in report.text
+
+
+def test_a_file_trained_on_a_built_in_model_is_checked_against_that_model(tmp_path: Path) -> None:
+    """What the demo leaves behind, from the Runs tab: its header says which model it is for."""
+    parts = Sdxl().load(SdxlModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
+    file = adapter(parts, tmp_path / "a.safetensors", text=False)
+    assert verify(VerifySection(model=str(file))).broken, "without a header it looks like a file with odd names"
+    settings = json.dumps({"script": "sdxl_train_network.py", "pretrained_model_name_or_path": "toy"})
+    tensors, header = read_file(file)
+    write_atomically(file, serialise(tensors, header | {CONFIG: settings}))
+    report = verify(VerifySection(model=str(file)))
+    assert not report.broken and "base_model" not in report.text, report.text
