@@ -59,9 +59,11 @@ class RunOptions(Options):
 
 
 class _UNetRun(RunOptions):
-    """Rules of models on a noise schedule."""
+    """What models on a noise schedule have in common."""
 
     model: UNetModelOptions
+    objective: ObjectiveOptions = ObjectiveOptions()
+    samples: UNetSampleOptions = UNetSampleOptions()
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
@@ -70,102 +72,93 @@ class _UNetRun(RunOptions):
         return self
 
 
-class SdNetwork(_UNetRun):
+class _SdRun(_UNetRun):
+    family: ClassVar[str] = "sd"
+
+    model: SdModelOptions
+    dataset: SdDatasetOptions
+
+
+class SdNetwork(_SdRun):
     """LoRA and its relatives on Stable Diffusion 1.x and 2.x."""
 
-    family: ClassVar[str] = "sd"
     method: ClassVar[str] = "network"
     script: ClassVar[str] = "sd_train_network.py"
     label: ClassVar[str] = "SD 1.5 / 2.x LoRA"
 
-    model: SdModelOptions
-    dataset: SdDatasetOptions
     network: UNetNetworkOptions = UNetNetworkOptions()
-    objective: ObjectiveOptions = ObjectiveOptions()
-    samples: UNetSampleOptions = UNetSampleOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
-class SdFull(_UNetRun):
+class SdFull(_SdRun):
     """DreamBooth and fine-tuning of Stable Diffusion 1.x and 2.x."""
 
-    family: ClassVar[str] = "sd"
     method: ClassVar[str] = "full"
     script: ClassVar[str] = "sd_train.py"
     label: ClassVar[str] = "SD 1.5 / 2.x DreamBooth and fine-tuning"
 
-    model: SdModelOptions
-    dataset: SdDatasetOptions
     network: UNetFullOptions = UNetFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    objective: ObjectiveOptions = ObjectiveOptions()
-    samples: UNetSampleOptions = UNetSampleOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 
-class SdxlNetwork(_UNetRun):
+class _SdxlRun(_UNetRun):
+    family: ClassVar[str] = "sdxl"
+
+    model: SdxlModelOptions
+
+
+class SdxlNetwork(_SdxlRun):
     """LoRA and its relatives on SDXL."""
 
-    family: ClassVar[str] = "sdxl"
     method: ClassVar[str] = "network"
     script: ClassVar[str] = "sdxl_train_network.py"
     label: ClassVar[str] = "SDXL LoRA"
 
-    model: SdxlModelOptions
-    dataset: DatasetOptions
     network: UNetNetworkOptions = UNetNetworkOptions()
-    objective: ObjectiveOptions = ObjectiveOptions()
-    samples: UNetSampleOptions = UNetSampleOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
-class SdxlFull(_UNetRun):
+class SdxlFull(_SdxlRun):
     """DreamBooth and fine-tuning of SDXL."""
 
-    family: ClassVar[str] = "sdxl"
     method: ClassVar[str] = "full"
     script: ClassVar[str] = "sdxl_train.py"
     label: ClassVar[str] = "SDXL DreamBooth and fine-tuning"
 
-    model: SdxlModelOptions
-    dataset: DatasetOptions
     network: SdxlFullOptions = SdxlFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    objective: ObjectiveOptions = ObjectiveOptions()
-    samples: UNetSampleOptions = UNetSampleOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 
-class FluxNetwork(RunOptions):
+class _FluxRun(RunOptions):
+    family: ClassVar[str] = "flux"
+
+    model: FluxModelOptions
+    objective: FlowObjectiveOptions = FlowObjectiveOptions()
+    samples: FluxSampleOptions = FluxSampleOptions()
+
+
+class FluxNetwork(_FluxRun):
     """LoRA and its relatives on FLUX.1."""
 
-    family: ClassVar[str] = "flux"
     method: ClassVar[str] = "network"
     script: ClassVar[str] = "flux_train_network.py"
     label: ClassVar[str] = "FLUX LoRA"
 
-    model: FluxModelOptions
-    dataset: DatasetOptions
     network: FluxNetworkOptions = FluxNetworkOptions()
-    objective: FlowObjectiveOptions = FlowObjectiveOptions()
-    samples: FluxSampleOptions = FluxSampleOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
-class FluxFull(RunOptions):
+class FluxFull(_FluxRun):
     """DreamBooth and fine-tuning of FLUX.1."""
 
-    family: ClassVar[str] = "flux"
     method: ClassVar[str] = "full"
     script: ClassVar[str] = "flux_train.py"
     label: ClassVar[str] = "FLUX DreamBooth and fine-tuning"
 
-    model: FluxModelOptions
-    dataset: DatasetOptions
     network: FluxFullOptions = FluxFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
-    objective: FlowObjectiveOptions = FlowObjectiveOptions()
-    samples: FluxSampleOptions = FluxSampleOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 
