@@ -133,10 +133,6 @@ class ModelFamily(Protocol):
         """Names of the layers that get an adapter by default, by module name (backbone, te1, ...); conv adds 3x3 convolutions."""
         ...
 
-    def export_names(self, state: StateDict) -> StateDict:
-        """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1, te2)."""
-        ...
-
     def save(
         self,
         parts: Parts,

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from diffusers import FluxTransformer2DModel
-from PIL import Image
 from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.library import diffusion
-from sd_scripts.library.families.pictures import as_pictures, decode, encode_pictures, evaluating, place, quiet_transformers
+from sd_scripts.library.families.pictures import PictureFamily, evaluating, place, quiet_transformers
 from sd_scripts.library.families.samplers import scheduler_for
 from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.loading import flux as loading
-from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview, StateDict
+from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview
 from sd_scripts.schema.model import FluxModelOptions
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ TEXT_STEP = 64
 """Texts of a batch with padding hidden are padded to a multiple of this many tokens, so that few lengths occur."""
 
 
-class Flux:
+class Flux(PictureFamily):
     """The FLUX.1 family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "flux"
@@ -68,17 +67,6 @@ class Flux:
         for module in parts.modules().values():
             module.eval().requires_grad_(False)
         return parts
-
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, H/8, W/8) float32; the mean of the posterior.
-
-        Raises ValueError for sides off the grid.
-        """
-        return encode_pictures(parts.vae, pixels, self.grid)
-
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        return decode(parts.vae, latents)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: t5 (L, D) and pooled (P,), in the encoders' precision.
@@ -150,23 +138,9 @@ class Flux:
             targets[name] = _linear_layers(encoder, lambda path, inside=inside: inside in f".{path}")
         return targets
 
-    def export_names(self, state: StateDict) -> StateDict:
-        """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1, te3)."""
-        from sd_scripts.library.networks.names import kohya_keys
-
-        return kohya_keys("flux", state)
-
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes the model: safetensors is the transformer alone in the published layout, diffusers a folder with everything."""
         loading.save(parts, path, save_model_as, dtype, metadata)
-
-    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
-        """Renders pictures of equal size, steps, cfg_scale, guidance and sampler in one batch, each from noise of its own seed.
-
-        Leaves devices, train or eval mode and the global random state as they were. Raises OptionError for a sampler that cannot render
-        the model, ValueError for sides off the grid.
-        """
-        return as_pictures(self.render(parts, requests))
 
     @torch.no_grad()
     def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:

@@ -6,15 +6,17 @@ Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the pi
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.protocols import Parts, Preview
 
 
 def place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -48,6 +50,36 @@ def decode(vae: nn.Module, latents: Tensor) -> Tensor:
     with torch.autocast(device.type, enabled=False):
         pixels = vae.decode((latents / scale + shift).to(dtype)).sample
     return pixels.float().clamp(-1, 1)
+
+
+class PictureFamily(ABC):
+    """What the families with a VAE of 8 x 8 pixels have in common; see protocols.ModelFamily."""
+
+    grid: ClassVar[int]
+
+    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, H/8, W/8) float32; the mean of the posterior.
+
+        Raises ValueError for sides off the grid.
+        """
+        return encode_pictures(parts.vae, pixels, self.grid)
+
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
+        return decode(parts.vae, latents)
+
+    @torch.no_grad()
+    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
+        """Renders pictures of equal size, steps, cfg_scale, guidance and sampler in one batch, each from noise of its own seed.
+
+        Leaves devices, train or eval mode and the global random state as they were. Raises OptionError for a sampler that cannot render
+        the model, ValueError for sides off the grid.
+        """
+        return as_pictures(self.render(parts, requests))
+
+    @abstractmethod
+    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
+        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
 
 
 def _latent_scale(vae: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:

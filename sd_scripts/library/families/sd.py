@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from diffusers import UNet2DConditionModel
-from PIL import Image
 from torch import Tensor, nn
 from transformers import CLIPTextModel
 
 from sd_scripts.library.families import pictures, unet
 from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.loading import sd as loading
-from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview, StateDict
+from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview
 from sd_scripts.schema.model import SdModelOptions
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _SETTLED = {"steps_offset": 1, "clip_sample": False}
 """Entries of scheduler configurations that StableDiffusionPipeline takes for mistakes when they are anything else."""
 
 
-class Sd:
+class Sd(pictures.PictureFamily):
     """The Stable Diffusion 1.x and 2.x family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sd"
@@ -53,17 +52,6 @@ class Sd:
             }
         settings = {"max_token_length": 75, "weighted_captions": False, "clip_skip": None}
         return unet.tiny_parts(loading.spec_of(networks["backbone"]), networks, {"te1": tokenizer}, settings)
-
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, H/8, W/8) float32; the mean of the posterior.
-
-        Raises ValueError for sides off the grid.
-        """
-        return pictures.encode_pictures(parts.vae, pixels, self.grid)
-
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        return pictures.decode(parts.vae, latents)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D), in the encoder's precision.
@@ -93,25 +81,9 @@ class Sd:
         """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""
         return unet.adapter_targets(parts, conv)
 
-    def export_names(self, state: StateDict) -> StateDict:
-        """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1)."""
-        from sd_scripts.library.networks.names import kohya_keys
-
-        # Names of SD 1.x are those of 2.x, which has the longer text encoder.
-        return kohya_keys("sd2", state)
-
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes all networks, in dtype or as they are: `safetensors` is one file of the original layout, `diffusers` a folder."""
         loading.save(parts, path, save_model_as, dtype, metadata)
-
-    @torch.no_grad()
-    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
-        """Renders pictures of equal size, steps, cfg_scale and sampler in one batch, each from noise of its own seed.
-
-        Leaves devices, train or eval mode and the global random state as they were. Raises OptionError for a sampler that cannot render
-        the model, ValueError for sides off the grid.
-        """
-        return pictures.as_pictures(self.render(parts, requests))
 
     @torch.no_grad()
     def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from diffusers import UNet2DConditionModel
-from PIL import Image
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.library.families import pictures, unet
 from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.loading import sdxl as loading
-from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview, StateDict
+from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview
 from sd_scripts.schema.model import SdxlModelOptions
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 TEXT_ENCODERS = ("te1", "te2")
 
 
-class Sdxl:
+class Sdxl(pictures.PictureFamily):
     """The SDXL family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sdxl"
@@ -51,17 +50,6 @@ class Sdxl:
             }
         settings = {"max_token_length": 75, "weighted_captions": False, "force_zeros_for_empty_prompt": True}
         return unet.tiny_parts(loading.SPEC, networks, tokenizers, settings)
-
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, H/8, W/8) float32; the mean of the posterior.
-
-        Raises ValueError for sides off the grid.
-        """
-        return pictures.encode_pictures(parts.vae, pixels, self.grid)
-
-    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        return pictures.decode(parts.vae, latents)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D) and pooled (P,), in the encoders' precision.
@@ -90,24 +78,9 @@ class Sdxl:
         """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""
         return unet.adapter_targets(parts, conv)
 
-    def export_names(self, state: StateDict) -> StateDict:
-        """kohya names for adapter tensors named `<module>.<layer>.<rest>` (module: backbone, te1, te2)."""
-        from sd_scripts.library.networks.names import kohya_keys
-
-        return kohya_keys("sdxl", state)
-
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
         """Writes all networks, in dtype or as they are: `safetensors` is one file of the original layout, `diffusers` a folder."""
         loading.save(parts, path, save_model_as, dtype, metadata)
-
-    @torch.no_grad()
-    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
-        """Renders pictures of equal size, steps, cfg_scale and sampler in one batch, each from noise of its own seed.
-
-        Leaves devices, train or eval mode and the global random state as they were. Raises OptionError for a sampler that cannot render
-        the model, ValueError for sides off the grid.
-        """
-        return pictures.as_pictures(self.render(parts, requests))
 
     @torch.no_grad()
     def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
-from torch import Tensor, nn
+from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
-from sd_scripts.library.protocols import Parts, StateDict
+from sd_scripts.library.protocols import Parts
 
 from .flux_names import FluxNames
-from .layer_names import Family, LayerNames, Names, Target, adaptable_layers, layers_of, split_rest
+from .layer_names import Family, LayerNames, Names, Target, adaptable_layers, layers_of
 from .unet_names import UNetNames
 
-__all__ = ["Family", "Names", "Target", "kohya_keys", "names_for", "names_of"]
+__all__ = ["Family", "Names", "Target", "names_for", "names_of"]
 
 
 def names_of(parts: Parts) -> LayerNames:
@@ -86,22 +86,3 @@ def _unet_family(config: Mapping[str, Any]) -> Family:
     if config.get("addition_embed_type") == "text_time":
         return "sdxl"
     return "sd2" if config.get("use_linear_projection") else "sd1"
-
-
-def kohya_keys(family: Family, state: StateDict) -> StateDict:
-    """kohya keys for adapter tensors named `<module>.<layer>.<rest>`; what files need beyond names is done by `files.export`.
-
-    The rows of layers that are one matrix in kohya's layout stand one after the other; a down matrix that they share stands once.
-    """
-    names = names_for(family)
-    pieces: dict[str, dict[int, Tensor]] = {}
-    for key, tensor in state.items():
-        name, rest = split_rest(key)
-        target = names.fused(name)
-        shared = rest in ("lora_A.weight", "hada_w1_b", "hada_w2_b")
-        place = 0 if target is None or shared else target.layers.index(name)
-        pieces.setdefault(f"{names.to_kohya(name)}.{_KOHYA_REST.get(rest, rest)}", {})[place] = tensor
-    return {key: torch.cat([rows[place] for place in sorted(rows)]) if len(rows) > 1 else rows.popitem()[1] for key, rows in pieces.items()}
-
-
-_KOHYA_REST = {"lora_A.weight": "lora_down.weight", "lora_B.weight": "lora_up.weight"}

@@ -312,19 +312,3 @@ def test_the_full_size_networks_get_adapters_on_kohyas_layers():
     assert {name: len(layers) for name, layers in targets.items()} == {"backbone": 19 * 14 + 38 * 6, "te1": 72, "te3": 168}
     assert {layer.rsplit(".", 1)[-1] for layer in targets["te3"]} == {"q", "k", "v", "o", "wi_0", "wi_1", "wo"}
     assert FLUX.adapter_targets(full, conv=True) == targets
-
-
-def test_adapter_tensors_are_exported_under_kohyas_names():
-    tensor = torch.zeros(2, 3)
-    named = FLUX.export_names(
-        {
-            "backbone.transformer_blocks.3.ff_context.net.2.lora_A.weight": tensor,
-            "te1.encoder.layers.0.mlp.fc1.lora_B.weight": tensor,
-            "te3.encoder.block.5.layer.1.DenseReluDense.wi_0.lora_A.weight": tensor,
-        }
-    )
-    assert named.keys() == {
-        "lora_unet_double_blocks_3_txt_mlp_2.lora_down.weight",
-        "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_up.weight",
-        "lora_te3_encoder_block_5_layer_1_DenseReluDense_wi_0.lora_down.weight",
-    }

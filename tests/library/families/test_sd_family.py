@@ -165,14 +165,3 @@ def test_the_full_size_networks_get_adapters_on_kohyas_layers(spec, text_layers)
     full = replace(SD.tiny(), backbone=made["backbone"], text_encoders={"te1": made["te1"]})
     # kohya's numbers: 192 modules of the UNet with linear layers and 1x1 convolutions, 6 for each layer of the encoder.
     assert {name: len(layers) for name, layers in SD.adapter_targets(full, conv=False).items()} == {"backbone": 192, "te1": text_layers}
-
-
-def test_adapter_tensors_are_exported_under_kohyas_names():
-    tensor = torch.zeros(2, 3)
-    named = SD.export_names(
-        {"backbone.mid_block.attentions.0.proj_in.lora_A.weight": tensor, "te1.encoder.layers.0.mlp.fc1.lora_B.weight": tensor}
-    )
-    assert named.keys() == {
-        "lora_unet_mid_block_attentions_0_proj_in.lora_down.weight",
-        "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight",
-    }

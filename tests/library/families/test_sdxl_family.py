@@ -261,17 +261,6 @@ def test_preview_sides_off_the_grid_are_refused(parts):
         SDXL.preview(parts, [Preview("cat", width=60, height=64)])
 
 
-def test_adapter_tensors_are_exported_under_kohyas_names():
-    tensor = torch.zeros(2, 3)
-    named = SDXL.export_names(
-        {"backbone.mid_block.attentions.0.proj_in.lora_A.weight": tensor, "te1.encoder.layers.0.mlp.fc1.lora_B.weight": tensor}
-    )
-    assert named.keys() == {
-        "lora_unet_middle_block_1_proj_in.lora_down.weight",
-        "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_up.weight",
-    }
-
-
 def test_the_full_size_networks_get_adapters_on_kohyas_layers():
     with torch.device("meta"):
         made = {name: make(loading.SPEC, name, config, "", name) for name, config in shipped_configs(loading.SPEC)}

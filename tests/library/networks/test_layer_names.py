@@ -16,7 +16,7 @@ from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import attach, names_for, names_of
 from sd_scripts.library.networks.layouts import tensors_of
-from sd_scripts.library.networks.names import Target, kohya_keys
+from sd_scripts.library.networks.names import Target
 from sd_scripts.library.protocols import ModelFamily, Parts
 from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
 
@@ -275,17 +275,18 @@ def test_blocks_are_numbered_as_in_kohyas_block_lists(sdxl: Parts) -> None:
     assert transformer.block("backbone.x_embedder") is None
 
 
-def test_a_state_is_renamed_key_by_key() -> None:
-    state = {
-        "backbone.mid_block.attentions.0.proj_in.lora_A.weight": torch.zeros(1),
-        "te1.encoder.layers.0.mlp.fc1.lora_B.weight": torch.zeros(2),
-    }
-    assert sorted(kohya_keys("sdxl", state)) == [
-        "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_up.weight",
-        "lora_unet_middle_block_1_proj_in.lora_down.weight",
-    ]
-    block = "backbone.single_transformer_blocks.0"
-    up = {f"{block}.{layer}.lora_B.weight": torch.full((1, 1), value) for layer, value in (("proj_mlp", 3.0), ("attn.to_k", 1.0))}
-    joined = kohya_keys("flux", {**up, f"{block}.attn.to_q.lora_A.weight": torch.ones(1, 1)})
-    assert joined["lora_unet_single_blocks_0_linear1.lora_up.weight"].flatten().tolist() == [1.0, 3.0]
-    assert joined["lora_unet_single_blocks_0_linear1.lora_down.weight"].item() == 1.0
+@pytest.mark.parametrize(
+    ("family", "layer", "kohya"),
+    [
+        ("sdxl", "backbone.mid_block.attentions.0.proj_in", "lora_unet_middle_block_1_proj_in"),
+        ("sdxl", "te1.encoder.layers.0.mlp.fc1", "lora_te1_text_model_encoder_layers_0_mlp_fc1"),
+        ("sd2", "backbone.mid_block.attentions.0.proj_in", "lora_unet_mid_block_attentions_0_proj_in"),
+        ("sd2", "te1.encoder.layers.0.mlp.fc1", "lora_te_text_model_encoder_layers_0_mlp_fc1"),
+        ("flux", "backbone.transformer_blocks.3.ff_context.net.2", "lora_unet_double_blocks_3_txt_mlp_2"),
+        ("flux", "backbone.single_transformer_blocks.0.attn.to_q", "lora_unet_single_blocks_0_linear1"),
+        ("flux", "te1.encoder.layers.0.mlp.fc1", "lora_te1_text_model_encoder_layers_0_mlp_fc1"),
+        ("flux", "te3.encoder.block.5.layer.1.DenseReluDense.wi_0", "lora_te3_encoder_block_5_layer_1_DenseReluDense_wi_0"),
+    ],
+)
+def test_a_layer_has_the_name_that_kohyas_files_give_it(family: str, layer: str, kohya: str) -> None:
+    assert names_for(family).to_kohya(layer) == kohya
