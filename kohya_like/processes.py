@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,17 +17,18 @@ RUNNER = Path(__file__).with_name("runner.py")
 _ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 RUN_ID = "KOHYA_LIKE_RUN_ID"
 """Environment variable that every process of a run inherits. Ranks that torchrun puts into sessions of their own are found by it."""
+_lock = threading.Lock()
+_children: list[subprocess.Popen[bytes]] = []
+"""Started by this process and not collected yet: they live as long as they like, whoever started them and has gone since."""
 
 
-def start(
-    folder: Path, argv: list[str], run_id: str, console: Path, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
+def start(folder: Path, argv: list[str], run_id: str, console: Path, environment: Mapping[str, str] | None = None) -> int:
     """Starts a command under runner.py, in a session of its own that outlives the studio; exit.json in the folder will tell its end.
 
-    environment is added to the studio's own. Raises OSError.
+    environment is added to the studio's own. Gives the pid. Raises OSError.
     """
     with console.open("ab") as stream:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-P", str(RUNNER), str(folder), *argv],
             stdin=subprocess.DEVNULL,
             stdout=stream,
@@ -35,6 +37,15 @@ def start(
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
+    with _lock:
+        _children.append(child)
+    return child.pid
+
+
+def collect() -> None:
+    """Collects children that have ended, so that none stays as a zombie."""
+    with _lock:
+        _children[:] = [child for child in _children if child.poll() is None]
 
 
 def run_id_of(process: psutil.Process) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import threading
 import time
 import uuid
@@ -95,7 +94,6 @@ class JobSupervisor:
         self.root = root.resolve()
         self._command = command
         self._lock = threading.RLock()
-        self._children: list[subprocess.Popen[bytes]] = []
         self._known: dict[Path, tuple[tuple[float, ...], Job]] = {}
         self._watching: threading.Thread | None = None
         self._closed = threading.Event()
@@ -196,7 +194,7 @@ class JobSupervisor:
     def _start_queued(self) -> None:
         """Starts the oldest queued runs on the devices that are free."""
         with self._lock:
-            self._reap()
+            processes.collect()
             jobs = [self._adopted(job) for job in self._look()]
             queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: _queued_at(job.path))
             if not queued:
@@ -226,11 +224,10 @@ class JobSupervisor:
         try:
             argv = self._command(run.options(), path)
             devices_seen = {} if device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device}
-            child = processes.start(path, argv, record.run_id, run.console, devices_seen)
-            self._children.append(child)
-            process = processes.living(child.pid)
+            pid = processes.start(path, argv, record.run_id, run.console, devices_seen)
+            process = processes.living(pid)
             begun = 0.0 if process is None else processes.created(process)
-            _write_record(path, replace(record, pid=child.pid, create_time=begun, argv=tuple(argv), device=device))
+            _write_record(path, replace(record, pid=pid, create_time=begun, argv=tuple(argv), device=device))
         except (OptionError, OSError) as err:
             # The run is not lost: it stands in the list as failed, with this sentence.
             run.log("failed", step=0, text=str(err), remedy="")
@@ -252,16 +249,11 @@ class JobSupervisor:
         self._closed.set()
         if self._watching is not None:
             self._watching.join()
-        with self._lock:
-            self._reap()
+        processes.collect()
 
     def _watch(self) -> None:
         while not self._closed.wait(1.0):
             self._start_queued()
-
-    def _reap(self) -> None:
-        """Collects ended children, so that none stays as a zombie."""
-        self._children = [child for child in self._children if child.poll() is None]
 
     # Stopping
 
@@ -289,8 +281,7 @@ class JobSupervisor:
             now = self._job(job.path, _Living())
         if now.state == "running":
             self._end(now)
-        with self._lock:
-            self._reap()
+        processes.collect()
 
     def _end(self, job: Job) -> None:
         members = _Living().members(job.run_id, job.pid)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -81,8 +79,6 @@ class ToolBench:
     def __init__(self, output_dir: Path, roots: tuple[Path, ...]) -> None:
         self._output_dir = output_dir
         self._roots = roots
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._lock = threading.Lock()
 
     def options(self, tool: type[ToolOptions], texts: Mapping[str, Any]) -> ToolOptions:
         """The options that the form describes, with canonical paths. Raises OptionError with every problem.
@@ -130,11 +126,9 @@ class ToolBench:
         output = flat.flatten(options).get(OUTPUT)
         kept = {name: text for name, text in texts.items() if isinstance(text, str | bool)}
         order = Order(tool_name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""))
-        child = processes.start(path, argv, order.run_id, path / "console.log")
-        with self._lock:
-            self._children.append(child)
-        process = processes.living(child.pid)
-        _write(path, replace(order, pid=child.pid, create_time=processes.created(process) if process else 0.0))
+        pid = processes.start(path, argv, order.run_id, path / "console.log")
+        process = processes.living(pid)
+        _write(path, replace(order, pid=pid, create_time=processes.created(process) if process else 0.0))
         return self.find(path.name)
 
     def _new_folder(self, tool_name: str) -> Path:
@@ -155,9 +149,7 @@ class ToolBench:
         return self._all()[:MAX_LISTED]
 
     def _all(self) -> list[Started]:
-        with self._lock:
-            # Collects ended children, so that none stays as a zombie.
-            self._children = [child for child in self._children if child.poll() is None]
+        processes.collect()
         folder = self._output_dir / FOLDER
         names = sorted((path.name for path in folder.iterdir() if path.is_dir()), reverse=True) if folder.is_dir() else []
         found = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import save_file
 
@@ -78,6 +81,20 @@ def test_a_cancelled_tool_leaves_no_process_and_says_so(bench: tools.ToolBench, 
     bench.cancel(started)
     assert bench.find(started.name).state == "cancelled"
     assert processes.of_runs().get(started.order.run_id, []) == []
+
+
+def test_a_tool_outlives_the_bench_that_started_it_and_is_still_collected(bench: tools.ToolBench, tmp_path: Path) -> None:
+    first = tools.ToolBench(tmp_path / "out", (tmp_path,))
+    started = first.start("verify_lora", {"model": str(lora(tmp_path / "a.safetensors"))})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        del first
+        gc.collect()
+    assert [str(one.message) for one in said] == []
+    pid = bench.find(started.name).order.pid
+    bench.cancel(started)
+    bench.recent()
+    assert not psutil.pid_exists(pid), "collected, not left as a zombie"
 
 
 @pytest.mark.timeout(900)
