@@ -8,7 +8,7 @@ Shapes: B samples, C latent channels, h w latent sides, H W picture sides in pix
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, Protocol
@@ -55,6 +55,8 @@ class Parts:
     """What was loaded, for messages and metadata: a file name or hub id, never a folder path."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the family that encode_prompts needs, such as max_token_length; kept texts are of these settings."""
+    processor: Any | None = None
+    """What prepares control pictures for a text encoder that sees, in families that have one."""
     denoising: dict[str, Any] = field(default_factory=dict)
     """Settings of the family that denoise alone needs, such as guidance_scale."""
 
@@ -86,6 +88,12 @@ class Preview:
     sampler: str = "auto"
     guidance: float = 3.5
     """What an embedding of guidance is told, in models that have one."""
+    controls: tuple[Image.Image, ...] = ()
+    """Pictures to be edited, RGB, in models that edit."""
+
+
+OnStep = Callable[[int, int, Tensor], None]
+"""(step from 1, number of steps, latents (B, C, h, w) as they are by then); what it raises ends the rendering."""
 
 
 class ModelFamily(Protocol):
@@ -97,8 +105,11 @@ class ModelFamily(Protocol):
     separate_texts: ClassVar[bool]
     """Whether each text encoder makes entries of its own, so that one can be trained while the other's stay cached."""
 
-    def load(self, options: Any, device: torch.device, dtype: Dtypes) -> Parts:
-        """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
+    def load(self, options: Any, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read.
+
+        without names parts that nobody will run: they have their structure, on the meta device, and no weights are read for them.
+        """
         ...
 
     def tiny(self) -> Parts:
@@ -119,6 +130,10 @@ class ModelFamily(Protocol):
         encoders: names of text encoders, for only the entries that they make; None means all. Families whose encoders make one entry
         together are never asked for less (separate_texts is False).
         """
+        ...
+
+    def num_controls(self, parts: Parts) -> tuple[int, int]:
+        """Fewest and most control pictures that a sample has; (0, 0) for models that do not edit."""
         ...
 
     def size_condition(self, geometry: Geometry) -> Condition:
@@ -150,6 +165,22 @@ class ModelFamily(Protocol):
 
     def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
         """Renders pictures of equal size, steps, cfg_scale and sampler in one batch."""
+        ...
+
+
+class EditingFamily(ModelFamily, Protocol):
+    """A family whose models edit pictures; what it adds is asked of models with num_controls above 0."""
+
+    def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) at which a control picture of this size is given to the VAE."""
+        ...
+
+    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Text rows of instructions on the same control pictures, (3, H, W) in [-1, 1] each: those that all instructions share, (P, D),
+        and those of each instruction, (S, D).
+
+        A condition has both together under `text`, and the encoded control pictures under `control_0`, `control_1`, ...
+        """
         ...
 
 

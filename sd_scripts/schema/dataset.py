@@ -107,6 +107,8 @@ class DatasetOptions(Section):
     """Use a picture's alpha channel as its loss mask."""
     normalize_masked_loss: bool = False
     """Divide a masked loss by the mean of the mask, so that small masks count as much as large ones."""
+    masked_loss_outside_weight: Fraction = 0.0
+    """Weight in the loss of what a mask leaves black: 0 ignores it, 0.5 lets a region to be edited count twice as much as the rest."""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """What to do with pictures that cannot be read: stop before training, after listing all of them, or skip them with a warning."""
     validation_split: Annotated[Fraction, Field(lt=1)] = 0.0
@@ -158,8 +160,13 @@ class DatasetOptions(Section):
             )
         if self.masked_loss and self.conditioning_data_dir is None and not self.alpha_mask and self.dataset_config is None:
             problems.append("masked_loss needs masks: set conditioning_data_dir, or alpha_mask to use the pictures' alpha channel")
-        if (self.alpha_mask or self.conditioning_data_dir or self.normalize_masked_loss) and not self.masked_loss:
-            problems.append("alpha_mask, conditioning_data_dir and normalize_masked_loss have no effect without masked_loss; turn it on")
+        if (
+            self.alpha_mask or self.conditioning_data_dir or self.normalize_masked_loss or self.masked_loss_outside_weight
+        ) and not self.masked_loss:
+            problems.append(
+                "alpha_mask, conditioning_data_dir, normalize_masked_loss and masked_loss_outside_weight have no effect without "
+                "masked_loss; turn it on"
+            )
         if self.validation_split == 0 and (
             self.validate_every_n_steps is not None or self.max_validation_steps is not None or self.validation_seed is not None
         ):
@@ -176,3 +183,17 @@ class SdDatasetOptions(DatasetOptions):
     base, 768 for the larger 2.x."""
     max_bucket_reso: Annotated[Side, Show(unit="px")] = 1024
     """Longest side of a bucket."""
+
+
+class QwenImageDatasetOptions(DatasetOptions):
+    """Pairs of control and target pictures with instructions; for text to image, pictures with captions."""
+
+    train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:edit_border", "toy:edits"))] = None
+    """Folder with the training pairs: `target` with the edited pictures and their captions, `control` with the pictures before, under the
+    same names, and `control_1`, `control_2` for further ones. For text to image a folder of pictures. `toy:edit_border` draws a built-in
+    data set."""
+    control_data_dir: Annotated[tuple[str, ...], Show(kind="folder", basic=True)] = ()
+    """Folders with the control pictures, the first, second and third of each sample, under the names of the pictures in train_data_dir.
+    Empty takes the folders inside train_data_dir."""
+    bucket_reso_steps: Annotated[int, Field(ge=16, le=512), Show(unit="px")] = 32
+    """Bucket sides are multiples of this."""

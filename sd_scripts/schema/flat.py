@@ -100,6 +100,7 @@ class Invocation:
     options: RunOptions
     run_dir: Path | None
     dry_run: bool
+    cache_only: bool
     given: frozenset[str]
     """Flat names that came from the command line or the file, not from defaults."""
 
@@ -411,6 +412,7 @@ def parser(run: type[Options]) -> argparse.ArgumentParser:
     if issubclass(run, RunOptions):
         parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
         parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
+        parse.add_argument("--cache_only", action="store_true", help="encode pictures and captions into the cache, and stop")
         parse.add_argument(
             "--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts"
         )
@@ -443,7 +445,7 @@ def _split_bool_flags(run: type[Options], argv: Sequence[str]) -> list[str]:
 def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
     """Defaults < --config_file < flags. Raises OptionError with every problem at once; --help prints and leaves, as usual."""
     options, given, more = _parse(run, argv)
-    return Invocation(options, more["run_dir"], more["dry_run"], given)
+    return Invocation(options, more["run_dir"], more["dry_run"], more["cache_only"], given)
 
 
 def parse_tool(tool: type[O], argv: Sequence[str]) -> O:
@@ -455,7 +457,7 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], dict[s
     """Options, the names that were given, and the flags that are no options."""
     values, rest = parser(run).parse_known_args(_split_bool_flags(run, argv))
     given = dict(vars(values))
-    more: dict[str, Any] = {name: given.pop(name) for name in ("config_file", "run_dir", "dry_run") if name in given}
+    more: dict[str, Any] = {name: given.pop(name) for name in ("config_file", "run_dir", "dry_run", "cache_only") if name in given}
     problems: list[Problem] = []
     known = fields(run)
     after_unknown = False

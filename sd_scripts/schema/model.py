@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import NotNegative, Section, Show
+from .fields import NotNegative, Section, Show, Side, raise_all
 
 
 class ModelOptions(Section):
@@ -64,6 +65,46 @@ class SdModelOptions(UNetModelOptions):
     clip_skip: Annotated[int | None, Field(ge=1, le=12)] = None
     """Read the text encoder's N-th last layer, 1 is the last; 2 is usual for models made from anime pictures. None takes the model's own
     way. Use the same number when you make pictures."""
+
+
+class QwenImageModelOptions(ModelOptions):
+    """The Qwen-Image base model: the text-to-image model, or one of the editing models."""
+
+    model_version: Annotated[Literal["auto", "edit", "edit-2509", "edit-2511", "image"], Show(basic=True)] = "auto"
+    """Which Qwen-Image model it is: edit (one control picture), edit-2509 and edit-2511 (one to three), or image (text to image). auto
+    reads it from the model's folder; a single file does not say it and needs a choice."""
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE: a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The Qwen2.5-VL text encoder: a .safetensors file, a folder (with tokenizer and processor beside it, if it has them) or a hub id; None
+    takes the one that comes with the base model."""
+    max_token_length: Annotated[int, Field(ge=16, le=1024)] = 512
+    """Tokens of an instruction that are read, besides those of the control pictures."""
+    control_resolution: Annotated[Side | None, Show(unit="px")] = None
+    """Control pictures are given to the VAE at about the area of a square of this side, each in its own aspect ratio. None takes the
+    model's own, 1024; less saves memory and time. In training a control of the same aspect ratio as its target is cut as the target is, at
+    the target's size."""
+    transformer_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the frozen transformer in 8 bits, which halves its memory; the adapter is trained on top in full precision. qint8 is four to ten
+    times more exact than qfloat8."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+    vae_device: str | None = None
+    """Device of the VAE, such as cpu or cuda:1; None takes the training device."""
+    text_encoder_device: str | None = None
+    """Device of the text encoder, such as cpu or cuda:1; None takes the training device."""
+
+    @model_validator(mode="after")
+    def _devices_are_names(self) -> Self:
+        raise_all([problem for name in ("vae_device", "text_encoder_device") for problem in device_problems(name, getattr(self, name))])
+        return self
+
+
+def device_problems(option: str, name: str | None) -> list[str]:
+    """What is wrong with the name of a device; whether the machine has it is asked when it is used."""
+    if name is None or re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        return []
+    return [f"{option}: {name!r} is not a device; write cpu, cuda, cuda:0, cuda:1 ... or mps"]
 
 
 class FluxModelOptions(ModelOptions):

@@ -30,7 +30,11 @@ def _numbered(option: str, texts: tuple[str, ...], whole: bool) -> list[str]:
 
 
 class NetworkOptions(Section):
-    """The adapter (LoRA and its relatives) of any family."""
+    """The adapter (LoRA and its relatives) of any family.
+
+    Families say which networks may get one: fields train_unet, train_text_encoder, text_encoder_lr and loraplus_text_encoder_lr_ratio
+    where there is a choice, class variables of the same names where there is none.
+    """
 
     title: ClassVar[str] = "Network"
 
@@ -50,21 +54,12 @@ class NetworkOptions(Section):
     """Chance that a rank is left out for a step (loha and lokr)."""
     module_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
     """Chance that a whole adapter layer is left out for a step (loha, lokr and oft)."""
-    train_unet: bool = True
-    """Attach the adapter to the denoising network (UNet or transformer)."""
-    train_text_encoder: bool = False
-    """Attach the adapter to the text encoders as well. Needs cache_text_encoder_outputs off."""
     unet_lr: NotNegative | None = None
     """Learning rate of the adapter on the UNet or transformer; None takes learning_rate."""
-    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
-    """Learning rate of the text encoders' adapters, one number for all or one for each (SDXL: CLIP-L, CLIP-G; FLUX: CLIP-L, T5); 0 leaves
-    an encoder as it is; empty takes learning_rate."""
     loraplus_lr_ratio: Positive | None = None
     """LoRA+ (Hayou et al. 2024): the up matrices learn this many times faster than the down matrices; None means 1."""
     loraplus_unet_lr_ratio: Positive | None = None
     """LoRA+ ratio of the UNet or transformer only; None takes loraplus_lr_ratio."""
-    loraplus_text_encoder_lr_ratio: Positive | None = None
-    """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
     target_modules: tuple[str, ...] = ()
     """Regular expressions on module names of the diffusers model (for example `attn2\\.to_k`); only matching layers get an adapter. Empty
     means all the default ones."""
@@ -97,8 +92,6 @@ class NetworkOptions(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
-        if not self.train_unet and not self.train_text_encoder:
-            problems.append("train_unet and train_text_encoder are both off, so nothing would be trained; turn one on")
         if self.dim_from_weights and self.network_weights is None:
             problems.append("dim_from_weights needs a file in network_weights")
         if self.network_dropout and self.network_type not in ("lora", "dora"):
@@ -115,18 +108,49 @@ class NetworkOptions(Section):
             problems.append(f"lokr_factor and lokr_decompose_both are for network_type lokr, not {self.network_type}; remove them")
         if self.oft_block_size != 32 and self.network_type != "oft":
             problems.append(f"oft_block_size is for network_type oft, not {self.network_type}; remove it")
-        ratio = self.loraplus_lr_ratio or self.loraplus_unet_lr_ratio or self.loraplus_text_encoder_lr_ratio
-        if ratio is not None and self.network_type not in ("lora", "dora"):
+        if any(ratio is not None for ratio in self.loraplus_ratios) and self.network_type not in ("lora", "dora"):
             problems.append(f"the loraplus ratios work with network_type lora and dora, not {self.network_type}; remove them")
-        if self.text_encoder_lr and not self.train_text_encoder:
-            problems.append("text_encoder_lr is set but train_text_encoder is off; turn it on or remove text_encoder_lr")
         problems += _numbered("network_reg_dims", self.network_reg_dims, whole=True)
         problems += _numbered("network_reg_lrs", self.network_reg_lrs, whole=False)
         raise_all(problems)
         return self
 
+    @property
+    def loraplus_ratios(self) -> tuple[float | None, ...]:
+        """All LoRA+ ratios that can be set."""
+        return self.loraplus_lr_ratio, self.loraplus_unet_lr_ratio
 
-class UNetNetworkOptions(NetworkOptions):
+
+class TextNetworkOptions(NetworkOptions):
+    """The adapter of a family whose text encoders can have one, too."""
+
+    train_unet: bool = True
+    """Attach the adapter to the denoising network (UNet or transformer)."""
+    train_text_encoder: bool = False
+    """Attach the adapter to the text encoders as well. Needs cache_text_encoder_outputs off."""
+    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
+    """Learning rate of the text encoders' adapters, one number for all or one for each (SDXL: CLIP-L, CLIP-G; FLUX: CLIP-L, T5); 0 leaves
+    an encoder as it is; empty takes learning_rate."""
+    loraplus_text_encoder_lr_ratio: Positive | None = None
+    """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
+
+    @property
+    def loraplus_ratios(self) -> tuple[float | None, ...]:
+        """All LoRA+ ratios that can be set."""
+        return *super().loraplus_ratios, self.loraplus_text_encoder_lr_ratio
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        problems = []
+        if not self.train_unet and not self.train_text_encoder:
+            problems.append("train_unet and train_text_encoder are both off, so nothing would be trained; turn one on")
+        if self.text_encoder_lr and not self.train_text_encoder:
+            problems.append("text_encoder_lr is set but train_text_encoder is off; turn it on or remove text_encoder_lr")
+        raise_all(problems)
+        return self
+
+
+class UNetNetworkOptions(TextNetworkOptions):
     """The adapter on a UNet (Stable Diffusion, SDXL)."""
 
     conv_dim: Rank | None = None
@@ -165,7 +189,7 @@ class UNetNetworkOptions(NetworkOptions):
         return self
 
 
-class FluxNetworkOptions(NetworkOptions):
+class FluxNetworkOptions(TextNetworkOptions):
     """The adapter on a FLUX transformer."""
 
     train_t5xxl: bool = False
@@ -211,6 +235,25 @@ class FluxNetworkOptions(NetworkOptions):
             problems.append("train_double_block_indices has no effect with train_blocks = single; remove it")
         raise_all(problems)
         return self
+
+
+class TransformerNetworkOptions(NetworkOptions):
+    """The adapter of a family whose text encoder, a large language model, stays as it is."""
+
+    train_unet: ClassVar[bool] = True
+    train_text_encoder: ClassVar[bool] = False
+    text_encoder_lr: ClassVar[tuple[float, ...]] = ()
+    loraplus_text_encoder_lr_ratio: ClassVar[float | None] = None
+
+
+class QwenImageNetworkOptions(TransformerNetworkOptions):
+    """The adapter on a Qwen-Image transformer."""
+
+    lora_targets: Literal["image_attention", "attention", "all", "all_with_modulation"] = "all"
+    """Layers of each block that get an adapter: the picture's attention (240 layers in the full model), all attention (480), the MLPs as
+    well (720), or also the modulation (840), whose weights are a third of the model. target_modules, when given, chooses among all."""
+    train_block_indices: Indices = "all"
+    """Numbers of the transformer blocks that get an adapter: all, or such as 0-29,55."""
 
 
 class FullOptions(Section):

@@ -110,3 +110,15 @@ class FlowObjectiveOptions(RegressionOptions):
     weighting_scheme: Literal["none", "sigma_sqrt", "cosmap"] = "none"
     """Weight of a time in the loss: none, sigma_sqrt = 1/sigma^2, cosmap = 2/(pi (1 - 2 sigma + 2 sigma^2)) (Esser et al. 2024). kohya's
     scripts apply it with sigma_scaled only; here it always counts."""
+
+
+class QwenFlowObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of Qwen-Image."""
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "qwen_shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; qwen_shift = sigmoid shifted by the picture's size, as Qwen-Image is sampled; mode (mode_scale); sigma = uniform
+    shifted by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 2.2
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 2.2 is usual for
+    Qwen-Image."""

@@ -6,14 +6,22 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from .dataset import DatasetOptions, SdDatasetOptions
+from .dataset import DatasetOptions, QwenImageDatasetOptions, SdDatasetOptions
 from .fields import Options, raise_all
-from .model import FluxModelOptions, ModelOptions, SdModelOptions, SdxlModelOptions, UNetModelOptions
-from .network import FluxFullOptions, FluxNetworkOptions, NetworkOptions, SdxlFullOptions, UNetFullOptions, UNetNetworkOptions
-from .objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+from .model import FluxModelOptions, ModelOptions, QwenImageModelOptions, SdModelOptions, SdxlModelOptions, UNetModelOptions
+from .network import (
+    FluxFullOptions,
+    FluxNetworkOptions,
+    NetworkOptions,
+    QwenImageNetworkOptions,
+    SdxlFullOptions,
+    UNetFullOptions,
+    UNetNetworkOptions,
+)
+from .objective import FlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions, RegressionOptions
 from .optimizer import OPTIMIZERS, FullOptimizerOptions, OptimizerOptions
 from .output import AdapterOutputOptions, ModelOutputOptions, OutputOptions
-from .samples import FluxSampleOptions, SampleOptions, UNetSampleOptions
+from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions
 from .training import TrainingOptions
 
 
@@ -162,7 +170,23 @@ class FluxFull(_FluxRun):
     output: ModelOutputOptions = ModelOutputOptions()
 
 
+class QwenImageNetwork(RunOptions):
+    """LoRA and its relatives on Qwen-Image and Qwen-Image-Edit."""
+
+    family: ClassVar[str] = "qwen_edit"
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "qwen_image_train_network.py"
+    label: ClassVar[str] = "Qwen-Image-Edit LoRA"
+
+    model: QwenImageModelOptions
+    dataset: QwenImageDatasetOptions
+    network: QwenImageNetworkOptions = QwenImageNetworkOptions()
+    objective: QwenFlowObjectiveOptions = QwenFlowObjectiveOptions()
+    samples: QwenImageSampleOptions = QwenImageSampleOptions()
+    output: AdapterOutputOptions = AdapterOutputOptions()
+
+
 RUNS: dict[tuple[str, str], type[RunOptions]] = {
-    (run.family, run.method): run for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull)
+    (run.family, run.method): run for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull, QwenImageNetwork)
 }
 """Kinds of runs by (family, method)."""

@@ -19,7 +19,7 @@ class SampleOptions(Section):
 
     sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
     """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
-    (negative) --ss (sampler) --g (FLUX: embedded guidance). Empty makes no previews."""
+    (negative) --ss (sampler) --g (FLUX: embedded guidance) --ci (Qwen-Image-Edit: control picture). Empty makes no previews."""
     sample_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
     """Render the prompts every this many steps; None renders with each save."""
     sample_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
@@ -52,3 +52,15 @@ class FluxSampleOptions(SampleOptions):
     """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
     sample_guidance_scale: NotNegative = 3.5
     """Guidance that dev's embedding is told in a preview without --g; no effect on schnell."""
+
+
+class QwenImageSampleOptions(SampleOptions):
+    """Previews of a Qwen-Image model, with its own flow-matching sampler.
+
+    An instruction without --ci edits the control pictures of the training pairs in turn.
+    """
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Denoising steps of a preview without --s."""
+    sample_cfg_scale: NotNegative = 4.0
+    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""

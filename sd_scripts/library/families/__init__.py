@@ -11,6 +11,7 @@ FAMILIES: dict[str, str] = {
     "sd": "sd_scripts.library.families.sd:Sd",
     "sdxl": "sd_scripts.library.families.sdxl:Sdxl",
     "flux": "sd_scripts.library.families.flux:Flux",
+    "qwen_edit": "sd_scripts.library.families.qwen_edit:QwenEdit",
 }
 """Import path of each family's class by the family's name."""
 

@@ -64,6 +64,10 @@ class PictureFamily(ABC):
         """
         return encode_pictures(parts.vae, pixels, self.grid)
 
+    def num_controls(self, parts: Parts) -> tuple[int, int]:
+        """None: most families make pictures from text alone."""
+        return 0, 0
+
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
         """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
         return decode(parts.vae, latents)
