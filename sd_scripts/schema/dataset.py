@@ -192,7 +192,7 @@ class QwenImageDatasetOptions(DatasetOptions):
     """Folder with the training pairs: `target` with the edited pictures and their captions, `control` with the pictures before, under the
     same names, and `control_1`, `control_2` for further ones. For text to image a folder of pictures. `toy:edit_border` draws a built-in
     data set."""
-    control_data_dir: Annotated[tuple[str, ...], Show(kind="folder", basic=True)] = ()
+    control_data_dir: Annotated[tuple[str, ...], Show(kind="folder")] = ()
     """Folders with the control pictures, the first, second and third of each sample, under the names of the pictures in train_data_dir.
     Empty takes the folders inside train_data_dir."""
     bucket_reso_steps: Annotated[int, Field(ge=16, le=512), Show(unit="px")] = 32

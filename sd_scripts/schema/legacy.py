@@ -209,6 +209,14 @@ SPECIAL: dict[tuple[str, str, str], tuple[Kind, str]] = {
     ("clip_skip", "flux", ""): ("not supported", "FLUX always reads the last layer of its text encoders. Remove it"),
     ("mem_eff_save", "", "full"): ("not needed", "a model is written tensor by tensor"),
     ("max_token_length", "flux", ""): ("not needed", "FLUX has t5xxl_max_token_length"),
+    ("dit", "qwen_edit", ""): ("renamed", "pretrained_model_name_or_path"),
+    ("edit", "qwen_edit", ""): ("renamed", "model_version = edit"),
+    ("edit_plus", "qwen_edit", ""): ("renamed", "model_version = edit-2509"),
+    ("fp8_base", "qwen_edit", ""): ("renamed", "transformer_quantization = qint8 (or qfloat8)"),
+    ("fp8_scaled", "qwen_edit", ""): ("renamed", "transformer_quantization = qint8 (or qfloat8)"),
+    ("fp8_vl", "qwen_edit", ""): ("renamed", "text_encoder_quantization = qint8 (or qfloat8)"),
+    ("clip_skip", "qwen_edit", ""): ("not supported", "Qwen-Image always reads the last layer of its text encoder. Remove it"),
+    ("train_text_encoder", "qwen_edit", ""): ("not supported", "the text encoder, a language model, stays as it is. Remove it"),
 }
 """Verdicts that hold for one kind of run, by (name, family, method); an empty family or method stands for all. They win over the others."""
 

@@ -70,7 +70,7 @@ class SdModelOptions(UNetModelOptions):
 class QwenImageModelOptions(ModelOptions):
     """The Qwen-Image base model: the text-to-image model, or one of the editing models."""
 
-    model_version: Annotated[Literal["auto", "edit", "edit-2509", "edit-2511", "image"], Show(basic=True)] = "auto"
+    model_version: Literal["auto", "edit", "edit-2509", "edit-2511", "image"] = "auto"
     """Which Qwen-Image model it is: edit (one control picture), edit-2509 and edit-2511 (one to three), or image (text to image). auto
     reads it from the model's folder; a single file does not say it and needs a choice."""
     vae: Annotated[str | None, Show(kind="file")] = None

@@ -118,6 +118,7 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
         "masked_loss": {"alpha_mask": True},
         "alpha_mask": {"masked_loss": True},
         "conditioning_data_dir": {"masked_loss": True},
+        "masked_loss_outside_weight": {"masked_loss": True, "alpha_mask": True},
         "normalize_masked_loss": {"masked_loss": True, "alpha_mask": True},
         "validation_seed": {"validation_split": 0.1},
         "validate_every_n_steps": {"validation_split": 0.1},
@@ -151,6 +152,9 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
         "block_lr": tuple(number * 1e-6 for number in range(23)),
         "train_double_block_indices": "0-3,5",
         "train_single_block_indices": "none",
+        "train_block_indices": "0-3,5",
+        "vae_device": "cuda:1",
+        "text_encoder_device": "cpu",
     }
     field = fields(run)[name]
     value = special[name] if name in special else example(field)
@@ -275,7 +279,7 @@ def test_every_field_has_help_and_names_are_unique(run: type[RunOptions]) -> Non
 def test_no_legacy_name_is_an_option_and_each_has_advice() -> None:
     known = {name for run in RUNS.values() for name in fields(run)}
     # Options of some families, which the others explain.
-    own = {"clip_skip", "block_lr", "train_blocks"}
+    own = {"clip_skip", "block_lr", "train_blocks", "model_version", "text_encoder"}
     for table in (legacy.RENAMED, legacy.NOT_NEEDED, legacy.UNSUPPORTED):
         for name in table:
             assert name not in known - own, name
