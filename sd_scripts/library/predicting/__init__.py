@@ -1,0 +1,1 @@
+"""Prediction beyond one picture: requests and events, the worker of the studio and its twin inside one process."""
