@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError, Problem
-from .samples import SAMPLERS, FluxSampleOptions, SampleOptions, UNetSampleOptions
+from .samples import SAMPLERS, FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions
 
 OPTION = "sample_prompts"
 FLAGS = {
@@ -23,9 +23,18 @@ FLAGS = {
     "n": "negative_prompt",
     "ss": "sample_sampler",
     "g": "guidance_scale",
+    "ci": "control_image",
 }
 """kohya's flags in a line of text, and the keys of the same meaning in TOML and JSON."""
-_ONLY = {"ss": (UNetSampleOptions, "FLUX has one sampler, its own"), "g": (FluxSampleOptions, "only FLUX has an embedding of guidance")}
+REPEATED = ("control_image",)
+"""Keys whose flag may stand several times in a line; in TOML and JSON they take a list as well."""
+MAX_CONTROLS = 3
+"""Control pictures that the models with the most of them take."""
+_ONLY = {
+    "ss": (UNetSampleOptions, "which has one sampler, its own"),
+    "g": (FluxSampleOptions, "only FLUX has an embedding of guidance"),
+    "ci": (QwenImageSampleOptions, "only Qwen-Image-Edit has control pictures"),
+}
 """Flags that mean something to some families only: their sample options, and what to tell the others."""
 _OTHER_MODELS = {
     "cn": "control image",
@@ -50,6 +59,8 @@ class PromptSpec:
     sampler: str
     guidance: float = 3.5
     """What an embedding of guidance is told; only FLUX looks at it."""
+    controls: tuple[str, ...] = ()
+    """Files of the pictures to be edited, in their order."""
 
 
 def flags_of(options: SampleOptions | type[SampleOptions]) -> dict[str, str]:
@@ -143,6 +154,8 @@ def _take_flag(values: dict[str, Any], known: Mapping[str, str], name: str, valu
         problems.append(_problem(f"{where}: --{name} means nothing to this model, {_ONLY[name][1]}; remove it"))
     elif name not in known:
         problems.append(_problem(f"{where}: there is no flag --{name}; known are {', '.join(f'--{flag}' for flag in known)}"))
+    elif FLAGS[name] in REPEATED:
+        values[FLAGS[name]] = [*values.get(FLAGS[name], []), value]
     elif FLAGS[name] in values:
         problems.append(_problem(f"{where}: --{name} stands twice; keep one"))
     else:
@@ -229,10 +242,26 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
     sampler = values.get("sample_sampler", options.sample_sampler if isinstance(options, UNetSampleOptions) else "auto")
     if sampler not in ("auto", *SAMPLERS):
         problems.append(_problem(f"{where}: {_named('sample_sampler')} {sampler!r} is not one of auto, {', '.join(SAMPLERS)}"))
+    controls = _controls(values, where, problems)
     if len(problems) > before:
         return None
     negative = values.get("negative_prompt", options.sample_negative_prompt)
-    return PromptSpec(values["prompt"], negative, width, height, seed, steps, scale, sampler, guidance)
+    return PromptSpec(values["prompt"], negative, width, height, seed, steps, scale, sampler, guidance, controls)
+
+
+def _controls(values: Mapping[str, Any], where: str, problems: list[Problem]) -> tuple[str, ...]:
+    """Files of the control pictures, as they were written."""
+    value = values.get("control_image", [])
+    files = [value] if isinstance(value, str) else value
+    if not isinstance(files, list) or not all(isinstance(file, str) and file for file in files):
+        problems.append(_problem(f"{where}: {_named('control_image')} {value!r} is neither the path of a picture nor a list of paths"))
+        return ()
+    if len(files) > MAX_CONTROLS:
+        problems.append(_problem(f"{where}: {len(files)} control pictures; a model takes {MAX_CONTROLS} at most"))
+    problems += [
+        _problem(f"{where}: {_named('control_image')} there is no file {file}") for file in files if not Path(file).expanduser().is_file()
+    ]
+    return tuple(files)
 
 
 def _named(key: str) -> str:

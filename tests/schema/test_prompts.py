@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
-from sd_scripts.schema.samples import FluxSampleOptions, UNetSampleOptions
+from sd_scripts.schema.samples import FluxSampleOptions, QwenImageSampleOptions, UNetSampleOptions
 
 
 def read(text: str, grid: int = 8, resolution: tuple[int, int] = (1024, 768), seed: int = 7, **options: object) -> list[PromptSpec]:
@@ -137,5 +137,64 @@ def test_flux_prompts_have_guidance_and_no_sampler() -> None:
     cat, dog = read_prompts(Defaults(options, (1024, 1024), 16, 0))
     assert (cat.guidance, cat.cfg_scale, cat.sampler) == (2.5, 1.5, "auto")
     assert (dog.guidance, dog.cfg_scale, dog.steps) == (3.5, 1.0, 20)
-    with pytest.raises(OptionError, match="--ss means nothing to this model, FLUX has one sampler"):
+    with pytest.raises(OptionError, match="--ss means nothing to this model, which has one sampler"):
         read_prompts(Defaults(FluxSampleOptions(sample_prompts="a cat --ss euler"), (1024, 1024), 16, 0))
+
+
+def qwen(text: str) -> list[PromptSpec]:
+    return read_prompts(Defaults(QwenImageSampleOptions(sample_prompts=text), (512, 512), 16, 0))
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> list[Path]:
+    files = [tmp_path / f"control {index}.png" for index in range(4)]
+    for file in files:
+        file.write_bytes(b"")
+    return files
+
+
+def test_control_pictures_are_flags_that_may_stand_several_times(control: list[Path]) -> None:
+    first, second, third = qwen(f"make it red --ci {control[0]} --d 4 --ci {control[1]}\nmake it blue --ci {control[2]}\nplain --l 1")
+    assert first.controls == (str(control[0]), str(control[1])) and first.seed == 4 and first.prompt == "make it red"
+    assert second.controls == (str(control[2]),) and third.controls == ()
+    assert (third.steps, third.cfg_scale, first.cfg_scale) == (20, 1.0, 4.0)
+
+
+def test_control_pictures_in_files_are_a_path_or_a_list(tmp_path: Path, control: list[Path]) -> None:
+    listed, toml = tmp_path / "p.json", tmp_path / "p.toml"
+    listed.write_text(
+        json.dumps(
+            [{"prompt": "a", "control_image": str(control[0])}, {"prompt": "b", "control_image": [str(file) for file in control[:3]]}]
+        )
+    )
+    one, other = qwen(str(listed))
+    assert one.controls == (str(control[0]),) and other.controls == tuple(str(file) for file in control[:3])
+    toml.write_text(f'[prompt]\ncontrol_image = "{control[1]}"\n[[prompt.subset]]\nprompt = "a"\n[[prompt.subset]]\nprompt = "b"')
+    assert [spec.controls for spec in qwen(str(toml))] == [(str(control[1]),)] * 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ('{"control_image": 3}', "control_image (--ci) 3 is neither the path of a picture nor a list of paths"),
+        ('{"control_image": [3]}', "control_image (--ci) [3] is neither the path of a picture nor a list of paths"),
+        ('{"control_image": "no/such.png"}', "control_image (--ci) there is no file no/such.png"),
+    ],
+)
+def test_a_wrong_control_picture_is_a_sentence(entry: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(f'[{entry[:-1]}, "prompt": "a"}}]')
+    with pytest.raises(OptionError) as caught:
+        qwen(str(tmp_path / "p.json"))
+    assert words in str(caught.value)
+
+
+def test_too_many_or_unknown_control_pictures_are_named(control: list[Path]) -> None:
+    with pytest.raises(OptionError) as caught:
+        qwen("a" + "".join(f" --ci {file}" for file in control) + "\nb --ci nowhere.png\nc --ci")
+    words = str(caught.value)
+    assert (
+        "line 1: 4 control pictures; a model takes 3 at most" in words
+        and "line 2: control_image (--ci) there is no file nowhere.png" in words
+    )
+    assert "line 3: control_image (--ci) [''] is neither" in words
+    assert "--ci means nothing to this model, only Qwen-Image-Edit has control pictures" in problems("a --ci b.png")
