@@ -36,8 +36,8 @@ Every event has `event`, and `id` where it belongs to a request. Each predict re
 * `{"event": "started", "id", "size": [1024, 768], "seeds": [7], "steps": 40, "pictures": 2, "variants": ["base", "my lora"]}`: checked and
   under way. `pictures` counts over all variants.
 * `{"event": "step", "id", "step": 3, "steps": 40, "variant": 0, "done": 0, "pictures": 2, "seconds": 1.2,
-  "preview": "data:image/jpeg;..."}`: one step more of the batch at hand. `done`: pictures that are finished. `seconds`: since the start of the request. `preview`: a
-  thumbnail of what the picture will be, or null.
+  "preview": "data:image/jpeg;..."}`: one step more of the picture at hand. `done`: pictures that are finished. `seconds`: since the start
+  of the request. `preview`: a thumbnail of what the picture will be, or null.
 * `{"event": "picture", "id", "file": "/…/1.png", "seed": 7, "variant": 0, "index": 0, "width": 1024, "height": 768}`: a picture is written.
 * `{"event": "warning", "id", "text"}`: something is less than was asked for.
 * `{"event": "done", "id", "files": [...], "seeds": [...], "variants": [{"label", "lora", "lora_weight", "files": [...]}], "grid": null,
