@@ -95,4 +95,5 @@ def _digest(options: RunOptions) -> str:
     """A name for everything that the pictures depend on, apart from their number."""
     request = _request(options, 1, 0)
     model = options.model.model_dump(mode="json")
-    return hashlib.sha256(json.dumps([model, vars(request)], sort_keys=True).encode()).hexdigest()[:12]
+    asked = {name: value for name, value in vars(request).items() if name != "controls"}
+    return hashlib.sha256(json.dumps([model, asked], sort_keys=True).encode()).hexdigest()[:12]

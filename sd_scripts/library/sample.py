@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,8 +13,10 @@ import torch
 from PIL import Image, PngImagePlugin
 from tqdm import tqdm
 
+from sd_scripts.dataset.images import BadImage, decode
+from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
-from sd_scripts.schema.prompts import PromptSpec
+from sd_scripts.schema.prompts import OPTION, PromptSpec
 from sd_scripts.schema.rundir import RunDirectory
 
 from .protocols import ModelFamily, Parts, Preview
@@ -24,14 +26,37 @@ AT_ONCE = 4
 
 
 def request_of(spec: PromptSpec) -> Preview:
-    """The prompt as the family takes it."""
+    """The prompt as the family takes it, its control pictures upright in RGB. Raises OptionError for one that cannot be read."""
+    controls = tuple(opened_control(file) for file in spec.controls)
     return Preview(
-        spec.prompt, spec.negative_prompt, spec.width, spec.height, spec.seed, spec.steps, spec.cfg_scale, spec.sampler, spec.guidance
+        spec.prompt,
+        spec.negative_prompt,
+        spec.width,
+        spec.height,
+        spec.seed,
+        spec.steps,
+        spec.cfg_scale,
+        spec.sampler,
+        spec.guidance,
+        controls,
     )
 
 
-def save_picture(image: Image.Image, path: Path, request: Preview, source: str, step: int | None = None) -> None:
-    """Writes a PNG whose text says what made it, in the line that other tools read (`parameters`) and as JSON (`request`)."""
+def opened_control(file: str, option: str = OPTION) -> Image.Image:
+    """A control picture, upright, in RGB. Raises OptionError, naming the file, for one that cannot be read."""
+    try:
+        return Image.fromarray(decode(Path(file).expanduser()).rgb)
+    except BadImage as err:
+        raise OptionError(Problem(option, f"{option}: the control picture {file} {err}; put it right, or name another one")) from err
+
+
+def save_picture(
+    image: Image.Image, path: Path, request: Preview, source: str, step: int | None = None, controls: Sequence[str] = ()
+) -> None:
+    """Writes a PNG whose text says what made it, in the line that other tools read (`parameters`) and as JSON (`request`).
+
+    controls: files of the request's control pictures, of which the names are written down.
+    """
     settings = {
         "Steps": request.steps,
         "Sampler": request.sampler,
@@ -45,7 +70,8 @@ def save_picture(image: Image.Image, path: Path, request: Preview, source: str, 
     lines = [request.prompt, *([f"Negative prompt: {request.negative_prompt}"] if request.negative_prompt else [])]
     text = PngImagePlugin.PngInfo()
     text.add_itxt("parameters", "\n".join([*lines, ", ".join(f"{key}: {value}" for key, value in settings.items())]))
-    text.add_itxt("request", json.dumps({**vars(request), "source": source, "step": step}, ensure_ascii=False))
+    named = {"controls": [Path(file).name for file in controls]}
+    text.add_itxt("request", json.dumps({**vars(request), **named, "source": source, "step": step}, ensure_ascii=False))
     with written_aside(path) as aside:
         image.save(aside, format="PNG", pnginfo=text)
 
@@ -77,29 +103,42 @@ class Previews:
     run: RunDirectory
     name: str
     """Name of the saved files, without folder and ending."""
+    saves: bool = True
+    """Off in processes that only lend their share of a sharded network to the one that saves."""
+    agreed: Callable[[list[int]], list[int]] = list
+    """Gives the first process's choice of prompts to all that render together."""
 
     def path(self, step: int, index: int) -> Path:
         return self.run.samples / f"{self.name}-{step:06d}-{index:02d}.png"
 
     def render(self, step: int, missing_only: bool = False) -> None:
         """Renders all prompts for a step, those of equal size and settings together; missing_only leaves out pictures that exist."""
-        wanted = [(index, request_of(spec)) for index, spec in enumerate(self.prompts)]
+        chosen = list(range(len(self.prompts)))
         if missing_only:
-            wanted = [(index, request) for index, request in wanted if not self.path(step, index).exists()]
+            chosen = self.agreed([index for index in chosen if not self.path(step, index).exists()])
+        wanted = [(index, request) for index in chosen if (request := self._request(step, index)) is not None]
         if not wanted:
             return
-        with tqdm(total=len(wanted), desc=f"sample step {step}", unit="picture", leave=False) as bar:
+        with tqdm(total=len(wanted), desc=f"sample step {step}", unit="picture", leave=False, disable=not self.saves) as bar:
             for batch in _batches(wanted):
                 self._render_batch(step, batch)
                 bar.update(len(batch))
+
+    def _request(self, step: int, index: int) -> Preview | None:
+        """The request of a prompt; None, after a warning, when one of its control pictures cannot be read any more."""
+        try:
+            return request_of(self.prompts[index])
+        except OptionError as err:
+            self.run.log("warning", text=f"step {step}: preview {index} could not be rendered: {err}; training goes on")
+            return None
 
     def _render_batch(self, step: int, batch: list[tuple[int, Preview]]) -> None:
         try:
             # Samplers may draw from the global generators; training must not notice that somebody looked.
             with torch.random.fork_rng(), gathered(self.parts):
                 images = self.family.preview(self.parts, [request for _, request in batch])
-            for (index, request), image in zip(batch, images, strict=True):
-                save_picture(image, self.path(step, index), request, self.parts.source, step)
+            for (index, request), image in zip(batch, images, strict=True) if self.saves else ():
+                save_picture(image, self.path(step, index), request, self.parts.source, step, self.prompts[index].controls)
                 self.run.log(
                     "sample",
                     step=step,
@@ -116,9 +155,10 @@ class Previews:
 
 
 def _batches(wanted: list[tuple[int, Preview]]) -> Iterator[list[tuple[int, Preview]]]:
-    def alike(item: tuple[int, Preview]) -> tuple[int, int, int, float, str, float]:
+    def alike(item: tuple[int, Preview]) -> tuple[object, ...]:
         request = item[1]
-        return (request.width, request.height, request.steps, request.cfg_scale, request.sampler, request.guidance)
+        controls = tuple(picture.size for picture in request.controls)
+        return (request.width, request.height, request.steps, request.cfg_scale, request.sampler, request.guidance, controls)
 
     for _, group in groupby(sorted(wanted, key=lambda item: (alike(item), item[0])), key=alike):
         items = list(group)

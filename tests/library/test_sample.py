@@ -14,7 +14,8 @@ from PIL import Image
 
 from sd_scripts.library.families import family
 from sd_scripts.library.protocols import Parts
-from sd_scripts.library.sample import Previews, request_of
+from sd_scripts.library.sample import Previews, request_of, save_picture
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import PromptSpec
 from sd_scripts.schema.rundir import RunDirectory
 
@@ -83,3 +84,29 @@ def test_only_missing_pictures_are_rendered_again(tmp_path: Path, parts: Parts) 
     made.path(5, 2).unlink()
     made.render(5, missing_only=True)
     assert [event["index"] for event in run.events()[0]].count(2) == 2 and len(run.events()[0]) == 4
+
+
+def test_control_pictures_are_opened_upright_in_rgb(tmp_path: Path) -> None:
+    turned = Image.new("RGB", (40, 30), "navy")
+    exif = Image.Exif()
+    exif[274] = 6
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    Image.new("L", (20, 10), 128).save(tmp_path / "grey.png")
+    spec = replace(PROMPTS[0], controls=(str(tmp_path / "turned.jpg"), str(tmp_path / "grey.png")))
+    request = request_of(spec)
+    assert [(picture.mode, picture.size) for picture in request.controls] == [("RGB", (30, 40)), ("RGB", (20, 10))]
+    save_picture(Image.new("RGB", (8, 8)), tmp_path / "made.png", request, "model", 3, spec.controls)
+    with Image.open(tmp_path / "made.png") as image:
+        assert json.loads(image.text["request"])["controls"] == ["turned.jpg", "grey.png"]  # type: ignore[attr-defined]
+
+
+def test_a_control_picture_that_went_bad_is_a_warning_and_the_others_are_rendered(tmp_path: Path, parts: Parts) -> None:
+    (tmp_path / "bad.png").write_text("no picture")
+    bad = replace(PROMPTS[0], controls=(str(tmp_path / "bad.png"),))
+    with pytest.raises(OptionError, match=r"sample_prompts: the control picture .*bad\.png is not a picture"):
+        request_of(bad)
+    made, run = previews(tmp_path, parts, [bad, PROMPTS[2]])
+    made.render(3)
+    events = run.events()[0]
+    assert sorted(event["kind"] for event in events) == ["sample", "warning"]
+    assert "preview 0 could not be rendered" in next(event["text"] for event in events if event["kind"] == "warning")
