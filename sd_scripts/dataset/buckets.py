@@ -230,6 +230,16 @@ def _to_area(size: Size, area: int, step: int) -> Size:
     return int(by_height * aspect + 0.5), by_height
 
 
+def area_size(size: Size, area: int = 1024 * 1024) -> Size:
+    """The size of about this area that Qwen-Image-Edit takes a control picture of `size` at: multiples of 32, at least one.
+
+    width = sqrt(area * r), height = width / r for the aspect ratio r, each to the nearest multiple (diffusers, pipeline_qwenimage_edit).
+    """
+    aspect = size[0] / size[1]
+    width = sqrt(area * aspect)
+    return max(32, round(width / 32) * 32), max(32, round(width / aspect / 32) * 32)
+
+
 def distribution(sizes: Sequence[Size], rules: BucketRules) -> dict[Size, int]:
     """How many pictures of these sizes fall into each bucket, sorted by bucket."""
     counts: dict[Size, int] = {}

@@ -27,11 +27,20 @@ from sd_scripts.dataset.buckets import BucketRules, Cut, Size
 from sd_scripts.dataset.captions import CaptionRules
 from sd_scripts.dataset.config import Subset
 from sd_scripts.dataset.draws import numpy_for, seed_for
-from sd_scripts.dataset.scan import Dataset, Picture
+from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 
 Integers = NDArray[np.int64]
+Shape = tuple[Size, ...]
+"""Size of a sample: its target's bucket, then the size of each of its control pictures."""
+ControlSize = Callable[[Size], Size]
+"""The size at which a model takes a control picture of a given size."""
+ControlSet = tuple[Any, ...]
+"""What decides the pixels of all control pictures of a sample; hashable, and made of plain JSON values."""
+
+SAME_ASPECT = 1.01
+"""Control pictures whose aspect ratio is within this factor of their target's are cut as the target is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +67,23 @@ class BucketRow:
     height: int
     pictures: int
     samples: int
+    controls: tuple[Size, ...] = ()
+    """Sizes of the control pictures of each sample, for edit pairs."""
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    size: Size
+    shape: Shape
     pictures: Integers
     resolutions: Integers
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    @property
+    def stream(self) -> str:
+        """Names its random draws."""
+        return "bucket/" + "+".join(f"{width}x{height}" for width, height in self.shape)
 
 
 class Plan:
@@ -85,6 +101,7 @@ class Plan:
         processes: int,
         accumulation: int,
         warnings: Sequence[str] = (),
+        control_size: ControlSize | None = None,
     ) -> None:
         self.subsets: tuple[Subset, ...] = dataset.subsets
         self.pictures: tuple[Picture, ...] = dataset.pictures
@@ -93,6 +110,7 @@ class Plan:
         self.batch_size, self.processes, self.accumulation = batch_size, processes, accumulation
         self.global_batch_size = batch_size * processes * accumulation
         self.held_out = tuple(held_out)
+        self._control_size = control_size or buckets.area_size
         self._rules: tuple[tuple[BucketRules, ...], ...] = tuple(buckets.rules_of(subset.options) for subset in self.subsets)
         self._buckets = self._group(np.asarray(entries, dtype=np.int64).reshape(-1, 3))
         self._sizes = np.array([len(bucket) for bucket in self._buckets], dtype=np.int64)
@@ -102,13 +120,13 @@ class Plan:
 
     def _group(self, entries: Integers) -> tuple[_Bucket, ...]:
         """entries (N, 3): picture, resolution, times shown an epoch."""
-        sizes: dict[Size, list[int]] = {}
+        shapes: dict[Shape, list[int]] = {}
         for row, (picture, resolution, _) in enumerate(entries.tolist()):
-            sizes.setdefault(self.cut(picture, resolution).bucket, []).append(row)
+            shapes.setdefault(self.shape_of(picture, resolution), []).append(row)
         made = []
-        for size in sorted(sizes):
-            rows = entries[sizes[size]]
-            made.append(_Bucket(size, np.repeat(rows[:, 0], rows[:, 2]), np.repeat(rows[:, 1], rows[:, 2])))
+        for shape in sorted(shapes):
+            rows = entries[shapes[shape]]
+            made.append(_Bucket(shape, np.repeat(rows[:, 0], rows[:, 2]), np.repeat(rows[:, 1], rows[:, 2])))
         return tuple(made)
 
     # What one picture becomes.
@@ -126,6 +144,52 @@ class Plan:
         """How a picture is resized and cut at one of its subset's training sizes."""
         item = self.pictures[picture]
         return buckets.cut_for((item.width, item.height), self._rules[item.subset][resolution])
+
+    def control_cut(self, picture: int, resolution: int, index: int) -> Cut:
+        """How one control picture of a picture is resized and cut.
+
+        Of the target's aspect ratio within 1 %, it is cut as the target is, at the same place, so that both stay aligned; else all of it
+        is resized to the size that the model takes for it.
+        """
+        item, cut = self.pictures[picture], self.cut(picture, resolution)
+        if self.shares_cut(picture, index):
+            return cut
+        control = item.controls[index]
+        size = self._control_size((control.width, control.height))
+        return Cut(size, size)
+
+    def shares_cut(self, picture: int, index: int) -> bool:
+        """Whether a control picture is resized, cut and placed as its target is."""
+        item = self.pictures[picture]
+        control = item.controls[index]
+        across, down = control.width * item.height, control.height * item.width
+        return max(across, down) <= SAME_ASPECT * min(across, down)
+
+    def shape_of(self, picture: int, resolution: int) -> Shape:
+        """Size of a sample's target, then of its control pictures; all samples of a batch have the same."""
+        cuts = (self.control_cut(picture, resolution, index).bucket for index in range(len(self.pictures[picture].controls)))
+        return self.cut(picture, resolution).bucket, *cuts
+
+    def controls_identity(self, picture: int) -> tuple[str, ...]:
+        """The hashes of a picture's control pictures, in order."""
+        return tuple(control.identity for control in self.pictures[picture].controls)
+
+    def is_mirrored(self, ref: SampleRef) -> bool:
+        """Whether a sample is shown with left and right exchanged (flip_aug), and its control pictures with it."""
+        return ref.step >= 0 and self.subset_of(ref.picture).options.flip_aug and seed_for(self.seed, ref.number, "flip") % 2 == 1
+
+    def control_set(self, picture: int, resolution: int, mirrored: bool) -> ControlSet:
+        """Equal for samples whose control pictures have the same pixels, as far as caching goes; () without control pictures.
+
+        A random crop has a place of its own for each target, which control pictures that share the target's cut share too.
+        """
+        item, options = self.pictures[picture], self.subset_of(picture).options
+        seen: list[tuple[Any, ...]] = []
+        for index, control in enumerate(item.controls):
+            cut = self.control_cut(picture, resolution, index)
+            placed = self.shares_cut(picture, index) and options.random_crop and cut.excess != (0, 0)
+            seen.append((control.identity or control.path, cut.resized, cut.bucket, item.identity or item.path if placed else ""))
+        return (*seen, options.resize_interpolation, mirrored) if seen else ()
 
     def caption_rules(self, num_steps: int) -> tuple[CaptionRules, ...]:
         """The caption rules of each subset for a run of this many steps."""
@@ -173,10 +237,10 @@ class Plan:
         refs = []
         for position in range(start, stop):
             turn, index = divmod(first + position, len(bucket))
-            row = int(self._permutation(f"bucket/{bucket.size[0]}x{bucket.size[1]}", turn, len(bucket))[index])
+            row = int(self._permutation(bucket.stream, turn, len(bucket))[index])
             picture, resolution = int(bucket.pictures[row]), int(bucket.resolutions[row])
             sample = step * self.global_batch_size + position
-            refs.append(SampleRef(sample, step, epoch, picture, resolution, bucket.size, self.weight_of(picture)))
+            refs.append(SampleRef(sample, step, epoch, picture, resolution, bucket.shape[0], self.weight_of(picture)))
         return refs
 
     def weight_of(self, picture: int) -> float:
@@ -204,11 +268,15 @@ class Plan:
 
     def cached_cuts(self) -> Iterator[tuple[int, int]]:
         """Every (picture, resolution) that training or validation shows, bucket by bucket, in an order that depends on nothing else."""
+        yield from self.trained_cuts()
+        for refs in self.validation_batches():
+            yield from ((ref.picture, ref.resolution) for ref in refs)
+
+    def trained_cuts(self) -> Iterator[tuple[int, int]]:
+        """Every (picture, resolution) that training shows, bucket by bucket."""
         for bucket in self._buckets:
             pairs = np.unique(np.stack([bucket.pictures, bucket.resolutions], axis=1), axis=0)
             yield from ((int(picture), int(resolution)) for picture, resolution in pairs)
-        for refs in self.validation_batches():
-            yield from ((ref.picture, ref.resolution) for ref in refs)
 
     def samples(self, num_steps: int) -> Iterator[SampleRef]:
         """All samples of the first num_steps steps."""
@@ -222,15 +290,15 @@ class Plan:
 
     def validation_batches(self) -> list[list[SampleRef]]:
         """The held-out pictures once each at their first training size, in batches of one bucket; the last of a bucket may be short."""
-        by_size: dict[Size, list[int]] = {}
+        by_shape: dict[Shape, list[int]] = {}
         for picture in self.held_out:
-            by_size.setdefault(self.cut(picture, 0).bucket, []).append(picture)
+            by_shape.setdefault(self.shape_of(picture, 0), []).append(picture)
         batches: list[list[SampleRef]] = []
         number = 0
-        for size in sorted(by_size):
-            for start in range(0, len(by_size[size]), self.batch_size):
-                part = by_size[size][start : start + self.batch_size]
-                batches.append([SampleRef(number + index, -1, -1, picture, 0, size, 1.0) for index, picture in enumerate(part)])
+        for shape in sorted(by_shape):
+            for start in range(0, len(by_shape[shape]), self.batch_size):
+                part = by_shape[shape][start : start + self.batch_size]
+                batches.append([SampleRef(number + index, -1, -1, picture, 0, shape[0], 1.0) for index, picture in enumerate(part)])
                 number += len(part)
         return batches
 
@@ -238,7 +306,7 @@ class Plan:
 
     def table(self) -> list[BucketRow]:
         """The buckets, sorted by size."""
-        return [BucketRow(*bucket.size, len(np.unique(bucket.pictures)), len(bucket)) for bucket in self._buckets]
+        return [BucketRow(*bucket.shape[0], len(np.unique(bucket.pictures)), len(bucket), bucket.shape[1:]) for bucket in self._buckets]
 
     @property
     def dataset_hash(self) -> str:
@@ -249,7 +317,9 @@ class Plan:
             digest.update(json.dumps([settings, subset.repeats, subset.is_reg, subset.class_tokens], sort_keys=True).encode())
         for picture in self.pictures:
             seen = picture.identity or f"{picture.num_bytes} bytes"
-            row = [picture.subset, picture.name, seen, picture.width, picture.height, picture.caption, picture.mask_identity]
+            row: list[Any] = [picture.subset, picture.name, seen, picture.width, picture.height, picture.caption, picture.mask_identity]
+            if picture.controls:
+                row.append([control.identity or f"{control.num_bytes} bytes" for control in picture.controls])
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()
 
@@ -265,9 +335,7 @@ class Plan:
             "samples_per_epoch": self.samples_per_epoch,
             "global_batch_size": self.global_batch_size,
             "steps_per_epoch": self.samples_per_epoch / self.global_batch_size,
-            "buckets": [
-                {"width": row.width, "height": row.height, "pictures": row.pictures, "samples": row.samples} for row in self.table()
-            ],
+            "buckets": [_described(row) for row in self.table()],
             "warnings": list(self.warnings),
         }
 
@@ -298,8 +366,15 @@ class Plan:
         return found
 
 
+def _described(row: BucketRow) -> dict[str, Any]:
+    told: dict[str, Any] = {"width": row.width, "height": row.height, "pictures": row.pictures, "samples": row.samples}
+    if row.controls:
+        told["controls"] = [{"width": width, "height": height} for width, height in row.controls]
+    return told
+
+
 _NOT_CONTENT = {
-    *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "cache_dir"),
+    *("control_data_dir", "train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "cache_dir"),
     *("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"),
     *("vae_batch_size", "text_encoder_batch_size", "max_data_loader_n_workers", "on_bad_image", "train_batch_size"),
     *("validate_every_n_steps", "max_validation_steps"),
@@ -319,8 +394,11 @@ def make_plan(
     batch_size: int | None = None,
     processes: int = 1,
     accumulation: int = 1,
+    control_size: ControlSize | None = None,
 ) -> Plan:
     """The plan of a run. grid: picture sides the model needs are multiples of this. batch_size None takes train_batch_size.
+
+    control_size gives the size at which the model takes a control picture of a given size; None takes the rule of Qwen-Image-Edit.
 
     Raises OptionError for sizes off the grid and for a validation split that leaves no training picture.
     """
@@ -345,6 +423,7 @@ def make_plan(
         processes=processes,
         accumulation=accumulation,
         warnings=warnings,
+        control_size=control_size,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from sd_scripts.dataset.scan import Progress
+from sd_scripts.dataset.pictures import Progress
 
 _SECONDS_BETWEEN_CALLS = 0.5
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,56 +23,15 @@ from typing import Any
 from sd_scripts.dataset.config import Subset, Subsets, subsets_of
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, decode, read_size
 from sd_scripts.dataset.metadata import read_metadata
+from sd_scripts.dataset.pictures import BadPicture, Dataset, Picture, Progress
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total); total is 0 while it is unknown."""
+__all__ = ["BadPicture", "Dataset", "Index", "Picture", "Progress", "identity_of", "index_file", "read_dataset", "scan", "verify"]
 
 _COMMIT_EVERY = 2000
 _REPORT_EVERY = 500
 _SHOWN_WARNINGS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """One usable picture file. Sides are in pixels after EXIF rotation; identity is the hash of its bytes, "" until verified."""
-
-    path: str
-    name: str
-    """Path inside the subset's folder, with /: names the picture in random draws, so that a moved folder trains the same."""
-    subset: int
-    width: int
-    height: int
-    caption: str
-    """Raw content of the caption file, or the class tokens."""
-    num_bytes: int
-    mtime_ns: int
-    mask: str = ""
-    """Path of its mask picture, or ""."""
-    identity: str = ""
-    mask_identity: str = ""
-
-
-@dataclass(frozen=True)
-class BadPicture:
-    """A file that cannot be trained on, and why."""
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.reason}"
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Everything a plan is made of."""
-
-    subsets: tuple[Subset, ...]
-    pictures: tuple[Picture, ...]
-    bad: tuple[BadPicture, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 class Index:

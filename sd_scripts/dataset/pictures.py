@@ -1,0 +1,66 @@
+"""What a data set is made of: pictures, the control pictures of edit pairs, and what is broken. Plain values, no files are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sd_scripts.dataset.config import Subset
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total); total is 0 while it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPicture:
+    """A picture that shows a target before the edit. Sides are those of the upright picture; identity is "" until verified."""
+
+    path: str
+    width: int
+    height: int
+    num_bytes: int
+    mtime_ns: int
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One usable picture file. Sides are in pixels after EXIF rotation; identity is the hash of its bytes, "" until verified."""
+
+    path: str
+    name: str
+    """Path inside the subset's folder, with /: names the picture in random draws, so that a moved folder trains the same."""
+    subset: int
+    width: int
+    height: int
+    caption: str
+    """Raw content of the caption file, or the class tokens."""
+    num_bytes: int
+    mtime_ns: int
+    mask: str = ""
+    """Path of its mask picture, or ""."""
+    identity: str = ""
+    mask_identity: str = ""
+    controls: tuple[ControlPicture, ...] = ()
+    """What it is an edit of, first, second and third; empty for pictures that are not edits."""
+
+
+@dataclass(frozen=True)
+class BadPicture:
+    """A file that cannot be trained on, and why."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Everything a plan is made of."""
+
+    subsets: tuple[Subset, ...]
+    pictures: tuple[Picture, ...]
+    bad: tuple[BadPicture, ...] = ()
+    warnings: tuple[str, ...] = ()
