@@ -29,6 +29,7 @@ from .processes import add_up, broadcast, total_norm
 from .protocols import Batch, Denoiser, Kind, ModelFamily, Objective, Parts
 from .remedies import is_out_of_memory
 from .rng import seed_for
+from .sharding import is_sharded
 from .stopping import StopRequest
 
 SMALLEST_SCALE = 1.0
@@ -144,6 +145,8 @@ class Trainer:
         self.weights = {name: weight for name, weight in network.named_parameters().items() if weight.requires_grad}
         self._peak_rates = [group["lr"] for group in optimizer.param_groups]
         self._main = accelerator.is_main_process
+        self._takes_part = self._main or is_sharded(parts.backbone)
+        """Whether this process computes previews and held-out losses: alone, or because the others need its share of the network."""
         self._moving = False
         device = accelerator.device
         precision = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(options.mixed_precision)
@@ -320,7 +323,7 @@ class Trainer:
                 self.phases.enter("save")
                 self.export(self.checkpointer.export_path(step), step)
                 self.checkpointer.exported(step, self.checkpointer.export_path(step))
-            if samples and self._main and self.samples is not None:
+            if samples and self._takes_part and self.samples is not None:
                 self.phases.enter("sample")
                 self.samples.render(step, missing_only=again)
         if not (again or ended or stopping):
@@ -334,14 +337,14 @@ class Trainer:
         self.network.train(False)
         try:
             batches = self.data.validation_batches()
-            for make in tqdm(batches, desc="validate", unit="batch", leave=False, disable=not self._main) if self._main else ():
+            for make in tqdm(batches, desc="validate", unit="batch", leave=False, disable=not self._main) if self._takes_part else ():
                 batch = self._to_device(make())
                 with self._autocast():
                     loss = self.objective(self._denoiser(batch), batch, seed).loss
                 total, count = total + float(loss.sum()), count + len(batch.names)
         finally:
             self.network.train()
-        if count:
+        if count and self._main:
             self.run.log("validation", step=self.step, loss=total / count)
             self.accelerator.log({"validation_loss": total / count}, step=self.step)
 

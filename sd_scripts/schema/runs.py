@@ -50,6 +50,10 @@ class RunOptions(Options):
                 "train_text_encoder changes the text embeddings in every step, so cache_text_encoder_outputs must be off; "
                 "turn one of them off"
             )
+        if self.training.fsdp and self.method != "network":
+            problems.append("fsdp shares out a frozen base, but this run trains the base itself; turn fsdp off")
+        if self.training.fsdp and getattr(self.model, "transformer_quantization", "none") != "none":
+            problems.append("fsdp cannot share out a quantised transformer; set transformer_quantization to none or turn fsdp off")
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:

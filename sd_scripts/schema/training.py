@@ -31,6 +31,9 @@ class TrainingOptions(Section):
     """Keep an exponential moving average of the trained weights; previews and saved files use it."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
     """Decay of the moving average per step; it warms up as (1 + step) / (10 + step)."""
+    fsdp: bool = False
+    """With several processes, each holds only its share of the frozen base (FSDP2) and the others lend theirs block by block: models that
+    fit no single device can be trained, more slowly. For adapters; the base must not be quantised."""
     deterministic: bool = False
     """Use only deterministic GPU kernels (slower), so that a resumed run repeats bit for bit on a GPU too."""
     log_every_n_steps: Annotated[Count, Show(unit="steps")] = 1
