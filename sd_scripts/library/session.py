@@ -46,6 +46,7 @@ from .protocols import Parts
 from .remedies import Work, levers
 from .run_meta import devices, write_meta
 from .sample import Previews
+from .sharding import shard
 from .stopping import StopRequest
 from .trainer import Timetable, Trainer
 
@@ -281,7 +282,8 @@ class Session:
             parts.vae.to(CPU)
         for name in data.cached_encoders:
             parts.text_encoders[name].to(CPU)
-        parts.backbone.to(self.device)
+        if not self._shares_out:
+            parts.backbone.to(self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return data
@@ -306,6 +308,8 @@ class Session:
             network = attach(parts, network_options, targets, options.training.seed)
         else:
             network = train_whole(parts, network_options, self.family)
+        if self._shares_out:
+            shard(parts.backbone, network.parameters(), self.device, self.accelerator.num_processes)
         if options.training.gradient_checkpointing:
             parts.backbone.enable_gradient_checkpointing()
             if network_options.train_text_encoder:
@@ -335,7 +339,7 @@ class Session:
             optimizer,
             Checkpointer(run, options.output, self.identity, self.plan.epoch_of, self.total_steps),
             partial(self._export, network, parts, dataset_facts(self.plan, self.total_steps)),
-            Previews(self.family, parts, prompts, run, options.output.output_name) if prompts else None,
+            self._previews(parts, prompts, run) if prompts else None,
             run,
             self.accelerator,
             self.stop,
@@ -353,6 +357,20 @@ class Session:
                 if dropped:
                     run.log("warning", text=f"training goes back to step {manifest['step']}; later states are removed: {dropped}")
         return trainer
+
+    @property
+    def _shares_out(self) -> bool:
+        """Whether the frozen base is shared out over the processes."""
+        return self.options.training.fsdp and self.accelerator.num_processes > 1
+
+    def _previews(self, parts: Parts, prompts: list[PromptSpec], run: RunDirectory) -> Previews:
+        """Previews by the first process; of a base that is shared out by all of them together."""
+        accelerator = self.accelerator
+
+        def agreed(chosen: list[int]) -> list[int]:
+            return list(json.loads(same_text(json.dumps(chosen), accelerator))) if self._shares_out else chosen
+
+        return Previews(self.family, parts, prompts, run, self.options.output.output_name, accelerator.is_main_process, agreed)
 
     def _timetable(self) -> Timetable:
         options = self.options
