@@ -42,18 +42,26 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def tiny_bases(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tiny model of each family as a diffusers folder; SDXL's is written by diffusers, the others by the family."""
-    from sd_scripts.library.families import NAMES, family
+class TinyBases(dict[str, Path]):
+    """Folders of tiny models by family, written when they are first asked for."""
 
-    found = {"sdxl": tiny_base}
-    for name in NAMES:
-        if name not in found:
-            found[name] = tmp_path_factory.mktemp(f"base_{name}") / "tiny"
-            made = family(name)
-            made.save(made.tiny(), found[name], "diffusers", None, {})
-    return found
+    def __init__(self, factory: pytest.TempPathFactory, sdxl: Path) -> None:
+        super().__init__(sdxl=sdxl)
+        self._factory = factory
+
+    def __missing__(self, name: str) -> Path:
+        from sd_scripts.library.families import family
+
+        made, folder = family(name), self._factory.mktemp(f"base_{name}") / "tiny"
+        made.save(made.tiny(), folder, "diffusers", None, {})
+        self[name] = folder
+        return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bases(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyBases:
+    """The tiny model of each family as a diffusers folder; SDXL's is written by diffusers, the others by the family."""
+    return TinyBases(tmp_path_factory, tiny_base)
 
 
 @pytest.fixture(scope="session")

@@ -154,6 +154,31 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs) ->
     assert max(float((last[name] - other[name]).abs().max()) for name in last) < 1e-5
 
 
+@pytest.mark.parametrize("kind", [("flux", "network"), ("sdxl", "network")], indirect=True, ids="/".join)
+def test_a_base_that_is_shared_out_trains_previews_and_validates_as_a_whole_one(kind: Runs) -> None:
+    options = {
+        "max_train_steps": 4,
+        "optimizer_type": "SGD",
+        "learning_rate": 0.2,
+        "lr_scheduler": "constant",
+        "save_precision": "float",
+        "output_name": "trained",
+        "validation_split": 0.2,
+        "sample_prompts": f"{PREVIEW.prompt} --w 64 --h 64 --s {PREVIEW.steps} --l 1 --d {PREVIEW.seed}",
+    }
+    shared = kind.launched(2, train_batch_size=1, fsdp=True, **options)
+    assert "shared out over 2 processes" in shared.console.read_text()
+    kind.output = kind.output.parent / "one"
+    whole = kind.train(train_batch_size=2, **options)
+    first, second = load_file(saved(kind, shared)), load_file(saved(kind, whole))
+    assert first.keys() == second.keys() and max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-5
+    held_out = [[event["loss"] for event in run.events()[0] if event["kind"] == "validation"] for run in (shared, whole)]
+    assert held_out[0] == pytest.approx(held_out[1], rel=1e-4) and len(held_out[0]) == 1
+    for step in ("000000", "000004"):
+        one, other = (pixels(Image.open(run.samples / f"trained-{step}-00.png")) for run in (shared, whole))
+        assert np.abs(one - other).max() <= 1
+
+
 def test_flux_trains_clip_while_the_texts_of_t5_come_from_the_cache(runs: Runs, tiny_bases: dict[str, Path]) -> None:
     """The same weights as with both encoders at work in every step; only the cache is smaller by CLIP's part."""
     runs.family, runs.base = "flux", tiny_bases["flux"]
