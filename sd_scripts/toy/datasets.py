@@ -1,5 +1,6 @@
 """Write the toy datasets in kohya's folder layout: pictures, captions beside them, regularisation pictures.
 
+Edit sets have in each folder target/ with the edited pictures and their instructions, and control/ with the pictures to edit.
 Knows pictures and files; never imports torch.
 """
 
@@ -16,15 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-import numpy as np
+from PIL import Image
 
-from sd_scripts.toy import worlds
+from sd_scripts.toy import edits, worlds
+from sd_scripts.toy.edits import EditKind
 from sd_scripts.toy.worlds import Scene
 
 DATASETS = {
     "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation pictures of old shapes",
     "teal": "24 circles, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
     "subject": "12 pictures of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
+    "edit_border": "pairs to learn from: 24 of 'add a border', which the base qwen_edit does not know, and 60 of old instructions",
+    "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
     "shapes": "64 circles, squares and triangles: what the bases were trained on",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
@@ -73,6 +77,10 @@ def _files(name: str) -> dict[str, bytes]:
         others = [scene for scene in worlds.trained(worlds.KNOWN_COLORS) if scene.shape == worlds.SUBJECT_SHAPE]
         # Class pictures without captions keep what "circle" means, those with captions what "a red circle at the left" means.
         return _pictures(instance, (subject * 2)[:12], 16, caption_every=0) | _pictures(kind, others, 17, caption_every=2)
+    if name == "edit_border":
+        return _pairs("train/3_border", ("border",), 24, 18) | _pairs("train/1_old", edits.OLD_KINDS, 60, 19)
+    if name == "edits":
+        return _pairs("train/1_edit", edits.OLD_KINDS, 64, 20)
     if name == "shapes":
         return _pictures("train/1_shape", _old_scenes(64), 13)
     close = difflib.get_close_matches(name, DATASETS, n=1)
@@ -98,15 +106,30 @@ def _pictures(folder: str, scenes: list[Scene], seed: int, caption_every: int = 
     for index, scene in enumerate(scenes):
         rng = worlds.rng_for(seed, index)
         stem = f"{folder}/{index:03d}_{scene.color}_{scene.shape}"
-        files[f"{stem}.png"] = _png(scene, *_SIZES[int(rng.integers(len(_SIZES)))], rng)
+        size = _SIZES[int(rng.integers(len(_SIZES)))]
+        files[f"{stem}.png"] = _png(worlds.draw(scene, *size, rng))
         if caption_every and index % caption_every == 0:
             files[f"{stem}.txt"] = f"{worlds.caption(scene, rng)}\n".encode()
     return files
 
 
-def _png(scene: Scene, width: int, height: int, rng: np.random.Generator) -> bytes:
+def _pairs(folder: str, kinds: tuple[EditKind, ...], num: int, seed: int) -> dict[str, bytes]:
+    # The edited picture and its instruction in target/, the picture to edit under the same name in control/.
+    files = {}
+    for index in range(num):
+        rng = worlds.rng_for(seed, index)
+        edit = edits.edit_of(kinds[index % len(kinds)], rng)
+        control, target = edits.draw(edit, *_SIZES[int(rng.integers(len(_SIZES)))], rng)
+        stem = f"{index:03d}_{edit.kind}"
+        files[f"{folder}/control/{stem}.png"] = _png(control)
+        files[f"{folder}/target/{stem}.png"] = _png(target)
+        files[f"{folder}/target/{stem}.txt"] = f"{edit.instruction}\n".encode()
+    return files
+
+
+def _png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    worlds.draw(scene, width, height, rng).save(buffer, format="PNG")
+    picture.save(buffer, format="PNG")
     return buffer.getvalue()
 
 

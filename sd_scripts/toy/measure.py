@@ -8,7 +8,8 @@ from typing import Literal
 
 from PIL import Image
 
-from sd_scripts.toy import worlds
+from sd_scripts.toy import edits, worlds
+from sd_scripts.toy.edits import Edit, EditKind
 from sd_scripts.toy.worlds import Reading, Scene
 
 Kind = Literal["star", "teal", "old", "held_out", "subject", "class"]
@@ -123,3 +124,50 @@ def subject_share(render: Render, prompt: str, n: int, seed: int, sizes: Sequenc
     tasks = [Task(prompt, anywhere, int(worlds.rng_for(seed, 2, index).integers(2**31))) for index in range(n)]
     readings = [worlds.read(picture) for picture in render_tasks(render, tasks, sizes)]
     return sum(reading.shape_is(anywhere.shape) and reading.color_is(anywhere.color) for reading in readings) / n
+
+
+EditRender = Callable[[list[str], list[Image.Image], list[int]], list[Image.Image]]
+"""(instructions, sources of one size, seeds) -> one picture of that size each."""
+
+
+@dataclass(frozen=True)
+class EditTask:
+    """An edit, the picture to edit, what a perfect result looks like, and the seed of the noise to draw it from."""
+
+    edit: Edit
+    source: Image.Image
+    target: Image.Image
+    seed: int
+
+
+def edit_tasks(kind: EditKind, n: int, seed: int, held_out: bool = False) -> list[EditTask]:
+    """n edits of a kind, sizes taking turns, of combinations that the base was trained on, or of those it never saw.
+
+    The same arguments always give the same tasks; pictures are none that a base or a data set has.
+    """
+    tasks = []
+    for index in range(n):
+        rng = worlds.rng_for(seed, 8, edits.KINDS.index(kind), int(held_out), index)
+        edit = edits.edit_of(kind, rng, held_out)
+        source, target = edits.draw(edit, *worlds.SIZES[index % len(worlds.SIZES)], rng)
+        tasks.append(EditTask(edit, source, target, int(rng.integers(2**31))))
+    return tasks
+
+
+def render_edits(render: EditRender, tasks: Sequence[EditTask]) -> list[Image.Image]:
+    """One result per task; render is called once per size."""
+    results: dict[int, Image.Image] = {}
+    for size in dict.fromkeys(task.source.size for task in tasks):
+        numbers = [number for number, task in enumerate(tasks) if task.source.size == size]
+        chosen = [tasks[number] for number in numbers]
+        drawn = render([task.edit.instruction for task in chosen], [task.source for task in chosen], [task.seed for task in chosen])
+        results.update(zip(numbers, drawn, strict=True))
+    return [results[number] for number in range(len(tasks))]
+
+
+def edit_obedience(render: EditRender, tasks: Sequence[EditTask]) -> float:
+    """Fraction of the tasks in which the result is as asked and has all else as it was, by edits.obeyed."""
+    if not tasks:
+        raise ValueError("there is nothing to score; give at least one edit")
+    results = render_edits(render, tasks)
+    return sum(edits.obeyed(task.edit, task.source, result) for task, result in zip(tasks, results, strict=True)) / len(tasks)

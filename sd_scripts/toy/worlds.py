@@ -265,6 +265,7 @@ _GRID_PER_SIDE = 16.0  # grid cells along the side of a square with the shape's 
 _MIN_CONTRAST = 60.0  # RGB distance between shape and background below which nothing is there
 _MIN_AREA_FRACTION = 0.02
 _MAX_AREA_FRACTION = 0.40
+_SPECK_FRACTION = 0.006  # of the picture; what is smaller is no shape among several
 _MAX_SECOND_PART = 0.15
 _MIN_CONFIDENCE = 0.78
 _MIN_MARGIN = 0.02
@@ -278,16 +279,42 @@ _PLACE_DOUBT = 0.01
 
 def read(image: Image.Image) -> Reading:
     """What the picture shows, measured from its pixels alone."""
-    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
-    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-    background = np.median(border, axis=0)
-    contrast = np.linalg.norm(pixels - background, axis=2)
+    pixels, background, contrast = _contrast(image)
     strongest = float(np.quantile(contrast, 0.98))
     if strongest < _MIN_CONTRAST:
         return NOTHING
     part = _only_part(contrast > strongest / 2)
-    if part is None:
-        return NOTHING
+    return NOTHING if part is None else _reading_of(part, pixels, background, contrast, strongest)
+
+
+def read_all(image: Image.Image) -> tuple[Reading, ...]:
+    """What each of the shapes in the picture is, the largest first; () for an empty picture.
+
+    Anything larger than a speck counts, so what is no clear shape has a reading too, with None for what is unclear.
+    """
+    pixels, background, contrast = _contrast(image)
+    strongest = float(np.quantile(contrast, 0.98))
+    if strongest < _MIN_CONTRAST:
+        return ()
+    parts = [part for part in _parts(contrast > strongest / 2) if part.sum() >= _SPECK_FRACTION * part.size]
+    readings = []
+    for part in sorted(parts, key=lambda part: -int(part.sum())):
+        plausible = _MIN_AREA_FRACTION <= part.sum() / part.size <= _MAX_AREA_FRACTION
+        # Shapes of two colours differ in contrast: each is measured by its own.
+        own = float(np.quantile(contrast[part], 0.8))
+        readings.append(_reading_of(part, pixels, background, contrast, own) if plausible else NOTHING)
+    return tuple(readings)
+
+
+def _contrast(image: Image.Image) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # Pixels (H, W, 3), the background's colour (3,), and the distance (H, W) of each pixel from it.
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    background = np.median(border, axis=0)
+    return pixels, background, np.linalg.norm(pixels - background, axis=2)
+
+
+def _reading_of(part: np.ndarray, pixels: np.ndarray, background: np.ndarray, contrast: np.ndarray, strongest: float) -> Reading:
     tint = np.median(pixels[part & (contrast > 0.8 * strongest)], axis=0)
     direction = (tint - background) / max(float(np.sum((tint - background) ** 2)), 1.0)
     alpha = np.clip((pixels - background) @ direction, 0, 1) * _grown(part)

@@ -6,7 +6,7 @@ import threading
 import pytest
 from PIL import Image
 
-from sd_scripts.toy import datasets, measure, worlds
+from sd_scripts.toy import datasets, edits, measure, worlds
 from sd_scripts.toy.datasets import write_dataset
 from sd_scripts.toy.worlds import Scene
 
@@ -34,7 +34,21 @@ def test_two_writings_have_the_same_bytes(name, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
 
 
-@pytest.mark.parametrize("name", datasets.DATASETS)
+EDIT_SETS = ("edit_border", "edits")
+PICTURE_SETS = [name for name in datasets.DATASETS if name not in EDIT_SETS]
+
+
+def _pairs(folder):
+    # (instruction, picture to edit, edited picture) of each pair, by name.
+    for captions in sorted((folder / "target").glob("*.txt")):
+        with (
+            Image.open(folder / "control" / f"{captions.stem}.png") as control,
+            Image.open(captions.with_suffix(".png")) as target,
+        ):
+            yield captions.read_text().strip(), control.convert("RGB"), target.convert("RGB")
+
+
+@pytest.mark.parametrize("name", PICTURE_SETS)
 def test_captions_or_file_names_say_what_the_pictures_show(name, tmp_path):
     written = write_dataset(name, tmp_path / name)
     for folder in filter(None, (written.train_data_dir, written.reg_data_dir)):
@@ -83,8 +97,37 @@ def test_the_subject_is_one_thing_at_many_places_named_by_its_folder_beside_its_
     assert len(others) <= 4 * len(subject), "with fewer repeats some class pictures would never be used"
 
 
+def test_a_set_of_edits_has_the_picture_to_edit_beside_each_edited_one(tmp_path):
+    written = write_dataset("edit_border", tmp_path / "edit_border")
+    assert written.reg_data_dir is None
+    assert sorted(path.name for path in written.train_data_dir.iterdir()) == ["1_old", "3_border"]
+    for name, num in (("3_border", 24), ("1_old", 60)):
+        folder = written.train_data_dir / name
+        pairs = list(_pairs(folder))
+        names = {path.stem for path in (folder / "target").glob("*.png")}
+        assert len(pairs) == len(names) == num
+        assert names == {path.stem for path in (folder / "control").iterdir()}
+        for instruction, control, target in pairs:
+            assert control.size == target.size
+            assert ("border" in instruction) == edits.has_border(target) == (name == "3_border")
+            assert not edits.has_border(control)
+    assert len({instruction for instruction, _, _ in _pairs(written.train_data_dir / "3_border")}) == 4
+    assert len({round(control.width / control.height, 2) for _, control, _ in _pairs(written.train_data_dir / "3_border")}) == 3
+
+
+def test_old_instructions_change_what_they_name_and_no_set_of_edits_shows_what_is_held_out(tmp_path):
+    for name in EDIT_SETS:
+        for folder in write_dataset(name, tmp_path / name).train_data_dir.iterdir():
+            kinds = {path.stem.split("_")[1] for path in (folder / "target").iterdir()}
+            assert kinds == {"border"} if folder.name == "3_border" else kinds == set(edits.OLD_KINDS)
+            for _, control, target in _pairs(folder):
+                readings = worlds.read_all(control) + (() if edits.has_border(target) else worlds.read_all(target))
+                assert worlds.HELD_OUT.isdisjoint(Scene(reading.shape, reading.color, reading.place) for reading in readings)
+                assert control.tobytes() != target.tobytes()
+
+
 def test_no_dataset_shows_a_held_out_scene(tmp_path):
-    for name in datasets.DATASETS:
+    for name in PICTURE_SETS:
         write_dataset(name, tmp_path / name)
     scenes, _ = _load(tmp_path)
     assert worlds.HELD_OUT.isdisjoint(scenes)
@@ -117,7 +160,9 @@ def test_a_folder_with_other_files_is_refused_and_kept(file_name, tmp_path):
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all_names(tmp_path):
-    with pytest.raises(ValueError, match=r"'stars' is unknown; the datasets are star, teal, subject, shapes; did you mean 'star'\?"):
+    with pytest.raises(
+        ValueError, match=r"'stars' is unknown; the datasets are star, teal, subject, edit_border, edits, shapes; did you mean 'star'\?"
+    ):
         write_dataset("stars", tmp_path / "stars")
     assert not (tmp_path / "stars").exists()
 
