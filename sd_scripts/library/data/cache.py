@@ -34,23 +34,30 @@ from sd_scripts.schema.files import TEMPORARY_MARK
 CODE_REVISION = 1
 """Raised when this code makes other content of the same inputs; all entries are then made again."""
 
-What = Literal["latents", "text"]
+What = Literal["latents", "text", "instructions"]
 Facts = dict[str, Any]
 """What an entry is made from, as plain JSON values; the key is its hash."""
 
 _REASONS = {
     "picture": "the picture changed",
+    "pictures": "a control picture changed",
     "mask": "the mask changed",
     "bucket": "the resolution changed",
     "resized": "the resolution changed",
+    "cuts": "the size or the cut of a control picture changed",
     "crop": "the crop changed",
     "interpolation": "resize_interpolation changed",
     "alpha": "alpha_mask changed",
+    "processor": "the settings of the model's picture processor changed",
     "settings": "an option of the text encoding changed, such as the number of tokens",
     "family": "the model family changed",
     "revision": "the code revision changed",
 }
-_ENCODER_CHANGED = {"latents": "the VAE changed", "text": "the text encoder changed"}
+_ENCODER_CHANGED = {"latents": "the VAE changed", "text": "the text encoder changed", "instructions": "the text encoder changed"}
+_BY_DEPTH = (
+    *("picture", "pictures", "encoder", "mask", "alpha", "bucket", "resized", "cuts", "interpolation", "crop", "processor", "settings"),
+    *("family", "revision"),
+)
 _SAMPLES_PER_TENSOR = 64
 _NO_CONTENT = {"transformers_version", "torch_dtype", "dtype", "architectures", "name_or_path"}
 
@@ -95,6 +102,15 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     vocabulary = sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else []
     special = {name: str(token) for name, token in getattr(tokenizer, "special_tokens_map", {}).items()}
     return hashlib.blake2b(json.dumps([vocabulary, special], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def processor_settings(processor: Any | None) -> dict[str, Any]:
+    """What a processor does to the pictures that a text encoder sees, as plain JSON values; nothing without one."""
+    pictures = getattr(processor, "image_processor", processor)
+    if pictures is None:
+        return {}
+    settings: dict[str, Any] = json.loads(json.dumps(pictures.to_dict(), sort_keys=True, default=str))
+    return {name: value for name, value in settings.items() if not name.startswith("_") and name not in _NO_CONTENT}
 
 
 def _checksum(header: dict[str, Any], body: bytes | memoryview) -> str:
@@ -159,6 +175,12 @@ class Cache:
             by_folder.setdefault(key[:2], set()).add(key)
         return {key for name, part in by_folder.items() for key in part - self._present(self.folder / name)}
 
+    def num_bytes(self, keys: Iterable[str]) -> int:
+        """Bytes that these entries take; those that are not there take none."""
+        if self.folder is None:
+            return sum(_num_bytes(self._memory.get(key, {})) for key in set(keys))
+        return sum(_file_size(self.path_of(key)) for key in set(keys))
+
     def _present(self, folder: Path) -> set[str]:
         try:
             with os.scandir(folder) as entries:
@@ -222,6 +244,13 @@ class Cache:
         self._held_bytes -= _num_bytes(tensors) if tensors is not None else 0
 
 
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
@@ -239,7 +268,10 @@ def _replace(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing to be encoded: its key, the facts the key is made from, and the subject a person knows it by (a file, a caption)."""
+    """One thing to be encoded: its key, the facts the key is made from, and the subject a person knows it by (a file, a caption).
+
+    Without a subject it is a part of others, and nothing is said about it.
+    """
 
     key: str
     facts: Facts
@@ -301,7 +333,7 @@ class Notes:
 
     def write(self, what: What, entries: Iterable[Entry]) -> None:
         """Replaces the notes of these subjects."""
-        rows = ((what, entry.subject, json.dumps(entry.facts, sort_keys=True)) for entry in entries)
+        rows = ((what, entry.subject, json.dumps(entry.facts, sort_keys=True)) for entry in entries if entry.subject)
         with self._lock:
             self._db.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", rows)
             self._db.commit()
@@ -310,6 +342,8 @@ class Notes:
         """Why each of these missing entries has to be encoded, counted; "" counts those never seen before."""
         found: Counter[str] = Counter()
         for entry in entries:
+            if not entry.subject:
+                continue
             with self._lock:
                 row = self._db.execute("SELECT facts FROM notes WHERE what = ? AND subject = ?", (what, entry.subject)).fetchone()
             found[_reason(what, json.loads(row[0]), entry.facts) if row else ""] += 1
@@ -322,8 +356,7 @@ class Notes:
 
 
 def _reason(what: What, before: Facts, now: Facts) -> str:
-    names = ("picture", "encoder", "mask", "alpha", "bucket", "resized", "interpolation", "crop", "settings", "family", "revision")
-    changed = [name for name in names if before.get(name) != now.get(name)]
+    changed = [name for name in _BY_DEPTH if before.get(name) != now.get(name)]
     if not changed:
         return "its cache file is gone"
     # A new picture may be cut differently: one reason is enough, the first is the deepest.
@@ -332,5 +365,9 @@ def _reason(what: What, before: Facts, now: Facts) -> str:
 
 def tell(what: What, reasons: Counter[str]) -> list[str]:
     """Sentences about what is encoded again; nothing about what is new."""
-    thing = {"latents": ("picture is", "pictures are"), "text": ("caption is", "captions are")}[what]
+    thing = {
+        "latents": ("picture is", "pictures are"),
+        "text": ("caption is", "captions are"),
+        "instructions": ("instruction is", "instructions are"),
+    }[what]
     return [f"{count} {thing[count != 1]} encoded again: {reason}" for reason, count in sorted(reasons.items()) if reason]

@@ -6,7 +6,7 @@ import logging
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -14,20 +14,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.dataset.instructions import instructions_of_run
 from sd_scripts.dataset.plan import Plan, SampleRef, caption_of, texts_of_run
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import Progress
 from sd_scripts.library.protocols import Batch, Condition, ModelFamily, Parts
 from sd_scripts.schema.dataset import DatasetOptions
 
-from .cache import CODE_REVISION, Cache, Caches, CorruptEntry, Entry, entry_of, fingerprint, tokenizer_fingerprint
+from .cache import Cache, Caches, CorruptEntry, Entry
+from .controls import check_controls
+from .encoding import Encoding, Rows
 from .fill import Job, Tensors, fill, in_groups
 from .prefetch import Prefetcher
-from .views import Seen, View, cached_view, facts_of, geometry_of, mask_at, normalised, see, view_of
+from .views import Look, Seen, View, cached_view, control_views, geometry_of, normalised, see, see_control, view_of, with_outside
 
 logger = logging.getLogger(__name__)
 Place = tuple[int, int, int]
 """(step, micro, rank)"""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a cache holds for a run: entries the run needs, and the bytes they take."""
+
+    what: str
+    num_entries: int
+    num_bytes: int
+    on_disk: bool
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,14 @@ class _Ready:
     refs: list[SampleRef]
     views: list[View]
     captions: list[str]
-    latents: list[Tensors]
-    seen: list[Seen]
-    texts: list[Condition]
+    latents: list[Tensors] = field(default_factory=list)
+    controls: list[list[Tensor]] = field(default_factory=list)
+    """Per sample the latents of its control pictures."""
+    seen: list[Seen] = field(default_factory=list)
+    control_pixels: list[list[Tensor]] = field(default_factory=list)
+    texts: list[Condition] = field(default_factory=list)
+    shown: list[list[Tensor]] = field(default_factory=list)
+    """Per sample its control pictures as the text encoder sees them."""
 
 
 class DataPipeline:
@@ -49,6 +67,9 @@ class DataPipeline:
     is left to the trainer; the entries of the others are there, where the family has entries apart. With caches on disk each of `world`
     processes encodes its share and `barrier` waits for the others; with caches in memory each encodes all. warn gets sentences for the
     log, also from background threads.
+
+    Models that edit have their control pictures in the condition as well, control_0, control_1, ... (C, h, w), and a text of which the
+    rows of the control pictures are kept apart from those of the instruction.
     """
 
     def __init__(
@@ -71,9 +92,10 @@ class DataPipeline:
         self._barrier, self._warn = barrier, warn
         self._caption_rules = plan.caption_rules(num_steps)
         self._parts: Parts | None = None
-        self._vae_print = self._text_print = ""
-        self._picture_groups: list[list[View]] = []
+        self._encoding: Encoding | None = None
+        self._picture_groups: list[list[Look]] = []
         self._text_groups: list[list[str]] = []
+        self._row_groups: list[list[Rows]] = []
         self._repairing = Lock()
         workers = options.max_data_loader_n_workers
         self._prefetcher = Prefetcher(self._load_place, self._following, workers, 2 * workers)
@@ -83,26 +105,47 @@ class DataPipeline:
         return self.plan.samples_per_epoch
 
     def prepare(self, parts: Parts, progress: Progress | None = None) -> None:
-        """Fills both caches, as far as the options want them; a second call finds everything there.
+        """Fills the caches, as far as the options want them; a second call finds everything there.
 
-        Keeps parts: live encoding and the repair of damaged entries use its encoders, wherever they are by then.
+        Keeps parts: live encoding and the repair of damaged entries use its encoders, wherever they are by then. Raises OptionError for
+        pictures with more or fewer control pictures than the model takes.
         """
         self._parts = parts
+        check_controls(self.plan, self.family, parts)
+        self._encoding = Encoding(
+            self.family,
+            parts,
+            self.plan,
+            self.seed,
+            encoders=self.untrained_encoders,
+            trained=self.trained_encoders,
+            vae_batch_size=self.options.vae_batch_size,
+        )
         with Bars(progress, shown=self.rank == 0) as bars:
             if self.options.cache_latents:
-                self._vae_print = fingerprint(parts.vae)
-                self._picture_groups = self._group_views()
-                job = Job(
-                    "latents", self._share(self.cache.latents, self._picture_groups), self._latents_entry, self._see, self._encode_seen
-                )
-                fill(job, self.cache.latents, self.cache.notes, self._warn, bars, self._num_readers())
-                self._barrier()
-            if self.cached_encoders:
-                self._text_print = self._fingerprint_text(parts)
+                self._picture_groups = self._group_looks()
+                self._fill(self._pictures_job(), self.cache.latents, bars, self._num_readers())
+            if self.cached_encoders and self._encoding.edits:
+                self._row_groups = self._group_rows()
+                self._fill(self._rows_job(), self.cache.texts, bars, self._num_readers())
+            elif self.cached_encoders:
                 self._text_groups = in_groups(texts_of_run(self.plan, self.num_steps), self.options.text_encoder_batch_size)
-                texts = Job("text", self._share(self.cache.texts, self._text_groups), self._text_entry, list, self._encode_texts)
-                fill(texts, self.cache.texts, self.cache.notes, self._warn, bars, 1)
-                self._barrier()
+                self._fill(self._texts_job(), self.cache.texts, bars, 1)
+
+    def kept(self) -> list[Kept]:
+        """What the caches hold for this run; after `prepare`."""
+        encoding, found = self._known_encoding(), []
+        pictures = {encoding.latents_entry(look).key for group in self._picture_groups for look in group}
+        texts = {encoding.text_entry(text).key for group in self._text_groups for text in group}
+        rows = {encoding.rows_entry(one).key for group in self._row_groups for one in group}
+        for what, cache, keys in (
+            ("pictures", self.cache.latents, pictures),
+            ("captions", self.cache.texts, texts),
+            ("instructions", self.cache.texts, rows),
+        ):
+            if keys:
+                found.append(Kept(what, len(keys), cache.num_bytes(keys), cache.folder is not None))
+        return found
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch:
         """The samples process `rank` sees as micro-batch `micro` of a step; the next ones are prepared meanwhile."""
@@ -124,36 +167,55 @@ class DataPipeline:
         # Nothing else wants the processors while the caches are filled.
         return max(self.options.max_data_loader_n_workers, min(8, (os.cpu_count() or 1) // self.world))
 
-    def _share(self, cache: Cache, groups: list[list[Any]]) -> list[list[Any]]:
-        # By position in the whole list, not in what is missing: processes must not see each other's progress.
-        return groups if cache.folder is None else groups[self.rank :: self.world]
+    def _fill(self, job: Job[Any, Any], cache: Cache, bars: Progress, num_readers: int) -> None:
+        # Shared by position in the whole list, not in what is missing: processes must not see each other's progress.
+        mine = job if cache.folder is None else replace(job, groups=job.groups[self.rank :: self.world])
+        fill(mine, cache, self.cache.notes, self._warn, bars, num_readers)
+        self._barrier()
 
-    def _group_views(self) -> list[list[View]]:
+    def _pictures_job(self) -> Job[Look, list[Seen]]:
+        encoding = self._known_encoding()
+        return Job("latents", self._picture_groups, encoding.latents_entry, encoding.see_all, encoding.encode_seen)
+
+    def _texts_job(self) -> Job[str, list[str]]:
+        encoding = self._known_encoding()
+        return Job("text", self._text_groups, encoding.text_entry, list, encoding.encode_texts)
+
+    def _rows_job(self) -> Job[Rows, Any]:
+        encoding = self._known_encoding()
+        return Job("instructions", self._row_groups, encoding.rows_entry, encoding.read_controls, encoding.encode_rows)
+
+    def _group_looks(self) -> list[list[Look]]:
+        """Everything that is kept as latents, once each, in groups of one size: targets, then first, second, third control pictures."""
         views: dict[View, None] = {}
         held_out = set(self.plan.held_out)
         for picture, resolution in self.plan.cached_cuts():
             views[cached_view(self.plan, self.seed, picture, resolution)] = None
             if self.plan.subset_of(picture).options.flip_aug and picture not in held_out:
                 views[cached_view(self.plan, self.seed, picture, resolution, mirrored=True)] = None
-        return in_groups(list(views), self.options.vae_batch_size, lambda view: self.plan.cut(view.picture, view.resolution).bucket)
+        looks: list[Look] = list(views)
+        if self._known_encoding().edits:
+            controls = [control_views(self.plan, view) for view in views]
+            several = {self._known_encoding().latents_entry(look).key: look for look in looks}
+            for index in range(max(map(len, controls))):
+                for row in controls:
+                    if index < len(row):
+                        several.setdefault(self._known_encoding().latents_entry(row[index]).key, row[index])
+            looks = list(several.values())
+        return in_groups(looks, self.options.vae_batch_size, self._size_of)
 
-    def _latents_entry(self, view: View) -> Entry:
-        facts = {"family": self.family.name, "encoder": self._vae_print, "revision": CODE_REVISION, **facts_of(self.plan, view)}
-        path = self.plan.pictures[view.picture].path
-        return entry_of(facts, f"{path}|{view.resolution}|{'mirrored' if view.mirrored else ''}")
+    def _size_of(self, look: Look) -> object:
+        if isinstance(look, View):
+            return self.plan.cut(look.picture, look.resolution).bucket
+        return self.plan.control_cut(look.picture, look.resolution, look.index).bucket
 
-    def _text_entry(self, text: str) -> Entry:
-        settings = self._known_parts().settings
-        facts = {"family": self.family.name, "encoder": self._text_print, "revision": CODE_REVISION, "settings": settings, "text": text}
-        return entry_of(facts, text)
-
-    def _fingerprint_text(self, parts: Parts) -> str:
-        names = self.cached_encoders
-        return "".join(
-            [fingerprint(*(parts.text_encoders[name] for name in names))]
-            + [tokenizer_fingerprint(parts.tokenizers[name]) for name in sorted(parts.tokenizers) if name not in self.trained_encoders]
-            + (list(names) if len(names) < len(parts.text_encoders) else [])
-        )
+    def _group_rows(self) -> list[list[Rows]]:
+        """Of each set of control pictures the rows that all instructions share, and those of each instruction."""
+        groups = []
+        for shown in instructions_of_run(self.plan, self.num_steps):
+            view = cached_view(self.plan, self.seed, shown.picture, shown.resolution, shown.mirrored)
+            groups.append([Rows(view, None), *(Rows(view, text) for text in shown.texts)])
+        return groups
 
     @property
     def untrained_encoders(self) -> tuple[str, ...]:
@@ -168,31 +230,18 @@ class DataPipeline:
         """Text encoders that nobody needs once the caches are full."""
         return self.untrained_encoders if self.options.cache_text_encoder_outputs else ()
 
-    def _see(self, views: Sequence[View]) -> tuple[Tensor, list[Seen]]:
-        seen = [see(self.plan, self.seed, view) for view in views]
-        return torch.stack([one.pixels for one in seen]), seen
-
-    def _encode_seen(self, material: tuple[Tensor, list[Seen]]) -> list[Tensors]:
-        pixels, seen = material
-        latents = self._encode_pixels(pixels)
-        return [self._with_mask(latent, one.mask) for latent, one in zip(latents, seen)]
-
-    def _with_mask(self, latent: Tensor, mask: Tensor | None) -> Tensors:
-        return {"latents": latent} if mask is None else {"latents": latent, "mask": mask_at(mask, (latent.shape[-2], latent.shape[-1]))}
-
-    def _encode_pixels(self, pixels: Tensor) -> Tensor:
-        parts = self._known_parts()
-        device = next(parts.vae.parameters()).device
-        with torch.no_grad():
-            return self.family.encode_pictures(parts, pixels.to(device, non_blocking=True))
-
-    def _encode_texts(self, texts: Sequence[str]) -> list[Condition]:
-        with torch.no_grad():
-            return self.family.encode_prompts(self._known_parts(), texts, self.untrained_encoders if self.trained_encoders else None)
+    @property
+    def _keeps_controls(self) -> bool:
+        """Whether texts are kept that saw control pictures, whose cut must then be the one they saw."""
+        return self._known_encoding().edits and bool(self.cached_encoders)
 
     def _known_parts(self) -> Parts:
         assert self._parts is not None, "prepare() comes before everything that needs an encoder"
         return self._parts
+
+    def _known_encoding(self) -> Encoding:
+        assert self._encoding is not None, "prepare() comes before everything that needs an encoder"
+        return self._encoding
 
     # Reading.
 
@@ -212,63 +261,120 @@ class DataPipeline:
 
     def _load(self, refs: list[SampleRef]) -> _Ready:
         cached = self.options.cache_latents
-        views = [view_of(self.plan, self.seed, ref, cached) for ref in refs]
+        edits, fixed = self._known_encoding().edits, self._keeps_controls
+        views = [view_of(self.plan, self.seed, ref, cached, fixed) for ref in refs]
         captions = [caption_of(self.plan, self._caption_rules, ref) for ref in refs]
-        latents = [self._cached_latents(view) for view in views] if cached else []
-        seen = [] if cached else [see(self.plan, self.seed, view) for view in views]
-        return _Ready(refs, views, captions, latents, seen, [self._cached_text(text) for text in captions] if self.cached_encoders else [])
+        ready = _Ready(refs, views, captions)
+        for view, caption in zip(views, captions, strict=True):
+            self._load_pixels(ready, view, edits, cached)
+            if self.cached_encoders:
+                ready.texts.append(self._cached_rows(view, caption) if edits else self._cached_text(caption))
+            elif edits and self.untrained_encoders:
+                ready.shown.append(self._known_encoding().shown(view))
+        return ready
+
+    def _load_pixels(self, ready: _Ready, view: View, edits: bool, cached: bool) -> None:
+        """Adds what stands for a sample's picture and its control pictures: their latents, or the pixels that are to be encoded."""
+        controls = control_views(self.plan, view) if edits else ()
+        if cached:
+            ready.latents.append(self._cached_latents(view))
+            ready.controls.append([self._cached_latents(control)["latents"] for control in controls])
+        else:
+            ready.seen.append(see(self.plan, self.seed, view))
+            ready.control_pixels.append([see_control(self.plan, self.seed, control) for control in controls])
 
     def _finish(self, ready: _Ready) -> Batch:
         """Encodes what was not cached, in the calling thread, and puts the batch together."""
-        if ready.latents:
-            x0 = torch.stack([entry["latents"] for entry in ready.latents]).float()
-            masks = [entry.get("mask") for entry in ready.latents]
-        else:
-            x0 = self._encode_pixels(torch.stack([one.pixels for one in ready.seen])).float()
-            masks = [None if one.mask is None else mask_at(one.mask, (x0.shape[-2], x0.shape[-1])) for one in ready.seen]
-        texts = ready.texts
-        if not texts:
-            texts = self._encode_texts(ready.captions) if self.untrained_encoders else [{} for _ in ready.refs]
+        entries = ready.latents or self._known_encoding().encode_seen(ready.seen)
+        x0 = torch.stack([entry["latents"] for entry in entries]).float()
+        texts = ready.texts or self._encode_captions(ready)
         sizes = [self.family.size_condition(geometry_of(self.plan, view)) for view in ready.views]
+        controls = [
+            {f"control_{index}": latents.float() for index, latents in enumerate(row)}
+            for row in ready.controls or self._encode_controls(ready)
+        ]
         return Batch(
             x0=x0,
-            conditions=[{**text, **size} for text, size in zip(texts, sizes, strict=True)],
+            conditions=[{**text, **size, **control} for text, size, control in zip(texts, sizes, controls, strict=True)],
             numbers=torch.tensor([ref.number for ref in ready.refs], dtype=torch.int64),
             weights=torch.tensor([ref.weight for ref in ready.refs], dtype=torch.float32),
             names=[self.plan.pictures[ref.picture].path for ref in ready.refs],
-            masks=self._masks(masks, x0) if self.options.masked_loss else None,
+            masks=self._masks([entry.get("mask") for entry in entries], x0) if self.options.masked_loss else None,
             captions=ready.captions,
         )
 
+    def _encode_controls(self, ready: _Ready) -> list[list[Tensor]]:
+        """Latents of each sample's control pictures, those of one place together: in a batch they have one size."""
+        columns = [list(self._known_encoding().encode_pixels(pixels)) for pixels in zip(*ready.control_pixels, strict=True)]
+        return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in ready.refs]
+
+    def _encode_captions(self, ready: _Ready) -> list[Condition]:
+        encoding = self._known_encoding()
+        if not self.untrained_encoders:
+            return [{} for _ in ready.refs]
+        if not encoding.edits:
+            return encoding.encode_texts(ready.captions)
+        return [joined(*encoding.encode_instructions(shown, [caption])) for shown, caption in zip(ready.shown, ready.captions, strict=True)]
+
     def _masks(self, masks: Sequence[Tensor | None], x0: Tensor) -> Tensor:
         whole = torch.ones(1, *x0.shape[-2:])
-        present = [whole if mask is None else mask.float() for mask in masks]
+        present = [with_outside(whole if mask is None else mask.float(), self.options.masked_loss_outside_weight) for mask in masks]
         return torch.stack([normalised(mask) for mask in present] if self.options.normalize_masked_loss else present)
 
-    def _cached_latents(self, view: View) -> Tensors:
-        entry = self._latents_entry(view)
-        try:
-            return self.cache.latents.get(entry.key)
-        except (KeyError, CorruptEntry):
-            group = next((group for group in self._picture_groups if view in group), [view])
-            name = self.plan.pictures[view.picture].path
-            return self._repaired(
-                self.cache.latents, entry, f"{name}: the encoded picture", lambda: self._encode_seen(self._see(group))[group.index(view)]
-            )
+    # Entries, and those that are damaged.
+
+    def _cached_latents(self, look: Look) -> Tensors:
+        entry = self._known_encoding().latents_entry(look)
+        item = self.plan.pictures[look.picture]
+        path = item.path if isinstance(look, View) else item.controls[look.index].path
+        return self._entry(self.cache.latents, entry, f"{path}: the encoded picture", lambda: self._pictures_again(look, entry))
+
+    def _pictures_again(self, look: Look, entry: Entry) -> Tensors:
+        encoding = self._known_encoding()
+        group: Sequence[Look] = next((group for group in self._picture_groups if look in group), [])
+        # The same picture may be a control of several targets, and then stands in a group of another name.
+        group = group or next((group for group in self._picture_groups if entry.key in self._keys(group)), [look])
+        place = [encoding.latents_entry(one).key for one in group].index(entry.key)
+        return encoding.encode_seen(encoding.see_all(group))[place]
+
+    def _keys(self, group: Sequence[Look]) -> list[str]:
+        return [self._known_encoding().latents_entry(look).key for look in group]
 
     def _cached_text(self, text: str) -> Tensors:
-        entry = self._text_entry(text)
+        entry = self._known_encoding().text_entry(text)
+        return self._entry(self.cache.texts, entry, f"caption {text!r}: its encoding", lambda: self._texts_again(text))
+
+    def _texts_again(self, text: str) -> Tensors:
+        place = bisect_left(self._text_groups, text, key=lambda group: group[-1])
+        group = self._text_groups[place] if place < len(self._text_groups) and text in self._text_groups[place] else [text]
+        return self._known_encoding().encode_texts(group)[group.index(text)]
+
+    def _cached_rows(self, view: View, caption: str) -> Condition:
+        """The text of an instruction on the control pictures of a view."""
+        encoding, found = self._known_encoding(), []
+        for what, rows in (
+            ("the encoded control pictures", Rows(view, None)),
+            (f"instruction {caption!r}: its encoding", Rows(view, caption)),
+        ):
+            again = partial(self._rows_again, rows)
+            named = f"{self.plan.pictures[view.picture].path}: {what}"
+            found.append(self._entry(self.cache.texts, encoding.rows_entry(rows), named, again)["text"])
+        return joined(found[0], [found[1]])
+
+    def _rows_again(self, rows: Rows) -> Tensors:
+        # Each instruction is encoded for itself on the shared rows, so no group is needed for the same bits.
+        encoding = self._known_encoding()
+        return encoding.encode_rows(encoding.read_controls([rows]))[0]
+
+    def _entry(self, cache: Cache, entry: Entry, what: str, encode: Callable[[], Tensors]) -> Tensors:
+        """An entry; one that cannot be read is made again. Whole groups are encoded then, so that it gets the same bits."""
         try:
-            return self.cache.texts.get(entry.key)
+            return cache.get(entry.key)
         except (KeyError, CorruptEntry):
-            place = bisect_left(self._text_groups, text, key=lambda group: group[-1])
-            group = self._text_groups[place] if place < len(self._text_groups) and text in self._text_groups[place] else [text]
-            return self._repaired(
-                self.cache.texts, entry, f"caption {text!r}: its encoding", lambda: self._encode_texts(group)[group.index(text)]
-            )
+            return self._repaired(cache, entry, what, encode)
 
     def _repaired(self, cache: Cache, entry: Entry, what: str, encode: Callable[[], Tensors]) -> Tensors:
-        """An entry that could not be read, made again; whole groups are encoded, so that it gets the same bits."""
+        """An entry that could not be read, made again, by one thread at a time."""
         with self._repairing:
             try:
                 # Another thread may have met the same entry and be done with it.
@@ -279,3 +385,8 @@ class DataPipeline:
                 self._warn(f"{what} is damaged ({err}); it is encoded again")
             cache.put(entry.key, encode())
             return cache.get(entry.key)
+
+
+def joined(shared: Tensor, own: Sequence[Tensor]) -> Condition:
+    """The text part of a condition: the rows of the control pictures, then those of the one instruction."""
+    return {"text": torch.cat([shared, *own])}

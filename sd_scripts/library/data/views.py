@@ -1,8 +1,8 @@
-"""One look at one picture: where it is cut, whether it is mirrored, and the pixels and mask that come out."""
+"""One look at one picture, and at its control pictures: where it is cut, whether it is mirrored, and what pixels and mask come out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from sd_scripts.dataset import images
-from sd_scripts.dataset.draws import fraction_for, seed_for
-from sd_scripts.dataset.images import BadImage
+from sd_scripts.dataset.buckets import Cut
+from sd_scripts.dataset.draws import fraction_for
+from sd_scripts.dataset.images import BadImage, Pixels
 from sd_scripts.dataset.plan import Plan, SampleRef
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Geometry
+from sd_scripts.schema.dataset import Interpolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,22 @@ class View:
     place: tuple[int, int]
     mirrored: bool = False
     tint: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ControlView:
+    """A control picture as it is seen with its target: the index-th of a picture; place and tint as in View."""
+
+    picture: int
+    resolution: int
+    index: int
+    place: tuple[int, int]
+    mirrored: bool = False
+    tint: int = -1
+
+
+Look = View | ControlView
+"""Anything that becomes latents."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +60,27 @@ def cached_view(plan: Plan, seed: int, picture: int, resolution: int, mirrored: 
     return View(picture, resolution, _place(plan, picture, resolution, seed, 0, f"crop/{plan.pictures[picture].identity}"), mirrored)
 
 
-def view_of(plan: Plan, seed: int, ref: SampleRef, cached: bool) -> View:
-    """The view of one sample. Held-out samples are never mirrored, tinted or cut at random places of their own."""
-    options = plan.subset_of(ref.picture).options
-    in_training = ref.step >= 0
-    mirrored = in_training and options.flip_aug and seed_for(seed, ref.number, "flip") % 2 == 1
-    if cached or not in_training:
-        return cached_view(plan, seed, ref.picture, ref.resolution, mirrored)
-    place = _place(plan, ref.picture, ref.resolution, seed, ref.number, "crop")
-    return View(ref.picture, ref.resolution, place, mirrored, ref.number if options.color_aug else -1)
+def view_of(plan: Plan, seed: int, ref: SampleRef, cached: bool, fixed: bool = False) -> View:
+    """The view of one sample; cached says whether its pixels are.
+
+    fixed: a random crop is the cached view's although pixels are not cached, because texts are kept that saw the control pictures so.
+    Held-out samples are never mirrored, tinted or cut at random places of their own.
+    """
+    options, mirrored = plan.subset_of(ref.picture).options, plan.is_mirrored(ref)
+    kept = cached_view(plan, seed, ref.picture, ref.resolution, mirrored)
+    if cached or ref.step < 0:
+        return kept
+    place = kept.place if fixed else _place(plan, ref.picture, ref.resolution, seed, ref.number, "crop")
+    return replace(kept, place=place, tint=ref.number if options.color_aug else -1)
+
+
+def control_views(plan: Plan, view: View) -> tuple[ControlView, ...]:
+    """The control pictures of a view: at its crop where they share the target's cut, whole otherwise; mirrored and tinted with it."""
+    views = []
+    for index in range(len(plan.pictures[view.picture].controls)):
+        place = view.place if plan.shares_cut(view.picture, index) else (0, 0)
+        views.append(ControlView(view.picture, view.resolution, index, place, view.mirrored, view.tint))
+    return tuple(views)
 
 
 def _place(plan: Plan, picture: int, resolution: int, seed: int, number: int, stream: str) -> tuple[int, int]:
@@ -86,31 +116,71 @@ def facts_of(plan: Plan, view: View) -> dict[str, Any]:
     }
 
 
+def facts_of_control(plan: Plan, view: ControlView) -> dict[str, Any]:
+    """The same about a control picture; where it is cut as a target with the same pixels is, the facts are the same, too."""
+    control, cut = plan.pictures[view.picture].controls[view.index], plan.control_cut(view.picture, view.resolution, view.index)
+    assert control.identity, "the dataset is verified before anything is cached"
+    return {
+        "picture": control.identity,
+        "bucket": list(cut.bucket),
+        "resized": list(cut.resized),
+        "crop": list(view.place),
+        "mirrored": view.mirrored,
+        "interpolation": plan.subset_of(view.picture).options.resize_interpolation,
+        "alpha": "white",
+        "mask": "",
+    }
+
+
 def see(plan: Plan, seed: int, view: View) -> Seen:
     """Decodes, resizes and cuts. Raises TrainingError, naming the file, for a picture that has become unreadable."""
     item, cut, options = plan.pictures[view.picture], plan.cut(view.picture, view.resolution), plan.subset_of(view.picture).options
-    keep_alpha = options.masked_loss and options.alpha_mask
-    try:
-        decoded = images.decode(item.path, keep_alpha)
-        mask = decoded.alpha
-        if options.masked_loss and item.mask:
+    rgb, mask = _decoded(item.path, (item.width, item.height), options.masked_loss and options.alpha_mask)
+    if options.masked_loss and item.mask:
+        try:
             mask = images.decode_mask(item.mask)
-    except BadImage as err:
-        raise TrainingError(f"{item.path} {err}. It could be read when the run started; put it back, or start again without it") from err
-    if decoded.rgb.shape[:2] != (item.height, item.width):
-        raise TrainingError(f"{item.path} was changed while the run was going on; start again, so that it is scanned afresh")
-    pixels = images.resize(decoded.rgb, cut.resized, options.resize_interpolation)
-    pixels = images.crop(pixels, view.place, cut.bucket)
-    if view.tint >= 0:
-        pixels = images.tint(pixels, seed, view.tint)
+        except BadImage as err:
+            raise _gone_bad(item.path, err) from err
+    pixels = _cut(rgb, cut, view, options.resize_interpolation, seed)
     if mask is not None:
         # Bilinear also averages when it shrinks; the step down to latent size is by area.
         mask = images.crop(images.resize(mask, cut.resized, "bilinear"), view.place, cut.bucket)
-    if view.mirrored:
-        pixels, mask = images.mirror(pixels), images.mirror(mask) if mask is not None else None
-    # Copies: what Pillow hands out is read-only, which torch does not want to know.
-    scaled = torch.from_numpy(np.array(pixels.transpose(2, 0, 1), dtype=np.float32)).div_(127.5).sub_(1)
-    return Seen(scaled, None if mask is None else torch.from_numpy(np.array(mask, dtype=np.float32)).div_(255)[None])
+        mask = images.mirror(mask) if view.mirrored else mask
+    return Seen(_scaled(pixels), None if mask is None else torch.from_numpy(np.array(mask, dtype=np.float32)).div_(255)[None])
+
+
+def see_control(plan: Plan, seed: int, view: ControlView) -> Tensor:
+    """Pixels (3, H, W) of a control picture in [-1, 1]. Raises TrainingError, naming the file, for one that has become unreadable."""
+    control, cut = plan.pictures[view.picture].controls[view.index], plan.control_cut(view.picture, view.resolution, view.index)
+    rgb, _ = _decoded(control.path, (control.width, control.height), keep_alpha=False)
+    return _scaled(_cut(rgb, cut, view, plan.subset_of(view.picture).options.resize_interpolation, seed))
+
+
+def _decoded(path: str, size: tuple[int, int], keep_alpha: bool) -> tuple[Pixels, Pixels | None]:
+    """RGB (H, W, 3) and alpha of a file that had this size (width, height) when the run started."""
+    try:
+        decoded = images.decode(path, keep_alpha)
+    except BadImage as err:
+        raise _gone_bad(path, err) from err
+    if decoded.rgb.shape[:2] != size[::-1]:
+        raise TrainingError(f"{path} was changed while the run was going on; start again, so that it is scanned afresh")
+    return decoded.rgb, decoded.alpha
+
+
+def _gone_bad(path: str, err: BadImage) -> TrainingError:
+    return TrainingError(f"{path} {err}. It could be read when the run started; put it back, or start again without it")
+
+
+def _cut(rgb: Pixels, cut: Cut, view: Look, interpolation: Interpolation, seed: int) -> Pixels:
+    pixels = images.crop(images.resize(rgb, cut.resized, interpolation), view.place, cut.bucket)
+    if view.tint >= 0:
+        pixels = images.tint(pixels, seed, view.tint)
+    return images.mirror(pixels) if view.mirrored else pixels
+
+
+def _scaled(pixels: Pixels) -> Tensor:
+    # A copy: what Pillow hands out is read-only, which torch does not want to know.
+    return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), dtype=np.float32)).div_(127.5).sub_(1)
 
 
 def mask_at(mask: Tensor, size: tuple[int, int]) -> Tensor:
@@ -122,3 +192,8 @@ def normalised(mask: Tensor) -> Tensor:
     """The mask divided by its mean, so that small masks count as much as large ones; an empty mask stays empty."""
     mean = mask.mean()
     return mask / mean if mean > 0 else mask
+
+
+def with_outside(mask: Tensor, weight: float) -> Tensor:
+    """A mask in [0, 1] as weights in [weight, 1]: what it leaves black counts `weight`, what is white 1."""
+    return weight + (1 - weight) * mask

@@ -71,6 +71,9 @@ class SmallFamily:
         states = parts.text_encoders["te1"](torch.tensor(letters))
         return [{"hidden": state, "sum": state.sum(0) + self.batch_effect * states.mean()} for state in states]
 
+    def num_controls(self, parts: Parts) -> tuple[int, int]:
+        return 0, 0
+
     def size_condition(self, geometry: Geometry) -> Condition:
         return {"size": torch.tensor([*geometry.original, *geometry.crop, *geometry.target], dtype=torch.float32)}
 

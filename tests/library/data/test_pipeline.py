@@ -306,7 +306,7 @@ def test_the_reason_for_encoding_again_is_told(options: DatasetOptions, root: Pa
     assert told_after(options, root, another("text")) == ["11 captions are encoded again: the text encoder changed"]
     assert told_after(options, root) == []
     assert told_after(options, root, resolution=(32, 32)) == ["11 pictures are encoded again: the resolution changed"]
-    monkeypatch.setattr("sd_scripts.library.data.pipeline.CODE_REVISION", 10**6)
+    monkeypatch.setattr("sd_scripts.library.data.encoding.CODE_REVISION", 10**6)
     assert told_after(options, root, resolution=(32, 32)) == [
         "11 pictures are encoded again: the code revision changed",
         "11 captions are encoded again: the code revision changed",
