@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.library import diffusion
+from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.pictures import PictureFamily, evaluating, place, quiet_transformers
 from sd_scripts.library.families.samplers import scheduler_for
 from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
@@ -194,20 +195,6 @@ class Flux(PictureFamily):
         size = len(requests)
         masks = [] if mask is None else list(mask.to(device).split(size))
         return list(text.to(device, dtype).split(size)), list(pooled.split(size)), masks
-
-
-def packed(latents: Tensor) -> Tensor:
-    """Latents (B, C, h, w) as picture tokens (B, N, 4C): squares of 2 x 2, row by row, the numbers of a channel side by side."""
-    batch, channels, height, width = latents.shape
-    squares = latents.reshape(batch, channels, height // 2, 2, width // 2, 2)
-    return squares.permute(0, 2, 4, 1, 3, 5).reshape(batch, height * width // 4, 4 * channels)
-
-
-def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
-    """The latents (B, C, height, width) whose `packed` these are."""
-    batch, _, numbers = tokens.shape
-    squares = tokens.reshape(batch, height // 2, width // 2, numbers // 4, 2, 2)
-    return squares.permute(0, 3, 1, 4, 2, 5).reshape(batch, numbers // 4, height, width)
 
 
 def positions(height: int, width: int) -> Tensor:

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 from sd_scripts.library import diffusion
 from sd_scripts.library.families import family as family_of
-from sd_scripts.library.families.flux import TEXT_STEP, batched_texts, packed, positions, unpacked
+from sd_scripts.library.families.flux import TEXT_STEP, batched_texts, positions
+from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.loading import flux as loading
 from sd_scripts.library.protocols import Geometry, Parts, Preview
 from sd_scripts.schema.errors import OptionError

@@ -1,0 +1,93 @@
+"""The small networks of a Qwen-Image model; weights come from torch's generator as the caller has set it.
+
+Latents have the real 16 channels and statistics, 2 x 2 of them are a token, and the templates have the real number of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX, Qwen2Tokenizer
+
+MARKS = tuple(f"<|{name}|>" for name in ("im_start", "im_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad"))
+"""Tokens of their own, which no other text makes."""
+
+
+def tiny_qwen_tokenizer(templates: Iterable[str], words: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """A tokenizer of bytes and the pieces that occur in these templates and words, split as Qwen's splits.
+
+    Trained on the templates alone it cuts them as the real one does: the system part has 64 tokens in those for editing, 34 in that for
+    text to image.
+    """
+    pieces = [pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated", invert=False)]
+    pieces.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
+    texts = [re.sub(r"<\|\w+\|>", "", template) for template in templates] + ["Picture 1: Picture 2: Picture 3: ", *words]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=2000, min_frequency=1, show_progress=False, initial_alphabet=sorted(alphabet))
+    )
+    model = json.loads(tokenizer.to_str())["model"]
+    return Qwen2Tokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]], additional_special_tokens=list(MARKS))
+
+
+def tiny_qwen_text_encoder(tokenizer: Any, width: int = 32) -> Qwen2_5_VLForConditionalGeneration:
+    """A Qwen2.5-VL of two layers that reads this tokenizer's tokens and pictures in patches of 14, four of which are a token."""
+    marks = dict(zip(MARKS, tokenizer.convert_tokens_to_ids(list(MARKS)), strict=True))
+    text = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": len(tokenizer),
+        # Half a head's numbers, for time, row and column: 1/4, 3/8 and 3/8 of them, as in the real one.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [width // 16, 3 * width // 32, 3 * width // 32]},
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": marks["<|im_end|>"],
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": width,
+        "fullatt_block_indexes": [1],
+    }
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=marks["<|image_pad|>"],
+        video_token_id=marks["<|video_pad|>"],
+        vision_start_token_id=marks["<|vision_start|>"],
+        vision_end_token_id=marks["<|vision_end|>"],
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def tiny_qwen_vae() -> AutoencoderKLQwenImage:
+    """A VAE that shrinks sides to an eighth, to 16 channels of the real statistics."""
+    return AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=1, temperal_downsample=[False, True, True])
+
+
+def tiny_qwen_transformer(text_width: int = 32, zero_cond_t: bool = False) -> QwenImageTransformer2DModel:
+    """A transformer of two blocks and two heads."""
+    return QwenImageTransformer2DModel(
+        in_channels=64,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=text_width,
+        axes_dims_rope=(4, 6, 6),
+        zero_cond_t=zero_cond_t,
+    )
