@@ -34,8 +34,10 @@ def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str
     layer names alone; torch's global random state stays as it was. Raises OptionError with every problem.
     """
     names = names_of(parts)
-    given = read(Path(options.network_weights), parts) if options.network_weights is not None else None
-    if given is not None:
+    given = None
+    if options.network_weights is not None:
+        # Files of other trainers also have layers that nothing reads; without gradient they would only stop several processes.
+        given = {name: adapter for name, adapter in read(Path(options.network_weights), parts).items() if name not in names.idle}
         _check_kind(given, options)
     if given is not None and options.dim_from_weights:
         plans = plan_of_file(given, layers_of(parts))

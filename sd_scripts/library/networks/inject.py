@@ -101,6 +101,11 @@ def adapter_tensors(layer: BaseTunerLayer, adapter: str) -> Iterator[tuple[str, 
             yield attribute, held[adapter]
 
 
+def adapters_on(layer: BaseTunerLayer) -> list[str]:
+    """peft's names of all adapters on a layer, active or not, in the order in which they were put on."""
+    return list(dict.fromkeys(name for attribute in layer.adapter_layer_names for name in getattr(layer, attribute)))
+
+
 def share_downs(plans: Iterable[LayerPlan], names: Names, parts: Parts, kind: Kind, adapter: str) -> None:
     """Gives the layers of each fused target one down matrix, the first layer's, where their ranks and scales are the same."""
     together: dict[tuple[Target, int, float], list[LayerPlan]] = {}

@@ -20,7 +20,8 @@ from torch import nn
 from sd_scripts.library.loading.original import Stored
 from sd_scripts.library.protocols import Parts
 
-Family = Literal["sd1", "sd2", "sdxl", "flux"]
+Family = Literal["sd1", "sd2", "sdxl", "flux", "qwen_edit"]
+LABELS: dict[Family, str] = {"sd1": "SD 1.x", "sd2": "SD 2.x", "sdxl": "SDXL", "flux": "FLUX.1", "qwen_edit": "Qwen-Image"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Names(Protocol):
     family: Family
     layers: tuple[str, ...]
     """Every layer that can carry an adapter, in the order of the model."""
+    idle: frozenset[str]
+    """Layers whose output nothing reads. An adapter there does nothing and would be left without gradient."""
 
     def to_kohya(self, name: str) -> str:
         """`lora_unet_...`, `lora_te1_...`; for a layer of a fused target the name of the whole target."""
@@ -139,6 +142,7 @@ class LayerNames(ABC):
         """stored gives the place of a backbone's tensor in the original layout; layers are names `<module>.<layer>`."""
         self.family: Family = family
         self.layers = tuple(layers)
+        self.idle: frozenset[str] = frozenset()
         self._prefixes = prefixes
         self._original: dict[str, str] = {}
         self._fused: dict[str, Target] = {}

@@ -11,7 +11,7 @@ from torch import nn
 
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, TransformerNetworkOptions, UNetNetworkOptions
 
 from .layer_names import Names, layers_of
 from .maths import AdapterLayer
@@ -47,7 +47,7 @@ def examples(names: Iterable[str], limit: int = _EXAMPLES) -> str:
 
 def backbone_name(options: NetworkOptions) -> str:
     """What a user calls the backbone."""
-    return "the transformer" if isinstance(options, FluxNetworkOptions) else "the UNet"
+    return "the transformer" if isinstance(options, FluxNetworkOptions | TransformerNetworkOptions) else "the UNet"
 
 
 def trained_modules(parts: Parts, options: NetworkOptions) -> list[str]:
@@ -74,7 +74,7 @@ def plan_layers(parts: Parts, options: NetworkOptions, targets: Mapping[str, lis
         )
     wanted = {f"{module}.{layer}" for module in modules for layer in targets.get(module, [])}
     wanted |= {name for name in ranks.further_targets() if "backbone" in modules}
-    chosen = _filtered([name for name in bases if name in wanted], options, problems)
+    chosen = [name for name in _filtered([name for name in bases if name in wanted], options, problems) if ranks.includes(name)]
     for option, texts in (("network_reg_dims", options.network_reg_dims), ("network_reg_lrs", options.network_reg_lrs)):
         for pattern in Numbered(texts, names).unused(chosen) if chosen else ():
             problems.append(Problem(option, f"{option}: {pattern!r} decides about no layer; {_looks(chosen)}"))
@@ -174,16 +174,21 @@ def _empty_problems(
     """Options that ended up without any layer."""
     problems = []
     covered = {plan.module for plan in plans}
+    left_nothing = "target_modules, exclude_modules and the options for ranks and blocks leave no layer of"
     for module in modules:
-        if module not in covered:
-            switch = "train_unet" if module == "backbone" else "train_text_encoder"
-            problems.append(
-                Problem(
-                    switch,
-                    f"{switch} is on, but target_modules, exclude_modules and the options for ranks and blocks leave no layer of "
-                    f"{backbone_name(options) if module == 'backbone' else module}; change them or turn {switch} off",
-                )
+        if module in covered:
+            continue
+        if isinstance(options, TransformerNetworkOptions):
+            problems.append(Problem("target_modules", f"{left_nothing} {backbone_name(options)} to train; change them"))
+            continue
+        switch = "train_unet" if module == "backbone" else "train_text_encoder"
+        problems.append(
+            Problem(
+                switch,
+                f"{switch} is on, but {left_nothing} {backbone_name(options) if module == 'backbone' else module}; "
+                f"change them or turn {switch} off",
             )
+        )
     wide = any(is_wide(bases[plan.name]) for plan in plans)
     conv = isinstance(options, UNetNetworkOptions) and (options.conv_dim is not None or any(options.conv_block_dims))
     if conv and not wide and "backbone" in covered:

@@ -53,7 +53,7 @@ def tensors_of(adapters: Mapping[str, AdapterLayer], names: Names, layout: Layou
     if layout in ("kohya", "comfyui"):
         stem_of = names.to_kohya if layout == "kohya" else names.to_comfyui
         # diffusers' reader of UNet files loses the alphas of attention layers when they differ.
-        agreeing = adapters if names.family == "flux" or layout == "comfyui" else _one_alpha(adapters)
+        agreeing = adapters if names.family in ("flux", "qwen_edit") or layout == "comfyui" else _one_alpha(adapters)
         for stem, adapter in _stems(agreeing, names, stem_of):
             tensors |= _kohya_tensors(stem, adapter, dtype)
         return tensors, {LAYOUT: layout}

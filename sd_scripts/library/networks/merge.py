@@ -14,6 +14,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
 
 from .files import read
+from .fusing import MAGNITUDE
 from .inject import inject, take_shapes
 from .layer_names import layers_of
 from .layers import examples, plan_of_file
@@ -63,12 +64,15 @@ def apply(parts: Parts, path: Path, weight: float = 1.0) -> Network:
     if len(kinds) != 1:
         raise OptionError(f"{path.name} holds {' and '.join(kinds)} layers; merge it into the model instead")
     _check_strength(adapters, path, weight)
-    by_input = [
-        name for name, adapter in adapters.items() if adapter.kind == "dora" and adapter.tensors["lora_magnitude_vector.weight"].dim() > 1
-    ]
+    return put_on(parts, adapters, path.name, weight)
+
+
+def put_on(parts: Parts, adapters: Mapping[str, AdapterLayer], label: str, strength: float) -> Network:
+    """As apply, for the adapters of one kind that were read from the file called label."""
+    kind = next(iter(adapters.values())).kind
+    by_input = [name for name, adapter in adapters.items() if kind == "dora" and adapter.tensors[MAGNITUDE].dim() > 1]
     if by_input:
-        raise OptionError(f"{path.name} has dora lengths for each input channel ({examples(by_input)}); merge it into the model instead")
-    kind = kinds[0]
+        raise OptionError(f"{label} has dora lengths for each input channel ({examples(by_input)}); merge it into the model instead")
     name = _free_name(parts)
     plans = plan_of_file(adapters, layers_of(parts))
     inject(parts, kind, plans, NetworkOptions(network_type=kind), name)
@@ -80,7 +84,7 @@ def apply(parts: Parts, path: Path, weight: float = 1.0) -> Network:
         network.detach()
         raise
     network.freeze()
-    network.strengthen(weight)
+    network.set_strength(strength)
     return network
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from sd_scripts.library.protocols import Parts
 
 from .flux_names import FluxNames
-from .layer_names import Family, LayerNames, Names, Target, adaptable_layers, layers_of
+from .layer_names import LABELS, Family, LayerNames, Names, Target, adaptable_layers, layers_of
+from .qwen_names import QwenImageNames
 from .unet_names import UNetNames
 
 __all__ = ["Family", "Names", "Target", "names_for", "names_of"]
@@ -27,6 +28,8 @@ def names_of(parts: Parts) -> LayerNames:
     layers = layers_of(parts)
     if isinstance(parts.backbone, FluxTransformer2DModel):
         return _names("flux", dict(parts.backbone.config), layers)
+    if isinstance(parts.backbone, QwenImageTransformer2DModel):
+        return QwenImageNames(layers)
     if isinstance(parts.backbone, UNet2DConditionModel):
         config = dict(parts.backbone.config)
         return _names(_unet_family(config), config, layers)
@@ -41,17 +44,26 @@ def names_for(family: Family, folder: Path | None = None) -> LayerNames:
     return _published(family) if folder is None else _described(family, folder)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=len(LABELS))
 def _published(family: Family) -> LayerNames:
-    return _described(family, _CONFIGS / _FOLDERS[family])
+    return _qwen({}) if family == "qwen_edit" else _described(family, _CONFIGS / _FOLDERS[family])
 
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _FOLDERS: dict[Family, str] = {"sd1": "sd1", "sd2": "sd2", "sdxl": "sdxl", "flux": "flux/dev"}
 
 
+def _qwen(config: dict[str, Any]) -> LayerNames:
+    """The names of a Qwen-Image transformer; what the configuration leaves out is as in the published models."""
+    with torch.device("meta"):
+        transformer = QwenImageTransformer2DModel.from_config(config)
+    return QwenImageNames(f"backbone.{layer}" for layer in adaptable_layers(transformer))
+
+
 def _described(family: Family, folder: Path) -> LayerNames:
     """Builds the networks without values, for the names of their layers."""
+    if family == "qwen_edit":
+        return _qwen(_config(folder, "transformer"))
     backbone = _config(folder, "transformer" if family == "flux" else "unet")
     encoders = {"te1": _config(folder, "text_encoder")}
     if family in ("sdxl", "flux"):

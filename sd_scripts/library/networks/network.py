@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Parts, StateDict
@@ -19,7 +20,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
 
 from .fusing import MAGNITUDE
-from .inject import adapter_tensors
+from .inject import adapter_tensors, adapters_on
 from .layer_names import Names, split_rest
 from .layers import LayerPlan, examples
 from .maths import AdapterLayer, Kind
@@ -61,6 +62,8 @@ class Network:
         self.modules: dict[str, nn.Module] = {module: everything[module] for module in dict.fromkeys(plan.module for plan in plans)}
         """The networks that carry the adapter, by name; they are what train() and eval() are for."""
         self._layers: dict[str, BaseTunerLayer] = {plan.name: self.modules[plan.module].get_submodule(plan.layer) for plan in plans}
+        self._scales = {name: self.scale(name) for name in self._layers}
+        self._hooks: list[RemovableHandle] = []
         self._max_norm: float | None = None
         self._tensors: dict[str, dict[str, str]] = {}
         """Of each layer, its tensors by peft's name, and their names in the state; a shared one has that of its first layer."""
@@ -246,27 +249,46 @@ class Network:
         for tensor in self._parameters.values():
             tensor.requires_grad_(False)
 
-    def strengthen(self, strength: float) -> None:
-        """Multiplies what the adapter adds to each layer's output. Raises ValueError for oft, which adds nothing."""
-        if strength == 1:
-            return
-        if self.kind == "oft":
-            raise ValueError("an oft adapter has no strength")
-        for layer in self._layers.values():
-            if self.kind == "dora":
-                # peft's own scaling would turn the direction and keep the length; here the whole difference counts, as in merging.
-                layer.lora_magnitude_vector[self._adapter].register_forward_hook(lambda _module, _inputs, added: added * strength)
-            else:
-                layer.scaling[self._adapter] *= strength
+    def set_strength(self, strength: float) -> None:
+        """What the adapter adds to each layer's output is multiplied by this from now on, 1 being as trained; 0 costs no time.
+
+        For dora the whole difference counts, as in merging: peft's own scaling would turn the direction and keep the length. Raises
+        ValueError for oft, which adds nothing and can only be on or off, with another strength than 0 or 1.
+        """
+        if self.kind == "oft" and strength not in (0, 1):
+            raise ValueError(f"an oft adapter has no strength other than 0 or 1, not {strength:g}")
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        with _same_training(self._layers.values()):
+            for name, layer in self._layers.items():
+                active = {*layer.active_adapters, self._adapter} if strength else {*layer.active_adapters} - {self._adapter}
+                layer.set_adapter([other for other in adapters_on(layer) if other in active])
+                if strength and self.kind == "dora":
+                    self._strengthen_difference(layer, strength)
+                elif strength and self.kind != "oft":
+                    layer.scaling[self._adapter] = self._scales[name] * strength
+
+    def _strengthen_difference(self, layer: BaseTunerLayer, strength: float) -> None:
+        """Multiplies all that a dora layer adds, its change of length included."""
+        magnitude = layer.lora_magnitude_vector[self._adapter]
+        self._hooks.append(magnitude.register_forward_hook(lambda _module, _inputs, added: added * strength))
+        if adapters_on(layer)[0] != self._adapter:
+            # peft would stretch what the adapters before this one added as well; without their sum it asks the base layer itself.
+            self._hooks.append(magnitude.register_forward_pre_hook(_without_base_result, with_kwargs=True))
+
+    def hold_in(self, dtype: torch.dtype) -> None:
+        """Keeps the adapter's values in this precision, for adapters that are not trained."""
+        for tensor in self._parameters.values():
+            tensor.data = tensor.data.to(dtype)
 
     def detach(self) -> None:
         """Takes the adapter off the model; the model is then what it was before."""
         for plan in self.plans:
             layer = self._layers[plan.name]
-            others = [name for name in layer.active_adapters if name != self._adapter]
-            if others:
+            if len(adapters_on(layer)) > 1:
                 with _same_training([layer]):
-                    layer.set_adapter(others)
+                    layer.set_adapter([name for name in layer.active_adapters if name != self._adapter])
                     layer.delete_adapter(self._adapter)
                 continue
             model = self.modules[plan.module]
@@ -276,6 +298,10 @@ class Network:
             model.peft_config.pop(self._adapter, None)
             if not model.peft_config:
                 del model.peft_config
+
+
+def _without_base_result(_module: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+    return inputs, {**named, "base_result": None}
 
 
 def _fitted(tensor: Tensor, like: Tensor) -> Tensor | None:

@@ -9,10 +9,12 @@ from typing import Protocol
 from torch import nn
 
 from sd_scripts.schema.errors import Problem
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions
 
 from .flux_names import INPUTS, FluxNames, part_of
 from .layer_names import Names
+from .qwen_names import Part, QwenImageNames
+from .qwen_names import part_of as part_of_qwen
 from .rates import Numbered, block_factor
 
 
@@ -27,6 +29,10 @@ class Ranks(Protocol):
         """Layers `<module>.<layer>` that the options add to the default ones."""
         ...
 
+    def includes(self, name: str) -> bool:
+        """Whether the options that choose blocks and kinds of layers leave this one in."""
+        ...
+
     def of(self, name: str, base: nn.Module) -> tuple[int, float | None]:
         """Rank of a layer, 0 for one that gets no adapter, and its alpha; None means alpha = rank."""
         ...
@@ -38,6 +44,8 @@ def ranks_for(options: NetworkOptions, names: Names) -> Ranks:
         return _UNetRanks(options, names)
     if isinstance(options, FluxNetworkOptions) and isinstance(names, FluxNames):
         return _FluxRanks(options, names)
+    if isinstance(options, QwenImageNetworkOptions) and isinstance(names, QwenImageNames):
+        return _QwenRanks(options, names)
     raise TypeError(f"{type(options).__name__} are not for a model of family {names.family}")
 
 
@@ -74,6 +82,9 @@ class _UNetRanks:
 
     def further_targets(self) -> list[str]:
         return []
+
+    def includes(self, name: str) -> bool:
+        return True
 
     def problems(self) -> list[Problem]:
         options, count = self._options, self._names.num_blocks
@@ -140,30 +151,67 @@ class _FluxRanks:
     def problems(self) -> list[Problem]:
         problems = []
         for option, text in self._wanted.items():
-            count = self._counts[option]
-            beyond = [number for number in _numbers(text, count) if number >= count]
-            if beyond:
-                problems.append(
-                    Problem(
-                        option,
-                        f"{option}: this model has {count} such blocks, numbered 0 to {count - 1}, so {min(beyond)} is none",
-                    )
-                )
+            problems += _beyond(option, text, self._counts[option])
         if not self._trains_backbone and any(rank for part, rank in self._dims.items() if part in INPUTS):
             problems.append(Problem("in_dims", "in_dims is for the transformer, but train_unet is off; turn it on or remove in_dims"))
         return problems
 
+    def includes(self, name: str) -> bool:
+        block = self._names.block(name)
+        return block is None or block in self._blocks
+
     def of(self, name: str, base: nn.Module) -> tuple[int, float | None]:
         if not name.startswith("backbone."):
             return self._by_name.usual(name)
-        block = self._names.block(name)
-        if block is not None and block not in self._blocks:
-            return 0, None
         return self._by_name.usual(name, self._dims.get(_part(name)))
+
+
+_QWEN_PARTS: dict[str, tuple[Part, ...]] = {
+    "image_attention": ("image_attention",),
+    "attention": ("image_attention", "text_attention"),
+    "all": ("image_attention", "text_attention", "mlp"),
+    "all_with_modulation": ("image_attention", "text_attention", "mlp", "modulation"),
+}
+
+
+class _QwenRanks:
+    """One rank for all, on the kinds of layers and the blocks that are asked for."""
+
+    def __init__(self, options: QwenImageNetworkOptions, names: QwenImageNames) -> None:
+        self._names, self._by_name = names, _ByName(options, names)
+        self._wanted = options.train_block_indices
+        self._blocks = _numbers(self._wanted, names.num_blocks)
+        # Expressions choose among the layers of every kind.
+        self._parts = _QWEN_PARTS["all_with_modulation" if options.target_modules else options.lora_targets]
+
+    def further_targets(self) -> list[str]:
+        return []
+
+    def problems(self) -> list[Problem]:
+        problems = _beyond("train_block_indices", self._wanted, self._names.num_blocks)
+        if not self._blocks:
+            problems.append(
+                Problem("train_block_indices", "train_block_indices = none leaves nothing to train; name blocks, such as 0-29, or all")
+            )
+        return problems
+
+    def includes(self, name: str) -> bool:
+        return name not in self._names.idle and self._names.block(name) in self._blocks and part_of_qwen(name) in self._parts
+
+    def of(self, name: str, base: nn.Module) -> tuple[int, float | None]:
+        return self._by_name.usual(name)
 
 
 def _part(name: str) -> str | None:
     return part_of(name.partition(".")[2])
+
+
+def _beyond(option: str, text: str, count: int) -> list[Problem]:
+    """What is wrong with numbers of blocks in a model with this many."""
+    beyond = [number for number in _numbers(text, count) if number >= count]
+    if not beyond:
+        return []
+    return [Problem(option, f"{option}: this model has {count} such blocks, numbered 0 to {count - 1}, so {min(beyond)} is none")]
 
 
 def _numbers(text: str, count: int) -> set[int]:
