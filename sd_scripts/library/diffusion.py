@@ -63,6 +63,8 @@ class FlowPath:
     """The straight path of flow matching (Lipman et al. 2023, Liu et al. 2023): a = 1 - t, s = t."""
 
     num_steps: int = 1000
+    on_steps: bool = False
+    """Whether training times are multiples of 1 / num_steps, for models that know only these by heart."""
 
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """a and s of times t (B,) in [0, 1], float32, shape (B,)."""

@@ -87,6 +87,10 @@ class QwenImageModelOptions(ModelOptions):
     transformer_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the frozen transformer in 8 bits, which halves its memory; the adapter is trained on top in full precision. qint8 is four to ten
     times more exact than qfloat8."""
+    modulation_table: bool = False
+    """Keep the modulation layers, a third of the transformer's weights, in main memory, and a table of what they give at each of 1000 times
+    instead. Saves 13.6 GB of a device's memory in 16 bit without changing the result; main memory takes 18 GB. Training times are then
+    multiples of 1/1000. Not for adapters on the modulation."""
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
     vae_device: str | None = None

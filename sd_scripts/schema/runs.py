@@ -189,6 +189,12 @@ class QwenImageNetwork(RunOptions):
     samples: QwenImageSampleOptions = QwenImageSampleOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
+    @model_validator(mode="after")
+    def _modulation_is_free(self) -> Self:
+        if self.model.modulation_table and self.network.lora_targets == "all_with_modulation":
+            raise_all(["modulation_table keeps the modulation as it is, but lora_targets trains it; turn one of them off"])
+        return self
+
 
 RUNS: dict[tuple[str, str], type[RunOptions]] = {
     (run.family, run.method): run for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull, QwenImageNetwork)

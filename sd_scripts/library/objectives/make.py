@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from sd_scripts.library.diffusion import NoiseSchedulePath
+from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import distance_of
 from sd_scripts.library.objectives.regression import Interpretation, Regression, Times, as_it_is
@@ -43,6 +43,8 @@ def times_of(options: ObjectiveOptions | FlowObjectiveOptions, path: Path) -> Ti
         t = density_of(options, sides).within(low, high, u)
         if isinstance(path, NoiseSchedulePath):
             return path.times((t * num_steps).floor().long().clamp(0, last_step))
+        if isinstance(path, FlowPath) and path.on_steps:
+            return ((t * path.num_steps).ceil().clamp(1, path.num_steps) / path.num_steps).float()
         # t = 0 has nothing to learn from and divides by zero in samplers; float32 keeps 1e-5 apart from it.
         return t.clamp(1e-5, 1.0).float()
 
