@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         width, height = ((64, 64), (96, 64), (64, 96))[number % 3]
         Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(folder / f"p{number:02d}.png")
         (folder / f"p{number:02d}.txt").write_text(f"picture {number}, tag{number % 4}, tag{number % 5}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same pictures as targets, each with a control picture; that of every fourth has another shape."""
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "control").mkdir()
+    shutil.copytree(pictures, folder / "target")
+    for number, path in enumerate(sorted((folder / "target").glob("*.png"))):
+        control = Image.open(path).transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+        control = control if number % 4 else control.resize((64, 80))
+        control.save(folder / "control" / path.name)
     return folder
 
 

@@ -21,6 +21,8 @@ from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_losses.json"
+EDITING = ("qwen_edit",)
+"""Families that train on pairs."""
 SETTINGS = (
     "--resolution 64 --min_bucket_reso 32 --bucket_reso_steps 16 --learning_rate 1e-3 --max_train_steps 6 --train_batch_size 2 --seed 11 "
     "--mixed_precision no --resume none --no_save_state --no_save_state_on_train_end --lr_scheduler constant --shuffle_caption"
@@ -33,11 +35,17 @@ def losses(kind: tuple[str, str], folder: Path) -> list[float]:
     # CLIP's attention and its MLP draw their first values from torch's generator, which families seed themselves.
     family.save(family.tiny(), folder / "base", "diffusers", None, {})
     draw = np.random.default_rng(5)
-    (folder / "pictures").mkdir()
+    pictures = folder / "pictures" / ("target" if kind[0] in EDITING else "")
+    pictures.mkdir(parents=True)
     for number in range(6):
         size = ((64, 64, 3), (48, 80, 3))[number % 2]
-        Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(folder / "pictures" / f"{number}.png")
-        (folder / "pictures" / f"{number}.txt").write_text(f"picture {number}, a, b")
+        Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(pictures / f"{number}.png")
+        (pictures / f"{number}.txt").write_text(f"picture {number}, a, b")
+    if kind[0] in EDITING:
+        (folder / "pictures" / "control").mkdir()
+        for number in range(6):
+            size = ((64, 64, 3), (48, 80, 3))[number % 2]
+            Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(folder / "pictures" / "control" / f"{number}.png")
     argv = ["--pretrained_model_name_or_path", str(folder / "base"), "--train_data_dir", str(folder / "pictures")]
     with pytest.raises(SystemExit) as ended:
         main(*kind, [*argv, "--output_dir", str(folder / "out"), *SETTINGS])

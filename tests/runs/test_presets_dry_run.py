@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +29,30 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent
 
 
+@pytest.fixture(scope="module")
+def pairs(pictures: Path) -> Path:
+    """The same pictures as targets, with controls that are the same pictures mirrored."""
+    folder = pictures.with_name("pairs")
+    shutil.copytree(pictures / "2_sks thing", folder / "target")
+    (folder / "control").mkdir()
+    for path in (folder / "target").glob("*.jpg"):
+        Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(folder / "control" / path.name)
+    return folder
+
+
 def test_there_is_a_preset_for_every_script() -> None:
     assert {path.parent.name for path in PRESETS} == {run.script.removesuffix(".py") for run in RUNS.values()}
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_parses_and_dry_runs(preset: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_parses_and_dry_runs(
+    preset: Path, pictures: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = read_toml(preset)
     run = run_of(values)
     assert run.script.removesuffix(".py") == preset.parent.name
-    needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(pictures)}
+    edits = run.family == "qwen_edit" and values.get("model_version") != "image"
+    needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(pairs if edits else pictures)}
     options = build(run, needed | values)
     missing = set(values) - set(changed(options)) - {"script", "schema_version"}
     assert not missing, f"a preset is a set of differences, but these are defaults: {missing}"
