@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sd_scripts.library import diffusion
 from sd_scripts.library.families import qwen_prompts, qwen_sampling, tiny_qwen
+from sd_scripts.library.families.modulation import tabulate
 from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.pictures import PictureFamily, evaluating, place
 from sd_scripts.library.families.qwen_prompts import MAX_CONTROLS, MAX_POSITIONS, area_size
@@ -40,7 +41,10 @@ class QwenEdit(PictureFamily):
 
     def load(self, options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
-        return loading.load(options, device, dtype, without)
+        parts = loading.load(options, device, dtype, without)
+        if options.modulation_table and "backbone" not in without:
+            return tabulate(parts, torch.device("cuda") if torch.cuda.is_available() else device)
+        return parts
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; of version edit-2509."""
