@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, PngImagePlugin
@@ -51,11 +52,18 @@ def opened_control(file: str, option: str = OPTION) -> Image.Image:
 
 
 def save_picture(
-    image: Image.Image, path: Path, request: Preview, source: str, step: int | None = None, controls: Sequence[str] = ()
+    image: Image.Image,
+    path: Path,
+    request: Preview,
+    source: str,
+    step: int | None = None,
+    controls: Sequence[str] = (),
+    adapters: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Writes a PNG whose text says what made it, in the line that other tools read (`parameters`) and as JSON (`request`).
 
-    controls: files of the request's control pictures, of which the names are written down.
+    controls: files of the request's control pictures, of which the names are written down. adapters: name, weight and sha256 of each file
+    that is on the model.
     """
     settings = {
         "Steps": request.steps,
@@ -67,10 +75,15 @@ def save_picture(
     }
     if step is not None:
         settings["Training step"] = step
+    if adapters:
+        # As other tools write it: the short hash of the file.
+        settings["Lora hashes"] = '"' + ", ".join(f"{Path(one['name']).stem}: {one['sha256'][:10]}" for one in adapters) + '"'
     lines = [request.prompt, *([f"Negative prompt: {request.negative_prompt}"] if request.negative_prompt else [])]
     text = PngImagePlugin.PngInfo()
     text.add_itxt("parameters", "\n".join([*lines, ", ".join(f"{key}: {value}" for key, value in settings.items())]))
-    named = {"controls": [Path(file).name for file in controls]}
+    named: dict[str, Any] = {"controls": [Path(file).name for file in controls]}
+    if adapters:
+        named["adapters"] = list(adapters)
     text.add_itxt("request", json.dumps({**vars(request), **named, "source": source, "step": step}, ensure_ascii=False))
     with written_aside(path) as aside:
         image.save(aside, format="PNG", pnginfo=text)

@@ -11,6 +11,14 @@ from .model import QwenImageModelOptions, device_problems
 from .tools import ReportOptions, ToolOptions
 
 
+class PredictModelOptions(QwenImageModelOptions):
+    """The Qwen-Image base model that makes the pictures."""
+
+    pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file", suggestions=("toy",))] = ""
+    """Base model: a .safetensors file, a diffusers folder, a hub id, or `toy` for the small built-in model that works on any CPU. With
+    --serve it may be left out: each request then names it."""
+
+
 class LoadingSection(Section):
     """How the model is held while it predicts, and the adapters on it."""
 
@@ -64,12 +72,6 @@ class PredictSection(Section):
     serve: Annotated[bool, Show(cli_only=True)] = False
     """Keep the model loaded and take requests as JSON lines on standard input; what the studio starts."""
 
-    @model_validator(mode="after")
-    def _something_is_asked(self) -> Self:
-        if not self.serve and not self.prompt.strip():
-            raise_all(["prompt is missing: say what the picture should show, or what should be changed"])
-        return self
-
 
 class QwenImagePredict(ToolOptions):
     """Make pictures with Qwen-Image, or edit pictures with Qwen-Image-Edit."""
@@ -79,7 +81,17 @@ class QwenImagePredict(ToolOptions):
     label: ClassVar[str] = "Qwen-Image-Edit prediction"
     family: ClassVar[str] = "qwen_edit"
 
-    predict: PredictSection
-    model: QwenImageModelOptions
+    predict: PredictSection = PredictSection()
+    model: PredictModelOptions = PredictModelOptions()
     loading: LoadingSection = LoadingSection()
     report: ReportOptions = ReportOptions()
+
+    @model_validator(mode="after")
+    def _something_is_asked(self) -> Self:
+        problems = []
+        if not self.predict.serve and not self.model.pretrained_model_name_or_path.strip():
+            problems.append("pretrained_model_name_or_path is missing: name the base model, or `toy` for the built-in one")
+        if not self.predict.serve and not self.predict.prompt.strip():
+            problems.append("prompt is missing: say what the picture should show, or what should be changed")
+        raise_all(problems)
+        return self

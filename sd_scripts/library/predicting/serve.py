@@ -28,7 +28,7 @@ Events
 
 Every event has `event`, and `id` where it belongs to a request. Each predict request ends with exactly one of done, failed, cancelled.
 
-* `{"event": "ready", "protocol": 1, "pid": 123, "devices": ["cpu", "cuda:0"]}`: the first line, before anything heavy is loaded.
+* `{"event": "ready", "protocol": 1, "pid": 123, "devices": ["cpu", "cuda:0"]}`: the first line, before a model is loaded.
 * `{"event": "queued", "id", "ahead": 2}`: accepted; `ahead` requests are before it. Sent again whenever that number changes; 0 is next.
 * `{"event": "loading", "id", "text": "toy"}`, then `{"event": "loaded", "id", "model_version": "edit-2509", "seconds": 3.1,
   "devices": {"transformer": "cuda:0", "vae": "cpu", "text_encoder": "cpu"}, "precision": "bf16", "controls": [1, 3]}`: only when the model
@@ -53,5 +53,211 @@ Every event has `event`, and `id` where it belongs to a request. Each predict re
 
 from __future__ import annotations
 
+import io
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+from sd_scripts.library.tools.run import Cancelled, ended_by_signals
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.predict import QwenImagePredict
+
+from .orders import Order, order_of
+
+log = logging.getLogger(__name__)
+
 PROTOCOL = 1
 """Number of this protocol; a worker says it with ready."""
+MAX_LINE_CHARACTERS = 1 << 20
+
+
+def serve(options: QwenImagePredict) -> int:
+    """Answers requests until standard input closes; options are the defaults of what requests leave out. Returns the exit code."""
+    defaults = {name: value for name, value in flat.changed(options).items() if name != "serve"}
+    with _events_alone() as out:
+        worker = Worker(out, defaults)
+        lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+        reader = threading.Thread(target=worker.read, args=(lines,), name="requests", daemon=True)
+        try:
+            with ended_by_signals():
+                worker.greet()
+                reader.start()
+                worker.work()
+        except (Cancelled, KeyboardInterrupt):
+            return 130
+        except BrokenPipeError:
+            log.info("nobody reads the events any more")
+    return 0
+
+
+class Worker:
+    """Reads requests in one thread and works on them, one after the other, in another: the one that calls `work`."""
+
+    def __init__(self, out: IO[str], defaults: Mapping[str, object]) -> None:
+        self._out, self._defaults = out, defaults
+        self._write_lock, self._lock = threading.Lock(), threading.Lock()
+        self._queue: queue.SimpleQueue[Order | _Free | None] = queue.SimpleQueue()
+        self._waiting: list[str] = []
+        """Predict requests that have not begun, in their order; one that is cancelled meanwhile leaves."""
+        self._running: str | None = None
+        self._stop = threading.Event()
+        """The running request is to end."""
+        self._end = threading.Event()
+        """Everything is to end."""
+
+    def greet(self) -> None:
+        """Says that requests may come."""
+        self.tell({"event": "ready", "protocol": PROTOCOL, "pid": os.getpid(), "devices": _devices()})
+
+    def read(self, lines: IO[str]) -> None:
+        """Takes requests until the lines end or quit is asked for."""
+        try:
+            while (line := lines.readline(MAX_LINE_CHARACTERS)) and self._take(line):
+                pass
+        except BrokenPipeError:
+            log.info("nobody reads the events any more")
+        finally:
+            self._end.set()
+            self._stop.set()
+            self._queue.put(None)
+
+    def work(self) -> None:
+        """Works until everything is to end."""
+        from .work import Workbench
+
+        bench = Workbench()
+        while (item := self._queue.get()) is not None and not self._end.is_set():
+            if isinstance(item, _Free):
+                bench.free()
+                self.tell({"event": "freed", "id": item.id})
+                continue
+            with self._lock:
+                if item.id not in self._waiting:
+                    continue
+                self._waiting.remove(item.id)
+                self._running = item.id
+                self._stop.clear()
+                if self._end.is_set():
+                    self._stop.set()
+            self._tell_positions()
+            bench.carry_out(item, self.tell, self._stop.is_set)
+            with self._lock:
+                self._running = None
+            self._tell_positions()
+        for ident in self._waiting:
+            self.tell({"event": "cancelled", "id": ident, "files": []})
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Writes an event."""
+        text = json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n"
+        with self._write_lock:
+            self._out.write(text)
+            self._out.flush()
+
+    def _take(self, line: str) -> bool:
+        """Understands one line; False when it asks for the end."""
+        if not line.strip():
+            return True
+        try:
+            given = json.loads(line)
+        except ValueError as err:
+            self._refuse(None, f"a line is not JSON: {err}")
+            return True
+        if not isinstance(given, dict):
+            self._refuse(None, 'a line is no JSON object; a request looks like {"op": "predict", "id": "1", ...}')
+            return True
+        op, ident = given.get("op"), given.get("id")
+        if op == "quit":
+            return False
+        if op == "predict":
+            self._take_order(given)
+        elif op == "cancel":
+            self._cancel(str(ident))
+        elif op == "free":
+            self._queue.put(_Free(ident if isinstance(ident, str) else None))
+        else:
+            self._refuse(ident if isinstance(ident, str) else None, f"op: {op!r} is not one of predict, cancel, free, quit")
+        return True
+
+    def _take_order(self, given: Mapping[str, object]) -> None:
+        ident = given.get("id")
+        if not isinstance(ident, str) or not ident:
+            self._refuse(None, "id is missing: give every request a text of its own")
+            return
+        with self._lock:
+            in_use = ident in self._waiting or ident == self._running
+        if in_use:
+            # No event with this id: it would end the request that has it.
+            self._refuse(None, f"id: {ident} is in use; give every request its own")
+            return
+        try:
+            order = order_of(given, self._defaults)
+        except OptionError as err:
+            problems = [{"option": problem.option, "message": str(problem)} for problem in err.problems]
+            self._refuse(ident, str(err), problems)
+            return
+        with self._lock:
+            self._waiting.append(ident)
+            ahead = len(self._waiting) - 1 + (self._running is not None)
+        self.tell({"event": "queued", "id": ident, "ahead": ahead})
+        self._queue.put(order)
+
+    def _cancel(self, ident: str) -> None:
+        with self._lock:
+            waits = ident in self._waiting
+            if waits:
+                self._waiting.remove(ident)
+            elif ident == self._running:
+                self._stop.set()
+        if waits:
+            self.tell({"event": "cancelled", "id": ident, "files": []})
+            self._tell_positions()
+
+    def _tell_positions(self) -> None:
+        with self._lock:
+            first = int(self._running is not None)
+            positions = [(ident, first + number) for number, ident in enumerate(self._waiting)]
+        for ident, ahead in positions:
+            self.tell({"event": "queued", "id": ident, "ahead": ahead})
+
+    def _refuse(self, ident: str | None, text: str, problems: list[dict[str, str]] | None = None) -> None:
+        self.tell({"event": "failed", "id": ident, "text": text, "problems": problems or [], "remedy": ""})
+
+
+@dataclass(frozen=True)
+class _Free:
+    """A request to let go of the model."""
+
+    id: str | None
+
+
+@contextmanager
+def _events_alone() -> Iterator[IO[str]]:
+    """Standard output for events; within the block everything else that is written there goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    before, sys.stdout = sys.stdout, sys.stderr
+    try:
+        with os.fdopen(kept, "w", encoding="utf-8", newline="\n") as out:
+            yield out
+    except BrokenPipeError:
+        log.info("nobody reads the events any more")
+    finally:
+        sys.stdout = before
+
+
+def _devices() -> list[str]:
+    """Devices that options may name on this machine."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{number}" for number in range(gpus)), *(["mps"] if torch.backends.mps.is_available() else [])]

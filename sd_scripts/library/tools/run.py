@@ -52,7 +52,7 @@ def start(options: ToolOptions) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     module, function = _WORK[options.name]
     try:
-        with _ended_by_signals():
+        with ended_by_signals():
             work = getattr(importlib.import_module(f"sd_scripts.library.tools.{module}"), function)
             report = work(getattr(options, next(iter(type(options).model_fields))))
             if options.report.report is not None:
@@ -70,7 +70,7 @@ def start(options: ToolOptions) -> int:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """While the block runs, SIGTERM raises Cancelled, so that half-written files are removed."""
 
     def cancel(number: int, frame: FrameType | None) -> None:
