@@ -17,26 +17,33 @@ from typing import Literal
 from sd_scripts.library.protocols import Kind, StateDict
 from sd_scripts.library.safetensors_file import serialise
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.model import FluxModelOptions, SdModelOptions, UNetModelOptions
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, UNetModelOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, TextNetworkOptions, UNetNetworkOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
-Version = Literal["sd1", "sd2", "sdxl", "flux-dev", "flux-schnell"]
+Version = Literal["sd1", "sd2", "sdxl", "flux-dev", "flux-schnell", "qwen-image", "qwen-edit", "qwen-edit-2509", "qwen-edit-2511"]
 
 _MINIMAL = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args")
 _SAI, _FLUX = "https://github.com/Stability-AI/generative-models", "https://github.com/black-forest-labs/flux"
+_QWEN = "https://github.com/QwenLM/Qwen-Image"
 _VERSIONS: dict[Version, tuple[str, str, str]] = {
     "sd1": ("sd_v1", "stable-diffusion-v1", _SAI),
     "sd2": ("sd_v2", "stable-diffusion-v2-512", _SAI),
     "sdxl": ("sdxl_base_v1-0", "stable-diffusion-xl-v1-base", _SAI),
     "flux-dev": ("flux1", "flux-1-dev", _FLUX),
     "flux-schnell": ("flux1", "flux-1-schnell", _FLUX),
+    "qwen-image": ("qwen_image", "Qwen-Image", _QWEN),
+    "qwen-edit": ("qwen_image_edit", "Qwen-Image-Edit", _QWEN),
+    "qwen-edit-2509": ("qwen_image_edit", "Qwen-Image-Edit-Plus", _QWEN),
+    "qwen-edit-2511": ("qwen_image_edit", "Qwen-Image-Edit-2511", _QWEN),
 }
 """ss_base_model_version, modelspec.architecture, and modelspec.implementation for names in the original layout: it names the layout, not
-the program. The texts are those of kohya's library/sai_model_spec.py and train_util.py."""
+the program. The texts are those of kohya's library/sai_model_spec.py and train_util.py, and of musubi-tuner for Qwen-Image."""
+_LORA_MODULES = ((FluxNetworkOptions, "networks.lora_flux"), (QwenImageNetworkOptions, "networks.lora_qwen_image"))
+"""Families whose lora has a module of its own in kohya's programs."""
 _NETWORK_MODULES = {"lora": "networks.lora", "dora": "networks.lora", "loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
 _PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow"}
 # Kept out of the settings in the header: they say where things are or how this start came about, not what was trained.
@@ -141,6 +148,8 @@ def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     if not isinstance(network, NetworkOptions):
         return texts
     module = _NETWORK_MODULES[network.network_type]
+    if module == "networks.lora":
+        module = next((own for kind, own in _LORA_MODULES if isinstance(network, kind)), module)
     arguments = {"algo": "locon" if network.network_type == "dora" else network.network_type} if network.network_type != "lora" else {}
     if network.network_type == "dora":
         arguments["dora_wd"] = "True"
@@ -150,7 +159,7 @@ def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
             arguments[name] = ",".join(str(number) for number in value) if isinstance(value, tuple) else str(value)
     return {
         **texts,
-        "ss_network_module": "networks.lora_flux" if module == "networks.lora" and isinstance(network, FluxNetworkOptions) else module,
+        "ss_network_module": module,
         "ss_network_dim": str(network.network_dim),
         "ss_network_alpha": str(float(network.network_dim) if network.network_alpha is None else network.network_alpha),
         "ss_network_args": json.dumps(arguments, sort_keys=True),
@@ -162,8 +171,8 @@ _ARGUMENTS = ("rank_dropout", "module_dropout", "network_reg_dims", "network_reg
 
 def _own_arguments(network: NetworkOptions) -> tuple[str, ...]:
     """The network arguments that only a family's adapter has, by the names of kohya's scripts."""
-    own = {UNetNetworkOptions, FluxNetworkOptions}.intersection(type(network).__mro__)
-    return tuple(name for kind in own for name in kind.model_fields if name not in NetworkOptions.model_fields)
+    own = {UNetNetworkOptions, FluxNetworkOptions, QwenImageNetworkOptions}.intersection(type(network).__mro__)
+    return tuple(name for kind in own for name in kind.model_fields if name not in TextNetworkOptions.model_fields)
 
 
 def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[str, str]:
@@ -249,6 +258,13 @@ def _model(options: RunOptions) -> dict[str, object]:
             "guidance_scale": model.guidance_scale,
         }
         return values | ({"vae_name": Path(model.ae).name} if model.ae else {})
+    if isinstance(model, QwenImageModelOptions):
+        return {
+            "model_type": "qwen_image",
+            "max_token_length": model.max_token_length,
+            "transformer_quantization": model.transformer_quantization,
+            "vae_name": None if model.vae is None else Path(model.vae).name,
+        }
     assert isinstance(model, UNetModelOptions)
     return {
         "max_token_length": model.max_token_length,

@@ -35,7 +35,7 @@ from .class_pictures import wanted as wanted_class_pictures
 from .data.cache import open_caches
 from .data.pipeline import DataPipeline
 from .errors import TrainingError
-from .metadata import BaseFacts, DatasetFacts, build
+from .metadata import BaseFacts, DatasetFacts, Version, build
 from .meter import Phases
 from .networks import Network, attach, export
 from .networks.full import WholeNetwork, train_whole
@@ -589,6 +589,14 @@ def base_facts(parts: Parts) -> BaseFacts:
     family = names_of(parts).family
     if family == "flux":
         return BaseFacts(parts.source, parts.kind, "flux-dev" if parts.backbone.config.guidance_embeds else "flux-schnell")
+    if family == "qwen_edit":
+        versions: dict[str, Version] = {
+            "image": "qwen-image",
+            "edit": "qwen-edit",
+            "edit-2509": "qwen-edit-2509",
+            "edit-2511": "qwen-edit-2511",
+        }
+        return BaseFacts(parts.source, parts.kind, versions[parts.settings["model_version"]])
     return BaseFacts(parts.source, parts.kind, family)
 
 
