@@ -78,7 +78,7 @@ class Adapters:
 def adapter_file(name: str, weight: float) -> AdapterFile:
     """The file of that name. Raises OptionError when it is not there, or of a kind that is not opened."""
     path = Path(name).expanduser()
-    if not path.isadapter_file():
+    if not path.is_file():
         raise OptionError(Problem("lora", f"lora: there is no file {name}"))
     if path.suffix != ".safetensors":
         raise OptionError(
