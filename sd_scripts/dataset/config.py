@@ -11,14 +11,16 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from sd_scripts.dataset.images import EXTENSIONS
-from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.dataset.metadata import lists_controls
+from sd_scripts.dataset.pairs import control_folder_problems, control_folders, pair_folders
+from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 
 DATASET_KEYS = (
@@ -58,13 +60,31 @@ SUBSET_KEYS = (
 _ONLY_SUBSET = ("image_dir", "is_reg", "class_tokens", "metadata_file")
 _SHARED_SUBSET = (*SUBSET_KEYS, "num_repeats")
 _ONLY_DATASET = (*DATASET_KEYS, "batch_size")
-_ALIASES = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"}
+_ALIASES = {
+    "train_batch_size": "batch_size",
+    "dataset_repeats": "num_repeats",
+    # musubi-tuner's names.
+    "image_directory": "image_dir",
+    "image_jsonl_file": "metadata_file",
+    "control_directory": "control_data_dir",
+    "control_dir": "control_data_dir",
+}
 _NOT_SUPPORTED = {
     "network_multiplier": "is not supported; set the strength of the adapter with network_alpha",
     "face_crop_aug_range": "is not supported; cut the pictures around the faces beforehand, or use random_crop",
+    "no_resize_control": "is not supported: control pictures are cut with their target, or brought to the size that the model takes",
+    "control_resolution": "belongs into the options of the run: set control_resolution there",
+    "multiple_target": "is not supported: a sample has one target",
+    "video_directory": "is not supported: these trainers take pictures, so name an image_directory",
+    "video_jsonl_file": "is not supported: these trainers take pictures, so name an image_jsonl_file",
     "custom_attributes": "is not supported: nothing in these trainers reads it; remove it",
 }
-_NOT_NEEDED = {"cache_info": "is not needed: sizes and captions are always kept in an index in cache_dir"}
+_NOT_NEEDED = {
+    "cache_info": "is not needed: sizes and captions are always kept in an index in cache_dir",
+    "cache_directory": "is not needed: caches of all data sets lie in cache_dir",
+}
+_CONTROL_KEYS = ("control_data_dir", "control_directory", "control_dir")
+_NO_CONTROLS = "names control pictures, which this model does not take; remove it, or train with qwen_image_train_network.py"
 _MOST_REPEATS = 10_000
 _KOHYA_FOLDER = re.compile(r"^(\d+)_(.*)$")
 
@@ -83,6 +103,10 @@ class Subset:
     class_tokens: str = ""
     metadata_file: Path | None = None
     recursive: bool = False
+    controls: tuple[Path, ...] = ()
+    """Folders with the control pictures of edit pairs: first, second, third."""
+    masks: Path | None = None
+    """Folder with masks that belongs to the pairs; conditioning_data_dir wins."""
 
     @property
     def listed_only(self) -> bool:
@@ -120,11 +144,24 @@ def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
         problems.append(Problem("in_json", f"in_json: the file {metadata} is not there"))
     if options.conditioning_data_dir is not None and not Path(options.conditioning_data_dir).is_dir():
         problems.append(Problem("conditioning_data_dir", f"conditioning_data_dir: the folder {options.conditioning_data_dir} is not there"))
+    problems += control_folder_problems(options)
     if problems:
         raise OptionError(problems)
     warnings: list[str] = []
     if metadata is not None:
-        items = [Subset(train, options, options.dataset_repeats, metadata_file=metadata, recursive=True)]
+        pairs = pair_folders(train)
+        controls, masks = (pairs.controls, pairs.mask) if pairs is not None else ((), None)
+        items = [
+            Subset(
+                train,
+                options,
+                options.dataset_repeats,
+                metadata_file=metadata,
+                recursive=True,
+                controls=control_folders(options) or controls,
+                masks=masks,
+            )
+        ]
     else:
         items = _folders(train, options, False, warnings)
     if reg is not None:
@@ -144,9 +181,17 @@ def _toy(name: str, cache_dir: Path) -> tuple[Path, Path | None]:
 
 def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[str]) -> list[Subset]:
     """kohya's `<repeats>_<class tokens>` folders inside root, or root itself when it has none."""
+    prompt = options.class_prompt if is_reg else options.instance_prompt
+    pairs = pair_folders(root)
+    if pairs is not None:
+        items = _folders(pairs.target, options, is_reg, warnings) if _kohya_folders(pairs.target) else []
+        items = items or [Subset(pairs.target, options, options.dataset_repeats, is_reg, prompt, recursive=True)]
+        controls = control_folders(options) or pairs.controls
+        return [item if item.controls else replace(item, controls=controls, masks=pairs.mask) for item in items]
+    if not _kohya_folders(root):
+        return [_paired(Subset(root, options, options.dataset_repeats, is_reg, prompt, recursive=True))]
     named = []
     others = []
-    prompt = options.class_prompt if is_reg else options.instance_prompt
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
         match = _KOHYA_FOLDER.match(folder.name)
         if match and int(match[1]) > _MOST_REPEATS:
@@ -155,11 +200,9 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
                 f"(at most {_MOST_REPEATS}); rename the folder, for example to 1_{folder.name}"
             )
         if match and int(match[1]) > 0:
-            named.append(Subset(folder, options, int(match[1]), is_reg, prompt or match[2].strip()))
+            named.append(_paired(Subset(folder, options, int(match[1]), is_reg, prompt or match[2].strip())))
         else:
             others.append(folder)
-    if not named:
-        return [Subset(root, options, options.dataset_repeats, is_reg, prompt, recursive=True)]
     with_pictures = [folder.name for folder in others if _has_pictures(folder)]
     if with_pictures:
         warnings.append(
@@ -169,6 +212,26 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
     if _has_pictures(root):
         warnings.append(f"{root} has folders named <repeats>_<class>, so the pictures directly in it are not used; move them into one")
     return named
+
+
+def _kohya_folders(root: Path) -> bool:
+    return any(
+        match is not None and int(match[1]) > 0 and path.is_dir() for path in root.iterdir() if (match := _KOHYA_FOLDER.match(path.name))
+    )
+
+
+def _paired(subset: Subset) -> Subset:
+    """The subset with what makes it one of edit pairs, where its folder has that: targets and controls in it, or a list that names them."""
+    folders = control_folders(subset.options)
+    pairs = pair_folders(subset.folder)
+    if pairs is not None:
+        subset = replace(subset, folder=pairs.target, recursive=True, controls=folders or pairs.controls, masks=pairs.mask)
+    elif folders:
+        subset = replace(subset, controls=folders)
+    listing = subset.folder / "metadata.jsonl"
+    if subset.metadata_file is None and not subset.controls and listing.is_file() and lists_controls(listing):
+        subset = replace(subset, metadata_file=listing, recursive=True)
+    return subset
 
 
 def _has_pictures(folder: Path) -> bool:
@@ -208,6 +271,21 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     return data
 
 
+def _with_subset(table: Any) -> Any:
+    """musubi-tuner names the pictures in [[datasets]] itself; they become its only subset."""
+    moved = {key: table[key] for key in ("image_directory", "image_jsonl_file") if key in table} if isinstance(table, dict) else {}
+    if not moved or "subsets" in table:
+        return table
+    listing = moved.get("image_jsonl_file")
+    if isinstance(listing, str):
+        moved.setdefault("image_directory", str(Path(listing).parent))
+    return {**{key: value for key, value in table.items() if key not in moved}, "subsets": [moved]}
+
+
+def _may_have_masks(subset: Subset) -> bool:
+    return bool(subset.options.alpha_mask or subset.options.conditioning_data_dir or subset.masks or subset.metadata_file)
+
+
 class _Reader:
     """Walks one dataset file and collects what is wrong with it."""
 
@@ -216,11 +294,14 @@ class _Reader:
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
         self.base = options.model_dump()
+        edits = isinstance(options, QwenImageDatasetOptions)
+        self.shared = (*_SHARED_SUBSET, "control_data_dir") if edits else _SHARED_SUBSET
+        self.not_supported = _NOT_SUPPORTED if edits else {**_NOT_SUPPORTED, **dict.fromkeys(_CONTROL_KEYS, _NO_CONTROLS)}
 
     def read(self, data: dict[str, Any]) -> list[Subset]:
         for key in data.keys() - {"general", "datasets"}:
             self._unknown(key, "", ("general", "datasets"), {})
-        general = self._table(data.get("general", {}), "[general]", (*_SHARED_SUBSET, *_ONLY_DATASET), {}, ())
+        general = self._table(data.get("general", {}), "[general]", (*self.shared, *_ONLY_DATASET), {}, ())
         datasets = self._list(data, "datasets", "")
         if not datasets and not self.problems:
             self._problem("", "has no [[datasets]]; add one with a [[datasets.subsets]] that names an image_dir")
@@ -229,17 +310,18 @@ class _Reader:
             items += self._dataset(general, dataset, f"[[datasets]] number {index + 1}")
         if items and not any(not item.is_reg for item in items) and not self.problems:
             self._problem("", "has only regularisation subsets (is_reg = true); add one with training pictures")
-        if items and self.options.masked_loss and not any(item.options.alpha_mask or item.options.conditioning_data_dir for item in items):
+        if items and self.options.masked_loss and not any(map(_may_have_masks, items)):
             self._problem("", "masked_loss needs masks, and no subset has a conditioning_data_dir or alpha_mask = true")
         return items
 
     def _dataset(self, general: Mapping[str, Any], table: Any, place: str) -> list[Subset]:
-        own = self._table(table, place, (*_SHARED_SUBSET, *_ONLY_DATASET), {}, ("subsets",))
+        table = _with_subset(table)
+        own = self._table(table, place, (*self.shared, *_ONLY_DATASET), {}, ("subsets",))
         subsets = self._list(table, "subsets", f"{place}: ") if isinstance(table, dict) else []
         if not subsets and isinstance(table, dict):
             self._problem(place, "has no [[datasets.subsets]]; add one that names an image_dir")
         values = [
-            (self._table(subset, f"{place}, subset {index + 1}", (*_SHARED_SUBSET, *_ONLY_SUBSET), dict.fromkeys(_ONLY_DATASET), ()), index)
+            (self._table(subset, f"{place}, subset {index + 1}", (*self.shared, *_ONLY_SUBSET), dict.fromkeys(_ONLY_DATASET), ()), index)
             for index, subset in enumerate(subsets)
         ]
         kinds = {"metadata_file" in {**own, **value} for value, _ in values if not value.get("is_reg")}
@@ -274,11 +356,11 @@ class _Reader:
         where = f"{place}, {key}{self._line(key)}" if place else f"{key}{self._line(key)}"
         if key in _NOT_NEEDED:
             self.warnings.append(f"{self.path.name}: {where} {_NOT_NEEDED[key]}; remove it")
-        elif key in _NOT_SUPPORTED:
-            self._problem(where, _NOT_SUPPORTED[key])
+        elif key in self.not_supported:
+            self._problem(where, self.not_supported[key])
         elif _ALIASES.get(key, key) in elsewhere:
             self._problem(where, "belongs into [[datasets]] or [general], not into a subset")
-        elif key in _ONLY_SUBSET:
+        elif _ALIASES.get(key, key) in _ONLY_SUBSET:
             self._problem(where, "belongs into [[datasets.subsets]]")
         else:
             close = difflib.get_close_matches(key, (*allowed, *_ALIASES, *_ONLY_SUBSET), n=1)
@@ -298,12 +380,18 @@ class _Reader:
             self._problem(f"{place}, is_reg", "regularisation subsets have no metadata_file; remove one of the two")
         if values.get("conditioning_data_dir") is not None:
             self._folder(values["conditioning_data_dir"], "conditioning_data_dir", place)
+        if isinstance(values.get("control_data_dir"), str):
+            values["control_data_dir"] = [values["control_data_dir"]]
         self._batch_size(values.pop("batch_size", self.options.train_batch_size), place)
         values["dataset_repeats"] = values.pop("num_repeats", self.options.dataset_repeats)
         options = self._options(values, place)
+        for problem in control_folder_problems(options) if options is not None else ():
+            self._problem(place, problem.message)
         if len(self.problems) > before or folder is None or options is None:
             return None
-        return Subset(folder, options, options.dataset_repeats, is_reg, class_tokens, metadata_file, recursive=metadata_file is not None)
+        return _paired(
+            Subset(folder, options, options.dataset_repeats, is_reg, class_tokens, metadata_file, recursive=metadata_file is not None)
+        )
 
     def _batch_size(self, value: Any, place: str) -> None:
         if value != self.options.train_batch_size:
@@ -337,7 +425,7 @@ class _Reader:
             self._problem(f"{place}, resolution{self._line('resolution')}", f"{size!r} is not a size; write 1024 or [1024, 768]")
             return None
         try:
-            return DatasetOptions.model_validate({**self.base, **values})
+            return type(self.options).model_validate({**self.base, **values})
         except ValidationError as err:
             for detail in err.errors():
                 key = str(detail["loc"][0]) if detail["loc"] else ""

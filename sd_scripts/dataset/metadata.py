@@ -1,40 +1,78 @@
-"""Captions of many pictures in one file: JSON lines as the hub writes them, or the JSON that kohya's tools write."""
+"""Captions, control pictures and masks of many pictures in one file: JSON lines, the JSON that kohya's tools write, or a table (CSV)."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.schema.errors import OptionError, Problem
 
+_NAMES = ("file_name", "image_path", "target", "target_path", "absolute_path")
+_CAPTIONS = ("caption", "text", "prompt")
+_CONTROLS = ("control_path", "control", "controls", "control_images")
+_NUMBERED_CONTROL = re.compile(r"^control_path_(\d+)$")
+_MASKS = ("mask", "mask_path", "path_mask")
+_SHOWN_PROBLEMS = 20
 
-def read_metadata(path: Path, separator: str) -> dict[str, str]:
-    """File name (with / and with or without ending) -> caption, of a .jsonl (one object a line) or .json (name -> object) file.
 
-    Raises OptionError that names every line that is wrong.
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a file says about one picture; paths as they are written there."""
+
+    caption: str
+    controls: tuple[str, ...] = ()
+    mask: str = ""
+
+
+def read_metadata(path: Path, separator: str) -> dict[str, Listed]:
+    """File name (with / and with or without ending) -> what is said of it, of a .jsonl (one object a line), .json (name -> object) or .csv.
+
+    Paths of a .csv come back absolute, because they are relative to it. Raises OptionError that names every line that is wrong.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as err:
         raise OptionError(Problem("in_json", f"{path} cannot be read as UTF-8 text ({err})")) from err
-    captions: dict[str, str] = {}
+    listed: dict[str, Listed] = {}
     problems: list[Problem] = []
-    for place, name, entry in _metadata_entries(path, text, problems):
-        caption = _metadata_caption(entry, separator)
-        if caption is None or not isinstance(name, str) or not name:
-            problems.append(Problem("in_json", f"{path.name}, {place}: wanted are file_name, and caption, text or tags as texts"))
+    entries = _table_entries(path, text, problems) if path.suffix.lower() == ".csv" else _json_entries(path, text, problems)
+    for place, name, entry in entries:
+        known = _listed(entry, separator)
+        if known is None or not isinstance(name, str) or not name:
+            problems.append(
+                Problem(
+                    "in_json",
+                    f"{path.name}, {place}: wanted are file_name, and caption, text or tags as texts "
+                    "(for edit pairs control_path as a text or a list of texts too)",
+                )
+            )
         else:
-            captions[os.path.normpath(name).replace(os.sep, "/")] = caption
+            listed[os.path.normpath(name).replace(os.sep, "/")] = known
     if problems:
-        rest = len(problems) - 20
-        raise OptionError(problems[:20] + ([Problem("in_json", f"{path.name}: and {rest} more like these")] if rest > 0 else []))
-    return captions
+        rest = len(problems) - _SHOWN_PROBLEMS
+        more = [Problem("in_json", f"{path.name}: and {rest} more like these")] if rest > 0 else []
+        raise OptionError(problems[:_SHOWN_PROBLEMS] + more)
+    return listed
 
 
-def _metadata_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any, Any]]:
+def lists_controls(path: Path) -> bool:
+    """Whether a .jsonl file names control pictures in any line; what is wrong with it is said when its captions are read."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            entries = (json.loads(line) for line in file if line.strip())
+            return any(isinstance(entry, dict) and _controls(entry) for entry in entries)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _json_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any, Any]]:
     if path.suffix.lower() == ".json":
         try:
             data = json.loads(text)
@@ -58,18 +96,72 @@ def _metadata_entries(path: Path, text: str, problems: list[Problem]) -> Iterato
             yield f"line {number}", _file_name(entry), entry
 
 
+def _table_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any, Any]]:
+    """Rows of a table with the columns path_target, prompt, path_control..., path_mask, as entries of the names above."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        columns = [column.strip() for column in reader.fieldnames or []]
+        name_column = next((column for column in ("path_target", *_NAMES) if column in columns), None)
+        text_column = next((column for column in ("prompt", *_CAPTIONS) if column in columns), None)
+        for column, role in ((name_column, "path_target"), (text_column, "prompt")):
+            if column is None:
+                shown = ", ".join(columns) or "nothing"
+                problems.append(Problem("in_json", f"{path.name} has no column {role}; its first line has {shown}, separated by commas"))
+        if name_column is None or text_column is None:
+            return
+        controls = sorted(column for column in columns if "path_control" in column)
+        for row in reader:
+            cells = {key.strip(): (value or "").strip() for key, value in row.items() if key is not None and not isinstance(value, list)}
+            place = f"line {reader.line_num}"
+            if None in row:
+                problems.append(
+                    Problem("in_json", f"{path.name}, {place} has more cells than the first line; put texts with commas in quotes")
+                )
+                continue
+            files = [_from(path, cells[column]) for column in controls if cells[column]]
+            entry = {"caption": cells[text_column], "controls": files, "mask": _from(path, cells.get("path_mask", ""))}
+            yield place, _from(path, cells[name_column]), entry
+    except csv.Error as err:
+        problems.append(Problem("in_json", f"{path.name}, line {reader.line_num} is not valid CSV: {err}"))
+
+
+def _from(table: Path, cell: str) -> str:
+    return os.path.abspath(table.parent / cell) if cell else ""
+
+
 def _file_name(entry: Any) -> Any:
     if not isinstance(entry, dict):
         return None
-    return entry.get("file_name", entry.get("image_path", entry.get("absolute_path")))
+    return next((entry[name] for name in _NAMES if name in entry), None)
 
 
-def _metadata_caption(entry: Any, separator: str) -> str | None:
+def _listed(entry: Any, separator: str) -> Listed | None:
+    """None for what is neither a caption nor an object of texts."""
+    caption = _caption(entry, separator)
+    if caption is None or not isinstance(entry, dict):
+        return None if caption is None else Listed(caption)
+    controls, mask = _controls(entry), next((entry[name] for name in _MASKS if entry.get(name) is not None), "")
+    if controls is None or not isinstance(mask, str):
+        return None
+    return Listed(caption, controls, mask)
+
+
+def _controls(entry: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Paths of the control pictures, in order; None where one is no text."""
+    numbered = sorted((int(match[1]), name) for name in entry if (match := _NUMBERED_CONTROL.match(name)))
+    found: list[Any] = []
+    for name in (*_CONTROLS, *(name for _, name in numbered)):
+        value = entry.get(name)
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(found) if all(isinstance(path, str) and path for path in found) else None
+
+
+def _caption(entry: Any, separator: str) -> str | None:
     if isinstance(entry, str):
         return entry
     if not isinstance(entry, dict):
         return None
-    caption = entry.get("caption", entry.get("text"))
+    caption = next((entry[name] for name in _CAPTIONS if name in entry), None)
     tags = entry.get("tags")
     if isinstance(tags, list):
         tags = f"{separator} ".join(map(str, tags))

@@ -27,6 +27,7 @@ from sd_scripts.dataset.buckets import BucketRules, Cut, Size
 from sd_scripts.dataset.captions import CaptionRules
 from sd_scripts.dataset.config import Subset
 from sd_scripts.dataset.draws import numpy_for, seed_for
+from sd_scripts.dataset.findings import findings_of
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
@@ -116,7 +117,7 @@ class Plan:
         self._sizes = np.array([len(bucket) for bucket in self._buckets], dtype=np.int64)
         self._recent: OrderedDict[tuple[str, int, int], Integers] = OrderedDict()
         self._lock = Lock()
-        self.warnings = (*dataset.warnings, *warnings, *self._findings())
+        self.warnings = (*dataset.warnings, *warnings, *findings_of(self))
 
     def _group(self, entries: Integers) -> tuple[_Bucket, ...]:
         """entries (N, 3): picture, resolution, times shown an epoch."""
@@ -339,32 +340,6 @@ class Plan:
             "warnings": list(self.warnings),
         }
 
-    def _findings(self) -> list[str]:
-        found = []
-        trained = self.trained_pictures()
-        own = [index for index in trained if not self.subset_of(index).is_reg]
-        silent = [self.pictures[index].name for index in own if not self.pictures[index].caption.strip()]
-        if silent:
-            found.append(
-                f"{len(silent)} of {len(own)} training pictures have no caption and no class token, "
-                f"so they train on an empty text: {_some(silent)}"
-            )
-        single = [row for row in self.table() if row.pictures == 1]
-        if single and len(own) > 1:
-            sizes = ", ".join(f"{row.width}x{row.height}" for row in single[:8])
-            found.append(f"{len(single)} buckets have a single picture ({sizes}); a larger bucket_reso_steps gives fewer buckets")
-        slow = [row for row in self.table() if row.samples < self.global_batch_size]
-        if slow:
-            found.append(
-                f"{len(slow)} buckets have fewer samples an epoch than one step takes ({self.global_batch_size}), "
-                "so a step shows some of their pictures more than once; they are still used as often as all others"
-            )
-        enlarged = [index for index in own if self.cut(index, 0).resized[0] > self.pictures[index].width]
-        if enlarged:
-            names = _some([self.pictures[index].name for index in enlarged])
-            found.append(f"{len(enlarged)} pictures are smaller than their bucket and are enlarged: {names}")
-        return found
-
 
 def _described(row: BucketRow) -> dict[str, Any]:
     told: dict[str, Any] = {"width": row.width, "height": row.height, "pictures": row.pictures, "samples": row.samples}
@@ -379,10 +354,6 @@ _NOT_CONTENT = {
     *("vae_batch_size", "text_encoder_batch_size", "max_data_loader_n_workers", "on_bad_image", "train_batch_size"),
     *("validate_every_n_steps", "max_validation_steps"),
 }
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def make_plan(

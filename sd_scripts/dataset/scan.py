@@ -4,114 +4,61 @@ Sizes, captions and content hashes are kept in an sqlite index, so a later scan 
 A scan holds about half a kilobyte for each picture and reads one folder at a time.
 
 Where a picture's caption comes from, first found first: the metadata file of its subset; the file beside it with
-caption_extension; with `.caption`; a metadata.jsonl in its own folder; the class tokens of its folder.
+caption_extension; with `.caption`; such files beside its control picture; a metadata.jsonl in its own folder; the class tokens of its
+folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sqlite3
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from sd_scripts.dataset.config import Subset, Subsets, subsets_of
-from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, decode, read_size
-from sd_scripts.dataset.metadata import read_metadata
-from sd_scripts.dataset.pictures import BadPicture, Dataset, Picture, Progress
+from sd_scripts.dataset.findings import some_names
+from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, read_size
+from sd_scripts.dataset.index import Index, Known, Stat, index_file, stat_of
+from sd_scripts.dataset.metadata import Listed, read_metadata
+from sd_scripts.dataset.pairs import TARGET_FOLDERS, Beside, ControlFolder, beside, layouts
+from sd_scripts.dataset.pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
+from sd_scripts.dataset.verify import identity_of, verify
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 
-__all__ = ["BadPicture", "Dataset", "Index", "Picture", "Progress", "identity_of", "index_file", "read_dataset", "scan", "verify"]
+__all__ = ["BadPicture", "Dataset", "Picture", "Progress", "identity_of", "read_dataset", "scan", "verify"]
 
-_COMMIT_EVERY = 2000
 _REPORT_EVERY = 500
-_SHOWN_WARNINGS = 5
 
 
-class Index:
-    """What is known about files from earlier scans, by path, size and time of change. Safe to share between processes, not threads."""
+@dataclass(frozen=True)
+class Controls:
+    """How many control pictures a sample of a model has, and what the model is called in messages."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._open()
-            except sqlite3.DatabaseError as err:
-                if isinstance(err, sqlite3.OperationalError):
-                    raise
-                # A damaged index only costs a new scan.
-                file.unlink()
-                self._open()
-        except (OSError, sqlite3.Error) as err:
-            raise OptionError(
-                Problem("cache_dir", f"cache_dir: the index {file} cannot be written ({err}); choose another cache_dir")
-            ) from err
-
-    def _open(self) -> None:
-        self._db = sqlite3.connect(self.file, timeout=120)
-        # What a power cut loses is found again by looking at the files, so the index need not wait for the disk.
-        self._db.execute("PRAGMA synchronous = OFF")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, width INTEGER, height INTEGER,"
-            " text TEXT, identity TEXT, reason TEXT) WITHOUT ROWID"
-        )
-        self._db.commit()
-        self._pending = 0
-
-    def __enter__(self) -> Index:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Writes what is pending."""
-        self._db.commit()
-        self._db.close()
-
-    def known(self, paths: list[str]) -> dict[str, tuple[Any, ...]]:
-        """Path -> (size, mtime_ns, width, height, text, identity, reason) for those that are in the index."""
-        found: dict[str, tuple[Any, ...]] = {}
-        for start in range(0, len(paths), 500):
-            part = paths[start : start + 500]
-            marks = ",".join("?" * len(part))
-            for row in self._db.execute(
-                f"SELECT path, size, mtime_ns, width, height, text, identity, reason FROM files WHERE path IN ({marks})", part
-            ):
-                found[row[0]] = row[1:]
-        return found
-
-    def put(self, path: str, stat: tuple[int, int], **fields: str | int) -> None:
-        """Replaces what is known about a file; stat is (size, mtime_ns)."""
-        self._db.execute(
-            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (path, *stat, *(fields.get(name) for name in ("width", "height", "text", "identity", "reason"))),
-        )
-        self._pending += 1
-        if self._pending >= _COMMIT_EVERY:
-            self._db.commit()
-            self._pending = 0
+    fewest: int = 0
+    most: int = 0
+    model: str = "this model"
 
 
-def index_file(cache_dir: Path) -> Path:
-    """Where the index of a cache folder lies."""
-    return cache_dir / "index.sqlite"
-
-
-def read_dataset(options: DatasetOptions, cache_dir: Path, progress: Progress | None = None, num_threads: int | None = None) -> Dataset:
+def read_dataset(
+    options: DatasetOptions,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    num_threads: int | None = None,
+    *,
+    controls: tuple[int, int] = (0, 0),
+    model: str = "this model",
+) -> Dataset:
     """Finds, scans and verifies all pictures of a run; every broken one is found.
+
+    controls are the fewest and most control pictures of a sample of the model, whose name messages tell. With (0, 0) control pictures
+    that are there are not used, which a warning says.
 
     Raises OptionError that lists all broken pictures when on_bad_image is stop; with skip they are left out and warned about.
     On several processes run it on one first: the others then find everything in the index.
     """
-    dataset = scan(subsets_of(options, cache_dir), cache_dir, progress)
+    dataset = scan(subsets_of(options, cache_dir), cache_dir, progress, Controls(*controls, model))
     dataset = verify(dataset, cache_dir, progress, num_threads)
     if dataset.bad and options.on_bad_image == "stop":
         raise bad_pictures_error(dataset.bad)
@@ -143,23 +90,41 @@ def _listing(bad: Iterable[BadPicture]) -> str:
     return "\n".join(f"  {picture}" for picture in bad)
 
 
-def scan(subsets: Subsets, cache_dir: Path, progress: Progress | None = None) -> Dataset:
+def scan(subsets: Subsets, cache_dir: Path, progress: Progress | None = None, controls: Controls | None = None) -> Dataset:
     """Lists the pictures of all subsets, sorted by name within each; reads only headers and captions.
 
-    Raises OptionError when there are none.
+    Raises OptionError when there are none, and when the model edits pictures and none has a control picture.
     """
+    wanted = controls or Controls()
     pictures: list[Picture] = []
     bad: list[BadPicture] = []
     warnings = list(subsets.warnings)
+    folders: dict[Path, ControlFolder] = {}
+    scans: list[_SubsetScan] = []
     with Index(index_file(cache_dir)) as index:
         for number, subset in enumerate(subsets.items):
-            walker = _SubsetScan(index, number, subset, progress, len(pictures))
+            for folder in subset.controls:
+                if folder not in folders:
+                    folders[folder] = ControlFolder(folder, caption_endings(subset.options))
+            walker = _SubsetScan(index, number, subset, progress, len(pictures), wanted, [folders[folder] for folder in subset.controls])
             found = sorted(walker.run(), key=lambda picture: picture.name)
+            scans.append(walker)
             bad += sorted(walker.bad, key=lambda picture: picture.path)
             warnings += walker.warnings
             if not found and not walker.bad:
                 warnings.append(f"{subset.folder} has no pictures ({', '.join(ending[1:] for ending in EXTENSIONS)}); it adds nothing")
             pictures += found
+    _check_found(subsets, pictures, bad)
+    _check_pairs(scans, wanted)
+    _check_masks(scans, pictures)
+    if wanted.most:
+        warnings += [text for folder in folders.values() if (text := _without_target(folder))]
+    if progress is not None:
+        progress("scan", len(pictures), len(pictures))
+    return Dataset(subsets.items, tuple(pictures), tuple(bad), tuple(warnings))
+
+
+def _check_found(subsets: Subsets, pictures: list[Picture], bad: list[BadPicture]) -> None:
     if not any(not subsets.items[picture.subset].is_reg for picture in pictures) and not bad:
         folders = ", ".join(str(item.folder) for item in subsets.items if not item.is_reg)
         raise OptionError(
@@ -168,112 +133,309 @@ def scan(subsets: Subsets, cache_dir: Path, progress: Progress | None = None) ->
                 f"train_data_dir: no pictures in {folders}; wanted are {', '.join(ending[1:] for ending in EXTENSIONS)} files",
             )
         )
-    if progress is not None:
-        progress("scan", len(pictures), len(pictures))
-    return Dataset(subsets.items, tuple(pictures), tuple(bad), tuple(warnings))
+
+
+def _check_pairs(scans: list[_SubsetScan], wanted: Controls) -> None:
+    own = [walker for walker in scans if not walker.subset.is_reg]
+    if wanted.fewest and not any(walker.is_paired for walker in own):
+        folder = str(own[0].subset.folder)
+        raise OptionError(
+            Problem(
+                "train_data_dir",
+                f"train_data_dir: {wanted.model} edits pictures, and none in {folder} has a control picture (the picture before the edit). "
+                f"These layouts are understood:\n{layouts(folder)}",
+            )
+        )
+
+
+def _check_masks(scans: list[_SubsetScan], pictures: list[Picture]) -> None:
+    own = [walker.subset.options for walker in scans if not walker.subset.is_reg]
+    sought = any(options.masked_loss for options in own)
+    if sought and not any(options.conditioning_data_dir or options.alpha_mask for options in own) and not any(map(_has_mask, pictures)):
+        raise OptionError(
+            Problem(
+                "masked_loss",
+                "masked_loss needs masks, and none of the pictures has one: put them under the same names into a folder mask beside "
+                "target, or set conditioning_data_dir, or alpha_mask to use the pictures' alpha channel",
+            )
+        )
+
+
+def _has_mask(picture: Picture) -> bool:
+    return bool(picture.mask)
+
+
+def _without_target(folder: ControlFolder) -> str:
+    unused = folder.unused()
+    if not unused:
+        return ""
+    have = "has" if len(unused) == 1 else "have"
+    return f"{_pictures(len(unused))} in {folder.folder} {have} no target and are not used: {some_names(unused)}"
+
+
+def caption_endings(options: DatasetOptions) -> tuple[str, ...]:
+    """Endings of caption files, with their dot, in the order in which they are looked for."""
+    return tuple(ending if ending.startswith(".") else f".{ending}" for ending in (options.caption_extension, ".caption"))
+
+
+@dataclass(slots=True)
+class _Found:
+    """A target by name, with what belongs to it by name; no file of it has been opened."""
+
+    path: str
+    name: str
+    caption: str
+    """What holds when there is no sidecar."""
+    sidecar: str = ""
+    mask: str = ""
+    controls: list[str] = field(default_factory=list)
+    reason: str = ""
+    """Why it cannot be used, or ""."""
 
 
 class _SubsetScan:
     """Walks the folder of one subset."""
 
-    def __init__(self, index: Index, number: int, subset: Subset, progress: Progress | None, done: int) -> None:
+    def __init__(
+        self,
+        index: Index,
+        number: int,
+        subset: Subset,
+        progress: Progress | None,
+        done: int,
+        wanted: Controls,
+        folders: list[ControlFolder],
+    ) -> None:
         self.index, self.number, self.subset, self.progress, self.done = index, number, subset, progress, done
+        self.wanted, self.folders = wanted, folders
         self.bad: list[BadPicture] = []
         self.warnings: list[str] = []
+        self.endings = caption_endings(subset.options)
         self.masks = _masks(subset)
-        self.listed = read_metadata(subset.metadata_file, subset.options.caption_separator) if subset.metadata_file else None
-        self.unmasked = 0
+        self.listed = self._listing(subset.metadata_file) if subset.metadata_file else None
+        self.is_paired = bool(folders) or any(entry.controls for entry in (self.listed or {}).values())
+        self.unmasked = self.unused_controls = 0
+        self.fewer: dict[int, list[str]] = {}
 
     def run(self) -> list[Picture]:
         """All usable pictures; bad and warnings are complete afterwards."""
         pictures: list[Picture] = []
         used: set[str] = set()
-        for folder in _walk(str(self.subset.folder), self.subset.recursive):
-            pictures += self._folder(folder, used)
+        for folder in _walk(str(self.subset.folder), self.subset.recursive, self.subset.controls):
+            for part in self._folder(folder, used):
+                pictures += self._read(part)
         if self.listed is not None:
-            self.bad += [
-                BadPicture(str(self.subset.folder / name), f"is named in {self.subset.metadata_file} but is not there")
-                for name in sorted(self.listed.keys() - used)
-            ]
-        if self.unmasked and self.subset.options.conditioning_data_dir:
-            self.warnings.append(
-                f"{_pictures(self.unmasked)} in {self.subset.folder} have no mask in {self.subset.options.conditioning_data_dir}; "
-                "all of each counts in the loss"
-            )
+            pictures += self._elsewhere(sorted(self.listed.keys() - used))
+        self._tell()
         return pictures
 
-    def _folder(self, folder: str, used: set[str]) -> Iterator[Picture]:
+    def _tell(self) -> None:
+        subset, options = self.subset, self.subset.options
+        source = options.conditioning_data_dir or subset.masks
+        if self.unmasked and (source or not options.alpha_mask):
+            where = f" in {source}" if source else ""
+            self.warnings.append(f"{_pictures(self.unmasked)} in {subset.folder} have no mask{where}; all of each counts in the loss")
+        if self.unused_controls:
+            self.warnings.append(
+                f"{_pictures(self.unused_controls)} in {subset.folder} {'has' if self.unused_controls == 1 else 'have'} control pictures, "
+                f"which {self.wanted.model} does not take: it is trained on the targets alone"
+            )
+        for place, names in sorted(self.fewer.items()) if self.wanted.most else ():
+            sought = some_names([f"{os.path.splitext(name)[0]}.*" for name in names])
+            self.warnings.append(
+                f"{_pictures(len(names))} in {subset.folder} {'has' if len(names) == 1 else 'have'} no partner in "
+                f"{self.folders[place].folder}, where {sought} was looked for; training shows them with fewer control pictures"
+            )
+
+    # Names: which files are targets, and what belongs to each.
+
+    def _listing(self, file: Path) -> dict[str, Listed]:
+        """What the metadata file says, by path inside the subset's folder as far as it lies there."""
+        root = os.path.abspath(self.subset.folder)
+        inside: dict[str, Listed] = {}
+        for name, entry in read_metadata(file, self.subset.options.caption_separator).items():
+            within = os.path.isabs(name) and os.path.normpath(name).startswith(root + os.sep)
+            inside[os.path.relpath(name, root).replace(os.sep, "/") if within else name] = entry
+        return inside
+
+    def _folder(self, folder: str, used: set[str]) -> Iterator[list[_Found]]:
         # Names only: the entries themselves keep what stat() said, a kilobyte each.
         with os.scandir(folder) as entries:
             files = {entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()}
-        names = iter(sorted(name for name in files if os.path.splitext(name)[1].lower() in EXTENSIONS))
+        names = sorted(name for name in files if os.path.splitext(name)[1].lower() in EXTENSIONS)
+        near = Beside(tuple(names), {}, {})
+        if self.listed is None:
+            captioned = {stem for stem, ending in map(os.path.splitext, files) if ending in self.endings}
+            near = beside(names, captioned, with_masks=bool(self.folders) or self.wanted.most > 0)
         own_metadata = Path(folder, "metadata.jsonl")
-        beside = read_metadata(own_metadata, self.subset.options.caption_separator) if "metadata.jsonl" in files and not self.listed else {}
+        told = read_metadata(own_metadata, self.subset.options.caption_separator) if "metadata.jsonl" in files and not self.listed else {}
         prefix = os.path.relpath(folder, self.subset.folder).replace(os.sep, "/")
         prefix = "" if prefix == "." else prefix + "/"
-        while part := list(islice(names, _REPORT_EVERY)):
-            yield from self._part(folder, prefix, part, files, beside, used)
-            self.done += len(part)
-            if self.progress is not None:
-                self.progress("scan", self.done, 0)
-
-    def _part(
-        self, folder: str, prefix: str, names: list[str], files: set[str], beside: dict[str, str], used: set[str]
-    ) -> Iterator[Picture]:
-        wanted = []
-        for name in names:
-            key = self._listed_as(prefix + name)
-            if self.listed is None or key is not None:
-                sidecar = self._sidecar(name, files) if self.listed is None else None
-                wanted.append((name, key, sidecar))
-                used.add(key or "")
-        paths = [os.path.join(folder, name) for name, _, _ in wanted]
-        known = self.index.known(paths + [os.path.join(folder, sidecar) for _, _, sidecar in wanted if sidecar])
-        for (name, key, sidecar), path in zip(wanted, paths):
-            try:
-                stat = _stat(path)
-                size = self._size(path, stat, known)
-            except FileNotFoundError:
-                continue  # removed while we were looking
-            if isinstance(size, BadPicture):
-                self.bad.append(size)
-                continue
-            if self.listed is not None and key is not None:
-                caption: str | None = self.listed[key]
-            elif sidecar is not None:
-                caption = self._caption(os.path.join(folder, sidecar), known, path)
+        stems = {os.path.splitext(name)[0] for name in near.targets}
+        targets = iter(near.targets)
+        while part := list(islice(targets, _REPORT_EVERY)):
+            if self.listed is not None:
+                yield [found for name in part if (found := self._in_list(folder, prefix, name, stems, used)) is not None]
             else:
-                caption = beside.get(name, beside.get(os.path.splitext(name)[0], self.subset.class_tokens))
-            if caption is None:
-                continue
-            yield Picture(path, prefix + name, self.number, *size, caption, *stat, self._mask(prefix + name))
+                yield [self._in_folder(folder, prefix, name, files, near, told, stems) for name in part]
+            self._count(len(part))
 
-    def _listed_as(self, name: str) -> str | None:
-        if self.listed is None:
+    def _count(self, more: int) -> None:
+        self.done += more
+        if self.progress is not None:
+            self.progress("scan", self.done, 0)
+
+    def _in_list(self, folder: str, prefix: str, name: str, stems: Collection[str], used: set[str]) -> _Found | None:
+        assert self.listed is not None
+        stem = os.path.splitext(prefix + name)[0]
+        key = prefix + name if prefix + name in self.listed else stem if stem in self.listed else None
+        if key is None:
             return None
-        stem = os.path.splitext(name)[0]
-        return name if name in self.listed else stem if stem in self.listed else None
+        used.add(key)
+        return self._of_entry(os.path.join(folder, name), prefix + name, self.listed[key], stems)
 
-    def _sidecar(self, name: str, files: set[str]) -> str | None:
-        stem = os.path.splitext(name)[0]
-        for ending in (self.subset.options.caption_extension, ".caption"):
-            ending = ending if ending.startswith(".") else f".{ending}"
-            if stem + ending in files:
-                return stem + ending
-        return None
+    def _of_entry(self, path: str, name: str, entry: Listed, stems: Collection[str]) -> _Found:
+        found = _Found(path, name, entry.caption, mask=self._mask(name, self._listed_file(entry.mask) if entry.mask else ""))
+        if entry.controls:
+            found.controls = [self._listed_file(control) for control in entry.controls]
+        else:
+            self._find_controls(found, self._keys(name), stems)
+        return found
 
-    def _mask(self, name: str) -> str:
-        if not self.masks:
+    def _listed_file(self, name: str) -> str:
+        """The file that a metadata file means: from the subset's folder, else from its own folder, else from where the command runs."""
+        assert self.subset.metadata_file is not None
+        places = [self.subset.folder / name, self.subset.metadata_file.parent / name, Path(name)]
+        return str(next((place for place in places if place.exists()), places[0]))
+
+    def _elsewhere(self, names: list[str]) -> Iterator[Picture]:
+        """Pictures of the metadata file that do not lie under their names in the subset's folder."""
+        assert self.listed is not None and self.subset.metadata_file is not None
+        root, file = self.subset.folder, self.subset.metadata_file
+        for start in range(0, len(names), _REPORT_EVERY):
+            part = []
+            for name in names[start : start + _REPORT_EVERY]:
+                places = [*(root / folder / name for folder in TARGET_FOLDERS), file.parent / name, Path(name)]
+                path = next((place for place in places if place.is_file() and place.suffix.lower() in EXTENSIONS), None)
+                if path is None:
+                    self.bad.append(BadPicture(str(root / name), f"is named in {file} but is not there"))
+                else:
+                    # Named from the file's own folder, so that both can be moved.
+                    shown = os.path.relpath(name, file.parent).replace(os.sep, "/") if os.path.isabs(name) else name
+                    part.append(self._of_entry(str(path), shown, self.listed[name], ()))
+            yield from self._read(part)
+            self._count(len(part))
+
+    def _in_folder(
+        self, folder: str, prefix: str, name: str, files: set[str], near: Beside, told: dict[str, Listed], stems: Collection[str]
+    ) -> _Found:
+        stem = os.path.splitext(name)[0]
+        keys = self._keys(prefix + name)
+        entry = told.get(name, told.get(stem))
+        mask = os.path.join(folder, near.masks[stem]) if stem in near.masks else ""
+        found = _Found(
+            os.path.join(folder, name),
+            prefix + name,
+            entry.caption if entry is not None else self.subset.class_tokens,
+            mask=self._mask(prefix + name, mask),
+        )
+        sidecar = next((stem + ending for ending in self.endings if stem + ending in files), None)
+        if sidecar is not None:
+            found.sidecar = os.path.join(folder, sidecar)
+        else:
+            found.sidecar = next((path for place in self.folders if (path := place.caption(keys, self.endings))), "")
+        self._find_controls(found, keys, stems)
+        found.controls += [os.path.join(folder, control) for control in near.controls.get(stem, [])]
+        self.is_paired |= bool(found.controls)
+        return found
+
+    def _keys(self, name: str) -> tuple[str, ...]:
+        """Under which names a target's partners may lie in a control folder."""
+        stem = os.path.splitext(name)[0]
+        return tuple(dict.fromkeys((f"{self.subset.folder.name}/{stem}", stem, os.path.basename(stem))))
+
+    def _find_controls(self, found: _Found, keys: tuple[str, ...], stems: Collection[str]) -> None:
+        missing: list[int] = []
+        for place, folder in enumerate(self.folders):
+            paths, reason = folder.find(keys, stems)
+            found.reason = found.reason or reason
+            if not paths:
+                missing.append(place)
+            elif missing and not found.reason:
+                earlier = self.folders[missing[0]].folder
+                found.reason = f"has a control picture in {folder.folder} but none in {earlier}, where {keys[-1]}.* was looked for"
+            found.controls += paths
+        if found.controls and not found.reason:
+            for place in missing:
+                self.fewer.setdefault(place, []).append(found.name)
+
+    def _mask(self, name: str, own: str) -> str:
+        options = self.subset.options
+        if self.subset.is_reg or not (options.masked_loss or options.conditioning_data_dir):
             return ""
-        mask = self.masks.get(os.path.splitext(name)[0]) or self.masks.get(os.path.splitext(os.path.basename(name))[0], "")
+        mask = own or self.masks.get(os.path.splitext(name)[0]) or self.masks.get(os.path.splitext(os.path.basename(name))[0], "")
         self.unmasked += not mask
         return mask
 
-    def _size(self, path: str, stat: tuple[int, int], known: dict[str, tuple[Any, ...]]) -> tuple[int, int] | BadPicture:
+    # Files: their headers and texts.
+
+    def _read(self, part: list[_Found]) -> Iterator[Picture]:
+        edits = self.wanted.most > 0
+        paths = [path for found in part for path in (found.path, found.sidecar, *(found.controls if edits else ())) if path]
+        known = self.index.known(paths)
+        for found in part:
+            try:
+                stat = stat_of(found.path)
+                size = self._size(found.path, stat, known)
+            except FileNotFoundError:
+                continue  # removed while we were looking
+            if isinstance(size, str):
+                self.bad.append(BadPicture(found.path, size))
+                continue
+            caption = self._caption(found.sidecar, known, found.path) if found.sidecar else found.caption
+            controls = self._controls(found, known)
+            if caption is not None and controls is not None:
+                yield Picture(found.path, found.name, self.number, *size, caption, *stat, found.mask, controls=controls)
+
+    def _controls(self, found: _Found, known: Known) -> tuple[ControlPicture, ...] | None:
+        """None for what has been added to the bad ones."""
+        if not self.wanted.most:
+            self.unused_controls += bool(found.controls)
+            return ()
+        reason, count = found.reason, len(found.controls)
+        if not reason and count < self.wanted.fewest:
+            sought = ", ".join(str(folder.folder / f"{os.path.splitext(found.name)[0]}.*") for folder in self.folders)
+            beside_it = f"{os.path.splitext(os.path.basename(found.name))[0]}_control_1.* beside it"
+            many = f"{count or 'no'} control picture{'s' if count > 1 else ''}"
+            takes = "" if not count else f", {self.wanted.model} takes at least {self.wanted.fewest}"
+            reason = f"has {many}{takes}; looked for were {f'{sought}, and ' if sought else ''}{beside_it}"
+        if not reason and count > self.wanted.most:
+            reason = f"has {count} control pictures, {self.wanted.model} takes at most {self.wanted.most}: {', '.join(found.controls)}"
+        controls: list[ControlPicture] = []
+        for path in found.controls if not reason else ():
+            seen = self._control(path, known)
+            if isinstance(seen, str):
+                reason = f"has a control picture {path} which {seen}"
+                break
+            controls.append(seen)
+        if reason:
+            self.bad.append(BadPicture(found.path, reason))
+        return None if reason else tuple(controls)
+
+    def _control(self, path: str, known: Known) -> ControlPicture | str:
+        try:
+            stat = stat_of(path)
+            size = self._size(path, stat, known)
+        except OSError as err:
+            return "is not there" if isinstance(err, FileNotFoundError) else f"cannot be read ({err.strerror or err})"
+        return size if isinstance(size, str) else ControlPicture(path, *size, *stat)
+
+    def _size(self, path: str, stat: Stat, known: Known) -> tuple[int, int] | str:
+        """(width, height), or why there is none."""
         row = known.get(path)
         if row is not None and row[:2] == stat:
             if row[6]:
-                return BadPicture(path, row[6])
+                return str(row[6])
             if row[2]:
                 return row[2], row[3]
         try:
@@ -281,14 +443,14 @@ class _SubsetScan:
         except BadImage as err:
             if not isinstance(err, Unreachable):
                 self.index.put(path, stat, reason=str(err))
-            return BadPicture(path, str(err))
+            return str(err)
         self.index.put(path, stat, width=width, height=height)
         return width, height
 
-    def _caption(self, path: str, known: dict[str, tuple[Any, ...]], picture: str) -> str | None:
+    def _caption(self, path: str, known: Known, picture: str) -> str | None:
         row = known.get(path)
         try:
-            stat = _stat(path)
+            stat = stat_of(path)
             if row is not None and row[:2] == stat and row[4] is not None:
                 return str(row[4])
             with open(path, encoding="utf-8-sig") as file:
@@ -300,25 +462,25 @@ class _SubsetScan:
         return text
 
 
-def _stat(path: str) -> tuple[int, int]:
-    stat = os.stat(path)
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _walk(root: str, recursive: bool) -> Iterator[str]:
+def _walk(root: str, recursive: bool, without: Iterable[Path] = ()) -> Iterator[str]:
+    """The folder and, when asked, those inside it, apart from hidden ones and `without`."""
     yield root
     if recursive:
+        left_out = {os.path.abspath(folder) for folder in without}
         for folder, inside, _ in os.walk(root):
             inside[:] = sorted(name for name in inside if not name.startswith("."))
+            if left_out:
+                inside[:] = [name for name in inside if os.path.abspath(os.path.join(folder, name)) not in left_out]
             for name in inside:
                 yield os.path.join(folder, name)
 
 
 def _masks(subset: Subset) -> dict[str, str]:
     """Name of a picture without ending, within the mask folder -> path of its mask."""
-    if subset.is_reg or subset.options.conditioning_data_dir is None:
+    options = subset.options
+    root = options.conditioning_data_dir or (str(subset.masks) if subset.masks is not None and options.masked_loss else None)
+    if subset.is_reg or root is None:
         return {}
-    root = subset.options.conditioning_data_dir
     masks = {}
     for folder in _walk(root, True):
         with os.scandir(folder) as entries:
@@ -327,106 +489,3 @@ def _masks(subset: Subset) -> dict[str, str]:
                 if ending.lower() in EXTENSIONS and entry.is_file():
                     masks[os.path.relpath(os.path.join(folder, stem), root).replace(os.sep, "/")] = entry.path
     return masks
-
-
-def verify(dataset: Dataset, cache_dir: Path, progress: Progress | None = None, num_threads: int | None = None) -> Dataset:
-    """Decodes every picture and mask that has not been decoded before, and gives each its identity; broken ones move to bad.
-
-    What was found out is kept in the index by path, size and time of change.
-    """
-    files = list(
-        dict.fromkeys([picture.path for picture in dataset.pictures] + [picture.mask for picture in dataset.pictures if picture.mask])
-    )
-    stats = {picture.path: (picture.num_bytes, picture.mtime_ns) for picture in dataset.pictures}
-    identities: dict[str, str] = {}
-    reasons: dict[str, str] = {}
-    threads = num_threads or min(8, os.cpu_count() or 1)
-    with Index(index_file(cache_dir)) as index:
-        todo = _settle(index, files, stats, identities, reasons)
-        with ThreadPoolExecutor(threads) as pool:
-            # In parts, so that the results of 100,000 pictures never wait in memory together.
-            for start in range(0, len(todo), _REPORT_EVERY):
-                part = todo[start : start + _REPORT_EVERY]
-                for done, (path, outcome) in enumerate(zip(part, pool.map(_examine, part)), start + 1):
-                    _record(index, path, stats.get(path), outcome, identities, reasons)
-                    if progress is not None and (done % 20 == 0 or done == len(todo)):
-                        progress("verify", done, len(todo))
-    good, bad = [], list(dataset.bad)
-    for picture in dataset.pictures:
-        reason = reasons.get(picture.path) or (
-            f"has a mask {picture.mask} which {reasons[picture.mask]}" if picture.mask in reasons else ""
-        )
-        if reason:
-            bad.append(BadPicture(picture.path, reason))
-        else:
-            good.append(replace(picture, identity=identities[picture.path], mask_identity=identities.get(picture.mask, "")))
-    return replace(dataset, pictures=tuple(good), bad=tuple(bad))
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    stat: tuple[int, int]
-    size: tuple[int, int] = (0, 0)
-    identity: str = ""
-    reason: str = ""
-    lasting: bool = True
-    """Whether the reason lies in the file's content, so that only another file can be better."""
-
-
-def _settle(
-    index: Index, files: list[str], stats: dict[str, tuple[int, int]], identities: dict[str, str], reasons: dict[str, str]
-) -> list[str]:
-    """Takes from the index what is known; returns the files that must be decoded."""
-    todo = []
-    for start in range(0, len(files), 5000):
-        part = files[start : start + 5000]
-        known = index.known(part)
-        for path in part:
-            row = known.get(path)
-            stat = stats.get(path) or _stat_of(path)
-            if row is not None and row[:2] == stat and row[5]:
-                identities[path] = row[5]
-            elif row is not None and row[:2] == stat and row[6]:
-                reasons[path] = row[6]
-            else:
-                todo.append(path)
-    return todo
-
-
-def _stat_of(path: str) -> tuple[int, int] | None:
-    try:
-        return _stat(path)
-    except OSError:
-        return None
-
-
-def identity_of(path: str | Path) -> str:
-    """blake2b of a file's bytes, 32 hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
-
-
-def _examine(path: str) -> _Outcome:
-    stat = _stat_of(path) or (0, 0)
-    try:
-        identity = identity_of(path)
-        height, width = decode(path).rgb.shape[:2]
-    except BadImage as err:
-        return _Outcome(stat, reason=str(err), lasting=not isinstance(err, Unreachable))
-    except OSError as err:
-        return _Outcome(stat, reason=f"cannot be read ({err.strerror or err})", lasting=False)
-    return _Outcome(stat, (width, height), identity)
-
-
-def _record(
-    index: Index, path: str, scanned: tuple[int, int] | None, outcome: _Outcome, identities: dict[str, str], reasons: dict[str, str]
-) -> None:
-    if scanned is not None and scanned != outcome.stat and not outcome.reason:
-        reasons[path] = "was changed while it was being read; start again"
-    elif outcome.reason:
-        reasons[path] = outcome.reason
-        if outcome.lasting:
-            index.put(path, outcome.stat, reason=outcome.reason)
-    else:
-        identities[path] = outcome.identity
-        index.put(path, outcome.stat, width=outcome.size[0], height=outcome.size[1], identity=outcome.identity)

@@ -15,6 +15,7 @@ import skimage
 from PIL import Image
 
 from sd_scripts.dataset import scan as scanning
+from sd_scripts.dataset import verify as verifying
 from sd_scripts.dataset.config import Subset, Subsets, subsets_of
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import Dataset, identity_of, read_dataset, scan, verify
@@ -193,7 +194,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return call
 
     monkeypatch.setattr(scanning, "read_size", counting("header", scanning.read_size))
-    monkeypatch.setattr(scanning, "decode", counting("decoded", scanning.decode))
+    monkeypatch.setattr(verifying, "decode", counting("decoded", verifying.decode))
     return counts
 
 
