@@ -16,6 +16,7 @@ from pathlib import Path
 from sd_scripts.dataset.images import EXTENSIONS
 from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
 
 TARGET_FOLDERS = ("target", "targets", "target_images", "images", "training_images")
 CONTROL_FOLDERS = ("control", "controls", "control_images", "condition_images")
@@ -35,6 +36,27 @@ class PairFolders:
     target: Path
     controls: tuple[Path, ...]
     mask: Path | None
+
+
+@dataclass(frozen=True)
+class Controls:
+    """How many control pictures a sample of a model has, and what the model is called in messages."""
+
+    fewest: int = 0
+    most: int = 0
+    model: str = "this model"
+
+
+def controls_of(model: ModelOptions) -> Controls:
+    """How many control pictures the samples of these options' model have, as far as the options say it.
+
+    With model_version = auto any number is read, and what the model takes is checked when it has been loaded.
+    """
+    if not isinstance(model, QwenImageModelOptions) or model.model_version == "image":
+        return Controls()
+    if model.model_version == "auto":
+        return Controls(0, MOST_CONTROLS)
+    return Controls(1, 1 if model.model_version == "edit" else MOST_CONTROLS, model.model_version)
 
 
 def control_folders(options: DatasetOptions) -> tuple[Path, ...]:

@@ -21,7 +21,7 @@ from sd_scripts.dataset.findings import some_names
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, read_size
 from sd_scripts.dataset.index import Index, Known, Stat, index_file, stat_of
 from sd_scripts.dataset.metadata import Listed, read_metadata
-from sd_scripts.dataset.pairs import TARGET_FOLDERS, Beside, ControlFolder, beside, layouts
+from sd_scripts.dataset.pairs import TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, layouts
 from sd_scripts.dataset.pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
 from sd_scripts.dataset.verify import identity_of, verify
 from sd_scripts.schema.dataset import DatasetOptions
@@ -32,33 +32,23 @@ __all__ = ["BadPicture", "Dataset", "Picture", "Progress", "identity_of", "read_
 _REPORT_EVERY = 500
 
 
-@dataclass(frozen=True)
-class Controls:
-    """How many control pictures a sample of a model has, and what the model is called in messages."""
-
-    fewest: int = 0
-    most: int = 0
-    model: str = "this model"
-
-
 def read_dataset(
     options: DatasetOptions,
     cache_dir: Path,
     progress: Progress | None = None,
     num_threads: int | None = None,
     *,
-    controls: tuple[int, int] = (0, 0),
-    model: str = "this model",
+    controls: Controls | None = None,
 ) -> Dataset:
     """Finds, scans and verifies all pictures of a run; every broken one is found.
 
-    controls are the fewest and most control pictures of a sample of the model, whose name messages tell. With (0, 0) control pictures
-    that are there are not used, which a warning says.
+    controls says how many control pictures the model takes, see `pairs.controls_of`; with None those that are there are not used, which a
+    warning says.
 
     Raises OptionError that lists all broken pictures when on_bad_image is stop; with skip they are left out and warned about.
     On several processes run it on one first: the others then find everything in the index.
     """
-    dataset = scan(subsets_of(options, cache_dir), cache_dir, progress, Controls(*controls, model))
+    dataset = scan(subsets_of(options, cache_dir), cache_dir, progress, controls)
     dataset = verify(dataset, cache_dir, progress, num_threads)
     if dataset.bad and options.on_bad_image == "stop":
         raise bad_pictures_error(dataset.bad)
@@ -403,7 +393,9 @@ class _SubsetScan:
             self.unused_controls += bool(found.controls)
             return ()
         reason, count = found.reason, len(found.controls)
-        if not reason and count < self.wanted.fewest:
+        # Where there are control folders, a target without a partner in them is a mistake, whatever the model takes.
+        fewest = max(self.wanted.fewest, 1) if self.folders else self.wanted.fewest
+        if not reason and count < fewest:
             sought = ", ".join(str(folder.folder / f"{os.path.splitext(found.name)[0]}.*") for folder in self.folders)
             beside_it = f"{os.path.splitext(os.path.basename(found.name))[0]}_control_1.* beside it"
             many = f"{count or 'no'} control picture{'s' if count > 1 else ''}"

@@ -13,11 +13,13 @@ from PIL import Image
 
 from sd_scripts.dataset import scan as scanning
 from sd_scripts.dataset.config import subsets_of
+from sd_scripts.dataset.pairs import Controls, controls_of
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.dataset.plan import make_plan
-from sd_scripts.dataset.scan import Controls, identity_of, read_dataset, scan
+from sd_scripts.dataset.scan import identity_of, read_dataset, scan
 from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions, SdDatasetOptions
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import QwenImageModelOptions, SdxlModelOptions
 
 MODEL = "edit-2509"
 
@@ -38,7 +40,7 @@ def options_of(root: Path, **values: object) -> QwenImageDatasetOptions:
 
 
 def read(root: Path, controls: tuple[int, int] = (1, 3), **values: object) -> Dataset:
-    return read_dataset(options_of(root, **values), root / "cache", controls=controls, model=MODEL)
+    return read_dataset(options_of(root, **values), root / "cache", controls=Controls(*controls, MODEL))
 
 
 def refusal(root: Path, controls: tuple[int, int] = (1, 3), **values: object) -> str:
@@ -419,6 +421,20 @@ def test_bad_pairs_are_left_out_when_asked_and_a_listed_control_picture_may_be_l
     assert any("a.png" in text and "left out" in text for text in dataset.warnings)
 
 
+def test_a_target_without_a_partner_is_named_also_where_the_model_is_not_known_yet(tmp_path: Path) -> None:
+    root = two_pairs(tmp_path / "data")
+    picture(root / "target/c.png", caption="c")
+    assert f"has no control picture; looked for were {root / 'control/c.*'}" in refusal(tmp_path, (0, 3))
+
+
+def test_the_options_say_how_many_control_pictures_a_sample_has() -> None:
+    versions = ("auto", "edit", "edit-2509", "edit-2511", "image")
+    found = [controls_of(QwenImageModelOptions(pretrained_model_name_or_path="toy", model_version=version)) for version in versions]
+    assert [(item.fewest, item.most) for item in found] == [(0, 3), (1, 1), (1, 3), (1, 3), (0, 0)]
+    assert [item.model for item in found[1:3]] == ["edit", "edit-2509"]
+    assert controls_of(SdxlModelOptions(pretrained_model_name_or_path="toy")) == Controls()
+
+
 def test_too_many_control_pictures_are_counted_against_the_model(tmp_path: Path) -> None:
     root = two_pairs(tmp_path / "data")
     for number in (1, 2, 3):
@@ -426,7 +442,7 @@ def test_too_many_control_pictures_are_counted_against_the_model(tmp_path: Path)
         picture(root / f"control_{number}/b.png")
     assert "has 4 control pictures, edit-2509 takes at most 3: " in refusal(tmp_path)
     with pytest.raises(OptionError, match="has 4 control pictures, edit takes at most 1"):
-        read_dataset(options_of(tmp_path), tmp_path / "cache", controls=(1, 1), model="edit")
+        read_dataset(options_of(tmp_path), tmp_path / "cache", controls=Controls(1, 1, "edit"))
 
 
 def test_control_pictures_without_a_target_are_counted_and_named(tmp_path: Path) -> None:
@@ -472,7 +488,7 @@ def test_masked_loss_without_any_mask_is_a_sentence(tmp_path: Path) -> None:
     two_pairs(tmp_path / "data")
     options = options_of(tmp_path).model_copy(update={"masked_loss": True})
     with pytest.raises(OptionError, match="masked_loss needs masks, and none of the pictures has one"):
-        read_dataset(options, tmp_path / "cache", controls=(1, 3))
+        read_dataset(options, tmp_path / "cache", controls=Controls(1, 3))
 
 
 # Cost.
