@@ -159,6 +159,12 @@ def start(asked: flat.Invocation) -> int:
             if asked.dry_run:
                 sys.stdout.write(session.dry_run() + "\n")
                 return 0
+            if asked.cache_only:
+                said = session.fill_caches()
+                if _rank() == 0:
+                    sys.stdout.write(said + "\n")
+                session.last_word("finished", text=said)
+                return 0
             done = session.run()
             session.last_word("finished" if done else "stopped", text=session.closing)
             return 0

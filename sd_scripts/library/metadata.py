@@ -47,7 +47,7 @@ _LORA_MODULES = ((FluxNetworkOptions, "networks.lora_flux"), (QwenImageNetworkOp
 _NETWORK_MODULES = {"lora": "networks.lora", "dora": "networks.lora", "loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
 _PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow"}
 # Kept out of the settings in the header: they say where things are or how this start came about, not what was trained.
-_NOT_SETTINGS = ("resume", "log_tracker_name", "wandb_run_name", "sample_prompts")
+_NOT_SETTINGS = ("resume", "log_tracker_name", "wandb_run_name", "sample_prompts", "vae_device", "text_encoder_device")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from .checkpoint import BrokenState, check_state, newest_whole, state_folders
 
 HARMLESS = {
     *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "allow_custom_modules"),
-    *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "control_data_dir"),
+    *("vae_device", "text_encoder_device"),
     *("cache_dir", "cache_latents_to_disk", "cache_text_encoder_outputs_to_disk", "vae_batch_size", "text_encoder_batch_size"),
     *("max_data_loader_n_workers", "validate_every_n_steps", "max_validation_steps"),
     *("train_batch_size", "gradient_accumulation_steps"),

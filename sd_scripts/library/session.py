@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -34,12 +34,13 @@ from .checkpoint import Checkpointer, Identity, ends_period, read_state, remove_
 from .class_pictures import wanted as wanted_class_pictures
 from .data.cache import open_caches
 from .data.pipeline import DataPipeline
+from .describing import about_caches, base_facts, dataset_facts, lines_about_pictures
+from .editing import check_prompts, control_size, encoder_devices, with_controls
 from .errors import TrainingError
-from .metadata import BaseFacts, DatasetFacts, Version, build
+from .metadata import DatasetFacts, build
 from .meter import Phases
 from .networks import Network, attach, export
 from .networks.full import WholeNetwork, train_whole
-from .networks.names import names_of
 from .optim import learning_rate_at, make_optimizer
 from .processes import same_text
 from .protocols import Parts
@@ -78,6 +79,7 @@ class Session:
         self.device = self.accelerator.device
         self.options = with_precision(asked.options, self.device)
         self.family = families.family(self.options.family)
+        self.vae_device, self.text_encoder_device = encoder_devices(self.options.model, self.device)
         if asked.run_dir is not None and not asked.dry_run and self.accelerator.is_main_process:
             self._open(RunDirectory(asked.run_dir))
 
@@ -101,6 +103,7 @@ class Session:
             return True
         self.stop.check()
         parts = self._load()
+        check_prompts(prompts, self.family, parts)
         data = self._prepare(parts)
         network = self._attach(parts)
         optimizer = make_optimizer(options.optimizer, network.parameter_groups(options.network, options.optimizer.learning_rate))
@@ -113,6 +116,29 @@ class Session:
         self.closing = f"{trainer.step} of {self.total_steps} steps are done"
         return done
 
+    def fill_caches(self) -> str:
+        """Encodes what the run needs and is not kept yet, without the denoising network; a summary for people."""
+        self._keep_on_disk()
+        self._make_class_pictures()
+        self.plan = self._scan()
+        self.total_steps = self._total_steps()
+        self.stop.check()
+        data = self._fill(self._load(without=("backbone",)))
+        self.closing = about_caches(data.kept(), plans.cache_folder(self.options.dataset, self.options.output.output_dir))
+        return self.closing
+
+    def _keep_on_disk(self) -> None:
+        """Leaves out of the caches what would be in memory only. Raises OptionError where nothing is left."""
+        data = self.options.dataset
+        kept = {
+            "cache_latents": data.cache_latents and data.cache_latents_to_disk,
+            "cache_text_encoder_outputs": data.cache_text_encoder_outputs and data.cache_text_encoder_outputs_to_disk,
+        }
+        if not any(kept.values()):
+            text = "cache_only fills the caches on disk, and all are off; turn on cache_latents with cache_latents_to_disk, or leave it out"
+            raise OptionError(Problem("cache_only", text))
+        self.options = self.options.model_copy(update={"dataset": data.model_copy(update=kept)})
+
     def _make_class_pictures(self) -> None:
         """Prior preservation: the base model makes what is missing of num_class_images, in the first process."""
         pictures = wanted_class_pictures(self.options, self.family.grid)
@@ -121,6 +147,9 @@ class Session:
         if pictures.requests and self.accelerator.is_main_process:
             self.work = "sample"
             parts = self._load()
+            if self.family.num_controls(parts)[0] > 0:
+                text = f"num_class_images: {parts.source} edits pictures and makes none from text alone; set it to 0"
+                raise OptionError(Problem("num_class_images", text))
             for module in parts.modules().values():
                 module.to(self.device)
             self.phases.enter("cache")
@@ -145,6 +174,7 @@ class Session:
             grid=self.family.grid,
             processes=accelerator.num_processes,
             accumulation=options.training.gradient_accumulation_steps,
+            control_size=control_size(options.model),
         )
 
     def _checked(self, what: str, done: int, total: int) -> None:
@@ -168,7 +198,8 @@ class Session:
 
     def _prompts(self) -> list[PromptSpec]:
         options = self.options
-        return read_prompts(Defaults(options.samples, options.dataset.resolution, self.family.grid, options.training.seed))
+        prompts = read_prompts(Defaults(options.samples, options.dataset.resolution, self.family.grid, options.training.seed))
+        return with_controls(prompts, options.samples, self.plan)
 
     def _begin(self) -> resume.Start:
         """Chooses where to start, in the first process, and opens the run folder."""
@@ -235,8 +266,11 @@ class Session:
             self._console = logging.FileHandler(run.console, encoding="utf-8")
             logging.getLogger().addHandler(self._console)
 
-    def _load(self) -> Parts:
-        """All networks on the CPU; each goes to the device when it is needed there. A second call gives the same ones."""
+    def _load(self, without: Collection[str] = ()) -> Parts:
+        """All networks on the CPU, apart from those that nobody will run; each goes to the device when it is needed there.
+
+        A second call gives the same ones.
+        """
         if self._parts is not None:
             return self._parts
         self.phases.enter("load")
@@ -246,7 +280,8 @@ class Session:
             torch.backends.cudnn.benchmark = False
         precision, trained = DTYPES[self.options.training.mixed_precision], self._trained()
         dtypes = {name: torch.float32 if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}
-        self._parts = self.family.load(self.options.model, CPU, dtypes)
+        more = {"without": without} if without else {}
+        self._parts = self.family.load(self.options.model, CPU, dtypes, **more)
         return self._parts
 
     def _trained(self) -> tuple[str, ...]:
@@ -258,6 +293,19 @@ class Session:
 
     def _prepare(self, parts: Parts) -> DataPipeline:
         """Fills the caches; afterwards only what training needs is on the device."""
+        data = self._fill(parts)
+        if self.options.dataset.cache_latents:
+            parts.vae.to(CPU)
+        for name in data.cached_encoders:
+            parts.text_encoders[name].to(CPU)
+        if not self._shares_out:
+            parts.backbone.to(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return data
+
+    def _fill(self, parts: Parts) -> DataPipeline:
+        """Brings the encoders to their devices, and the caches to what this run needs."""
         options, accelerator = self.options, self.accelerator
         self.work = "cache"
         self.phases.enter("cache")
@@ -275,17 +323,10 @@ class Session:
             warn=self._warn,
         )
         self._data = data
-        for module in (parts.vae, *parts.text_encoders.values()):
-            module.to(self.device)
+        parts.vae.to(self.vae_device)
+        for encoder in parts.text_encoders.values():
+            encoder.to(self.text_encoder_device)
         data.prepare(parts, self._cached)
-        if options.dataset.cache_latents:
-            parts.vae.to(CPU)
-        for name in data.cached_encoders:
-            parts.text_encoders[name].to(CPU)
-        if not self._shares_out:
-            parts.backbone.to(self.device)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
         return data
 
     def _warn(self, text: str) -> None:
@@ -474,8 +515,6 @@ class Session:
         learning_rate_at(options.optimizer, self.total_steps)
         settings = resume.training_settings(options, self.plan.global_batch_size)
         start = resume.choose(resume.Wanted(options.output, self.asked.run_dir, settings, self.plan.dataset_hash, self.total_steps))
-        described = self.plan.describe()
-        sizes = ", ".join(f"{row['width']}x{row['height']}: {row['samples']}" for row in described["buckets"])
         if start.finished:
             begins = f"{start.run.path if start.run else ''} is finished already, so nothing would be trained"
         elif start.state is not None:
@@ -484,8 +523,7 @@ class Session:
             begins = "from the first step"
         lines = [
             f"{options.label}: {options.model.pretrained_model_name_or_path}",
-            f"pictures: {described['pictures']}, regularisation {described['regularisation']}, held out {described['validation']}",
-            f"samples an epoch by size: {sizes}",
+            *lines_about_pictures(self.plan),
             f"steps: {self.total_steps} of {self.plan.global_batch_size} samples, {self.plan.steps_of_epochs(1)} in the first epoch",
             f"starts: {begins}",
             f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
@@ -582,47 +620,6 @@ def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:
         return ()
     frozen_t5 = isinstance(network, FluxNetworkOptions) and not network.train_t5xxl
     return ("te1",) if frozen_t5 else tuple(sorted(parts.text_encoders))
-
-
-def base_facts(parts: Parts) -> BaseFacts:
-    """What the saved file's header says about the base model."""
-    family = names_of(parts).family
-    if family == "flux":
-        return BaseFacts(parts.source, parts.kind, "flux-dev" if parts.backbone.config.guidance_embeds else "flux-schnell")
-    if family == "qwen_edit":
-        versions: dict[str, Version] = {
-            "image": "qwen-image",
-            "edit": "qwen-edit",
-            "edit-2509": "qwen-edit-2509",
-            "edit-2511": "qwen-edit-2511",
-        }
-        return BaseFacts(parts.source, parts.kind, versions[parts.settings["model_version"]])
-    return BaseFacts(parts.source, parts.kind, family)
-
-
-def dataset_facts(plan: plans.Plan, total_steps: int) -> DatasetFacts:
-    """What the saved file's header says about the pictures."""
-    own = [index for index in plan.trained_pictures() if not plan.subset_of(index).is_reg]
-    members = Counter(plan.pictures[index].subset for index in own)
-    tags = Counter(
-        part.strip()
-        for index in own
-        for part in plan.pictures[index].caption.split(plan.subset_of(index).options.caption_separator)
-        if part.strip()
-    )
-    described = plan.describe()
-    return DatasetFacts(
-        num_train_images=sum(plan.subsets[number].repeats * count for number, count in members.items()),
-        num_reg_images=described["regularisation"],
-        num_validation_images=described["validation"],
-        num_batches_per_epoch=plan.steps_of_epochs(1),
-        global_batch=plan.global_batch_size,
-        num_epochs=plan.epoch_of(total_steps - 1) + 1,
-        dataset_hash=plan.dataset_hash,
-        subsets=tuple((plan.subsets[number].repeats, count) for number, count in sorted(members.items())),
-        tag_frequency=dict(tags),
-        buckets={(row.width, row.height): row.samples for row in plan.table()},
-    )
 
 
 def start_trackers(accelerator: Accelerator, options: RunOptions, run: RunDirectory) -> None:

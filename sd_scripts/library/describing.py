@@ -1,0 +1,92 @@
+"""What a run says about its model and pictures: facts for the header of saved files, and summaries for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from sd_scripts.dataset.plan import Plan
+
+from .data.pipeline import Kept
+from .metadata import BaseFacts, DatasetFacts, Version
+from .networks.names import names_of
+from .protocols import Parts
+
+_QWEN_VERSIONS: dict[str, Version] = {
+    "image": "qwen-image",
+    "edit": "qwen-edit",
+    "edit-2509": "qwen-edit-2509",
+    "edit-2511": "qwen-edit-2511",
+}
+
+
+def base_facts(parts: Parts) -> BaseFacts:
+    """What the saved file's header says about the base model."""
+    family = names_of(parts).family
+    if family == "flux":
+        return BaseFacts(parts.source, parts.kind, "flux-dev" if parts.backbone.config.guidance_embeds else "flux-schnell")
+    if family == "qwen_edit":
+        return BaseFacts(parts.source, parts.kind, _QWEN_VERSIONS[parts.settings["model_version"]])
+    return BaseFacts(parts.source, parts.kind, family)
+
+
+def dataset_facts(plan: Plan, total_steps: int) -> DatasetFacts:
+    """What the saved file's header says about the pictures."""
+    own = [index for index in plan.trained_pictures() if not plan.subset_of(index).is_reg]
+    members = Counter(plan.pictures[index].subset for index in own)
+    tags = Counter(
+        part.strip()
+        for index in own
+        for part in plan.pictures[index].caption.split(plan.subset_of(index).options.caption_separator)
+        if part.strip()
+    )
+    described = plan.describe()
+    buckets: Counter[tuple[int, int]] = Counter()
+    for row in plan.table():
+        buckets[row.width, row.height] += row.samples
+    return DatasetFacts(
+        num_train_images=sum(plan.subsets[number].repeats * count for number, count in members.items()),
+        num_reg_images=described["regularisation"],
+        num_validation_images=described["validation"],
+        num_batches_per_epoch=plan.steps_of_epochs(1),
+        global_batch=plan.global_batch_size,
+        num_epochs=plan.epoch_of(total_steps - 1) + 1,
+        dataset_hash=plan.dataset_hash,
+        subsets=tuple((plan.subsets[number].repeats, count) for number, count in sorted(members.items())),
+        tag_frequency=dict(tags),
+        buckets=dict(buckets),
+    )
+
+
+def lines_about_pictures(plan: Plan) -> list[str]:
+    """How many pictures there are, at which sizes they are shown, and with which control pictures."""
+    described = plan.describe()
+    rows = plan.table()
+    lines = [
+        f"pictures: {described['pictures']}, regularisation {described['regularisation']}, held out {described['validation']}",
+        "samples an epoch by size: " + ", ".join(f"{row.width}x{row.height}{_from(row.controls)}: {row.samples}" for row in rows),
+    ]
+    used = [*plan.trained_pictures(), *plan.held_out]
+    counts = Counter(len(plan.pictures[index].controls) for index in used)
+    if any(counts):
+        pairs = [(index, number) for index in used for number in range(len(plan.pictures[index].controls))]
+        shared = sum(plan.shares_cut(index, number) for index, number in pairs)
+        told = ", ".join(f"{count} pairs with {number}" for number, count in sorted(counts.items()))
+        lines.append(f"control pictures: {told}; {shared} cut as their targets, {len(pairs) - shared} at a size of their own")
+    return lines
+
+
+def _from(controls: Sequence[tuple[int, int]]) -> str:
+    return f" from {' + '.join(f'{width}x{height}' for width, height in controls)}" if controls else ""
+
+
+def about_caches(kept: Sequence[Kept], folder: Path) -> str:
+    """How many entries the caches hold for a run, and what they take."""
+    parts = [f"{one.what} {one.num_entries} entries of {_size(one.num_bytes)}" for one in kept]
+    entries, size = sum(one.num_entries for one in kept), _size(sum(one.num_bytes for one in kept))
+    return f"cached in {folder}: {'; '.join(parts)}; together {entries} entries, {size}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
