@@ -31,7 +31,7 @@
   // ---- settings in a file
 
   parts.keep = ({ root, trigger }) => {
-    const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,.json,.safetensors,text/plain", class: "kl-file" });
+    const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,.json,.yaml,.yml,.safetensors,text/plain", class: "kl-file" });
     const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a settings or LoRA file on the studio's computer", autocomplete: "off", spellcheck: "false" });
     const open = async (file) => file && trigger("open_file", await contentOf(file));
     picked.addEventListener("change", async () => {

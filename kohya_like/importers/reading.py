@@ -10,16 +10,20 @@ from typing import Any
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 
-from . import kohya_ss, lora_file, own_toml, safetensors_header
+from . import kohya_ss, lora_file, own_toml, qwen_yaml, safetensors_header
 from .report import Imported
 
 MAX_TEXT_BYTES = 4 << 20
 """More than any configuration; a larger file is something else."""
-_ACCEPTED = "a kohya_ss configuration (.json or .toml), an sd-scripts configuration (.toml), a file of Save TOML, or a LoRA (.safetensors)"
+_ACCEPTED = (
+    "a kohya_ss configuration (.json or .toml), an sd-scripts configuration (.toml), a file of Save TOML, a qwen-image-finetune "
+    "configuration (.yaml), or a LoRA (.safetensors)"
+)
 
 
 def read(name: str, data: bytes) -> Imported:
-    """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, or a LoRA .safetensors.
+    """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, qwen-image-finetune's YAML, or a
+    LoRA .safetensors.
 
     name is the file's name, for messages and as a hint at the family. Of a .safetensors file the header is enough (see
     safetensors_header.needed_bytes), so the page need not send the weights. Raises OptionError with a sentence for a file that is none
@@ -33,6 +37,8 @@ def read(name: str, data: bytes) -> Imported:
         raise OptionError(f"{name}: files of this kind can run code when they are read; only .safetensors is opened")
     if len(data) > MAX_TEXT_BYTES:
         raise OptionError(f"{name} has {len(data)} bytes, which is too much for a configuration; give {_ACCEPTED}")
+    if name.lower().endswith((".yaml", ".yml")):
+        return qwen_yaml.read(name, data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as err:
