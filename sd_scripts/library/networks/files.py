@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +22,14 @@ from sd_scripts.schema.files import write_atomically
 from .fusing import FACTORS, MAGNITUDE
 from .layer_names import Names, layers_of
 from .layers import examples
-from .layouts import SaveModelAs, layout_for, tensors_of
+from .layouts import LAYOUT, SaveModelAs, layout_for, tensors_of
 from .maths import AdapterLayer, low_rank_update, product_distance
 from .names import names_of
 from .network import Network
 from .reading import adapters_of
+from .recognising import check_family
+
+log = logging.getLogger(__name__)
 
 Precision = Literal["float", "fp16", "bf16"]
 
@@ -69,10 +73,21 @@ def _check_finite(tensors: StateDict, precision: Precision) -> None:
 def read(path: Path, parts: Parts) -> dict[str, AdapterLayer]:
     """The adapter of each layer in a file of any known trainer, float32, by `<module>.<layer>`; see `reading`.
 
-    Raises OptionError, listing some, for keys that fit no layer of this model.
+    Raises OptionError for a file for another model family and, listing some, for keys that fit no layer of this model.
     """
     tensors, header = read_file(path)
-    return adapters_of(tensors, header, names_of(parts), path.name, _shapes(parts))
+    names = names_of(parts)
+    check_family(tensors, header, names, path.name)
+    found = adapters_of(tensors, header, names, path.name, _shapes(parts))
+    if _is_silent_about_alpha(tensors, header):
+        log.info("%s does not say its alpha; it is taken to be the rank of each layer, so the strength is 1", path.name)
+    return found
+
+
+def _is_silent_about_alpha(tensors: StateDict, header: Mapping[str, str]) -> bool:
+    """Whether nothing in a lora's file says what its update is multiplied by. Our own layouts have it in the matrices."""
+    is_lora = any("lora_A" in key or "lora_down" in key or "lora.down" in key for key in tensors)
+    return is_lora and not any(key.endswith(".alpha") for key in tensors) and not header.keys() & {LAYOUT, "lora_adapter_metadata"}
 
 
 def _shapes(parts: Parts) -> dict[str, torch.Size]:

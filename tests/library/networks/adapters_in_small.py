@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from diffusers import DiffusionPipeline, FluxTransformer2DModel
+from diffusers import DiffusionPipeline, FluxTransformer2DModel, QwenImageTransformer2DModel
 
 from sd_scripts.library.families.flux import Flux
+from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import Network, attach, names_of
@@ -15,7 +16,7 @@ from tests.small_models import flux_pipeline_of, pipeline_of, sd_pipeline_of
 
 
 def family_of(parts: Parts) -> ModelFamily:
-    return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd}[names_of(parts).family]()
+    return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd, "qwen_edit": QwenEdit}[names_of(parts).family]()
 
 
 def attached(parts: Parts, options: NetworkOptions, seed: int = 0) -> Network:
@@ -45,8 +46,10 @@ def render(parts: Parts, prompt: str = "a red star") -> torch.Tensor:
 
 @torch.no_grad()
 def outputs(parts: Parts, seed: int = 2) -> torch.Tensor:
-    """What the backbone and all text encoders give for random inputs, in one row of numbers."""
+    """What the backbone and all text encoders that can be trained give for random inputs, in one row of numbers."""
     rng = torch.Generator().manual_seed(seed)
+    if isinstance(parts.backbone, QwenImageTransformer2DModel):
+        return qwen_output(parts, rng).flatten()
     config = parts.backbone.config
     if isinstance(parts.backbone, FluxTransformer2DModel):
         found = [flux_output(parts, rng)]
@@ -74,6 +77,18 @@ def flux_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
         img_ids=torch.zeros(16, 3),
         txt_ids=torch.zeros(5, 3),
         guidance=torch.ones(2) if config.guidance_embeds else None,
+    ).sample
+
+
+def qwen_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
+    """What a Qwen-Image transformer gives for random inputs: a target of 4x4 tokens and a control of 4x2, and texts of 7 and 5."""
+    config = parts.backbone.config
+    return parts.backbone(
+        hidden_states=torch.randn(2, 24, config.in_channels, generator=rng),
+        encoder_hidden_states=torch.randn(2, 7, config.joint_attention_dim, generator=rng),
+        encoder_hidden_states_mask=torch.tensor([[1] * 7, [1] * 5 + [0] * 2]),
+        timestep=torch.tensor([0.1, 0.9]),
+        img_shapes=[[(1, 4, 4), (1, 4, 2)]] * 2,
     ).sample
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sd_scripts.library.families.flux import Flux
+from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.protocols import Parts
@@ -30,6 +31,17 @@ def flux() -> Parts:
 def flux_twin() -> Parts:
     """The same FLUX model again, without the adapter that `flux` gets."""
     return Flux().tiny()
+
+
+@pytest.fixture
+def qwen() -> Parts:
+    return QwenEdit().tiny()
+
+
+@pytest.fixture
+def qwen_twin() -> Parts:
+    """The same Qwen-Image model again, without the adapter that `qwen` gets."""
+    return QwenEdit().tiny()
 
 
 @pytest.fixture(params=[False, True], ids=["1.x", "2.x"])

@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from sd_scripts.library.families.flux import Flux
+from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import attach, names_for, names_of
+from sd_scripts.library.networks.layer_names import layers_of
+from sd_scripts.library.networks.layers import plan_layers
 from sd_scripts.library.networks.layouts import tensors_of
+from sd_scripts.library.networks.maths import AdapterLayer
 from sd_scripts.library.networks.names import Target
-from sd_scripts.library.protocols import ModelFamily, Parts
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, UNetNetworkOptions
+from sd_scripts.library.protocols import ModelFamily, Parts, StateDict
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -70,6 +74,15 @@ def flux() -> Parts:
         return full_size(Flux(), FluxTransformer2DModel(guidance_embeds=True), {"te1": clip_l(), "te3": T5EncoderModel(t5)})
 
 
+@pytest.fixture(scope="module")
+def qwen_edit() -> Parts:
+    """Qwen-Image's transformer in its real size on the meta device."""
+    family = QwenEdit()
+    with torch.device("meta"):
+        transformer = QwenImageTransformer2DModel(joint_attention_dim=3584)
+    return full_size(family, transformer, family.tiny().text_encoders)
+
+
 def stable_diffusion(second: bool) -> Parts:
     """The networks of SD 1.5 or 2.1 in their real size on the meta device."""
     with torch.device("meta"):
@@ -96,8 +109,12 @@ def written(family: ModelFamily, parts: Parts, options: NetworkOptions) -> dict[
     network = attach(parts, options, family.adapter_targets(parts, options.wants_convolutions), seed=0)
     # Numbers in place of the meta device's nothing, from which layouts cannot tell whether layers share a matrix.
     numbers = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in network.state().items()}
-    tensors, _ = tensors_of(network.adapters(numbers), network.names, "kohya", torch.float16)
+    found = keys_and_shapes(*tensors_of(network.adapters(numbers), network.names, "kohya", torch.float16))
     network.detach()
+    return found
+
+
+def keys_and_shapes(tensors: StateDict, _: dict[str, str]) -> dict[str, str]:
     return {name: str(list(tensor.shape)).replace(" ", "") for name, tensor in tensors.items()}
 
 
@@ -127,6 +144,34 @@ def test_flux_of_rank_16_has_exactly_the_keys_and_shapes_of_kohyas_files(flux: P
     found = written(Flux(), flux, everything)
     assert found == expected([row for row in listed if row.when != "never"])
     assert len(found) == 3 * (304 + 72 + 168 + 8)
+
+
+def test_qwen_image_of_rank_16_has_exactly_the_keys_and_shapes_of_musubis_files(qwen_edit: Parts) -> None:
+    listed = rows("qwen_edit")
+    assert len(listed) == 840
+    bases = layers_of(qwen_edit)
+    whole = {name: rank_16(bases[name]) for row in listed for name in row.own}
+    assert keys_and_shapes(*tensors_of(whole, names_of(qwen_edit), "kohya", torch.float16)) == expected(listed)
+    options = QwenImageNetworkOptions(network_dim=16, lora_targets="all_with_modulation")
+    assert written(QwenEdit(), qwen_edit, options) == expected([row for row in listed if row.when == "default"])
+
+
+def rank_16(base: nn.Module) -> AdapterLayer:
+    """A lora of rank 16 that takes no memory."""
+    zero = torch.zeros(1)
+    tensors = {"lora_A.weight": zero.expand(16, base.in_features), "lora_B.weight": zero.expand(base.out_features, 16)}
+    return AdapterLayer("lora", tensors)
+
+
+@pytest.mark.parametrize(
+    ("targets", "count"), [("image_attention", 240), ("attention", 480 - 2), ("all", 720 - 4), ("all_with_modulation", 840 - 4)]
+)
+def test_lora_targets_choose_kinds_of_layers_and_never_those_that_nothing_reads(targets: str, count: int, qwen_edit: Parts) -> None:
+    options = QwenImageNetworkOptions(lora_targets=targets)
+    planned = plan_layers(qwen_edit, options, QwenEdit().adapter_targets(qwen_edit, False), names_of(qwen_edit))
+    assert len(planned) == count
+    assert not names_of(qwen_edit).idle & {plan.name for plan in planned}
+    assert len(names_of(qwen_edit).idle) == 4
 
 
 def test_flux_with_matrices_of_their_own_has_three_and_four_times_the_rank(flux: Parts) -> None:
@@ -159,7 +204,7 @@ def test_stable_diffusion_has_as_many_layers_as_kohyas_files_under_diffusers_own
     assert names_of(parts).num_blocks == 25
 
 
-@pytest.mark.parametrize("family", ["sdxl", "flux"])
+@pytest.mark.parametrize("family", ["sdxl", "flux", "qwen_edit"])
 def test_every_listed_name_translates_to_kohyas_and_back(family: str, request: pytest.FixtureRequest) -> None:
     names = names_of(request.getfixturevalue(family))
     for row in rows(family):
@@ -171,7 +216,7 @@ def test_every_listed_name_translates_to_kohyas_and_back(family: str, request: p
         assert names.from_kohya(row.kohya).layers == row.own
 
 
-@pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl", "flux"])
+@pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl", "flux", "qwen_edit"])
 def test_a_family_alone_gives_the_names_of_its_published_model(family: str, request: pytest.FixtureRequest) -> None:
     parts = stable_diffusion(family == "sd2") if family.startswith("sd") and family != "sdxl" else request.getfixturevalue(family)
     known, loaded = names_for(family), names_of(parts)
@@ -190,6 +235,9 @@ def test_a_folder_of_configurations_gives_the_names_of_its_model(tmp_path: Path)
         tiny.text_encoders[name].config.architectures = [type(tiny.text_encoders[name]).__name__]
         tiny.text_encoders[name].config.save_pretrained(tmp_path / folder)
     assert names_for("flux", tmp_path).layers == names_of(tiny).layers
+    edit = QwenEdit().tiny()
+    edit.backbone.save_config(tmp_path / "transformer")
+    assert names_for("qwen_edit", tmp_path).layers == names_of(edit).layers
 
 
 def test_rows_of_a_fused_target_are_given_in_order_and_size() -> None:
@@ -212,6 +260,10 @@ def test_a_name_of_another_model_is_not_found(sdxl: Parts, flux: Parts) -> None:
     assert names_of(sdxl).find("transformer.transformer_blocks.0.attn.to_q") is None
     assert names_of(flux).find("lora_unet_middle_block_1_proj_in") is None
     assert names_of(flux).find("lora_unet_double_blocks_19_img_attn_qkv") is None
+    qwen = names_for("qwen_edit")
+    assert qwen.find("transformer.transformer_blocks.60.attn.to_q") is None
+    assert qwen.find("transformer.single_transformer_blocks.0.attn.to_q") is None
+    assert qwen.find("lora_te1_text_model_encoder_layers_0_mlp_fc1") is None
 
 
 def test_comfyuis_names_are_its_original_paths(sdxl: Parts, flux: Parts) -> None:
@@ -226,6 +278,7 @@ def test_comfyuis_names_are_its_original_paths(sdxl: Parts, flux: Parts) -> None
             "te3.encoder.block.0.layer.0.SelfAttention.q",
             "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q",
         ),
+        (names_for("qwen_edit"), "backbone.transformer_blocks.3.img_mod.1", "diffusion_model.transformer_blocks.3.img_mod.1"),
         (names_for("sd1"), "backbone.mid_block.attentions.0.proj_in", "diffusion_model.middle_block.1.proj_in"),
         (names_for("sd1"), "te1.encoder.layers.0.mlp.fc1", "text_encoders.clip_l.transformer.text_model.encoder.layers.0.mlp.fc1"),
         (names_for("sd2"), "te1.encoder.layers.0.mlp.fc1", "text_encoders.clip_h.transformer.text_model.encoder.layers.0.mlp.fc1"),
@@ -273,6 +326,10 @@ def test_blocks_are_numbered_as_in_kohyas_block_lists(sdxl: Parts) -> None:
     assert transformer.block("backbone.transformer_blocks.18.ff.net.2") == 18
     assert transformer.block("backbone.single_transformer_blocks.0.proj_out") == 19
     assert transformer.block("backbone.x_embedder") is None
+    edit = names_for("qwen_edit")
+    assert edit.num_blocks == 60
+    assert edit.block("backbone.transformer_blocks.59.txt_mod.1") == 59
+    assert edit.block("backbone.img_in") is None
 
 
 @pytest.mark.parametrize(
