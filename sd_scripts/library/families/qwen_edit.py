@@ -20,9 +20,10 @@ from sd_scripts.library.families import qwen_prompts, qwen_sampling, tiny_qwen
 from sd_scripts.library.families.modulation import tabulate
 from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.pictures import PictureFamily, evaluating, place
-from sd_scripts.library.families.qwen_prompts import MAX_CONTROLS, MAX_POSITIONS, area_size
+from sd_scripts.library.families.qwen_prompts import MAX_POSITIONS, area_size
 from sd_scripts.library.loading import qwen as loading
-from sd_scripts.library.loading import qwen_processor
+from sd_scripts.library.loading import qwen_processor, qwen_templates
+from sd_scripts.library.loading.qwen_templates import MAX_CONTROLS
 from sd_scripts.library.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import QwenImageModelOptions
@@ -52,7 +53,7 @@ class QwenEdit(PictureFamily):
 
     def tiny_version(self, version: str) -> Parts:
         """The tiny model of another version: edit, edit-2509, edit-2511 or image."""
-        tokenizer = tiny_qwen.tiny_qwen_tokenizer(qwen_prompts.template_of(one).text for one in MAX_CONTROLS)
+        tokenizer = tiny_qwen.tiny_qwen_tokenizer(qwen_templates.template_of(one).text for one in MAX_CONTROLS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             encoder, vae = tiny_qwen.tiny_qwen_text_encoder(tokenizer), tiny_qwen.tiny_qwen_vae()
@@ -68,7 +69,7 @@ class QwenEdit(PictureFamily):
             kind=diffusion.kind_of(scheduler),
             scheduler_config=scheduler,
             source="tiny",
-            settings=qwen_prompts.settings_of(version, 64, 64 * 64, 64 * 64, processor),
+            settings=qwen_templates.settings_of(version, 512, 64 * 64, 64 * 64, 64 * 64, processor and processor.image_processor),
             processor=processor,
         )
         for module in parts.modules().values():
@@ -210,7 +211,7 @@ class QwenEdit(PictureFamily):
         for index, request in enumerate(requests):
             alike.setdefault(tuple(id(picture) for picture in request.controls), []).append(index)
         for indices in alike.values():
-            pictures = [self._control_pixels(parts, picture) for picture in requests[indices[0]].controls]
+            pictures = [self.control_pixels(parts, picture) for picture in requests[indices[0]].controls]
             latents = {f"control_{i}": self.encode_pictures(parts, pixels[None])[0] for i, pixels in enumerate(pictures)}
             prompts = [requests[index].prompt for index in indices]
             prompts += [requests[index].negative_prompt for index in indices] if guided else []
@@ -248,7 +249,7 @@ class QwenEdit(PictureFamily):
             start, scheduler, predict(positive), None if negative is None else predict(negative), first.cfg_scale, on_step
         )
 
-    def _control_pixels(self, parts: Parts, picture: Any) -> Tensor:
+    def control_pixels(self, parts: Parts, picture: Any) -> Tensor:
         """A control picture as the VAE gets it, (3, H, W) in [-1, 1]."""
         width, height = self.control_size(parts, picture.size)
         prepared: Tensor = VaeImageProcessor(vae_scale_factor=self.grid).preprocess(picture.convert("RGB"), height, width)
