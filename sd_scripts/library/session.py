@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
 from sd_scripts.dataset import plan as plans
+from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.schema import flat
@@ -166,7 +167,7 @@ class Session:
         folder = plans.cache_folder(options.dataset, options.output.output_dir)
         # The first process fills the index of pictures, the others read it.
         with accelerator.main_process_first(), Bars(self._checked, shown=accelerator.is_main_process) as bars:
-            dataset = read_dataset(options.dataset, folder, bars)
+            dataset = read_dataset(options.dataset, folder, bars, controls=controls_of(options.model))
         return plans.make_plan(
             dataset,
             options.dataset,

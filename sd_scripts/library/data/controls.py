@@ -27,7 +27,7 @@ def check_controls(plan: Plan, family: ModelFamily, parts: Parts) -> None:
     if many and most == 0:
         problems.append(
             f"train_data_dir: {len(many)} of {len(used)} pictures have control pictures, and {version} makes pictures from text alone: "
-            f"{_some(many)}. Choose a model that edits, or a data set without control pictures, such as the folder of the targets"
+            f"{_some(many)}. Set model_version = image to leave them aside, or choose a model that edits"
         )
     elif many:
         problems.append(
