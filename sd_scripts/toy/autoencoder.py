@@ -5,14 +5,15 @@ Knows pictures and latents, not captions. It sees every shape of the world, new 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from sd_scripts.toy import worlds
@@ -94,6 +95,10 @@ def any_picture(width: int, height: int, rng: np.random.Generator) -> tuple[Imag
     return Image.fromarray(np.uint8(np.rint(canvas))), shown[..., 0]
 
 
+AnyPicture = Callable[[int, int, np.random.Generator], tuple[Image.Image, np.ndarray]]
+"""(width, height, rng) -> a picture to train on, and the mask (height, width) in [0, 1] of what counts more in it."""
+
+
 def _any_outline(rng: np.random.Generator) -> np.ndarray:
     num_corners = 2 * int(rng.integers(2, 7))
     angles = np.arange(num_corners) * (2 * np.pi / num_corners)
@@ -101,26 +106,48 @@ def _any_outline(rng: np.random.Generator) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
 
 
-def _batches(settings: VaeSettings, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    # Pixels (B, 3, H, W) and loss weights (B, 1, H, W); a pure function of seed and step.
+def batches(settings: VaeSettings, seed: int, drawn: AnyPicture = any_picture) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pixels (B, 3, H, W) and loss weights (B, 1, H, W) of every step: a pure function of seed and step."""
     for step in range(settings.num_steps):
         width, height = worlds.SIZES[step % len(worlds.SIZES)]
         numbers = range(step * settings.batch_size, (step + 1) * settings.batch_size)
-        images, masks = zip(*(any_picture(width, height, worlds.rng_for(seed, n)) for n in numbers), strict=True)
+        images, masks = zip(*(drawn(width, height, worlds.rng_for(seed, n)) for n in numbers), strict=True)
         weights = 1 + (settings.shape_weight - 1) * torch.from_numpy(np.stack(masks)).float()[:, None]
         yield to_pixels(list(images)), weights
 
 
 def train_vae(settings: VaeSettings, seed: int) -> AutoencoderKL:
     """A VAE trained from nothing, whose latents of the world have mean 0 and deviation 1 in each channel."""
-    vae = new_vae(seed).train()
+    vae = new_vae(seed)
+    fit(
+        vae,
+        lambda pixels: vae.encode(pixels).latent_dist,
+        lambda latents: vae.decode(latents).sample,
+        batches(settings, seed),
+        settings,
+        seed,
+    )
+    fold_scale(vae, *_latent_statistics(vae, seed))
+    return vae
+
+
+def fit(
+    vae: nn.Module,
+    encode: Callable[[Tensor], DiagonalGaussianDistribution],
+    decode: Callable[[Tensor], Tensor],
+    shown: Iterator[tuple[Tensor, Tensor]],
+    settings: VaeSettings,
+    seed: int,
+) -> None:
+    """Trains a VAE in place on the batches; encode and decode are its two halves, on pixels in [-1, 1]."""
+    vae.train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(settings.num_warmup_steps, settings.num_steps))
-    bar = tqdm(_batches(settings, seed), total=settings.num_steps, desc="vae", mininterval=5)
+    bar = tqdm(shown, total=settings.num_steps, desc="vae", mininterval=5)
     for step, (pixels, weights) in enumerate(bar):
         rng = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        posterior = vae.encode(pixels).latent_dist
-        error = vae.decode(posterior.sample(rng)).sample - pixels
+        posterior = encode(pixels)
+        error = decode(posterior.sample(rng)) - pixels
         # L1 keeps edges, L2 keeps flat colours; one alone gave blur or specks.
         reconstruction = ((error.abs() + error**2) * weights).mean() / weights.mean()
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
@@ -132,8 +159,6 @@ def train_vae(settings: VaeSettings, seed: int) -> AutoencoderKL:
         schedule.step()
         bar.set_postfix(rec=f"{reconstruction.item():.4f}", kl=f"{kl.item():.2f}", refresh=False)
     vae.eval().requires_grad_(False)
-    fold_scale(vae, *_latent_statistics(vae, seed))
-    return vae
 
 
 def warmup_cosine(num_warmup_steps: int, num_steps: int):

@@ -19,14 +19,20 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, TypeVar
 
-from sd_scripts.toy import measure, worlds
+from sd_scripts.toy import edits, measure, worlds
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, DiffusionPipeline
+    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, DiffusionPipeline
 
     from sd_scripts.toy.pretraining import BaseSettings
 
+    Vae = AutoencoderKL | AutoencoderKLQwenImage
+
+Changes = dict[str, int]
+"""Settings by name that differ from the family's own."""
+
 SettingsT = TypeVar("SettingsT", bound="BaseSettings")
+VaeT = TypeVar("VaeT", bound="Vae")
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +41,12 @@ BASES = Path(__file__).parent / "bases"
 
 MAX_BYTES = 11_000_000
 """Largest base folder that is accepted."""
+
+EDITING = "qwen_edit"
+"""The family that edits pictures: it has a VAE, a world and scores of its own."""
+
+SIDE = 64
+"""Side in pixels of a square picture of the world. Editing pipelines work at 1024 unless model_index.json says otherwise."""
 
 _RECORDED_LIBRARIES = ("torch", "diffusers", "transformers", "tokenizers", "numpy", "pillow")
 
@@ -47,42 +59,47 @@ class Built:
     settings: dict[str, float]
 
 
-def _build_sd(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
+def _build_sd(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
     from sd_scripts.toy import sd
 
-    return _built(sd.train_sd, vae, sd.SdSettings(), seed, num_steps)
+    return _built(sd.train_sd, vae, sd.SdSettings(), seed, changes)
 
 
-def _build_sdxl(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
+def _build_sdxl(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
     from sd_scripts.toy import sdxl
 
-    return _built(sdxl.train_sdxl, vae, sdxl.SdxlSettings(), seed, num_steps)
+    return _built(sdxl.train_sdxl, vae, sdxl.SdxlSettings(), seed, changes)
 
 
-def _build_flux(vae: AutoencoderKL, seed: int, num_steps: int | None) -> Built:
+def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
     from sd_scripts.toy import flux
 
-    return _built(flux.train_flux, vae, flux.FluxSettings(), seed, num_steps)
+    return _built(flux.train_flux, vae, flux.FluxSettings(), seed, changes)
+
+
+def _build_qwen_edit(vae: AutoencoderKLQwenImage, seed: int, changes: Changes) -> Built:
+    from sd_scripts.toy import qwen_edit
+
+    return _built(qwen_edit.train_qwen_edit, vae, qwen_edit.QwenEditSettings(), seed, changes)
 
 
 def _built(
-    train: Callable[[AutoencoderKL, SettingsT, int], DiffusionPipeline],
-    vae: AutoencoderKL,
+    train: Callable[[VaeT, SettingsT, int], DiffusionPipeline],
+    vae: VaeT,
     settings: SettingsT,
     seed: int,
-    num_steps: int | None,
+    changes: Changes,
 ) -> Built:
-    if num_steps is not None:
-        settings = replace(settings, num_steps=num_steps)
+    settings = replace(settings, **changes)
     return Built(train(vae, settings, seed), asdict(settings))
 
 
-FAMILIES: dict[str, Callable[[AutoencoderKL, int, int | None], Built]] = {
+FAMILIES: dict[str, Callable[[AutoencoderKL, int, Changes], Built]] = {
     "sd": _build_sd,
     "sdxl": _build_sdxl,
     "flux": _build_flux,
 }
-"""Family -> (vae, seed, steps or None for the family's own number) -> trained pipeline."""
+"""Family -> (vae, seed, changes) -> trained pipeline. These draw pictures from captions."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,8 @@ class Plan:
     vae: Path | None = None
     """Folder of a trained toy VAE to use; None trains one."""
     num_vae_steps: int | None = None
+    num_pictures: int | None = None
+    """Pictures to train on, pairs for the editing base; None is the settings' own number."""
     num_prompts: int = 200
     """Prompts of each kind that the base is scored with."""
 
@@ -108,7 +127,9 @@ def build(plan: Plan) -> dict[str, object]:
     """
     vae, vae_record = _get_vae(plan)
     started = time.process_time()
-    built = FAMILIES[plan.family](vae, plan.seed, plan.num_steps)
+    train = _build_qwen_edit if plan.family == EDITING else FAMILIES[plan.family]
+    asked = {"num_steps": plan.num_steps, "num_pictures": plan.num_pictures}
+    built = train(vae, plan.seed, {name: value for name, value in asked.items() if value is not None})
     record: dict[str, object] = {
         "family": plan.family,
         "seed": plan.seed,
@@ -123,7 +144,9 @@ def build(plan: Plan) -> dict[str, object]:
     try:
         new = aside / "new"
         _store(built.pipeline, new)
-        record["scores"] = score_base(new, plan.family, plan.num_prompts)
+        if plan.family == EDITING:
+            _as_published(new)
+        record["scores"] = _scores(new, plan.family, plan.num_prompts)
         _write_json(new / "BUILD.json", record)
         num_bytes = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if num_bytes > MAX_BYTES:
@@ -140,34 +163,35 @@ def score_again(folder: Path, num_prompts: int) -> None:
     """Measures a stored base anew, with the world's reader and the drawing of today, and puts it into its BUILD.json."""
     path = folder / "BUILD.json"
     record = json.loads(path.read_text(encoding="utf-8"))
-    record["scores"] = score_base(folder, str(record["family"]), num_prompts)
+    record["scores"] = _scores(folder, str(record["family"]), num_prompts)
     aside = path.with_name(".BUILD.json.new")
     _write_json(aside, record)
     aside.replace(path)
 
 
-def existing_vae() -> Path | None:
-    """The VAE of the stored SDXL base, which families share; None when there is none."""
-    folder = BASES / "sdxl" / "vae"
+def existing_vae(family: str = "sdxl") -> Path | None:
+    """The VAE of the stored SDXL base, which families share, or the editing base's own; None when there is none."""
+    folder = BASES / (EDITING if family == EDITING else "sdxl") / "vae"
     return folder if (folder / "config.json").exists() else None
 
 
-def _get_vae(plan: Plan) -> tuple[AutoencoderKL, dict[str, object]]:
+def _get_vae(plan: Plan) -> tuple[Vae, dict[str, object]]:
     import torch
-    from diffusers import AutoencoderKL
+    from diffusers import AutoencoderKL, AutoencoderKLQwenImage
 
-    from sd_scripts.toy import autoencoder
+    from sd_scripts.toy import autoencoder, qwen_vae
 
     if plan.vae is not None:
         logger.info("using the VAE in %s", plan.vae)
-        vae = AutoencoderKL.from_pretrained(plan.vae, local_files_only=True, dtype=torch.float32)
+        kind = AutoencoderKLQwenImage if plan.family == EDITING else AutoencoderKL
+        vae = kind.from_pretrained(plan.vae, local_files_only=True, dtype=torch.float32)
         record = json.loads((plan.vae.parent / "BUILD.json").read_text(encoding="utf-8"))["vae"]
         return vae.eval().requires_grad_(False), record
-    settings = autoencoder.VaeSettings()
+    started = time.process_time()
+    settings = qwen_vae.QwenVaeSettings() if plan.family == EDITING else autoencoder.VaeSettings()
     if plan.num_vae_steps is not None:
         settings = replace(settings, num_steps=plan.num_vae_steps)
-    started = time.process_time()
-    vae = autoencoder.train_vae(settings, plan.seed)
+    vae = qwen_vae.train_vae(settings, plan.seed) if plan.family == EDITING else autoencoder.train_vae(settings, plan.seed)
     cpu_seconds = round(time.process_time() - started)
     return vae, {"seed": plan.seed, "settings": asdict(settings), "cpu_seconds": cpu_seconds}
 
@@ -190,6 +214,20 @@ def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
         if path.is_file():
             path.chmod(0o644)  # safetensors leaves its files to their owner alone
             _sync(path)
+
+
+def _as_published(folder: Path) -> None:
+    # The editing base as its originals are published: transformers' own processor class by name, and its settings in the older layout, which
+    # every version reads; beside them, the side of its pictures.
+    index, processor = folder / "model_index.json", folder / "processor"
+    changed = {"processor": ["transformers", "Qwen2VLProcessor"], "_default_side": SIDE}
+    _write_json(index, json.loads(index.read_text(encoding="utf-8")) | changed)
+    combined = processor / "processor_config.json"
+    pictures = json.loads(combined.read_text(encoding="utf-8"))["image_processor"]
+    _write_json(processor / "preprocessor_config.json", pictures | {"processor_class": "Qwen2VLProcessor"})
+    combined.unlink()
+    words = processor / "tokenizer_config.json"
+    _write_json(words, json.loads(words.read_text(encoding="utf-8")) | {"processor_class": "Qwen2VLProcessor"})
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
@@ -224,10 +262,30 @@ def score_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict
     return {kind: asdict(result) for kind, result in scores.items()}
 
 
+def score_editing_base(folder: Path, num: int = 200, seed: int = 1) -> dict[str, object]:
+    """How well a stored editing base obeys, over num edits of each kind at all sizes, half of them held out; border should be near 0."""
+    from sd_scripts.toy import qwen_edit
+
+    render = qwen_edit.render_with(*qwen_edit.load(folder))
+    scores: dict[str, object] = {}
+    for kind in edits.KINDS:
+        held = num // 2
+        trained = measure.edit_obedience(render, measure.edit_tasks(kind, num - held, seed))
+        unseen = measure.edit_obedience(render, measure.edit_tasks(kind, held, seed, held_out=True))
+        obeyed = (trained * (num - held) + unseen * held) / num
+        scores[kind] = {"num": num, "obeyed": round(obeyed, 4), "trained": round(trained, 4), "held_out": round(unseen, 4)}
+        logger.info("%s: %s", kind, scores[kind])
+    return scores
+
+
+def _scores(folder: Path, family: str, num: int) -> dict[str, object]:
+    return score_editing_base(folder, num) if family == EDITING else score_base(folder, family, num)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m sd_scripts.toy.build", description="Build a toy base from nothing.")
-    parser.add_argument("family", choices=sorted(FAMILIES))
+    parser.add_argument("family", choices=sorted([*FAMILIES, EDITING]))
     parser.add_argument("--out", type=Path, help="folder of the base; default: the family's place in sd_scripts/toy/bases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_steps", type=int, help="training steps of the base; default: the family's own number")
@@ -253,7 +311,7 @@ def main(arguments: list[str] | None = None) -> None:
         out=out,
         seed=options.seed,
         num_steps=options.num_steps,
-        vae=None if options.train_vae else options.vae or existing_vae(),
+        vae=None if options.train_vae else options.vae or existing_vae(options.family),
         num_vae_steps=options.num_vae_steps,
         num_prompts=options.num_prompts,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -91,6 +92,8 @@ class Batch:
     conditions: Tensor
 
 
+BatchT = TypeVar("BatchT")
+
 Conditions = Callable[[Latents, np.random.Generator], tuple[float, ...]]
 """The K numbers that a family is conditioned on besides the caption, drawn for a picture of this pool."""
 
@@ -143,7 +146,7 @@ def _happens(fraction: float, rng: np.random.Generator) -> bool:
     return fraction > 0 and bool(rng.random() < fraction)
 
 
-def train(model: nn.Module, loss_of: Callable[[Batch], Tensor], shown: Iterator[Batch], settings: BaseSettings, name: str) -> None:
+def train(model: nn.Module, loss_of: Callable[[BatchT], Tensor], shown: Iterator[BatchT], settings: BaseSettings, name: str) -> None:
     """Trains the model in place on the batches; it ends with the average of its weights over the last steps (EMA)."""
     model.train()
     average = copy.deepcopy(model).requires_grad_(False)

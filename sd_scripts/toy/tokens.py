@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 
 from tokenizers import pre_tokenizers
-from transformers import CLIPTokenizer, T5Tokenizer
+from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
 from sd_scripts.toy import worlds
 
@@ -44,16 +45,15 @@ def clip_tokenizer(pad_token: str = _END) -> CLIPTokenizer:
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     # As in the real vocabulary, a byte that ends a word is a token of its own.
     tokens += [f"{token}</w>" for token in tokens]
-    merges = _merges(WORDS)
+    merges = _merges([[*word[:-1], f"{word[-1]}</w>"] for word in WORDS])
     tokens += [left + right for left, right in merges]
     vocab = {token: number for number, token in enumerate([*tokens, _START, _END])}
     return CLIPTokenizer(vocab=vocab, merges=merges, pad_token=pad_token, model_max_length=CLIP_MAX_TOKENS)
 
 
-def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
-    # Byte pair encoding until every word (of ASCII letters) is whole. The tokenizers library's own trainer breaks
+def _merges(pieces: list[list[str]]) -> list[tuple[str, str]]:
+    # Byte pair encoding until every word, given letter by letter, is whole. The tokenizers library's own trainer breaks
     # ties differently in every process; here the first pair in the alphabet wins, so a base can be rebuilt.
-    pieces = [[*word[:-1], f"{word[-1]}</w>"] for word in words]
     merges = []
     while counts := Counter(pair for word in pieces for pair in itertools.pairwise(word)):
         left, right = min(counts, key=lambda pair: (-counts[pair], pair))
@@ -91,3 +91,24 @@ def t5_tokenizer() -> T5Tokenizer:
     vocab += [(token, -5.0) for token in dict.fromkeys(words)]
     vocab += [(token, -10.0) for token in ("▁", *letters)]
     return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=T5_MAX_TOKENS)
+
+
+_QWEN_SPECIALS = ("<|endoftext|>",) + tuple(
+    f"<|{name}|>" for name in ("im_start", "im_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad")
+)
+
+
+def qwen_tokenizer(templates: tuple[str, ...]) -> Qwen2Tokenizer:
+    """A Qwen tokenizer that knows what is in these texts and WORDS, alone and after a space, as single tokens; the rest in pieces or bytes.
+
+    With the pipelines' prompt templates their fixed beginnings have as many tokens as in the real vocabulary, one for each
+    word and mark, so the number of rows that the pipelines drop is right.
+    """
+    empty = Qwen2Tokenizer(vocab={}, merges=[])
+    texts = [re.sub(r"<\|\w+\|>", "", text) for text in templates] + [f"{word} {word}" for word in WORDS]
+    split = empty.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    pieces = dict.fromkeys(piece for text in texts for piece, _ in split(text))
+    merges = _merges([list(piece) for piece in pieces])
+    tokens = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)])
+    vocab = {token: number for number, token in enumerate(tokens)}
+    return Qwen2Tokenizer(vocab=vocab, merges=merges, additional_special_tokens=list(_QWEN_SPECIALS[1:]))
