@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.dataset import scan
+from sd_scripts.dataset.buckets import Size, area_size
 from sd_scripts.dataset.config import subsets_of
+from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
 from sd_scripts.schema.runs import RunOptions
 
 GRID = 8
@@ -44,10 +49,22 @@ class View:
             ("One epoch", f"{plan.samples_per_epoch} samples, {plan.steps_of_epochs(1)} steps of {plan.global_batch_size}"),
             ("The run", f"{self.num_steps} steps, about {self.num_steps / per_epoch:.1f} epochs"),
         ]
+        pairs = Counter(len(picture.controls) for picture in trained if picture.controls)
+        if pairs:
+            facts.insert(1, ("Edit pairs", ", ".join(f"{pairs[count]} with {_pictures(count)}" for count in sorted(pairs))))
         if plan.held_out:
             facts.append(("Held out", f"{len(plan.held_out)} for validation"))
-        rows = [[f"{row.width} x {row.height}", str(row.pictures), str(row.samples)] for row in table[:SHOWN_BUCKETS]]
-        tables = [{"title": "Buckets", "head": ["Size", "Pictures", "Samples an epoch"], "rows": rows}]
+        head = ["Size", *(["Control pictures"] if pairs else []), "Pictures", "Samples an epoch"]
+        rows = [
+            [
+                _sides((row.width, row.height)),
+                *([", ".join(map(_sides, row.controls))] if pairs else []),
+                str(row.pictures),
+                str(row.samples),
+            ]
+            for row in table[:SHOWN_BUCKETS]
+        ]
+        tables = [{"title": "Buckets", "head": head, "rows": rows}]
         tables.append({"title": "First samples as they will be shown", "head": ["Picture", "Caption"], "rows": self._captions()})
         notes = list(plan.warnings)
         if len(table) > SHOWN_BUCKETS:
@@ -67,6 +84,14 @@ class View:
             if len(shown) < SHOWN_CAPTIONS:
                 shown.append([self.plan.pictures[ref.picture].name, caption_of(self.plan, rules, ref) or "(empty)"])
         return shown
+
+
+def _sides(size: Size) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _pictures(count: int) -> str:
+    return "1 control picture" if count == 1 else f"{count} control pictures"
 
 
 def look_at(options: RunOptions, output_dir: Path) -> Iterator[str | View]:
@@ -101,7 +126,20 @@ def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> Vie
     dataset_options = options.dataset
     training = options.training
     folder = cache_folder(dataset_options, output_dir)
-    found = scan.scan(subsets_of(dataset_options, folder), folder, progress)
-    plan = make_plan(found, dataset_options, seed=training.seed, grid=GRID, accumulation=training.gradient_accumulation_steps)
+    found = scan.scan(subsets_of(dataset_options, folder), folder, progress, controls_of(options.model))
+    plan = make_plan(
+        found,
+        dataset_options,
+        seed=training.seed,
+        grid=GRID,
+        accumulation=training.gradient_accumulation_steps,
+        control_size=_control_size(options.model),
+    )
     steps = training.max_train_steps if training.max_train_epochs is None else plan.steps_of_epochs(training.max_train_epochs)
     return View(plan, tuple(str(bad) for bad in found.bad), steps)
+
+
+def _control_size(model: ModelOptions) -> Callable[[Size], Size] | None:
+    """The size of control pictures that the options name; None takes that of the published models."""
+    side = model.control_resolution if isinstance(model, QwenImageModelOptions) else None
+    return None if side is None else partial(area_size, area=side * side)

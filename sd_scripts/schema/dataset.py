@@ -15,6 +15,8 @@ class DatasetOptions(Section):
     """Pictures, captions, buckets and caches."""
 
     title: ClassVar[str] = "Dataset"
+    masks_beside: ClassVar[bool] = False
+    """Whether masks may lie in a folder of the data set itself, so that masked_loss needs no option that says where."""
 
     train_data_dir: Annotated[
         str | None, Show(basic=True, kind="folder", suggestions=("toy:star", "toy:teal", "toy:subject", "toy:shapes"))
@@ -158,7 +160,8 @@ class DatasetOptions(Section):
             problems.append(
                 "color_aug changes the pictures in every step, which cached latents cannot show; turn cache_latents off or color_aug off"
             )
-        if self.masked_loss and self.conditioning_data_dir is None and not self.alpha_mask and self.dataset_config is None:
+        named = self.conditioning_data_dir is not None or self.alpha_mask or self.dataset_config is not None
+        if self.masked_loss and not named and not self.masks_beside:
             problems.append("masked_loss needs masks: set conditioning_data_dir, or alpha_mask to use the pictures' alpha channel")
         if (
             self.alpha_mask or self.conditioning_data_dir or self.normalize_masked_loss or self.masked_loss_outside_weight
@@ -187,6 +190,8 @@ class SdDatasetOptions(DatasetOptions):
 
 class QwenImageDatasetOptions(DatasetOptions):
     """Pairs of control and target pictures with instructions; for text to image, pictures with captions."""
+
+    masks_beside: ClassVar[bool] = True
 
     train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:edit_border", "toy:edits"))] = None
     """Folder with the training pairs: `target` with the edited pictures and their captions, `control` with the pictures before, under the

@@ -211,7 +211,7 @@ def test_masks_lie_in_a_folder_beside_target_or_beside_the_picture(tmp_path: Pat
     picture(root / "control/c.png")
     picture(root / "mask/a.png")
     picture(root / "target/b_mask.png")
-    dataset = read(tmp_path, masked_loss=True, alpha_mask=True)
+    dataset = read(tmp_path, masked_loss=True)
     assert [(item.name, Path(item.mask).name, bool(item.mask_identity)) for item in dataset.pictures] == [
         ("a.png", "a.png", True),
         ("b.png", "b_mask.png", True),
@@ -238,7 +238,7 @@ def test_json_lines_name_targets_and_control_pictures(tmp_path: Path) -> None:
         {"file_name": "t/d.png", "control_images": ["s/1.png"], "caption": "D"},
     ]
     listing = write_lines(tmp_path / "pairs.jsonl", rows)
-    dataset = read(tmp_path, in_json=listing, masked_loss=True, alpha_mask=True)
+    dataset = read(tmp_path, in_json=listing, masked_loss=True)
     assert pairs(dataset) == {
         "t/a.png": ("A", ["s/1.png"]),
         "t/b.png": ("B", ["s/1.png", "s/2.png"]),
@@ -279,7 +279,7 @@ def test_a_table_names_targets_control_pictures_and_masks(tmp_path: Path) -> Non
         f'say ""no"",s/b2.png,{tmp_path / "data/t/b.png"},s/b.png,m/b.png\n',
         encoding="utf-8-sig",
     )
-    dataset = read(tmp_path, in_json=str(table), masked_loss=True, alpha_mask=True)
+    dataset = read(tmp_path, in_json=str(table), masked_loss=True)
     found = pairs(dataset)
     assert found["t/a.png"] == ("make it red, please", ["s/a.png"])
     assert found["t/b.png"][1] == ["s/b.png", "s/b2.png"]
@@ -486,9 +486,7 @@ def test_wrong_control_folders_in_the_options_are_all_named(tmp_path: Path) -> N
 
 def test_masked_loss_without_any_mask_is_a_sentence(tmp_path: Path) -> None:
     two_pairs(tmp_path / "data")
-    options = options_of(tmp_path).model_copy(update={"masked_loss": True})
-    with pytest.raises(OptionError, match="masked_loss needs masks, and none of the pictures has one"):
-        read_dataset(options, tmp_path / "cache", controls=Controls(1, 3))
+    assert "masked_loss needs masks, and none of the pictures has one" in refusal(tmp_path, masked_loss=True)
 
 
 # Cost.
