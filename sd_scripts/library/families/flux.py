@@ -40,9 +40,12 @@ class Flux(PictureFamily):
     grid: ClassVar[int] = 16
     separate_texts: ClassVar[bool] = True
 
-    def load(self, options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
-        """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read."""
-        return loading.load(options, device, dtype)
+    def load(self, options: FluxModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """Loads all parts on `device`; backbone and text encoders in dtype; those named in `without` stay on the meta device.
+
+        Raises OptionError with a sentence for what cannot be read.
+        """
+        return loading.load(options, device, dtype, without)
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""

@@ -9,101 +9,28 @@ Shapes: L tokens, P rows that instructions share, S rows of one instruction, D t
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.library.families.pictures import as_pictures, place, quiet_transformers
+from sd_scripts.library.families.pictures import as_pictures, place
 from sd_scripts.library.loading.qwen_processor import PICTURE
+from sd_scripts.library.loading.qwen_templates import template_of
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 
 logger = logging.getLogger(__name__)
 
-Version = Literal["edit", "edit-2509", "edit-2511", "image"]
-MAX_CONTROLS = {"image": 0, "edit": 1, "edit-2509": 3, "edit-2511": 3}
-CONDITION_AREA = 384 * 384
-"""Pixels of a control picture as the text encoder of edit-2509 and later sees it."""
 MAX_POSITIONS = 4096
 """Entries of the transformer's table of rotations, of which text takes those after half the longest side in tokens."""
 _LISTED = "Picture {}: <|vision_start|><|image_pad|><|vision_end|>"
 """How each control picture is announced from edit-2509 on (diffusers, pipeline_qwenimage_edit_plus.py)."""
 _VISION_MARKS = ("<|vision_start|>", "<|vision_end|>", PICTURE, "<|video_pad|>")
-
-
-@dataclass(frozen=True)
-class Template:
-    """The text around an instruction, as diffusers has it."""
-
-    text: str
-    start: int
-    """Tokens of the system part, whose rows the transformer does not get."""
-
-    @property
-    def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of the text's SHA-256."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
-
-_PUBLISHED = {
-    "QwenImagePipeline": (34, "0194d360a674d2f1"),
-    "QwenImageEditPipeline": (64, "846b0a7896f4ed82"),
-    "QwenImageEditPlusPipeline": (64, "d5d65822319c1228"),
-}
-"""Tokens of the system part and fingerprint of each pipeline's template, of the models as they were published."""
-PIPELINES = {
-    "image": "QwenImagePipeline",
-    "edit": "QwenImageEditPipeline",
-    "edit-2509": "QwenImageEditPlusPipeline",
-    "edit-2511": "QwenImageEditPlusPipeline",
-}
-
-
-@functools.cache
-def template_of(version: str) -> Template:
-    """The template that a version was trained with. Raises OptionError when the installed diffusers has another one."""
-    with quiet_transformers():
-        import diffusers
-
-        name = PIPELINES[version]
-        empty = dict.fromkeys(("vae", "text_encoder", "tokenizer", "transformer", *(() if version == "image" else ("processor",))))
-        pipeline = getattr(diffusers, name)(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), **empty)
-    template = Template(pipeline.prompt_template_encode, pipeline.prompt_template_encode_start_idx)
-    if (template.start, template.fingerprint) != _PUBLISHED[name]:
-        raise OptionError(
-            f"model_version: the installed diffusers {diffusers.__version__} has another prompt template for {name} than the one the "
-            "model was trained with, so instructions would be misread. Install the version in requirements.txt"
-        )
-    return template
-
-
-def settings_of(version: str, max_token_length: int, control_area: int, condition_area: int, processor: Any) -> dict[str, Any]:
-    """Parts.settings of a model: everything that decides what an instruction's rows are."""
-    template = template_of(version)
-    settings: dict[str, Any] = {
-        "model_version": version,
-        "max_token_length": max_token_length,
-        "control_area": control_area,
-        "condition_area": condition_area,
-        "template": template.fingerprint,
-        "template_start": template.start,
-    }
-    if processor is not None:
-        pictures = processor.image_processor
-        settings["processor"] = {
-            "size": dict(sorted(dict(pictures.size).items())) if pictures.size else None,
-            **{name: getattr(pictures, name) for name in ("patch_size", "temporal_patch_size", "merge_size")},
-            "image_mean": list(pictures.image_mean),
-            "image_std": list(pictures.image_std),
-        }
-    return settings
 
 
 def area_size(area: int, ratio: float) -> tuple[int, int]:
@@ -183,20 +110,6 @@ def positions_of(ids: Sequence[int], mark: int, grids: Sequence[tuple[int, int]]
             index, position = index + 1, position + 1
     assert not left, f"{len(left)} pictures have no place in the text"
     return torch.cat(pieces, dim=1)
-
-
-def check_tokenizer(parts: Parts, option: str) -> None:
-    """Raises OptionError unless the tokenizer cuts the template as the model's own does, and marks are the text encoder's."""
-    encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
-    template = template_of(parts.settings["model_version"])
-    system = template.text.partition("<|im_start|>user\n")
-    found = len(_ids(tokenizer, system[0] + system[1]))
-    mark = tokenizer.convert_tokens_to_ids(PICTURE)
-    if found != template.start or len(_ids(tokenizer, "<|vision_start|><|vision_end|>")) != 2 or mark != encoder.config.image_token_id:
-        raise OptionError(
-            f"{option}: the tokenizer cuts the model's prompt template into {found} tokens before the instruction where {template.start} "
-            "are expected, or does not know the marks of pictures; it is not the tokenizer of Qwen2.5-VL"
-        )
 
 
 def _around(parts: Parts, num_pictures: int) -> tuple[str, str]:

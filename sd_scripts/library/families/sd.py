@@ -34,9 +34,12 @@ class Sd(pictures.PictureFamily):
     grid: ClassVar[int] = 8
     separate_texts: ClassVar[bool] = False
 
-    def load(self, options: SdModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
-        """Loads all parts on `device`; backbone and text encoder in dtype. Raises OptionError with a sentence for what cannot be read."""
-        return loading.load(options, device, dtype)
+    def load(self, options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """Loads all parts on `device`; backbone and text encoder in dtype; those named in `without` stay on the meta device.
+
+        Raises OptionError with a sentence for what cannot be read.
+        """
+        return loading.load(options, device, dtype, without)
 
     def tiny(self, second: bool = False) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; second makes it SD 2.x-like."""

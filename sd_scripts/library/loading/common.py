@@ -13,7 +13,7 @@ Every problem that can be seen before weights are read is collected with `tried`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from sd_scripts.library.loading.headers import LORA, VAE, Header, read_header, w
 from sd_scripts.library.loading.original import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
 from sd_scripts.library.loading.source import Source, find
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
-from sd_scripts.library.loading.weights import Entry, Reader, check, empty, entries, fill, folder_entries
+from sd_scripts.library.loading.weights import Entry, Finish, Reader, check, empty, entries, fill, folder_entries, leave_out
 from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 
@@ -114,16 +114,19 @@ class Base:
     """Its model_index.json."""
 
 
-def base_source(spec: FamilySpec, value: str, revision: str | None, variant: str | None, own: Sequence[str]) -> Source:
-    """The base model on this disk, fetched when it is a hub id; own are the names of the networks that are taken from it."""
+def base_source(spec: FamilySpec, value: str, revision: str | None, variant: str | None, own: Iterable[str]) -> Source:
+    """The base model on this disk, fetched when it is a hub id; own are the names of the networks whose weights are taken from it."""
     source = find(BASE, value, spec.name, revision, variant, [spec.parts[name].folder for name in own])
     if source.is_file and variant is not None:
         raise OptionError(f"variant: {variant} chooses among the files of a folder, but {BASE} is the file {source.label}; remove it")
     return source
 
 
-def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequence[str]) -> Base:
-    """The base model in a diffusers folder, with the networks named in own and the tokenizers of those among them that have one."""
+def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequence[str], without: Collection[str] = ()) -> Base:
+    """The base model in a diffusers folder, with the networks named in own and the tokenizers of those among them that have one.
+
+    Of those in `without` only the configuration is needed.
+    """
     words = {name: tokenizer for name, tokenizer in spec.tokenizers.items() if name in own}
     index = check_folder(spec, source, own)
     networks: dict[str, Found] = {}
@@ -131,7 +134,8 @@ def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequ
     for name in own:
         folder = source.path / spec.parts[name].folder
         label = f"{source.label}/{folder.name}"
-        found = tried(problems, lambda name=name, folder=folder, label=label: network_in_folder(spec, name, folder, variant, BASE, label))
+        look = structure if name in without else network_in_folder
+        found = tried(problems, lambda look=look, name=name, folder=folder, label=label: look(spec, name, folder, variant, BASE, label))
         if found is not None:
             networks[name] = found
     if problems:
@@ -259,6 +263,12 @@ def network_in_folder(spec: FamilySpec, name: str, folder: Path, variant: str | 
     return network(spec, name, config, folder_entries(folder, spec.parts[name].stem, variant, option, label), option, label)
 
 
+def structure(spec: FamilySpec, name: str, folder: Path, variant: str | None, option: str, label: str) -> Found:
+    """A network of which nobody reads the weights, from its own folder; parameters as of network_in_folder."""
+    config = read_json(folder / "config.json", option)
+    return Found({}, empty(lambda: make(spec, name, config, option, label)))
+
+
 def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, Entry], option: str, what: str) -> Found:
     """Matches tensors (names without prefix, original or diffusers layout) with those of the network. OptionError when they do not fit."""
     part = spec.parts[name]
@@ -304,6 +314,19 @@ def make(spec: FamilySpec, name: str, config: Config, option: str, what: str) ->
         raise OptionError(f"{option}: the configuration of {what} makes no {class_name}: {err}") from err
 
 
+def tokenizer_for(base: Base, name: str) -> Any:
+    """The tokenizer of a text encoder that is no part of a base folder: beside base model or encoder, in the hub cache, on the hub."""
+    tokenizer, found = base.spec.parts[name].tokenizer, base.networks[name]
+    assert tokenizer is not None
+    entry = next(iter(found.tensors.values()))[0]
+    file, option, config = entry.path, entry.option, config_of(found.module)
+    own = base.source.path.parent if base.source.is_file else base.source.path
+    for root in (own, base.spec.configs, file.parent, file.parent.parent):
+        if tokenizers.is_there(root / tokenizer.folder, tokenizer):
+            return tokenizers.read(tokenizer, root / tokenizer.folder, config, option, f"{tokenizer.folder} beside {file.name}")
+    return tokenizers.find_for_file(file, base.spec.configs, [tokenizer], [config], option)[0]
+
+
 def adapter(value: str) -> Path:
     """A LoRA file of base_weights. Raises OptionError unless it is one."""
     path = Path(value).expanduser()
@@ -320,14 +343,27 @@ def dtypes_of(names: Iterable[str], dtype: Dtypes, vae_dtype: str) -> dict[str, 
     return {name: VAE_DTYPES[vae_dtype] if name == "vae" else dtype if isinstance(dtype, torch.dtype) else dtype[name] for name in names}
 
 
-def read_networks(found: Mapping[str, Found], label: str, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> dict[str, nn.Module]:
-    """Reads the weights of each network, in the precision that dtypes has for its name: frozen, in eval mode, on the device."""
+def read_networks(
+    found: Mapping[str, Found],
+    label: str,
+    device: torch.device,
+    dtypes: Mapping[str, torch.dtype],
+    without: Collection[str] = (),
+    finishing: Mapping[str, tuple[Sequence[str], Finish]] | None = None,
+) -> dict[str, nn.Module]:
+    """Reads the weights of each network, in the precision that dtypes has for its name: frozen, in eval mode, on the device.
+
+    Those named in `without` are on the meta device instead. finishing: blocks and what is done with each as soon as it is read.
+    """
     read = Reader()
     for name, one in tqdm(found.items(), desc=f"loading {label}", unit="network", leave=False):
+        if name in without:
+            leave_out(one.module)
+            continue
         getters = {
             key: lambda entry=entry, stored=stored: from_original(stored, read(entry)) for key, (entry, stored) in one.tensors.items()
         }
-        fill(one.module, getters, device, dtypes[name])
+        fill(one.module, getters, device, dtypes[name], *(finishing or {}).get(name, ()))
     return {name: one.module for name, one in found.items()}
 
 

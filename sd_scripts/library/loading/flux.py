@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
@@ -13,7 +12,7 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.library import diffusion
-from sd_scripts.library.loading import original, original_flux, tokenizers
+from sd_scripts.library.loading import original, original_flux
 from sd_scripts.library.loading.common import (
     BASE,
     CONFIGS,
@@ -34,6 +33,7 @@ from sd_scripts.library.loading.common import (
     network,
     read_json,
     read_networks,
+    tokenizer_for,
     tried,
 )
 from sd_scripts.library.loading.headers import CLIP, FLUX, T5, VAE, Header, read_header
@@ -108,15 +108,15 @@ MAX_TOKENS = {True: 512, False: 256}
 """Caption tokens that T5 reads for dev, which embeds guidance, and for schnell, which does not."""
 
 
-def load(options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
+def load(options: FluxModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
 
-    Raises OptionError with every problem that can be seen before weights are read.
+    Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.
     """
     problems: list[Problem] = []
     wanted = {"vae": options.ae, "te1": options.clip_l, "te3": options.t5xxl}
     values = {name: value for name, value in wanted.items() if value is not None}
-    base = tried(problems, lambda: _base(options, [name for name in SPEC.parts if name not in values]))
+    base = tried(problems, lambda: _base(options, [name for name in SPEC.parts if name not in values], without))
     spec = replace(SPEC, configs=_described_by(Path(options.pretrained_model_name_or_path).expanduser())) if base is None else base.spec
     others = {
         name: tried(problems, lambda name=name, value=value: given(spec, name, GIVEN[name], value, options.variant))
@@ -128,9 +128,9 @@ def load(options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Part
     base.networks.update({name: found for name, found in others.items() if found is not None})
     for name in SPEC.tokenizers:
         if name not in base.tokenizers:
-            base.tokenizers[name] = _tokenizer(base, name)
+            base.tokenizers[name] = tokenizer_for(base, name)
     _check_fit(base.networks, list(values))
-    parts = _read(base, options, device, dtype)
+    parts = _read(base, options, device, dtype, without)
     merge_adapters(parts, [path for path in adapters if path is not None], options.base_weights_multiplier)
     return parts
 
@@ -148,11 +148,12 @@ def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None
         write_file(path, original_tensors(SPEC.parts["backbone"], parts.backbone, dtype, prefix=""), metadata)
 
 
-def _base(options: FluxModelOptions, own: Sequence[str]) -> Base:
+def _base(options: FluxModelOptions, own: Sequence[str], without: Collection[str]) -> Base:
     """The base model with the networks named in own, of which a file needs to hold only the transformer."""
-    source = base_source(SPEC, options.pretrained_model_name_or_path, options.revision, options.variant, own)
+    needed = [name for name in own if name not in without]
+    source = base_source(SPEC, options.pretrained_model_name_or_path, options.revision, options.variant, needed)
     if not source.is_file:
-        return from_folder(replace(SPEC, configs=_described_by(source.path)), source, options.variant, own)
+        return from_folder(replace(SPEC, configs=_described_by(source.path)), source, options.variant, own, without)
     header = read_header(source.path, BASE)
     check_kind(SPEC, header, source)
     missing = [name for name in own if name != "backbone" and not header.starts(*SPEC.parts[name].prefixes)]
@@ -221,19 +222,6 @@ def _configs(source: Source, transformer: Config) -> tuple[Path, Config]:
     return (DEV if transformer["guidance_embeds"] else SCHNELL), transformer
 
 
-def _tokenizer(base: Base, name: str) -> Any:
-    """The tokenizer of a text encoder that is no part of a base folder: beside base model or encoder, in the hub cache, on the hub."""
-    tokenizer, found = SPEC.parts[name].tokenizer, base.networks[name]
-    assert tokenizer is not None
-    file = next(iter(found.tensors.values()))[0].path
-    own = base.source.path.parent if base.source.is_file else base.source.path
-    config, option = config_of(found.module), next(iter(found.tensors.values()))[0].option
-    for root in (own, base.spec.configs, file.parent, file.parent.parent):
-        if tokenizers.is_there(root / tokenizer.folder, tokenizer):
-            return tokenizers.read(tokenizer, root / tokenizer.folder, config, option, f"{tokenizer.folder} beside {file.name}")
-    return tokenizers.find_for_file(file, base.spec.configs, [tokenizer], [config], option)[0]
-
-
 def _check_fit(networks: Mapping[str, Found], given_names: Sequence[str]) -> None:
     """Raises OptionError when the transformer does not work on the autoencoder's latents or the encoders' texts."""
     config = networks["backbone"].module.config
@@ -253,10 +241,10 @@ def _check_fit(networks: Mapping[str, Found], given_names: Sequence[str]) -> Non
         raise OptionError([Problem(problem.partition(":")[0], problem) for problem in problems])
 
 
-def _read(base: Base, options: FluxModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
-    """Reads the weights."""
+def _read(base: Base, options: FluxModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str]) -> Parts:
+    """Reads the weights, but not of the networks named in `without`."""
     dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
-    modules = read_networks(base.networks, base.source.label, device, dtypes)
+    modules = read_networks(base.networks, base.source.label, device, dtypes, without)
     _settle_t5(modules["te3"])
     guidance_embeds = bool(modules["backbone"].config.guidance_embeds)
     words = base.tokenizers["te3"]

@@ -80,6 +80,9 @@ FLUX = "a FLUX transformer"
 VAE = "a VAE alone"
 CLIP = "a CLIP text encoder"
 T5 = "a T5 text encoder"
+QWEN = "a Qwen-Image transformer"
+QWEN_VAE = "a VAE of Qwen-Image alone"
+QWEN_VL = "a Qwen2.5-VL text encoder"
 LORA = "a LoRA file"
 UNKNOWN = "an unknown kind of file"
 
@@ -107,6 +110,12 @@ def _is_vae(header: Header) -> bool:
     return header.has("decoder.conv_in.weight") and all(key.startswith(prefixes) for key in header.shapes)
 
 
+def _is_qwen_vae(header: Header) -> bool:
+    """Convolutions over time as well, in either layout; Wan's first VAE is of the same form."""
+    film = len(header.shapes.get("decoder.conv_in.weight", ())) == 5 and header.starts("encoder.down_blocks.0.conv1.")
+    return film or (header.starts("encoder.downsamples.") and header.starts("decoder.upsamples."))
+
+
 _KINDS = (
     ("an empty file", lambda h: not h.shapes),
     (LORA, lambda h: h.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
@@ -130,7 +139,7 @@ _KINDS = (
     # Names are the same in bf16 and in fp8 files, which only add scales.
     (FLUX, lambda h: h.has("double_blocks.0.", "single_transformer_blocks.0.")),
     ("an SD3 model", lambda h: h.has("joint_blocks.0.")),
-    ("a Qwen-Image transformer", lambda h: h.has("transformer_blocks.0.img_mod.1.")),
+    (QWEN, lambda h: h.has("transformer_blocks.0.img_mod.1.")),
     ("a Z-Image transformer", lambda h: h.has("noise_refiner.0.") and h.has("cap_pad_token", "all_x_embedder")),
     ("an SD3 model", lambda h: h.has("transformer_blocks.0.attn.add_q_proj.")),
     (SD1, lambda h: h.starts("cond_stage_model.transformer.")),
@@ -146,7 +155,9 @@ _KINDS = (
             and not _is_vae(h)
         ),
     ),
+    (QWEN_VAE, _is_qwen_vae),
     (VAE, _is_vae),
+    (QWEN_VL, lambda h: h.has("visual.blocks.0.attn.qkv.weight") and h.has("layers.0.self_attn.q_proj.weight")),
     (T5, lambda h: h.has("block.0.layer.0.SelfAttention.q.weight")),
     (CLIP, lambda h: h.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
 )

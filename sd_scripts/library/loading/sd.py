@@ -6,7 +6,7 @@ Which of the two a model is, is told by the model itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,11 @@ def spec_of(backbone: nn.Module) -> FamilySpec:
     return SPEC2 if _is_second(dict(backbone.config)) else SPEC1
 
 
-def load(options: SdModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
+def load(options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
 
     A single file does not say what its network predicts: noise is assumed, unless it carries the `v_pred` mark or options say otherwise.
-    Raises OptionError with every problem that can be seen before weights are read.
+    Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.
     """
 
     def refine(spec: FamilySpec, source: Source, header: Header | None) -> FamilySpec:
@@ -92,7 +92,7 @@ def load(options: SdModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
             )
         return SPEC2 if second else SPEC1
 
-    return unet.load(SPEC1, options, device, dtype, lambda base: _settings(base, options), refine)
+    return unet.load(SPEC1, options, device, dtype, lambda base: _settings(base, options), refine, without)
 
 
 def _settings(base: Base, options: SdModelOptions) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,12 @@ SPEC = FamilySpec(
 )
 
 
-def load(options: SdxlModelOptions, device: torch.device, dtype: Dtypes) -> Parts:
+def load(options: SdxlModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
 
-    Raises OptionError with every problem that can be seen before weights are read.
+    Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.
     """
-    return unet.load(SPEC, options, device, dtype, lambda base: _settings(base, options))
+    return unet.load(SPEC, options, device, dtype, lambda base: _settings(base, options), without=without)
 
 
 def _settings(base: Base, options: SdxlModelOptions) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def read(spec: TokenizerSpec, folder: Path, encoder: Mapping[str, Any], option: 
     if not is_there(folder, spec):
         raise OptionError(f"{option}: {label} has no tokenizer.json, and no {' with '.join(spec.vocabulary)}. Download the model again")
     tokenizer = spec.cls.from_pretrained(str(folder), local_files_only=True, **({} if pad_token is None else {"pad_token": pad_token}))
+    encoder = encoder.get("text_config", encoder)
     size = encoder["vocab_size"]
     # A few more embeddings than tokens occur (tables padded for speed); fewer would be read out of range.
     if not 0.9 * size <= len(tokenizer) <= size:

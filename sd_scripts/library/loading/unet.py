@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,16 @@ def load(
     dtype: Dtypes,
     settings: Callable[[Base], dict[str, Any]],
     refine: Refine = lambda spec, source, header: spec,
+    without: Collection[str] = (),
 ) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
 
-    settings makes Parts.settings. Raises OptionError with every problem that can be seen before weights are read.
+    settings makes Parts.settings; networks named in `without` are not read. Raises OptionError with every problem that can be seen
+    before weights are read.
     """
     problems: list[Problem] = []
     own = [name for name in spec.parts if name != "vae" or options.vae is None]
-    base = tried(problems, lambda: _base(spec, options, own, refine))
+    base = tried(problems, lambda: _base(spec, options, own, refine, without))
     given_vae = options.vae
     vae = tried(problems, lambda: given(spec, "vae", "vae", given_vae, options.variant)) if given_vae is not None else None
     adapters = [tried(problems, lambda value=value: adapter(value)) for value in options.base_weights]
@@ -69,15 +71,16 @@ def load(
     if vae is not None:
         base.networks["vae"] = vae
     check_channels(base.networks)
-    parts = read(base, options, device, dtype, settings(base))
+    parts = read(base, options, device, dtype, settings(base), without)
     merge_adapters(parts, [path for path in adapters if path is not None], options.base_weights_multiplier)
     return parts
 
 
-def _base(spec: FamilySpec, options: UNetModelOptions, own: list[str], refine: Refine) -> Base:
-    source = base_source(spec, options.pretrained_model_name_or_path, options.revision, options.variant, own)
+def _base(spec: FamilySpec, options: UNetModelOptions, own: list[str], refine: Refine, without: Collection[str]) -> Base:
+    needed = [name for name in own if name not in without]
+    source = base_source(spec, options.pretrained_model_name_or_path, options.revision, options.variant, needed)
     if not source.is_file:
-        return from_folder(refine(spec, source, None), source, options.variant, own)
+        return from_folder(refine(spec, source, None), source, options.variant, own, without)
     header = read_header(source.path, BASE)
     check_kind(spec, header, source)
     version = refine(spec, source, header)
@@ -108,11 +111,13 @@ def marked(base: Base, header: Header) -> Base:
     return base
 
 
-def read(base: Base, options: UNetModelOptions, device: torch.device, dtype: Dtypes, settings: dict[str, Any]) -> Parts:
-    """Reads the weights."""
+def read(
+    base: Base, options: UNetModelOptions, device: torch.device, dtype: Dtypes, settings: dict[str, Any], without: Collection[str] = ()
+) -> Parts:
+    """Reads the weights, but not of the networks named in `without`."""
     scheduler = scheduler_config(base.scheduler, options, base.spec.configs)
     dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
-    modules = read_networks(base.networks, base.source.label, device, dtypes)
+    modules = read_networks(base.networks, base.source.label, device, dtypes, without)
     return Parts(
         backbone=modules["backbone"],
         vae=modules["vae"],

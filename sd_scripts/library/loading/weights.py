@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ import torch
 from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from sd_scripts.library.loading.headers import Header, read_header
 from sd_scripts.library.loading.original import TOLERATED
@@ -96,15 +97,48 @@ def empty(make: Callable[[], Module]) -> Module:
         return make()
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Callable[[], Tensor]], device: torch.device, dtype: torch.dtype) -> None:
-    """Gives the module its tensors in this precision on this device, in eval mode and frozen."""
-    state = {}
-    for name in module.state_dict():
-        tensor = tensors[name]()
-        # A copy: safetensors maps the file, so writing over it during training would change the weights.
-        state[name] = tensor.contiguous().to(device, dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
-    module.load_state_dict(state, strict=True, assign=True)
+Finish = Callable[[str, nn.Module], None]
+"""What is done with a block, told by its name, as soon as it has its weights."""
+
+
+def fill(
+    module: nn.Module,
+    tensors: Mapping[str, Callable[[], Tensor]],
+    device: torch.device,
+    dtype: torch.dtype,
+    blocks: Sequence[str] = (),
+    finish: Finish | None = None,
+) -> None:
+    """Gives the module its tensors in this precision on this device, in eval mode and frozen.
+
+    finish is called for each of the blocks (names of submodules) before the next one is read, such as to make it smaller.
+    """
+    names = list(module.state_dict())
+    inside = {block: [name for name in names if name.startswith(f"{block}.")] for block in blocks}
+    own = set(names).difference(*inside.values())
+
+    def read(wanted: Iterable[str], start: int = 0) -> dict[str, Tensor]:
+        state = {}
+        for name in wanted:
+            tensor = tensors[name]()
+            # A copy: safetensors maps the file, so writing over it during training would change the weights.
+            state[name[start:]] = tensor.contiguous().to(device, dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+        return state
+
+    missing = module.load_state_dict(read(name for name in names if name in own), strict=False, assign=True).missing_keys
+    assert set(missing) == set(names) - own, f"{missing[:3]} have no weights"
+    for block in tqdm(blocks, desc=f"{type(module).__name__} block by block", unit="block", leave=False, delay=1, disable=not blocks):
+        part = module.get_submodule(block)
+        part.load_state_dict(read(inside[block], len(block) + 1), strict=True, assign=True)
+        part.to(device).eval().requires_grad_(False)
+        if finish is not None:
+            finish(block, part)
     module.to(device).eval().requires_grad_(False)
+
+
+def leave_out(module: nn.Module) -> None:
+    """Makes a network that nobody will run: its structure on the meta device, in eval mode and frozen."""
+    module.to("meta").eval().requires_grad_(False)
 
 
 def check(module: nn.Module, found: Mapping[str, tuple[int, ...]], what: str, option: str) -> None:

@@ -23,7 +23,9 @@ from torch.testing import assert_close
 from sd_scripts.library.families import qwen_prompts, qwen_sampling
 from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.qwen_edit import QwenEdit, linear_layers
+from sd_scripts.library.families.tiny_qwen import tiny_qwen_tokenizer
 from sd_scripts.library.loading import qwen as loading
+from sd_scripts.library.loading import qwen_templates
 from sd_scripts.library.protocols import Condition, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 
@@ -108,7 +110,7 @@ def condition(rows: int, *sides: tuple[int, int], width: int = 32) -> Condition:
 
 
 def test_templates_are_those_of_the_published_models(version):
-    template = qwen_prompts.template_of(version)
+    template = qwen_templates.template_of(version)
     assert (len(template.text), template.start, template.fingerprint) == {
         "image": (215, 34, "0194d360a674d2f1"),
         "edit": (429, 64, "846b0a7896f4ed82"),
@@ -116,12 +118,12 @@ def test_templates_are_those_of_the_published_models(version):
         "edit-2511": (386, 64, "d5d65822319c1228"),
     }[version]
     parts = QWEN.tiny_version(version)
-    qwen_prompts.check_tokenizer(parts, "here")
-    parts.tokenizers["te1"] = QWEN.tiny_version("edit").tokenizers["te1"]
-    parts.settings["model_version"] = version
-    parts.text_encoders["te1"].config.image_token_id += 1
+    tokenizer, mark = parts.tokenizers["te1"], parts.text_encoders["te1"].config.image_token_id
+    qwen_templates.check_tokenizer(tokenizer, version, mark, "here")
     with pytest.raises(OptionError, match=r"not the tokenizer of Qwen2\.5-VL"):
-        qwen_prompts.check_tokenizer(parts, "here")
+        qwen_templates.check_tokenizer(tokenizer, version, mark + 1, "here")
+    with pytest.raises(OptionError, match=r"here: the tokenizer cuts .* into \d+ tokens .* where"):
+        qwen_templates.check_tokenizer(tiny_qwen_tokenizer(["words of another kind"]), version, mark, "here")
 
 
 def test_the_settings_that_rows_depend_on_tell_the_versions_apart():
@@ -437,7 +439,7 @@ def test_sizes_follow_the_published_rule(ratio, large, small):
     parts = QWEN.tiny()
     parts.settings["control_area"] = 1024 * 1024
     assert QWEN.control_size(parts, (round(ratio * 3600), 3600)) == large
-    assert qwen_prompts.area_size(qwen_prompts.CONDITION_AREA, ratio) == small == plus.calculate_dimensions(384 * 384, ratio)
+    assert qwen_prompts.area_size(qwen_templates.CONDITION_AREA, ratio) == small == plus.calculate_dimensions(384 * 384, ratio)
     assert qwen_prompts.area_size(64 * 64, 100.0)[1] == 32, "no side is ever 0"
 
 
