@@ -217,7 +217,7 @@ def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
 
 
 def _as_published(folder: Path) -> None:
-    # The editing base as its originals are published: transformers' own processor class by name, and its settings in the older layout, which
+    # The editing base as its originals are published: transformers' processor class by name, its settings in the older layout, which
     # every version reads; beside them, the side of its pictures.
     index, processor = folder / "model_index.json", folder / "processor"
     changed = {"processor": ["transformers", "Qwen2VLProcessor"], "_default_side": SIDE}
