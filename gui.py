@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+EXPORT = "`gui.py export-space DIR --lora FILE` writes a folder that is a Space with this page's Inference tab; --help after it says more."
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def parser() -> argparse.ArgumentParser:
-    parse = argparse.ArgumentParser(prog="gui.py", description=__doc__, allow_abbrev=False)
+    parse = argparse.ArgumentParser(prog="gui.py", description=__doc__, epilog=EXPORT, allow_abbrev=False)
     parse.add_argument("--listen", nargs="?", const="0.0.0.0", default="127.0.0.1", metavar="ADDRESS",
                        help="address to listen on (default: this computer only; without an ADDRESS: all of them)")  # fmt: skip
     parse.add_argument("--server_port", type=int, metavar="PORT", help="port (default: the first free one from 7860)")
@@ -21,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--no_auth", action="store_true", help="listen or share without a password: whoever reaches the page can use this computer"
     )
+    parse.add_argument("--inference_only", action="store_true", help="show the Inference tab and nothing else")
     parse.add_argument("--output_dir", type=Path, default=Path("output"), metavar="FOLDER", help="folder of all runs (default: output)")
     parse.add_argument("--allowed_dir", type=Path, action="append", default=[], metavar="FOLDER",
                        help="a folder the page may use besides --output_dir, may be given several times; without it, a page that only "
@@ -56,13 +58,18 @@ def problems(arguments: argparse.Namespace) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Starts the studio and waits until it is ended; 2 for wrong arguments, 1 when it cannot start."""
+    argv = sys.argv[1:] if argv is None else argv
+    if str(HERE) not in sys.path:
+        sys.path.insert(0, str(HERE))
+    if argv and argv[0] == "export-space":
+        from kohya_like import exporting
+
+        return exporting.main(argv[1:])
     arguments = parser().parse_args(argv)
     wrong = problems(arguments)
     if wrong:
         sys.stderr.write("gui.py: the studio was not started:\n" + "".join(f"  - {sentence}\n" for sentence in wrong))
         return 2
-    if str(HERE) not in sys.path:
-        sys.path.insert(0, str(HERE))
     # Heavy, and only now: a wrong argument is answered at once.
     from kohya_like import startup
 
@@ -79,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         context = app.make_context(arguments.output_dir, arguments.allowed_dir, server.is_private)
-        demo, local, public = app.launch(context, server)
+        demo, local, public = app.launch(context, server, inference_only=arguments.inference_only)
     except (OSError, RuntimeError, ValueError) as err:
         sys.stderr.write(f"gui.py: the studio cannot start: {err}\n")
         return 1

@@ -16,11 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import files, form, live, look, tools
+from . import files, form, live, look, predict_routes, tools
 from .context import Context
 from .guard import Guard
+from .inference import WorkerBackend
+from .predictions import Desk
 from .supervisor import JobSupervisor
 from .tabs import help as help_tab
+from .tabs import inference as inference_tab
 from .tabs import runs as runs_tab
 from .tabs import tools as tools_tab
 from .tabs import train as train_tab
@@ -39,6 +42,8 @@ class Server:
     auth: tuple[str, str] | None = None
     allowed_hosts: tuple[str, ...] = ()
     """Host names under which the studio may be reached, besides localhost and, when it listens beyond it, IP addresses."""
+    embedded: bool = False
+    """The page may stand in a frame of another site."""
 
     @property
     def is_private(self) -> bool:
@@ -52,7 +57,8 @@ def make_context(output_dir: Path, allowed_dirs: Sequence[Path], is_private: boo
     output_dir.mkdir(parents=True, exist_ok=True)
     given = tuple(folder.expanduser().resolve() for folder in allowed_dirs)
     roots = (output_dir, *given) if given or not is_private else files.everything()
-    return Context(JobSupervisor(output_dir), secrets.token_urlsafe(24), output_dir, roots)
+    desk = Desk(WorkerBackend(), output_dir)
+    return Context(JobSupervisor(output_dir), secrets.token_urlsafe(24), output_dir, roots, desk)
 
 
 def make_app(context: Context) -> gr.Blocks:
@@ -66,13 +72,23 @@ def make_app(context: Context) -> gr.Blocks:
                 runs_tab.build(replace(context, train=door))
             with gr.Tab("Tools", id="tools"):
                 tools_tab.build()
+            with gr.Tab("Inference", id="inference"):
+                inference_tab.build()
             with gr.Tab("Help", id="help"):
                 help_tab.build()
     return demo
 
 
-def own_routes(context: Context) -> list[Route]:
-    """Our routes beside gradio's: the page's scripts, which need no token, and the live data, which does."""
+def make_inference_app(context: Context) -> gr.Blocks:
+    """The page of --inference_only: the Inference tab and nothing else."""
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
+        form.part("top", {"token": context.token})
+        inference_tab.build()
+    return demo
+
+
+def script_routes() -> list[Route]:
+    """The page's scripts, which need no token."""
 
     async def script(request: Request) -> Response:
         # Only names that are listed here; the address carries a digest of the content.
@@ -82,27 +98,45 @@ def own_routes(context: Context) -> list[Route]:
             return Response(status_code=404)
         return look.served(content, request.headers.get("accept-encoding", ""))
 
-    return [Route("/kl/assets/{name}", script), *live.routes(context.supervisor, context.token), *tools.routes(context)]
+    return [live.script_route(), Route("/kl/assets/{name}", script)]
 
 
-def wait(demo: gr.Blocks, context: Context) -> None:
-    """Serves until Ctrl-C or SIGTERM, then ends the server in good order. Trainings go on without it."""
+def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
+    """Our routes beside gradio's: the page's scripts, and the live data, which needs the token."""
+    routes = [*script_routes(), *predict_routes.routes(predict_routes.studio_menu(context), context.desk)]
+    return routes if inference_only else [*routes, *live.routes(context.supervisor, context.token), *tools.routes(context)]
+
+
+def until_ended() -> None:
+    """Waits for Ctrl-C or SIGTERM."""
     ended = threading.Event()
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(getattr(signal, name), lambda *_: ended.set())
     # With a timeout, because on Windows a wait without one hears no signal.
     while not ended.wait(1.0):
         continue
+
+
+def wait(demo: gr.Blocks, context: Context) -> None:
+    """Serves until Ctrl-C or SIGTERM, then ends the server in good order. Trainings go on without it."""
+    until_ended()
     demo.close(verbose=False)
+    context.desk.close()
     context.supervisor.close()
 
 
-def launch(context: Context, server: Server) -> tuple[gr.Blocks, str, str | None]:
+def launch(context: Context, server: Server, inference_only: bool = False) -> tuple[gr.Blocks, str, str | None]:
     """Starts the server and returns the page, its address, and the public one with share."""
-    demo = make_app(context)
+    return serve(
+        make_inference_app(context) if inference_only else make_app(context), own_routes(context, inference_only), context.token, server
+    )
+
+
+def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> tuple[gr.Blocks, str, str | None]:
+    """Starts the server of a page behind the guard."""
     names = list(server.allowed_hosts)
-    guard = Middleware(Guard, token=context.token, names=names, open_to_network=not server.is_private, share=server.share)
-    app_kwargs: dict[str, Any] = {"routes": own_routes(context), "middleware": [guard], "docs_url": None, "redoc_url": None}
+    guard = Middleware(Guard, token=token, names=names, open_to_network=not server.is_private, share=server.share, embedded=server.embedded)
+    app_kwargs: dict[str, Any] = {"routes": routes, "middleware": [guard], "docs_url": None, "redoc_url": None}
     _, local, public = demo.launch(
         server_name=server.host,
         server_port=server.port,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .predictions import Desk
     from .supervisor import JobSupervisor
 
 
@@ -39,4 +40,6 @@ class Context:
     output_dir: Path
     roots: tuple[Path, ...]
     """Folders the page may read and write, canonical; output_dir is one of them. files.confine checks against them."""
+    desk: Desk
+    """Predictions: their queue, and what was made."""
     train: TrainDoor | None = None

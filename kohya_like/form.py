@@ -62,7 +62,7 @@ _WORDS = {
     "lrs": "LRs",
     "te": "text encoder",
 }
-SCRIPTS = ("form.js", "prompts.js", "desk.js", "imports.js", "tools.js")
+SCRIPTS = ("form.js", "prompts.js", "desk.js", "imports.js", "field.js", "tools.js", "viewer.js", "inference.js")
 """In the order in which they build on each other."""
 _LABELS = {"network_reg_dims": "Network ranks by name", "network_reg_lrs": "Network LRs by name"}
 _SEPARATORS = re.compile(r"[\s,]+")
@@ -226,24 +226,24 @@ def _family_place(run: type[RunOptions]) -> int:
 
 
 def script() -> bytes:
-    """The scripts of the Train and Tools tabs with the schema before them, as they are served: one request."""
+    """The scripts of the tabs that are forms with the schema before them, as they are served: one request."""
     # "</" cannot stand in a script that somebody pastes into a page, and U+2028 ends a line in old engines.
     data = schema_json().replace("</", "<\\/").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return f"window.klSchema={data};\n".encode() + b"\n".join(look.asset(name) for name in SCRIPTS)
 
 
-def part(name: str, value: Any = None, events: tuple[str, ...] = (), **identity: Any) -> gr.HTML:
+def part(name: str, value: Any = None, events: tuple[str, ...] = (), more_head: str = "", **identity: Any) -> gr.HTML:
     """A gr.HTML whose inside form.js draws: `kl.mount(name, element, props, trigger, watch)`.
 
-    events are the names of its own events. A function, because gradio writes stub files for subclasses. identity takes elem_id and
-    elem_classes.
+    events are the names of its own events; more_head holds the tags of further scripts, which come first. A function, because gradio
+    writes stub files for subclasses. identity takes elem_id and elem_classes.
     """
     # Gradio learns the names of own events from the quoted words in this text.
     return gr.HTML(
         value,
         html_template="<div class='kl-part'></div>",
         js_on_load=f"window.kl.mount({json.dumps(name)}, element, props, trigger, watch, {json.dumps(events)});",
-        head=look.script_tag("form.js", script()),
+        head=more_head + look.script_tag("form.js", script()),
         apply_default_css=False,
         **identity,
     )
@@ -283,7 +283,7 @@ def options(payloads: Iterable[Any], roots: tuple[Path, ...]) -> RunOptions:
 _PROMPT_FILES = (".txt", ".toml", ".json")
 
 
-def outside(run: type[RunOptions], values: Mapping[str, Any], roots: tuple[Path, ...]) -> list[Problem]:
+def outside(run: type[Options], values: Mapping[str, Any], roots: tuple[Path, ...]) -> list[Problem]:
     """Problems for values that name places outside the roots. Hub ids, `toy` and text that is no path pass."""
     problems = []
     for name, field in shown_fields(run).items():

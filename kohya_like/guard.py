@@ -25,6 +25,8 @@ SHARE_SUFFIX = ".gradio.live"
 """Where share links lie. Nobody else can point such a name at this computer, so it is no way around the list of names."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
+_FRAMES = (b"x-frame-options", b"DENY")
+_NO_FRAMES = "frame-ancestors 'none'"
 _POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -38,17 +40,19 @@ _POLICY = "; ".join(
         "object-src 'none'",
         "base-uri 'self'",
         "form-action 'self'",
-        "frame-ancestors 'none'",
     )
 )
 _SECURITY_HEADERS = (
-    (b"content-security-policy", _POLICY.encode()),
+    (b"content-security-policy", f"{_POLICY}; {_NO_FRAMES}".encode()),
     (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
+    _FRAMES,
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=(), browsing-topics=()"),
+)
+_EMBEDDED_HEADERS = tuple(
+    (name, _POLICY.encode() if name == b"content-security-policy" else value) for name, value in _SECURITY_HEADERS if name != _FRAMES[0]
 )
 
 
@@ -56,6 +60,7 @@ class Guard:
     """ASGI middleware. names are the host names under which the studio may be reached besides this computer's own loopback names.
 
     With open_to_network, every literal IP address is a good host as well: DNS rebinding needs a name. With share, so are share links.
+    embedded is for a page that stands in a frame of another site and is meant for everybody, such as a Space.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Guard:
         names: Iterable[str] = (),
         open_to_network: bool = False,
         share: bool = False,
+        embedded: bool = False,
         login_attempts: int = 8,
         login_window_seconds: float = 300.0,
     ) -> None:
@@ -73,6 +79,8 @@ class Guard:
         self._names = LOCAL_NAMES | {name.lower() for name in names}
         self._open_to_network = open_to_network
         self._share = share
+        self._destinations = ("document", "iframe") if embedded else ("document",)
+        self._headers = _EMBEDDED_HEADERS if embedded else _SECURITY_HEADERS
         self._throttle = Throttle(login_attempts, login_window_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +106,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return 403, "Requests from other web sites are refused."
-        if headers.get("sec-fetch-site") == "cross-site" and not _is_navigation(scope, headers):
+        if headers.get("sec-fetch-site") == "cross-site" and not self._is_navigation(scope, headers):
             return 403, "Requests from other web sites are refused."
         path = scope.get("path", "")
         if path.startswith(OWN_ROUTES) and not path.startswith(OPEN_ROUTES) and not self._has_token(scope, headers):
@@ -120,6 +128,11 @@ class Guard:
             return False
         return True
 
+    def _is_navigation(self, scope: Scope, headers: dict[str, str]) -> bool:
+        """A person following a link to the studio, which is fine; the page itself then talks from its own site."""
+        is_page = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") in self._destinations
+        return scope.get("method") == "GET" and is_page
+
     def _has_token(self, scope: Scope, headers: dict[str, str]) -> bool:
         given = headers.get(TOKEN_HEADER, "")
         if not given:
@@ -133,7 +146,7 @@ class Guard:
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message.get("headers", [])}
-                message["headers"] = [*message.get("headers", []), *(pair for pair in _SECURITY_HEADERS if pair[0] not in present)]
+                message["headers"] = [*message.get("headers", []), *(pair for pair in self._headers if pair[0] not in present)]
                 if _is_login(scope) and message["status"] == 200:
                     self._throttle.forget(_peer(scope))
             await send(message)
@@ -173,11 +186,6 @@ def hostname(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
-
-
-def _is_navigation(scope: Scope, headers: dict[str, str]) -> bool:
-    """A person following a link to the studio, which is fine; the page itself then talks from its own site."""
-    return scope.get("method") == "GET" and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 
 def _is_login(scope: Scope) -> bool:

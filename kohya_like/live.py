@@ -56,7 +56,7 @@ def component(kind: str, elem_id: str) -> gr.HTML:
     return gr.HTML(
         {"run": ""},
         html_template='<div class="kl-live-root"></div>',
-        head=look.script_tag("live/all.js", script()),
+        head=script_tag(),
         js_on_load=f"window.kl.live({kind!r}, element, props, trigger, watch);",
         apply_default_css=False,
         elem_id=elem_id,
@@ -308,11 +308,8 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         except OptionError as err:
             return JSONResponse({"detail": str(err)}, 409)
 
-    def script_file(request: Request) -> Response:
-        return look.served(script(), request.headers.get("accept-encoding", ""))
-
     return [
-        Route("/kl/assets/live/all.js", script_file),
+        script_route(),
         Route("/kl/runs", with_token(runs)),
         Route("/kl/run/{run}", with_job(run)),
         Route("/kl/run/{run}/sample/{file}", with_job(sample)),
@@ -320,6 +317,20 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]
+
+
+def script_route() -> Route:
+    """The route of the page's part of this module."""
+
+    def script_file(request: Request) -> Response:
+        return look.served(script(), request.headers.get("accept-encoding", ""))
+
+    return Route("/kl/assets/live/all.js", script_file)
+
+
+def script_tag() -> str:
+    """The tag for the page's part of this module, for components that use its small tools."""
+    return look.script_tag("live/all.js", script())
 
 
 def inside(folder: Path, name: str, endings: frozenset[str]) -> Path | None:

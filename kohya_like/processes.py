@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 RUNNER = Path(__file__).with_name("runner.py")
-_ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 RUN_ID = "KOHYA_LIKE_RUN_ID"
 """Environment variable that every process of a run inherits. Ranks that torchrun puts into sessions of their own are found by it."""
 _lock = threading.Lock()
@@ -33,7 +33,7 @@ def start(folder: Path, argv: list[str], run_id: str, console: Path, environment
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={**os.environ, RUN_ID: run_id, **_ENVIRONMENT, **(environment or {})},
+            env={**os.environ, RUN_ID: run_id, **ENVIRONMENT, **(environment or {})},
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )

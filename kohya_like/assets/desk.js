@@ -247,7 +247,8 @@
   // ---- the top of the page
 
   parts.top = ({ root, props }) => {
-    window.kl.token = (props.value || {}).token;
+    const { token, title = "kohya_like", tag = "the trainer you can trust" } = props.value || {};
+    window.kl.token = token;
     const dark = () => document.body.classList.contains("dark");
     const button = make("button", { type: "button", class: "kl-quiet kl-theme" });
     const show = () => (button.textContent = dark() ? "Light" : "Dark");
@@ -261,7 +262,7 @@
     show();
     button.setAttribute("aria-label", "Switch between the light and the dark theme");
     root.append(make("header", { class: "kl-top" }, make("div", { class: "kl-brand" }, make("span", { class: "kl-mark", "aria-hidden": "true" }),
-      make("h1", { text: "kohya_like" }), make("span", { class: "kl-tag", text: "the trainer you can trust" })), button));
+      make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), button));
   };
 
   // ---- Help: every option, searchable

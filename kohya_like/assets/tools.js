@@ -4,7 +4,7 @@
   "use strict";
   if (window.kl.openTool) return;
 
-  const { parts, make, rich, input, shownDefault, store, stored } = window.kl.form;
+  const { parts, make, store, stored } = window.kl.form;
   const DRAFT = "kl.tools";
   const MAX_ROWS = 100;
   const WORDS = { running: "Running", finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Died" };
@@ -149,39 +149,28 @@
 
     function drawField(spec) {
       const ident = `kl-tool-${spec.name}`;
-      const isCheck = spec.control === "check";
-      const node = input(spec, ident);
-      const read = () => (isCheck ? node.checked : node.value);
-      const set = (text) => (isCheck ? (node.checked = text === true) : (node.value = text));
       const keep = () => {
-        draft()[spec.name] = read();
+        draft()[spec.name] = field.read();
         store(DRAFT, drafts);
-        error.hidden = true;
-        node.removeAttribute("aria-invalid");
       };
-      const error = make("p", { class: "kl-error", id: `${ident}-error`, hidden: true });
-      const facts = [spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`].filter(Boolean).join(" · ");
-      const place = spec.name === "save_to" ? `A name without a folder lies in ${known.folder}. ` : "";
-      const help = make("p", { class: "kl-help", id: `${ident}-help` }, ...rich(`${spec.help} ${place}`), make("span", { class: "kl-facts", text: facts }));
-      const label = make("label", { for: ident, text: spec.label });
-      const head = make("div", { class: "kl-head" }, isCheck ? node : null, label, make("code", { text: spec.name }));
-      const body = isCheck ? null : make("div", { class: "kl-control" }, node, spec.unit ? make("span", { class: "kl-unit", text: spec.unit }) : null);
-      if (spec.path && spec.control === "text" && spec.name !== "save_to") node.setAttribute("list", files.id);
-      if (spec.path) node.placeholder = spec.control === "lines" ? "one path a line" : spec.optional ? "none" : "a path on the studio's computer";
-      const adder = spec.path && spec.control === "lines" ? drawAdder(spec, node, keep) : null;
-      node.addEventListener(isCheck || spec.control === "select" ? "change" : "input", keep);
-      set(spec.name in draft() && typeof draft()[spec.name] === typeof spec.default ? draft()[spec.name] : spec.default);
-      fields.set(spec.name, { node, read, set, error });
-      const wide = spec.path || spec.control === "lines";
-      return make("div", { class: `kl-field${wide ? " kl-wide" : ""}` }, head, body, adder, error, help);
+      const isFile = spec.path && spec.name !== "save_to";
+      const adder = isFile && spec.control === "lines" ? drawAdder(spec, () => field.node, keep) : null;
+      const note = spec.name === "save_to" ? `A name without a folder lies in ${known.folder}. ` : "";
+      const field = window.kl.field(spec, ident, keep, { note, below: adder });
+      if (isFile && spec.control === "text") field.node.setAttribute("list", files.id);
+      if (spec.path) field.node.placeholder = spec.control === "lines" ? "one path a line" : spec.optional ? "none" : "a path on the studio's computer";
+      field.set(spec.name in draft() && typeof draft()[spec.name] === typeof spec.default ? draft()[spec.name] : spec.default);
+      fields.set(spec.name, field);
+      return field.root;
     }
 
     // A list of files takes further ones from those that runs have saved.
-    function drawAdder(spec, node, keep) {
+    function drawAdder(spec, nodeOf, keep) {
       if (!known.files.length) return null;
       const adder = make("select", { "aria-label": `Add a saved file to ${spec.label}` }, make("option", { value: "", text: "Add a saved file …" }),
         ...known.files.map((path) => make("option", { value: path, text: path.split(/[\\/]/).slice(-2).join("/") })));
       adder.addEventListener("change", () => {
+        const node = nodeOf();
         node.value = [...node.value.split("\n").filter((line) => line.trim()), adder.value].join("\n");
         adder.value = "";
         keep();
@@ -196,7 +185,7 @@
       try {
         const texts = Object.fromEntries([...fields].map(([name, field]) => [name, field.read()]));
         const answer = await ask("/kl/tools/start", { method: "POST", body: JSON.stringify({ tool: chosen, texts }) });
-        blame(answer.problems || []);
+        window.kl.blame(fields, wrong, answer.problems || []);
         if (answer.run) {
           known.runs.unshift(answer.run);
           show(answer.run.name);
@@ -207,31 +196,6 @@
       } finally {
         isBusy = false;
       }
-    }
-
-    function blame(problems) {
-      for (const { error, node } of fields.values()) {
-        error.hidden = true;
-        node.removeAttribute("aria-invalid");
-      }
-      const loose = [];
-      let first = null;
-      for (const { option, message } of problems) {
-        const field = fields.get(option);
-        if (!field) {
-          loose.push(message);
-          continue;
-        }
-        field.error.textContent = message.replace(`${option}: `, "");
-        field.error.hidden = false;
-        field.node.setAttribute("aria-invalid", "true");
-        const fold = field.node.closest("details");
-        if (fold) fold.open = true;
-        first = first || field.node;
-      }
-      wrong.replaceChildren(...loose.map((text) => make("p", { text })));
-      wrong.hidden = loose.length === 0;
-      if (first) first.focus();
     }
 
     // -- the run of a tool

@@ -1,0 +1,10 @@
+"""The Inference tab: pictures and an instruction in, pictures out. inference.js draws it and talks with the routes of predict_routes.py."""
+
+from __future__ import annotations
+
+from .. import form, live
+
+
+def build() -> None:
+    """Makes the tab inside the surrounding gr.Tab, or on a page of its own."""
+    form.part("inference", more_head=live.script_tag(), elem_id="kl-inference")

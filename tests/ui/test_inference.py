@@ -1,0 +1,360 @@
+"""The Inference tab without a browser: a worker that comes, goes and dies, the queue, what is kept on disk, and what a page may ask for."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from kohya_like import predict_routes, predictions
+from kohya_like.inference import WorkerBackend
+from kohya_like.predict_routes import LoraFile, Menu
+from kohya_like.predictions import Desk, Order
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.predict import QwenImagePredict
+from tests.ui.standin_runs import until
+
+STANDIN = Path(__file__).with_name("standin_worker.py")
+ADA, BEN = "a" * 32, "b" * 32
+
+
+def picture(size: tuple[int, int] = (64, 48), kind: str = "PNG", **more: Any) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(1).integers(0, 255, (size[1], size[0], 3), np.uint8)).save(stream, format=kind, **more)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def backend() -> Iterator[WorkerBackend]:
+    backend = WorkerBackend([sys.executable, str(STANDIN)])
+    yield backend
+    backend.close()
+    assert backend.pid is None
+
+
+@pytest.fixture
+def desk(backend: WorkerBackend, tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(backend, tmp_path)
+    yield desk
+    desk.close()
+
+
+def order(prompt: str, **more: Any) -> Order:
+    return Order({"prompt": prompt, "steps": 3, **more}, (), {"texts": {"prompt": prompt}})
+
+
+def ended(desk: Desk, *ordered: predictions.Prediction) -> None:
+    until(lambda: all(each.state in predictions.ENDED for each in ordered), seconds=60)
+
+
+# The worker
+
+
+def test_a_request_gets_its_events_and_a_second_one_the_same_worker(backend: WorkerBackend, tmp_path: Path) -> None:
+    first = list(backend.submit({"id": "1", "prompt": "chatter", "steps": 2, "out": str(tmp_path)}))
+    kinds = [event["event"] for event in first]
+    assert kinds == ["starting", "ready", "loading", "loaded", "started", "step", "step", "picture", "done"]
+    pid = backend.pid
+    again = list(backend.submit({"id": "2", "prompt": "", "steps": 1, "out": str(tmp_path)}))
+    assert (again[0]["event"], backend.pid) == ("loading", pid)
+
+
+def test_a_worker_that_is_killed_says_so_with_its_last_lines_and_the_next_request_starts_another(
+    backend: WorkerBackend, tmp_path: Path
+) -> None:
+    *_, last = backend.submit({"id": "1", "prompt": "die", "out": str(tmp_path)})
+    assert last["event"] == "failed" and "signal 9" in last["text"] and last["lines"] == ["last words of the worker"]
+    assert not backend.holds_memory()
+    *_, last = backend.submit({"id": "2", "prompt": "", "steps": 1, "out": str(tmp_path)})
+    assert last["event"] == "done"
+
+
+def test_a_worker_that_was_killed_between_two_requests_is_replaced(backend: WorkerBackend, tmp_path: Path) -> None:
+    list(backend.submit({"id": "1", "prompt": "", "steps": 1, "out": str(tmp_path)}))
+    pid = backend.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: backend.pid is None)
+    *_, last = backend.submit({"id": "2", "prompt": "", "steps": 1, "out": str(tmp_path)})
+    assert last["event"] == "done" and backend.pid != pid
+
+
+def test_freeing_leaves_no_process_and_no_zombie(backend: WorkerBackend, tmp_path: Path) -> None:
+    list(backend.submit({"id": "1", "prompt": "", "steps": 1, "out": str(tmp_path)}))
+    pid = backend.pid
+    backend.free()
+    assert pid is not None and not psutil.pid_exists(pid) and not backend.holds_memory()
+
+
+def test_a_program_that_cannot_be_started_is_a_sentence(tmp_path: Path) -> None:
+    backend = WorkerBackend([str(tmp_path / "nothing")])
+    *_, last = backend.submit({"id": "1"})
+    assert last["event"] == "failed" and "could not be started" in last["text"]
+
+
+def test_a_script_that_ends_at_once_says_why() -> None:
+    backend = WorkerBackend([sys.executable, "-c", "import sys; sys.stderr.write('no torch here'); sys.exit(3)"])
+    *_, last = backend.submit({"id": "1"})
+    assert last["event"] == "failed"
+    assert "code 3" in last["text"] or "could not be started" in last["text"], "it may end before the request is written"
+
+
+# The queue
+
+
+def test_orders_wait_in_line_and_the_page_hears_their_numbers(desk: Desk) -> None:
+    first = desk.submit(order("slow", steps=50), ADA)
+    until(lambda: first.state == "running")
+    second, third = desk.submit(order("b"), BEN), desk.submit(order("c"), BEN)
+    assert [desk.ahead(each) for each in (first, second, third)] == [0, 1, 2]
+    assert desk.of_session(BEN) == [second.ident, third.ident] and desk.busy == 3
+    desk.cancel(second)
+    assert second.state == "cancelled" and desk.ahead(third) == 1
+    with pytest.raises(OptionError, match="cancel them first"):
+        desk.free()
+    desk.cancel(first)
+    ended(desk, first, third)
+    assert (first.state, third.state) == ("cancelled", "done")
+    desk.free()
+    assert not desk.backend.holds_memory()
+
+
+def test_an_order_that_is_cancelled_before_the_worker_is_up_ends(desk: Desk) -> None:
+    hanging = desk.submit(order("hang"), ADA)
+    until(lambda: hanging.state == "running")
+    desk.cancel(hanging)
+    ended(desk, hanging)
+    assert hanging.state == "cancelled" and not list(desk.results.iterdir())
+
+
+def test_too_many_orders_of_one_page_are_refused(desk: Desk) -> None:
+    ordered = [desk.submit(order("hang"), ADA)]
+    until(lambda: ordered[0].state == "running")
+    ordered += [desk.submit(order("x"), ADA) for _ in range(predictions.MAX_WAITING_OF_SESSION)]
+    with pytest.raises(OptionError, match="waiting"):
+        desk.submit(order("x"), ADA)
+    assert desk.submit(order("x"), BEN).state == "queued"
+    for each in reversed(ordered):
+        desk.cancel(each)
+    ended(desk, *ordered)
+
+
+def test_a_failure_carries_its_problems_and_leaves_nothing_on_disk(desk: Desk) -> None:
+    failed, died = desk.submit(order("fail"), ADA), desk.submit(order("die"), ADA)
+    good = desk.submit(order("good"), ADA)
+    ended(desk, failed, died, good)
+    assert failed.problems == [{"option": "steps", "message": "steps: 0 is too few"}]
+    assert "signal 9" in died.text and died.remedy and died.lines == ("last words of the worker",)
+    assert good.state == "done" and [path.name for path in desk.results.iterdir()] == [good.folder]
+
+
+# What is kept
+
+
+def test_results_are_found_again_by_their_session_only_and_by_a_later_studio(desk: Desk, backend: WorkerBackend, tmp_path: Path) -> None:
+    name, size = desk.take_picture(picture())
+    path = desk.picture(name, ADA)
+    variants = [{"label": "base"}, {"label": "mine", "lora": ["x"], "lora_weight": [1.0]}]
+    made = desk.submit(Order({"prompt": "p", "steps": 1, "variants": variants}, (path,), {"texts": {"prompt": "p"}}), ADA)
+    ended(desk, made)
+    (entry,) = Desk(backend, tmp_path).history(ADA)
+    assert size == (64, 48) and entry["controls"] == ["control-0.png"] and "session" not in entry
+    assert [(each["label"], each["seed"]) for each in entry["results"]] == [("base", 7), ("mine", 7)]
+    assert desk.history(BEN) == []
+    result = desk.picture(f"{entry['folder']}/1.png", ADA)
+    with Image.open(result) as image:
+        assert image.info["prompt"] == "p"
+    for name in (f"{entry['folder']}/1.png", f"{entry['folder']}/settings.json"):
+        with pytest.raises(KeyError):
+            desk.picture(name, BEN)
+    for bad in ("settings.json", "../x.png", "..", "", "2.png", "/etc/passwd", "x" * 40):
+        with pytest.raises(KeyError):
+            desk.picture(f"{entry['folder']}/{bad}", ADA)
+        with pytest.raises(KeyError):
+            desk.picture(bad, ADA)
+
+
+def test_an_upload_is_kept_upright_as_plain_rgb_without_what_the_camera_wrote(desk: Desk) -> None:
+    exif = Image.Exif()
+    exif[274], exif[271] = 6, "Camera"
+    name, size = desk.take_picture(picture((64, 48), "JPEG", exif=exif))
+    with Image.open(desk.picture(name, ADA)) as kept:
+        assert (kept.size, size, kept.mode, kept.format, dict(kept.getexif())) == ((48, 64), (48, 64), "RGB", "PNG", {})
+    assert desk.take_picture(picture((64, 48), "JPEG", exif=exif))[0] == name, "the same file is kept once"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no picture", b"\x89PNG\r\n\x1a\n broken", picture()[:200], b"<svg xmlns='http://www.w3.org/2000/svg'/>"]
+)
+def test_what_is_no_picture_is_refused_and_not_kept(desk: Desk, data: bytes) -> None:
+    with pytest.raises(OptionError, match="images"):
+        desk.take_picture(data)
+    assert list(desk.uploads.iterdir()) == []
+
+
+def test_old_uploads_go_and_old_results_where_strangers_come(backend: WorkerBackend, tmp_path: Path) -> None:
+    desk = Desk(backend, tmp_path, keep_results_seconds=60)
+    name, _ = desk.take_picture(picture())
+    made = desk.submit(order("x"), ADA)
+    ended(desk, made)
+    desk.sweep()
+    assert len(desk.history(ADA)) == 1 and desk.picture(name, ADA).is_file()
+    for path in (desk.uploads / name, desk.results / made.folder):
+        os.utime(path, (time.time() - 90_000, time.time() - 90_000))
+    desk.sweep()
+    assert desk.history(ADA) == [] and list(desk.uploads.iterdir()) == []
+    desk.close()
+
+
+# What a page may ask for
+
+
+@pytest.fixture
+def menu(tmp_path: Path) -> Menu:
+    (tmp_path / "mine.safetensors").write_bytes(b"x")
+    offered = [LoraFile("shown", tmp_path / "mine.safetensors", "run", "mine")]
+    return Menu(loras=lambda: offered, roots=(tmp_path,))
+
+
+def test_the_page_becomes_a_request_with_the_changed_options_only(menu: Menu, desk: Desk, tmp_path: Path) -> None:
+    name, _ = desk.take_picture(picture())
+    texts = {
+        "prompt": "make it red",
+        "steps": "12",
+        "true_cfg_scale": "1",
+        "seed": "",
+        "size": "64, 96",
+        "offload": True,
+        "precision": "auto",
+    }
+    asked = {"texts": texts, "pictures": [name], "loras": [{"name": "shown", "weight": "0,5"}, {"name": "", "weight": "1"}]}
+    made = predict_routes.order_of(menu, desk, asked, ADA)
+    assert made.request == {
+        "prompt": "make it red", "steps": 12, "true_cfg_scale": 1.0, "size": (64, 96), "offload": True,
+        "pretrained_model_name_or_path": "toy", "lora": (str(tmp_path / "mine.safetensors"),), "lora_weight": (0.5,),
+    }  # fmt: skip
+    assert made.controls == (desk.uploads / name,) and made.settings["pictures"] == [name]
+
+
+def test_a_comparison_has_variants_instead_of_files(menu: Menu, desk: Desk) -> None:
+    rows = [{"name": "shown", "weight": 1}]
+    asked = {"texts": {"prompt": "x"}, "loras": rows, "variants": [{"label": "base", "loras": []}, {"label": "mine", "loras": rows}]}
+    request = predict_routes.order_of(menu, desk, asked, ADA).request
+    assert "lora" not in request and [variant["label"] for variant in request["variants"]] == ["base", "mine"]
+    assert "lora" not in request["variants"][0] and request["variants"][1]["lora_weight"] == [1.0]
+
+
+def test_every_problem_is_told_at_once_and_at_its_field(menu: Menu, desk: Desk) -> None:
+    texts = {
+        "prompt": "",
+        "steps": "0",
+        "seed": "-1",
+        "vae": "/etc/passwd",
+        "vae_device": "gpu",
+        "pretrained_model_name_or_path": "../../x.safetensors",
+    }
+    asked = {"texts": texts, "pictures": ["f" * 32 + ".png"], "loras": [{"name": "/etc/shadow", "weight": "much"}]}
+    with pytest.raises(OptionError) as caught:
+        predict_routes.order_of(menu, desk, asked, ADA)
+    wrong = {problem.option for problem in caught.value.problems}
+    assert wrong >= {"steps", "seed", "vae", "vae_device", "pretrained_model_name_or_path", "images", "lora"}
+    with pytest.raises(OptionError) as caught:
+        predict_routes.order_of(menu, desk, {"texts": {"prompt": " ", "steps": "0"}}, ADA)
+    assert {problem.option for problem in caught.value.problems} == {"steps", "prompt"}
+
+
+def test_a_page_without_paths_takes_only_what_it_offers(desk: Desk, tmp_path: Path) -> None:
+    offered = [LoraFile("shown", tmp_path / "mine.safetensors", "run", "mine")]
+    menu = Menu(
+        lambda: offered, None, {"pretrained_model_name_or_path": "toy"}, frozenset({"prompt", "steps", "size"}), {"steps": 50, "size": 512}
+    )
+    texts = {"prompt": "x", "steps": "5", "pretrained_model_name_or_path": "/etc", "text_encoder": "/etc", "out": "/etc"}
+    request = predict_routes.order_of(menu, desk, {"texts": texts, "loras": [{"name": "shown"}]}, ADA).request
+    assert request == {
+        "prompt": "x",
+        "steps": 5,
+        "pretrained_model_name_or_path": "toy",
+        "lora": (str(offered[0].path),),
+        "lora_weight": (1.0,),
+    }
+    for bad in ({"loras": [{"name": str(offered[0].path)}]}, {"texts": texts | {"steps": "51"}}, {"texts": texts | {"size": "1024"}}):
+        with pytest.raises(OptionError):
+            predict_routes.order_of(menu, desk, {"texts": texts, **bad}, ADA)
+
+
+def test_every_option_of_prediction_is_on_the_page_once(menu: Menu) -> None:
+    spec = predict_routes.specification(menu)
+    drawn = [field["name"] for field in (*spec["first"], *spec["model"], *(field for group in spec["rest"] for field in group["fields"]))]
+    shown = [name for name, field in flat.fields(QwenImagePredict).items() if not field.show.cli_only and name not in predict_routes.UNSEEN]
+    assert sorted(drawn) == sorted(shown) and len(set(drawn)) == len(drawn)
+    assert len(spec["first"]) + len(spec["model"]) <= 10
+
+
+# The routes
+
+
+@pytest.fixture
+def client(menu: Menu, desk: Desk) -> Iterator[TestClient]:
+    with TestClient(Starlette(routes=predict_routes.routes(menu, desk))) as client:
+        yield client
+
+
+def test_a_picture_goes_up_is_edited_and_comes_back_to_its_session_only(client: TestClient) -> None:
+    sent = client.post("/kl/predict/upload", content=picture()).json()["picture"]
+    assert (sent["width"], sent["height"]) == (64, 48)
+    thumb = client.get("/kl/predict/picture", params={"name": sent["name"], "size": "thumb"})
+    assert thumb.headers["content-type"] == "image/webp"
+    asked = {"texts": {"prompt": "red", "steps": "2"}, "pictures": [sent["name"]]}
+    job = client.post(f"/kl/predict/start?session={ADA}", json=asked).json()["job"]
+    assert client.get(f"/kl/predict/job/{job}?session={BEN}").status_code == 404
+    until(lambda: client.get(f"/kl/predict/job/{job}?session={ADA}").json()["state"] == "done")
+    now = client.get(f"/kl/predict/job/{job}?session={ADA}").json()
+    assert now["preview"].startswith("data:image/") and now["step"] == 2 and now["seeds"] == [7]
+    assert client.get(f"/kl/predict/job/{job}?session={ADA}&previews={now['previews']}").json()["preview"] == ""
+    (entry,) = client.get(f"/kl/predict/now?session={ADA}").json()["history"]
+    name = f"{entry['folder']}/{entry['results'][0]['file']}"
+    kept = client.get("/kl/predict/picture", params={"name": name, "session": ADA, "size": "file"})
+    assert "attachment" in kept.headers["content-disposition"] and b"prompt" in kept.content
+    assert client.get("/kl/predict/picture", params={"name": name, "session": BEN}).status_code == 404
+    assert client.post("/kl/predict/free").json() == {"holdsMemory": False}
+
+
+def test_nonsense_is_answered_without_a_traceback(client: TestClient) -> None:
+    assert client.post(f"/kl/predict/start?session={ADA}", content=b"{").status_code == 400
+    assert client.post("/kl/predict/start?session=../..", json={}).status_code == 400
+    odd: list[Any] = [
+        {},
+        {"texts": [], "pictures": 5, "loras": "x", "variants": {"a": 1}},
+        {"texts": {"prompt": 7, "steps": None}, "loras": [None, 3]},
+    ]
+    for asked in odd:
+        assert client.post(f"/kl/predict/start?session={ADA}", json=asked).json()["problems"]
+    assert "problems" in client.post("/kl/predict/upload", content=b"x").json()
+    assert client.get(f"/kl/predict/job/none?session={ADA}").status_code == 404
+    assert client.get("/kl/predict/picture", params={"name": "../../etc/passwd"}).status_code == 404
+
+
+def test_an_upload_above_the_limit_is_not_read_to_its_end(client: TestClient) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(200):
+            sent += 1
+            yield bytes(1 << 20)
+
+    answer = client.post("/kl/predict/upload", content=endless()).json()
+    assert "larger than 50 MiB" in answer["problems"][0]["message"]
