@@ -1,0 +1,77 @@
+"""Check data set: what the page is told about edit pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from kohya_like.dataset_view import View, look_at
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import QwenImageNetwork
+
+
+def options_of(root: Path, version: str, **dataset: object) -> QwenImageNetwork:
+    return QwenImageNetwork(
+        model={"pretrained_model_name_or_path": "toy", "model_version": version, "control_resolution": 256},
+        dataset={"train_data_dir": str(root / "data"), "resolution": 512, "cache_dir": str(root / "cache"), **dataset},
+        output={"output_dir": str(root / "out")},
+    )
+
+
+def seen(root: Path, version: str) -> View:
+    (*_, view) = look_at(options_of(root, version), root / "out")
+    assert isinstance(view, View)
+    return view
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for index, size in enumerate([(512, 512), (512, 512), (1000, 400)]):
+        for folder, side in (("target", (512, 512)), ("control", size)):
+            path = tmp_path / "data" / folder / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", side, (index, 2, 3)).save(path)
+        (tmp_path / "data/target" / f"{index}.txt").write_text(f"change {index}")
+    Image.new("RGB", (512, 512)).save(tmp_path / "data/control/0_control_1.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("version", ["auto", "edit-2509"])
+def test_pairs_are_shown_with_the_sizes_of_their_control_pictures(root: Path, version: str) -> None:
+    page = seen(root, version).as_page()
+    assert dict(page["facts"])["Edit pairs"] == "2 with 1 control picture, 1 with 2 control pictures"
+    buckets = page["tables"][0]
+    assert buckets["head"] == ["Size", "Control pictures", "Pictures", "Samples an epoch"]
+    assert sorted(row[:3] for row in buckets["rows"]) == [
+        ["512 x 512", "416 x 160", "1"],
+        ["512 x 512", "512 x 512", "1"],
+        ["512 x 512", "512 x 512, 512 x 512", "1"],
+    ]
+
+
+def test_pairs_that_do_not_fit_the_model_are_named(root: Path) -> None:
+    page = seen(root, "edit").as_page()
+    assert any("has 2 control pictures, edit takes at most 1" in note for note in page["notes"])
+
+
+def test_a_model_that_makes_pictures_from_text_sees_the_targets_only(root: Path) -> None:
+    page = seen(root, "image").as_page()
+    assert dict(page["facts"])["Pictures"].startswith("3 to train on") and "Edit pairs" not in dict(page["facts"])
+    assert page["tables"][0]["head"] == ["Size", "Pictures", "Samples an epoch"]
+    assert any("does not take" in note for note in page["notes"])
+
+
+def test_a_folder_without_pairs_is_answered_with_the_layouts(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (512, 512)).save(tmp_path / "data/a.png")
+    with pytest.raises(OptionError, match=r"data/control/a\.png"):
+        seen(tmp_path, "edit-2511")
+
+
+def test_the_built_in_pairs_can_be_looked_at(tmp_path: Path) -> None:
+    options = options_of(tmp_path, "auto", train_data_dir="toy:edit_border", resolution=64, min_bucket_reso=64)
+    (*_, view) = look_at(options, tmp_path / "out")
+    assert isinstance(view, View) and not view.bad
+    assert view.plan.pictures and all(len(picture.controls) >= 1 and picture.caption for picture in view.plan.pictures)
