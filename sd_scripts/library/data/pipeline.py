@@ -353,7 +353,7 @@ class DataPipeline:
         """The text of an instruction on the control pictures of a view."""
         encoding, found = self._known_encoding(), []
         for what, rows in (
-            ("the encoded control pictures", Rows(view, None)),
+            ("the text encoder's reading of its control pictures", Rows(view, None)),
             (f"instruction {caption!r}: its encoding", Rows(view, caption)),
         ):
             again = partial(self._rows_again, rows)
