@@ -111,7 +111,7 @@ class Predictor:
         self.family, self.parts, self.devices, self.offload = family, parts, devices or Devices(), offload
         for name, module in parts.modules().items():
             module.to(CPU if offload else self.devices.of(name))
-        self.adapters = Adapters(parts)
+        self.adapters = Adapters(parts, place(parts.backbone)[1])
         self.kept = Kept(KEPT_BYTES)
         self.thumbnails = Thumbnails(family, parts)
 
@@ -241,7 +241,7 @@ class Predictor:
     def _text_rows(self, preview: Preview, pixels: Sequence[Tensor], captions: Sequence[str]) -> list[Tensor]:
         """Text rows (L, D) of each caption on the control pictures."""
         pictures = tuple(fingerprint(control) for control in preview.controls)
-        keys = [("text", self.adapters.on_text_encoder, pictures, caption) for caption in captions]
+        keys = [("text", self.adapters.on_text_encoders, pictures, caption) for caption in captions]
         missing = [caption for key, caption in dict(zip(keys, captions)).items() if key not in self.kept]
         fresh: dict[str, Tensor] = {}
         if missing:
@@ -295,7 +295,7 @@ def check_without_model(request: Request, others: Sequence[Sequence[str]] = ()) 
     problems: list[Problem] = []
     tried(problems, lambda: read_pictures(request.images))
     for name in dict.fromkeys(file for files in (request.lora, *others) for file in files):
-        tried(problems, lambda name=name: adapter_file(name, 1.0))
+        tried(problems, lambda name=name: adapter_file(name))
     if request.size is not None:
         problems += size_problems(request.size, QwenEdit.grid)
     if problems:

@@ -1,4 +1,4 @@
-"""The adapter files on a model that predicts: put on with their strengths, taken off, told apart by content."""
+"""The adapter files on a model that predicts: put on, given other strengths, taken off, told apart by content."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from sd_scripts.library.loading.common import tried
+from sd_scripts.library.networks.applying import AppliedAdapters, apply_adapters
 from sd_scripts.library.networks.files import read
-from sd_scripts.library.networks.merge import apply
-from sd_scripts.library.networks.network import Network
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
 
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """An adapter file as it is now, and its strength."""
+    """An adapter file as it is now: one that is written anew is another one."""
 
     path: Path
-    weight: float
     num_bytes: int
     mtime_ns: int
 
@@ -29,53 +29,54 @@ class AdapterFile:
 class Adapters:
     """The adapter files on a model; only what changes is put on or taken off."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._on: list[tuple[AdapterFile, Network]] = []
+    def __init__(self, parts: Parts, dtype: torch.dtype) -> None:
+        """dtype is the precision that their values are held in."""
+        self._parts, self._dtype = parts, dtype
+        self._files: tuple[AdapterFile, ...] = ()
+        self._on: AppliedAdapters | None = None
 
     def problems(self, files: Sequence[str], weights: Sequence[float]) -> list[Problem]:
         """What is wrong with these files for this model."""
         problems: list[Problem] = []
         if len(files) != len(weights):
-            problems.append(
-                Problem("lora_weight", f"lora_weight has {len(weights)} numbers for {len(files)} files in lora; give one for each")
-            )
-        on = {one.path for one, _ in self._on}
+            text = f"lora_weight has {len(weights)} numbers for {len(files)} files in lora; give one for each"
+            problems.append(Problem("lora_weight", text))
         for name in files:
-            found = tried(problems, lambda name=name: adapter_file(name, 1.0))
-            if found is not None and found.path not in on:
+            found = tried(problems, lambda name=name: adapter_file(name))
+            if found is not None and found not in self._files:
                 tried(problems, lambda path=found.path: read(path, self._parts))
         return [Problem(problem.option or "lora", problem.message) for problem in problems]
 
     def put_on(self, files: Sequence[str], weights: Sequence[float]) -> None:
-        """These files with these strengths are on the model, and no others; a strength of 0 leaves a file out.
-
-        Raises OptionError with a sentence for each that does not fit; the model is then without adapters.
-        """
-        wanted = [adapter_file(name, weight) for name, weight in zip(files, weights, strict=True) if weight != 0]
-        if [one for one, _ in self._on] == wanted:
-            return
-        self.take_off()
-        try:
-            for one in wanted:
-                self._on.append((one, apply(self._parts, one.path, one.weight)))
-        except OptionError:
+        """These files with these strengths count, and no others; 0 leaves a file out. Raises OptionError with a sentence for each that
+        does not fit; the model is then without adapters."""
+        wanted = tuple(adapter_file(name) for name in files)
+        if not wanted and self._on is not None:
+            # They stay on the model, where they cost nothing, for the next request that wants them.
+            self._on.set_weights((0.0,) * len(self._files))
+        elif self._on is not None and wanted == self._files:
+            self._on.set_weights(weights)
+        else:
             self.take_off()
-            raise
+            if wanted:
+                self._on = apply_adapters(self._parts, [(file.path, weight) for file, weight in zip(wanted, weights)], dtype=self._dtype)
+                self._files = wanted
 
     def take_off(self) -> None:
         """The model is what it was before."""
-        for _, network in reversed(self._on):
-            network.detach()
-        self._on = []
+        if self._on is not None:
+            self._on.remove()
+        self._on, self._files = None, ()
 
     @property
-    def on_text_encoder(self) -> tuple[AdapterFile, ...]:
-        """Files that change a text encoder; what it encodes is of these files."""
-        return tuple(file for file, network in self._on if any(plan.module != "backbone" for plan in network.plans))
+    def on_text_encoders(self) -> tuple[object, ...]:
+        """What changes the text encoders, so that what they encode is of it: files and strengths, or nothing."""
+        if self._on is None or not any(hasattr(encoder, "peft_config") for encoder in self._parts.text_encoders.values()):
+            return ()
+        return (*self._files, *self._on.weights) if any(self._on.weights) else ()
 
 
-def adapter_file(name: str, weight: float) -> AdapterFile:
+def adapter_file(name: str) -> AdapterFile:
     """The file of that name. Raises OptionError when it is not there, or of a kind that is not opened."""
     path = Path(name).expanduser()
     if not path.is_file():
@@ -85,7 +86,7 @@ def adapter_file(name: str, weight: float) -> AdapterFile:
             Problem("lora", f"lora: {path.name} is not a .safetensors file; files of other kinds can run code when they are read")
         )
     stat = path.stat()
-    return AdapterFile(path, weight, stat.st_size, stat.st_mtime_ns)
+    return AdapterFile(path, stat.st_size, stat.st_mtime_ns)
 
 
 def content_hash(name: str) -> str:

@@ -23,6 +23,8 @@ SIDE = 256
 LATENT_SIDE = SIDE // 8
 WORTH = 0.1
 """Decoding is worth it when it takes at most this part of a step."""
+RIDGE = 1e-4
+"""Weight of the squares of the linear map against the mean squared error: channels that the fit's picture does not move stay near 0."""
 _PALETTE_SIDE = 128
 
 
@@ -73,8 +75,7 @@ def colour_map(family: ModelFamily, parts: Parts) -> Tensor:
     latents = family.encode_pictures(parts, picture[None])[0].cpu().double()
     colours = F.avg_pool2d(picture[None], 8)[0].double()
     points = torch.cat([latents, torch.ones_like(latents[:1])]).flatten(1).T
-    # A little ridge: channels that this picture does not move keep a weight of zero.
-    gram = points.T @ points + 1e-3 * len(points) * torch.eye(points.shape[1], dtype=torch.float64)
+    gram = points.T @ points + RIDGE * len(points) * torch.eye(points.shape[1], dtype=torch.float64)
     return torch.linalg.solve(gram, points.T @ colours.flatten(1).T).float()
 
 
