@@ -201,10 +201,23 @@ class ControlFolder:
 
 def _files(root: Path) -> Iterator[tuple[str, str, str]]:
     """(path, path inside root without ending and with /, ending) of every file that is not hidden, folder by folder."""
-    for folder, inside, names in os.walk(root, followlinks=False):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
+    for folder in walk(str(root), True):
         prefix = os.path.relpath(folder, root).replace(os.sep, "/")
-        for name in sorted(names):
-            if not name.startswith("."):
-                stem, ending = os.path.splitext(name)
-                yield os.path.join(folder, name), stem if prefix == "." else f"{prefix}/{stem}", ending
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
+        for name in names:
+            stem, ending = os.path.splitext(name)
+            yield os.path.join(folder, name), stem if prefix == "." else f"{prefix}/{stem}", ending
+
+
+def walk(root: str, recursive: bool, without: Iterable[Path] = ()) -> Iterator[str]:
+    """The folder and, when asked, those inside it, apart from hidden ones and `without`."""
+    yield root
+    if recursive:
+        left_out = {os.path.abspath(folder) for folder in without}
+        for folder, inside, _ in os.walk(root):
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
+            if left_out:
+                inside[:] = [name for name in inside if os.path.abspath(os.path.join(folder, name)) not in left_out]
+            for name in inside:
+                yield os.path.join(folder, name)

@@ -21,7 +21,7 @@ from sd_scripts.dataset.findings import some_names
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, read_size
 from sd_scripts.dataset.index import Index, Known, Stat, index_file, stat_of
 from sd_scripts.dataset.metadata import Listed, read_metadata
-from sd_scripts.dataset.pairs import TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, layouts
+from sd_scripts.dataset.pairs import TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, layouts, walk
 from sd_scripts.dataset.pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
 from sd_scripts.dataset.verify import identity_of, verify
 from sd_scripts.schema.dataset import DatasetOptions
@@ -211,7 +211,7 @@ class _SubsetScan:
         """All usable pictures; bad and warnings are complete afterwards."""
         pictures: list[Picture] = []
         used: set[str] = set()
-        for folder in _walk(str(self.subset.folder), self.subset.recursive, self.subset.controls):
+        for folder in walk(str(self.subset.folder), self.subset.recursive, self.subset.controls):
             for part in self._folder(folder, used):
                 pictures += self._read(part)
         if self.listed is not None:
@@ -363,7 +363,7 @@ class _SubsetScan:
         options = self.subset.options
         if self.subset.is_reg or not (options.masked_loss or options.conditioning_data_dir):
             return ""
-        mask = own or self.masks.get(os.path.splitext(name)[0]) or self.masks.get(os.path.splitext(os.path.basename(name))[0], "")
+        mask = own or next((self.masks[key] for key in self._keys(name) if key in self.masks), "")
         self.unmasked += not mask
         return mask
 
@@ -396,11 +396,9 @@ class _SubsetScan:
         # Where there are control folders, a target without a partner in them is a mistake, whatever the model takes.
         fewest = max(self.wanted.fewest, 1) if self.folders else self.wanted.fewest
         if not reason and count < fewest:
-            sought = ", ".join(str(folder.folder / f"{os.path.splitext(found.name)[0]}.*") for folder in self.folders)
-            beside_it = f"{os.path.splitext(os.path.basename(found.name))[0]}_control_1.* beside it"
             many = f"{count or 'no'} control picture{'s' if count > 1 else ''}"
-            takes = "" if not count else f", {self.wanted.model} takes at least {self.wanted.fewest}"
-            reason = f"has {many}{takes}; looked for were {f'{sought}, and ' if sought else ''}{beside_it}"
+            takes = f", {self.wanted.model} takes at least {fewest}" if count else ""
+            reason = f"has {many}{takes}; looked for were {self._sought(found)}"
         if not reason and count > self.wanted.most:
             reason = f"has {count} control pictures, {self.wanted.model} takes at most {self.wanted.most}: {', '.join(found.controls)}"
         controls: list[ControlPicture] = []
@@ -413,6 +411,14 @@ class _SubsetScan:
         if reason:
             self.bad.append(BadPicture(found.path, reason))
         return None if reason else tuple(controls)
+
+    def _sought(self, found: _Found) -> str:
+        """Where control pictures of a target might have been."""
+        stem = os.path.splitext(found.name)[0]
+        places = [str(folder.folder / f"{stem}.*") for folder in self.folders]
+        listing = self.subset.metadata_file
+        last = f"a control_path in {listing}" if listing else f"{os.path.basename(stem)}_control_1.* beside it"
+        return " and ".join([", ".join(places), last] if places else [last])
 
     def _control(self, path: str, known: Known) -> ControlPicture | str:
         try:
@@ -454,19 +460,6 @@ class _SubsetScan:
         return text
 
 
-def _walk(root: str, recursive: bool, without: Iterable[Path] = ()) -> Iterator[str]:
-    """The folder and, when asked, those inside it, apart from hidden ones and `without`."""
-    yield root
-    if recursive:
-        left_out = {os.path.abspath(folder) for folder in without}
-        for folder, inside, _ in os.walk(root):
-            inside[:] = sorted(name for name in inside if not name.startswith("."))
-            if left_out:
-                inside[:] = [name for name in inside if os.path.abspath(os.path.join(folder, name)) not in left_out]
-            for name in inside:
-                yield os.path.join(folder, name)
-
-
 def _masks(subset: Subset) -> dict[str, str]:
     """Name of a picture without ending, within the mask folder -> path of its mask."""
     options = subset.options
@@ -474,7 +467,7 @@ def _masks(subset: Subset) -> dict[str, str]:
     if subset.is_reg or root is None:
         return {}
     masks = {}
-    for folder in _walk(root, True):
+    for folder in walk(root, True):
         with os.scandir(folder) as entries:
             for entry in entries:
                 stem, ending = os.path.splitext(entry.name)

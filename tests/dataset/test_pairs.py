@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from sd_scripts.dataset import scan as scanning
 from sd_scripts.dataset.config import subsets_of
+from sd_scripts.dataset.metadata import read_metadata
 from sd_scripts.dataset.pairs import Controls, controls_of
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.dataset.plan import make_plan
@@ -383,7 +386,70 @@ def test_a_dataset_file_with_control_folders_is_refused_for_models_that_do_not_e
         read_dataset(DatasetOptions(dataset_config=str(tmp_path / "data.toml")), tmp_path / "cache")
 
 
+def test_masks_of_folders_with_repeats_are_found_under_their_names(tmp_path: Path) -> None:
+    for folder in ("target/3_one", "target/1_two", "control/3_one", "control/1_two", "mask/3_one"):
+        picture(tmp_path / "data" / folder / "a.png")
+    found = {item.caption: Path(item.mask).parent.name for item in read(tmp_path, masked_loss=True).pictures}
+    assert found == {"one": "3_one", "two": ""}
+
+
+def test_linked_folders_and_odd_names_are_paired(tmp_path: Path) -> None:
+    names = ("a.b.png", "größe 1.png", "x (2).PNG", "_control.png", "_mask.png", "c_mask.png")
+    for name in names:
+        picture(tmp_path / "elsewhere/after" / name)
+        picture(tmp_path / "elsewhere/before" / name)
+        picture(tmp_path / "data/target" / name)
+        picture(tmp_path / "data/control" / name)
+    (tmp_path / "data/target/linked").symlink_to(tmp_path / "elsewhere/after", target_is_directory=True)
+    (tmp_path / "data/control/linked").symlink_to(tmp_path / "elsewhere/before", target_is_directory=True)
+    dataset = read(tmp_path)
+    assert {item.name for item in dataset.pictures} == {*names, *(f"linked/{name}" for name in names)}
+    root = tmp_path / "data/control"
+    assert all(os.path.relpath(item.controls[0].path, root) == item.name and len(item.controls) == 1 for item in dataset.pictures)
+    assert dataset.warnings == () and len({item.controls[0].identity for item in dataset.pictures}) == 12
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6), lambda inner: st.lists(inner, max_size=3), max_leaves=4
+)
+keys = st.sampled_from(
+    ["file_name", "image_path", "target", "caption", "prompt", "tags", "control_path", "control_path_3", "controls", "mask"]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.dictionaries(keys, json_values, max_size=5) | json_values, max_size=4))
+def test_any_list_is_read_or_answered_with_its_lines(tmp_path_factory: pytest.TempPathFactory, rows: list[object]) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    try:
+        listed = read_metadata(path, ",")
+    except OptionError as err:
+        assert all("any.jsonl" in problem.message for problem in err.problems)
+    else:
+        assert all(isinstance(text, str) for entry in listed.values() for text in (entry.caption, entry.mask, *entry.controls))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet='ab,;"\n\r\t \x00é', max_size=40), st.booleans())
+def test_any_table_is_read_or_answered_with_its_place(tmp_path_factory: pytest.TempPathFactory, text: str, headed: bool) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.csv"
+    path.write_bytes((("path_target,prompt,path_control\n" if headed else "") + text).encode())
+    try:
+        read_metadata(path, ",")
+    except OptionError as err:
+        assert all("any.csv" in problem.message for problem in err.problems)
+
+
 # What is wrong, by name.
+
+
+def test_an_entry_without_a_control_picture_is_named_with_its_list(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / "data" / name)
+    rows: list[dict[str, object]] = [{"file_name": "a.png", "caption": "A"}, {"file_name": "b.png", "control_path": "a.png", "text": "B"}]
+    listing = write_lines(tmp_path / "l.jsonl", rows)
+    assert f"a.png has no control picture; looked for were a control_path in {listing}" in refusal(tmp_path, in_json=listing)
 
 
 def test_every_pair_without_a_usable_control_picture_is_named(tmp_path: Path) -> None:
