@@ -217,8 +217,9 @@ class LayerNames(ABC):
 
     def _look_up(self, stem: str, prefixes: Mapping[str, tuple[str, ...]]) -> Target | None:
         for module, starts in prefixes.items():
+            paths = self._paths.get(module, {})
             for start in starts:
-                if stem.startswith(start) and (target := self._paths[module].get(flat(stem[len(start) :]))) is not None:
+                if stem.startswith(start) and (target := paths.get(flat(stem[len(start) :]))) is not None:
                     return target
         return None
 
