@@ -61,6 +61,8 @@ class PartSpec:
     tokenizer: TokenizerSpec | None = None
     stem: str = "diffusion_pytorch_model"
     """Name of its weights in the diffusers layout, without ending."""
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that a file may lack because nothing reads them, and the tensors of the same shape that stand for them."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,7 @@ def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, E
     # The layout that more of the names belong to; a file mixes none.
     placed = max((diffusers, original), key=lambda layout: sum(stored.name in tensors for stored in layout.values()))
     pairs = {key: (tensors[stored.name], stored) for key, stored in placed.items() if stored.name in tensors}
+    pairs |= {key: pairs[other] for key, other in part.stand_ins.items() if key not in pairs and other in pairs}
     found = {key: shape_from_original(stored, entry.shape) for key, (entry, stored) in pairs.items()}
     used = {stored.name for stored in placed.values()} | set(part.extras(config_of(module)))
     found |= {key: entry.shape for key, entry in tensors.items() if key not in used}

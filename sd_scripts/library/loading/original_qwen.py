@@ -12,7 +12,7 @@ from typing import Any
 
 from sd_scripts.library.loading.original import Stored
 
-TARGETS_AT_ZERO = "__index_timestep_zero__"
+CONTROLS_AT_ZERO = "__index_timestep_zero__"
 """An empty tensor by which ComfyUI's files of edit-2511 say that control pictures are at time 0."""
 
 _RESIDUAL = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6", "conv_shortcut": "shortcut"}

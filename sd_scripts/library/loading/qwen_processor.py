@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -21,7 +22,36 @@ class PictureProcessor(Qwen2VLProcessor):
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
-def make(tokenizer: Any, config: dict[str, Any] | None = None) -> PictureProcessor:
-    """A processor with this tokenizer; config is a preprocessor_config.json, without one the sizes are transformers' own."""
-    pictures = Qwen2VLImageProcessorPil() if config is None else Qwen2VLImageProcessorPil.from_dict(config)
-    return PictureProcessor(pictures, tokenizer)
+def pictures_of(config: Mapping[str, Any]) -> Qwen2VLImageProcessorPil:
+    """The image processor of a preprocessor_config.json, which knows sizes by either of the names that transformers has had for them."""
+    sizes = dict(config.get("size") or {})
+    least = sizes.get("shortest_edge") or config.get("min_pixels") or sizes.get("min_pixels")
+    most = sizes.get("longest_edge") or config.get("max_pixels") or sizes.get("max_pixels")
+    names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+    known = {name: config[name] for name in names if config.get(name) is not None}
+    default = Qwen2VLImageProcessorPil.size
+    return Qwen2VLImageProcessorPil(
+        size={"shortest_edge": least or default["shortest_edge"], "longest_edge": most or default["longest_edge"]}, **known
+    )
+
+
+def config_of(processor: PictureProcessor) -> dict[str, Any]:
+    """The preprocessor_config.json of a processor, with the names that all versions of transformers read."""
+    pictures = processor.image_processor
+    sizes = dict(pictures.size)
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "min_pixels": sizes["shortest_edge"],
+        "max_pixels": sizes["longest_edge"],
+        "patch_size": pictures.patch_size,
+        "temporal_patch_size": pictures.temporal_patch_size,
+        "merge_size": pictures.merge_size,
+        "image_mean": list(pictures.image_mean),
+        "image_std": list(pictures.image_std),
+    }
+
+
+def make(tokenizer: Any) -> PictureProcessor:
+    """A processor with this tokenizer and transformers' own sizes."""
+    return PictureProcessor(Qwen2VLImageProcessorPil(), tokenizer)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".pkl")
-HUB_PATTERNS = ("model_index.json", "*/config.json", "scheduler/*.json", "tokenizer*/*", "processor/preprocessor_config.json")
+HUB_PATTERNS = ("model_index.json", "*/config.json", "scheduler/*.json", "tokenizer*/*", "processor/*processor_config.json")
 
 
 @dataclass(frozen=True)

@@ -121,28 +121,32 @@ def write_folder(
     metadata: Mapping[str, str],
     index: Mapping[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
+    also: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a diffusers folder with all parts, in dtype or as they are; it takes the place of a folder that is there.
 
-    index: what its model_index.json says besides the classes. metadata goes into the header of the backbone's files.
+    index: what its model_index.json says besides the classes. metadata goes into the header of the backbone's files. also writes what
+    else belongs into the folder.
     """
     with folder_aside(path) as aside:
         for name, part in spec.parts.items():
             module = parts.modules()[name]
             folder = aside / part.folder
             folder.mkdir()
-            _write_json(folder / "config.json", _written_config(part, module, dtype))
+            write_json(folder / "config.json", _written_config(part, module, dtype))
             _write_weights(folder, part, module, dtype, metadata if name == "backbone" else {}, shard_bytes)
+        if also is not None:
+            also(aside)
         for name, tokenizer in spec.tokenizers.items():
-            _write_tokenizer(aside / tokenizer.folder, parts.tokenizers[name])
+            write_tokenizer(aside / tokenizer.folder, parts.tokenizers[name])
         scheduler = {key: value for key, value in parts.scheduler_config.items() if not key.startswith("_")}
         class_name = parts.scheduler_config["_class_name"]
         (aside / "scheduler").mkdir()
-        _write_json(
+        write_json(
             aside / "scheduler" / "scheduler_config.json",
             {"_class_name": class_name, "_diffusers_version": diffusers.__version__, **scheduler},
         )
-        _write_json(
+        write_json(
             aside / "model_index.json",
             {
                 **read_json(spec.configs / "model_index.json", BASE),
@@ -170,7 +174,7 @@ def _write_weights(
         write_file(folder / name, shard, metadata)
     total = sum(tensor.num_bytes for tensor in tensors.values())
     places = {key: name for name, shard in files.items() for key in shard}
-    _write_json(folder / f"{part.stem}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    write_json(folder / f"{part.stem}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def _folder_name(part: PartSpec, name: str) -> str:
@@ -211,21 +215,22 @@ def _plain(module: nn.Module, brief: bool = False) -> Config:
 _PATHS = ("name_or_path", "_name_or_path", "is_local", "tokenizer_file", "vocab_file", "merges_file")
 
 
-def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
+def write_tokenizer(folder: Path, tokenizer: Any) -> None:
     """A tokenizer's files; for CLIP also those that transformers before 5 needs."""
     folder.mkdir()
     tokenizer.save_pretrained(str(folder))
     config = read_json(folder / "tokenizer_config.json", BASE)
-    _write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if key not in _PATHS})
+    write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if key not in _PATHS})
     model = read_json(folder / "tokenizer.json", BASE)["model"]
     if model["type"] != "BPE":
         return
-    _write_json(folder / "vocab.json", dict(sorted(model["vocab"].items(), key=lambda item: item[1])))
+    write_json(folder / "vocab.json", dict(sorted(model["vocab"].items(), key=lambda item: item[1])))
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a configuration file; keys in order, so that equal models give equal bytes."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False, sort_keys=path.name != "vocab.json") + "\n", encoding="utf-8")
 
 
