@@ -281,8 +281,7 @@ class Session:
             torch.backends.cudnn.benchmark = False
         precision, trained = DTYPES[self.options.training.mixed_precision], self._trained()
         dtypes = {name: torch.float32 if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}
-        more = {"without": without} if without else {}
-        self._parts = self.family.load(self.options.model, CPU, dtypes, **more)
+        self._parts = self.family.load(self.options.model, CPU, dtypes, without)
         return self._parts
 
     def _trained(self) -> tuple[str, ...]:
