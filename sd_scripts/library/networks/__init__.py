@@ -1,5 +1,6 @@
 """Adapters (LoRA and relatives) on a model: attach and train them, write and read their files, merge and apply them."""
 
+from .applying import AppliedAdapters, apply_adapters
 from .attaching import attach
 from .files import export, read
 from .maths import KINDS, AdapterLayer, Kind
@@ -10,10 +11,12 @@ from .network import Network, NormReport
 __all__ = [
     "KINDS",
     "AdapterLayer",
+    "AppliedAdapters",
     "Kind",
     "Network",
     "NormReport",
     "apply",
+    "apply_adapters",
     "attach",
     "export",
     "merge_into",

@@ -20,7 +20,7 @@ def check_family(keys: Collection[str], header: Mapping[str, str], names: Names,
     """Raises OptionError for a file that is plainly for another family than that of the names; any doubt is left to reading it."""
     fitting = sum(place_of(key, names) is not None for key in keys)
     if fitting == len(keys):
-        found = _by_header(header)
+        found = family_in_header(header)
         other = found if found != names.family and {found, names.family} <= set(_ALIKE) else None
     else:
         other = _by_names(keys, names.family, fitting)
@@ -30,8 +30,8 @@ def check_family(keys: Collection[str], header: Mapping[str, str], names: Names,
         )
 
 
-def _by_header(header: Mapping[str, str]) -> Family | None:
-    """The family that a trainer has written into the header."""
+def family_in_header(header: Mapping[str, str]) -> Family | None:
+    """The family that a trainer has written into the header, for those whose names do not always tell; None without."""
     texts = [header.get(key, "").lower() for key in ("ss_base_model_version", "modelspec.architecture")]
     return next((family for start, family in _VERSIONS if any(text.startswith(start) for text in texts)), None)
 

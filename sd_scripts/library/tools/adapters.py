@@ -15,11 +15,12 @@ from tqdm import tqdm
 from sd_scripts.library.loading.headers import LORA, read_header, what_is
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.metadata import CONFIG
-from sd_scripts.library.networks.layer_names import Family, Names, Target
+from sd_scripts.library.networks.layer_names import LABELS, Family, Names, Target
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
 from sd_scripts.library.networks.maths import AdapterLayer, Kind
 from sd_scripts.library.networks.reading import adapters_of, place_of, refusal
+from sd_scripts.library.networks.recognising import family_in_header
 from sd_scripts.library.protocols import StateDict
 from sd_scripts.library.tools.models import Layers, open_model, published
 from sd_scripts.library.tools.tensor_files import HASHES, Slot, TensorFile, open_file, rounded
@@ -32,16 +33,22 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp8_e4m3fn": torch.float8_e4m3fn,
 }
-FAMILIES: tuple[Family, ...] = ("sdxl", "flux", "sd1", "sd2")
-LABELS: dict[Family, str] = {"sd1": "SD 1.x", "sd2": "SD 2.x", "sdxl": "SDXL", "flux": "FLUX.1"}
+FAMILIES: tuple[Family, ...] = ("sdxl", "flux", "qwen_edit", "sd1", "sd2")
 ARCHITECTURES: dict[Family, str] = {
     "sd1": "stable-diffusion-v1",
     "sd2": "stable-diffusion-v2-768-v",
     "sdxl": "stable-diffusion-xl-v1-base",
     "flux": "flux-1-dev",
+    "qwen_edit": "Qwen-Image",
 }
 """modelspec's names."""
-BASE_VERSIONS: dict[Family, str] = {"sd1": "sd_v1", "sd2": "sd_v2", "sdxl": "sdxl_base_v1-0", "flux": "flux1"}
+BASE_VERSIONS: dict[Family, str] = {
+    "sd1": "sd_v1",
+    "sd2": "sd_v2",
+    "sdxl": "sdxl_base_v1-0",
+    "flux": "flux1",
+    "qwen_edit": "qwen_image",
+}
 """kohya's names."""
 
 
@@ -147,7 +154,8 @@ def nearest_layers(file: TensorFile, base_model: str | None) -> tuple[Layers, bo
     if base is not None:
         return open_model(base, "base_model").layers, True
     fits = {family: _fit(file, published(family)) for family in FAMILIES}
-    best = max(fits, key=lambda family: fits[family])
+    told = family_in_header(file.metadata)
+    best = max(fits, key=lambda family: (fits[family], family == told))
     return published(best), fits[best][1] > 0
 
 

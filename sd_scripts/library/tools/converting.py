@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG, layout_for, tensors_of
 from sd_scripts.library.networks.maths import AdapterLayer, product_distance
 from sd_scripts.library.tools.adapters import (
     DTYPES,
-    LABELS,
     AdapterFile,
     header_of_new,
     in_precision,

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import tensors_of
-from sd_scripts.library.tools.adapters import ARCHITECTURES, BASE_VERSIONS, DTYPES, LABELS, in_precision, network_texts, with_alpha
+from sd_scripts.library.tools.adapters import ARCHITECTURES, BASE_VERSIONS, DTYPES, in_precision, network_texts, with_alpha
 from sd_scripts.library.tools.low_rank import Limit, clamped, decompose, squared_error, squared_norm
 from sd_scripts.library.tools.merging import divided, matrices
 from sd_scripts.library.tools.models import Model, open_model

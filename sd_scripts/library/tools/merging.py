@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from sd_scripts.library.networks.layer_names import Names
+from sd_scripts.library.networks.layer_names import LABELS, Names
 from sd_scripts.library.networks.layouts import SaveModelAs, tensors_of
 from sd_scripts.library.networks.maths import AdapterLayer
 from sd_scripts.library.tools.adapters import (
     ARCHITECTURES,
     DTYPES,
-    LABELS,
     AdapterFile,
     header_of_new,
     in_precision,

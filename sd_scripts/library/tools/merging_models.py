@@ -15,9 +15,10 @@ from tqdm import tqdm
 
 from sd_scripts.library.loading.original import Stored, assembled, from_original
 from sd_scripts.library.loading.writing import folder_aside
+from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.maths import AdapterLayer, merged_weight
-from sd_scripts.library.tools.adapters import DTYPES, LABELS, AdapterFile, header_of_new, is_of_encoder, on_layers, open_adapter
+from sd_scripts.library.tools.adapters import DTYPES, AdapterFile, header_of_new, is_of_encoder, on_layers, open_adapter
 from sd_scripts.library.tools.low_rank import squared_distance
 from sd_scripts.library.tools.models import Model, open_model, published, without_text_encoders
 from sd_scripts.library.tools.report import Report, size_text

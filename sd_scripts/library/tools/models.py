@@ -11,7 +11,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
-from sd_scripts.library.loading import flux, original_flux, sd, sdxl
+from sd_scripts.library.loading import flux, original_flux, original_qwen, qwen, sd, sdxl
 from sd_scripts.library.loading.common import (
     Config,
     FamilySpec,
@@ -24,16 +24,24 @@ from sd_scripts.library.loading.common import (
     read_json,
     shipped_configs,
 )
-from sd_scripts.library.loading.headers import FLUX, LORA, SD1, SD2, SDXL, Header, read_header, what_is
+from sd_scripts.library.loading.headers import FLUX, LORA, QWEN, SD1, SD2, SDXL, Header, read_header, what_is
 from sd_scripts.library.loading.original import Stored, from_original
 from sd_scripts.library.loading.weights import Entry, entries
 from sd_scripts.library.networks.flux_names import FluxNames
-from sd_scripts.library.networks.layer_names import Family, LayerNames, adaptable_layers
+from sd_scripts.library.networks.layer_names import LABELS, Family, LayerNames, adaptable_layers
+from sd_scripts.library.networks.qwen_names import QwenImageNames
 from sd_scripts.library.networks.unet_names import UNetNames
 from sd_scripts.library.tools.tensor_files import Slot, TensorFile, open_file
 from sd_scripts.schema.errors import OptionError
 
-SPECS: dict[Family, FamilySpec] = {"sdxl": sdxl.SPEC, "sd1": sd.SPEC1, "sd2": sd.SPEC2, "flux": flux.SPEC}
+SPECS: dict[Family, FamilySpec] = {
+    "sdxl": sdxl.SPEC,
+    "sd1": sd.SPEC1,
+    "sd2": sd.SPEC2,
+    "flux": flux.SPEC,
+    "qwen_edit": qwen.SPEC,
+}
+_KNOWN = f"{', '.join(list(LABELS.values())[:-1])} and {list(LABELS.values())[-1]}"
 _FILES: dict[str, Family] = {
     SDXL: "sdxl",
     "the UNet of SDXL alone": "sdxl",
@@ -42,6 +50,7 @@ _FILES: dict[str, Family] = {
     SD2: "sd2",
     "the UNet of SD 2.x alone": "sd2",
     FLUX: "flux",
+    QWEN: "qwen_edit",
 }
 """The family of a file, by what what_is calls it."""
 
@@ -122,16 +131,25 @@ def _place(entry: Entry, stored: Stored, files: Mapping[Path, TensorFile]) -> Pl
 def _layers(family: Family, modules: Mapping[str, nn.Module]) -> Layers:
     layers = {f"{name}.{layer}": found for name, module in modules.items() for layer, found in adaptable_layers(module).items()}
     config = config_of(modules["backbone"])
-    names = FluxNames(config, layers) if family == "flux" else UNetNames(family, config, layers)
+    names: LayerNames
+    if family == "qwen_edit":
+        names = QwenImageNames(layers)
+    else:
+        names = FluxNames(config, layers) if family == "flux" else UNetNames(family, config, layers)
     return Layers(family, names, layers)
 
 
-@lru_cache(maxsize=4)
+def _carries_adapters(family: Family, part: str) -> bool:
+    """Whether a part of a model is one whose layers files are about: not a VAE, and not the language model that Qwen-Image reads with."""
+    return part == "backbone" or (part != "vae" and family != "qwen_edit")
+
+
+@lru_cache(maxsize=len(LABELS))
 def published(family: Family) -> Layers:
     """The layers of the published model of a family."""
     spec = SPECS[family]
     with torch.device("meta"):
-        modules = {name: spec.parts[name].make(config) for name, config in shipped_configs(spec) if name != "vae"}
+        modules = {name: spec.parts[name].make(config) for name, config in shipped_configs(spec) if _carries_adapters(family, name)}
     return _layers(family, modules)
 
 
@@ -141,16 +159,16 @@ def _in_folder(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
     if alone is not None:
         family = _family_of_class(alone, read_json(path / "config.json", option))
         if family is None:
-            raise OptionError(f"{option}: the folder {path.name} holds a {alone}; a UNet or a FLUX transformer is needed")
+            raise OptionError(f"{option}: the folder {path.name} holds a {alone}; a UNet or a transformer of FLUX or Qwen-Image is needed")
         return family, {"backbone": _network_in(SPECS[family], "backbone", path, option, path.name)}
     if not (path / "model_index.json").is_file():
         raise OptionError(f"{option}: the folder {path.name} is not a diffusers folder: it has neither model_index.json nor config.json")
     pipeline = str(read_json(path / "model_index.json", option).get("_class_name", "unknown"))
     family = next((name for name, spec in SPECS.items() if pipeline.startswith(spec.pipelines) and spec.describes(path)), None)
     if family is None:
-        raise OptionError(f"{option}: {path.name} is a {pipeline}; models of SD 1.x, SD 2.x, SDXL and FLUX can be read")
+        raise OptionError(f"{option}: {path.name} is a {pipeline}; models of {_KNOWN} can be read")
     spec = SPECS[family]
-    own = [name for name, part in spec.parts.items() if name != "vae" and (path / part.folder / "config.json").is_file()]
+    own = [name for name, part in spec.parts.items() if _carries_adapters(family, name) and (path / part.folder / "config.json").is_file()]
     if "backbone" not in own:
         raise OptionError(f"{option}: the diffusers folder {path.name} has no {spec.parts['backbone'].folder}/config.json")
     return family, {
@@ -159,8 +177,9 @@ def _in_folder(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
 
 
 def _family_of_class(class_name: str, config: Config) -> Family | None:
-    if class_name == "FluxTransformer2DModel":
-        return "flux"
+    transformers: dict[str, Family] = {"FluxTransformer2DModel": "flux", "QwenImageTransformer2DModel": "qwen_edit"}
+    if class_name in transformers:
+        return transformers[class_name]
     if class_name != UNet2DConditionModel.__name__:
         return None
     if config.get("addition_embed_type") == "text_time":
@@ -180,15 +199,16 @@ def _in_file(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
     what = what_is(header)
     if what not in _FILES:
         hint = "; LoRA files go into models" if what == LORA else ""
-        raise OptionError(f"{option}: {path.name} is {what}; a model of SD 1.x, SD 2.x, SDXL or FLUX is needed{hint}")
+        raise OptionError(f"{option}: {path.name} is {what}; a model of {_KNOWN.replace(' and ', ' or ')} is needed{hint}")
     family = _FILES[what]
     spec = SPECS[family]
     found: dict[str, Found] = {}
     for name, part in spec.parts.items():
         prefixes = [prefix for prefix in part.prefixes if header.starts(prefix)]
-        if name == "vae" or (name != "backbone" and not prefixes):
+        if not _carries_adapters(family, name) or (name != "backbone" and not prefixes):
             continue
         tensors = entries(header, option, prefixes[0] if prefixes else "")
+        tensors = {key: entry for key, entry in tensors.items() if key != original_qwen.CONTROLS_AT_ZERO}
         config = _config(spec, name, header, {key: entry.shape for key, entry in tensors.items()}, option)
         found[name] = network(spec, name, config, tensors, option, f"{part.folder} of {path.name}")
     return family, found
@@ -197,10 +217,12 @@ def _in_file(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
 def _config(spec: FamilySpec, name: str, header: Header, shapes: Mapping[str, tuple[int, ...]], option: str) -> Config:
     """The configuration of a network in a file: from its own folder, from the folder of the model it lies in, or the published one."""
     part, beside = spec.parts[name], header.path.parent
-    if name == "backbone" and spec is flux.SPEC:
+    if name == "backbone" and spec in (flux.SPEC, qwen.SPEC):
         try:
-            return original_flux.config_of(shapes)
-        except (KeyError, IndexError, ZeroDivisionError) as err:
+            if spec is flux.SPEC:
+                return original_flux.config_of(shapes)
+            return original_qwen.config_of(shapes, header.has(original_qwen.CONTROLS_AT_ZERO))
+        except (KeyError, IndexError, ValueError, ZeroDivisionError) as err:
             raise OptionError(f"{option}: the transformer of {header.path.name} lacks the tensor {err.args[0]}") from err
     folder = beside if name == "backbone" and class_in(beside, option) == part.class_name else configs_for(spec, header.path) / part.folder
     return read_json(folder / "config.json", option)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import PEFT_CONFIG
 from sd_scripts.library.networks.maths import AdapterLayer, Kind, low_rank_update
 from sd_scripts.library.networks.reading import place_of, split_key
-from sd_scripts.library.tools.adapters import LABELS, nearest_layers, on_layers, open_adapter
+from sd_scripts.library.tools.adapters import nearest_layers, on_layers, open_adapter
 from sd_scripts.library.tools.low_rank import product_norm
 from sd_scripts.library.tools.models import Layers
 from sd_scripts.library.tools.report import Report, size_text, table

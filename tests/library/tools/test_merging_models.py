@@ -20,7 +20,10 @@ def section(**values: object) -> MergeSection:
     return MergeSection(**values)
 
 
-@pytest.mark.parametrize(("name", "where"), [("sd1", "folder"), ("sdxl", "file"), ("flux", "file"), ("flux", "folder")])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("sd1", "folder"), ("sdxl", "file"), ("flux", "file"), ("flux", "folder"), ("qwen_edit", "file"), ("qwen_edit", "folder")],
+)
 def test_merging_on_disk_equals_merging_into_the_loaded_model(name: str, where: str, tmp_path: Path) -> None:
     parts = tiny(name)
     base = on_disk(name, parts, tmp_path)
@@ -34,7 +37,7 @@ def test_merging_on_disk_equals_merging_into_the_loaded_model(name: str, where: 
     merged = base.load(target)
     assert largest_difference(merged, parts) <= 1e-6
     assert largest_difference(merged, base.load(base.folder)) > 1e-3
-    assert report.values["layers"] > 20 and report.values["rounding"] == 0
+    assert report.values["layers"] >= 20 and report.values["rounding"] == 0
     assert not list(tmp_path.rglob("*.writing-*"))
 
 

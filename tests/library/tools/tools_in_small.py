@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.families.flux import Flux
+from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import export
 from sd_scripts.library.networks.layer_names import layers_of
 from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.model import FluxModelOptions, SdModelOptions, SdxlModelOptions
-from sd_scripts.schema.network import FluxNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, SdxlModelOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions
 from tests.library.networks.adapters_in_small import attached, family_of, shaken
 
 CPU = torch.device("cpu")
@@ -34,14 +35,23 @@ class Small:
         more = {"ae": str(self.folder), "clip_l": str(self.folder), "t5xxl": str(self.folder)} if path.is_file() else {}
         if self.name == "flux":
             return Flux().load(FluxModelOptions(pretrained_model_name_or_path=str(path), **more), CPU, torch.float32)
+        if self.name == "qwen_edit":
+            more = {"vae": str(self.folder), "text_encoder": str(self.folder), "model_version": "edit-2509"} if path.is_file() else {}
+            return QwenEdit().load(QwenImageModelOptions(pretrained_model_name_or_path=str(path), **more), CPU, torch.float32)
         if self.name == "sdxl":
             return Sdxl().load(SdxlModelOptions(pretrained_model_name_or_path=str(path)), CPU, torch.float32)
         return Sd().load(SdModelOptions(pretrained_model_name_or_path=str(path)), CPU, torch.float32)
 
 
 def tiny(name: str) -> Parts:
-    """A family's tiny model: sd1, sd2, sdxl, flux."""
-    return {"flux": Flux().tiny, "sdxl": Sdxl().tiny, "sd1": lambda: Sd().tiny(False), "sd2": lambda: Sd().tiny(True)}[name]()
+    """A family's tiny model: sd1, sd2, sdxl, flux, qwen_edit."""
+    return {
+        "qwen_edit": QwenEdit().tiny,
+        "flux": Flux().tiny,
+        "sdxl": Sdxl().tiny,
+        "sd1": lambda: Sd().tiny(False),
+        "sd2": lambda: Sd().tiny(True),
+    }[name]()
 
 
 def on_disk(name: str, parts: Parts, folder: Path, dtype: torch.dtype = torch.float32, stem: str = "base") -> Small:
@@ -64,10 +74,13 @@ def adapter(
     **changes,
 ) -> Path:
     """A file with random values for the model; the model itself stays as it is."""
-    is_flux = family_of(parts).name == "flux"
-    options = {"network_type": kind, "network_dim": 4, "network_alpha": 2.0, "train_text_encoder": text, **changes}
-    options |= {} if not is_flux or not text else {"train_t5xxl": True}
-    network = shaken(attached(parts, (FluxNetworkOptions if is_flux else UNetNetworkOptions)(**options)), seed)
+    family = family_of(parts).name
+    options = {"network_type": kind, "network_dim": 4, "network_alpha": 2.0, **changes}
+    if family != "qwen_edit":
+        options["train_text_encoder"] = text
+    options |= {"train_t5xxl": True} if family == "flux" and text else {}
+    sections: dict[str, type[NetworkOptions]] = {"flux": FluxNetworkOptions, "qwen_edit": QwenImageNetworkOptions}
+    network = shaken(attached(parts, sections.get(family, UNetNetworkOptions)(**options)), seed)
     export(network, parts, path, save_model_as=layout, precision=precision)
     network.detach()
     return path
