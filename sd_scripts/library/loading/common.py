@@ -237,7 +237,9 @@ def given(spec: FamilySpec, name: str, option: str, value: str, variant: str | N
         return network_in_folder(spec, name, folder, variant if has_variant else None, option, source.label)
     header = read_header(source.path, option)
     what = what_is(header)
-    if what not in (*part.kinds, *spec.files, *also):
+    # A file of the whole model may hold the network among others, the transformer alone does not.
+    whole = what in spec.files and header.starts(*filter(None, part.prefixes))
+    if what not in (*part.kinds, *also) and not whole:
         raise OptionError(f"{option}: {source.label} is {what}; {noun} for {spec.label} is needed")
     beside = source.path.parent
     own = class_in(beside, option) == part.class_name

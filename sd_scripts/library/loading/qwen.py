@@ -111,8 +111,9 @@ def load(options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, wi
     wanted = {"vae": options.vae, "te1": options.text_encoder}
     values = {name: value for name, value in wanted.items() if value is not None}
     base = tried(problems, lambda: _base(options, [name for name in SPEC.parts if name not in values], without))
+    spec = replace(SPEC, configs=_described_by(Path(options.pretrained_model_name_or_path).expanduser())) if base is None else base.spec
     others = {
-        name: tried(problems, lambda name=name, value=value: given(SPEC, name, GIVEN[name], value, options.variant))
+        name: tried(problems, lambda name=name, value=value: given(spec, name, GIVEN[name], value, options.variant))
         for name, value in values.items()
     }
     adapters = [tried(problems, lambda value=value: adapter(value)) for value in options.base_weights]
@@ -162,7 +163,7 @@ def _base(options: QwenImageModelOptions, own: Sequence[str], without: Collectio
     needed = [name for name in own if name not in without]
     source = base_source(SPEC, options.pretrained_model_name_or_path, options.revision, options.variant, needed)
     if not source.is_file:
-        return from_folder(SPEC, source, options.variant, own, without)
+        return from_folder(replace(SPEC, configs=_described_by(source.path)), source, options.variant, own, without)
     header = read_header(source.path, BASE)
     check_kind(SPEC, header, source)
     missing = [name for name in needed if name != "backbone" and not header.starts(*SPEC.parts[name].prefixes)]
@@ -171,7 +172,7 @@ def _base(options: QwenImageModelOptions, own: Sequence[str], without: Collectio
             f"{BASE}: {source.label} lacks {' and '.join(_NOUNS[name] for name in missing)}. Set "
             f"{' and '.join(f'{GIVEN[name]} ({_USUAL[name]})' for name in missing)}, or give a whole diffusers folder or a hub id"
         )
-    configs = configs_for(SPEC, source.path)
+    configs = _described_by(source.path)
     networks = {"backbone": _transformer_in(header, source, configs, options)}
     for name in own[1:]:
         folder = configs / SPEC.parts[name].folder
@@ -187,6 +188,14 @@ def _base(options: QwenImageModelOptions, own: Sequence[str], without: Collectio
     if not index and header.has(original_qwen.CONTROLS_AT_ZERO):
         index = {"_class_name": qwen_templates.PIPELINES["edit-2511"]}
     return Base(replace(SPEC, configs=configs), source, networks, {}, scheduler, index)
+
+
+def _described_by(place: Path) -> Path:
+    """The folder with the configuration of a model at this place: its own where there is one, or the published one."""
+    if place.is_file():
+        return configs_for(SPEC, place)
+    complete = all((place / part.folder / "config.json").is_file() for part in SPEC.parts.values())
+    return place if complete else SPEC.configs
 
 
 _NOUNS = {"vae": "the VAE", "te1": "the text encoder Qwen2.5-VL"}

@@ -178,7 +178,12 @@ def _write_weights(
 
 
 def _folder_name(part: PartSpec, name: str) -> str:
-    """transformers before 5.6 and other programs want the level `text_model.` of CLIP, and newer ones read it too."""
+    """transformers before 5.6 and other programs want the level `text_model.` of CLIP, and newer ones read it too.
+
+    Of Qwen2.5-VL transformers itself writes the names that it had at first.
+    """
+    if part.class_name == "Qwen2_5_VLForConditionalGeneration":
+        return part.layout({})(name).name
     return f"text_model.{name}" if part.class_name == "CLIPTextModel" and not name.startswith("text_model.") else name
 
 
