@@ -43,6 +43,15 @@ def control_size(model: ModelOptions) -> Callable[[Size], Size] | None:
     return partial(area_size, area=control_area(model)) if isinstance(model, QwenImageModelOptions) else None
 
 
+def check_control_area(model: ModelOptions, parts: Parts) -> None:
+    """Raises OptionError when the loaded model takes control pictures of another area than was found without loading it."""
+    area = parts.settings.get("control_area")
+    if isinstance(model, QwenImageModelOptions) and area != control_area(model):
+        side = round(area**0.5)
+        text = f"control_resolution: {parts.source} was made for pictures of about {side} x {side}; set control_resolution to {side}"
+        raise OptionError(Problem("control_resolution", text))
+
+
 def encoder_devices(model: ModelOptions, default: torch.device) -> tuple[torch.device, torch.device]:
     """Where the VAE and the text encoders encode. Raises OptionError, with both problems, for devices that are not here."""
     if not isinstance(model, QwenImageModelOptions):

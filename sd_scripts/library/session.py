@@ -36,7 +36,7 @@ from .class_pictures import wanted as wanted_class_pictures
 from .data.cache import open_caches
 from .data.pipeline import DataPipeline
 from .describing import about_caches, base_facts, dataset_facts, lines_about_pictures
-from .editing import check_prompts, control_size, encoder_devices, with_controls
+from .editing import check_control_area, check_prompts, control_size, encoder_devices, with_controls
 from .errors import TrainingError
 from .metadata import DatasetFacts, build
 from .meter import Phases
@@ -307,6 +307,7 @@ class Session:
     def _fill(self, parts: Parts) -> DataPipeline:
         """Brings the encoders to their devices, and the caches to what this run needs."""
         options, accelerator = self.options, self.accelerator
+        check_control_area(options.model, parts)
         self.work = "cache"
         self.phases.enter("cache")
         data = DataPipeline(
