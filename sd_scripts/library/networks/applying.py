@@ -76,7 +76,7 @@ def apply_adapters(parts: Parts, files: Sequence[tuple[Path, float]], *, dtype: 
     file out for now; alphas in the files are respected. Files of any trainer and of all kinds are taken; files whose layers are lora or
     dora may share layers, else all files on one layer are of one kind. An adapter stands on the device of its layers and moves with them.
 
-    dtype: precision that lora values are held in, such as that of the model; None is float32. Takes about a second for a file on a model
+    dtype: precision that lora values are held in, such as that of the model; None is float32. Takes a few seconds for a file on a model
     of 60 blocks and shows progress. Raises OptionError with the problems of all files (not readable, of another model family, oft with a
     weight other than 0 or 1); the model is then as it was.
     """

@@ -43,6 +43,9 @@ def merge_into(parts: Parts, path: Path, multiplier: float = 1.0) -> int:
     _check_strength(adapters, path, multiplier)
     for name, adapter in tqdm(adapters.items(), desc=f"merging {path.name}", unit="layer", delay=2, leave=False):
         weight = bases[name].weight
+        if weight.is_meta:
+            # Of a network that was left out of loading: nobody will run it.
+            continue
         weight.copy_(merged_weight(weight.float(), adapter, multiplier))
     return len(adapters)
 
