@@ -336,6 +336,13 @@ def test_a_transformer_file_alone_is_enough_where_nothing_else_is_run(tiny, piec
     assert parts.settings == tiny.settings and parts.vae.decoder.conv_in.weight.is_meta
 
 
+def test_what_is_merged_into_a_network_that_was_left_out_is_passed_over(saved, tmp_path):
+    layer = "transformer.transformer_blocks.0.attn.to_q"
+    save_file({f"{layer}.lora_A.weight": torch.ones(2, 32), f"{layer}.lora_B.weight": torch.ones(32, 2)}, tmp_path / "lora.safetensors")
+    parts = load(saved, without=("backbone",), base_weights=(str(tmp_path / "lora.safetensors"),))
+    assert parts.backbone.get_submodule("transformer_blocks.0.attn.to_q").weight.is_meta
+
+
 # Sentences
 
 
