@@ -10,7 +10,7 @@ from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import distance_of
 from sd_scripts.library.objectives.regression import Interpretation, Regression, Times, as_it_is
-from sd_scripts.library.objectives.times import UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
+from sd_scripts.library.objectives.times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
 from sd_scripts.library.objectives.weights import flow_weight_of, weight_of
 from sd_scripts.library.protocols import Kind, Path
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
@@ -25,6 +25,8 @@ def density_of(options: ObjectiveOptions | FlowObjectiveOptions, sides: tuple[in
             return shifted(UNIFORM, options.discrete_flow_shift)
         if options.timestep_sampling == "flux_shift":
             return shifted(logit_normal(0.0, options.sigmoid_scale), resolution_shift(sides))
+        if options.timestep_sampling == "qwen_shift":
+            return shifted(logit_normal(0.0, options.sigmoid_scale), resolution_shift(sides, QWEN_MOST))
     return {
         "uniform": lambda: UNIFORM,
         "sigmoid": lambda: logit_normal(0.0, options.sigmoid_scale),

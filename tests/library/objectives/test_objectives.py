@@ -15,14 +15,14 @@ from sd_scripts.library.objectives.make import density_of, times_of
 from sd_scripts.library.objectives.noise import draws, multires, offset
 from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions
 
 DDPM = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012})
 ZERO_SNR = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}, rescale=True)
 FLOW = diffusion.FlowPath()
 KINDS = [("epsilon", DDPM), ("v_prediction", DDPM), ("v_prediction", ZERO_SNR), ("velocity", FLOW)]
 SIDES = (96, 170)
-"""Latent sides that no density but flux_shift looks at."""
+"""Latent sides that no density but flux_shift and qwen_shift looks at."""
 DENSITIES = [
     ObjectiveOptions(),
     ObjectiveOptions(timestep_sampling="sigmoid", sigmoid_scale=1.3),
@@ -96,6 +96,10 @@ def flux_mu(tokens: float) -> float:
     return slope * tokens + 0.5 - slope * 256
 
 
+def qwen_mu(tokens: float) -> float:
+    return 0.5 + (tokens - 256) * (0.9 - 0.5) / (8192 - 256)
+
+
 CLOSED_FORMS = {
     "uniform": (FlowObjectiveOptions(timestep_sampling="uniform"), lambda t: t),
     "sigmoid": (FlowObjectiveOptions(timestep_sampling="sigmoid", sigmoid_scale=1.3), lambda t: normal_cdf_of_logit(t, 0, 1.3)),
@@ -110,6 +114,10 @@ CLOSED_FORMS = {
     "flux_shift": (
         FlowObjectiveOptions(timestep_sampling="flux_shift", sigmoid_scale=1.2),
         lambda t: normal_cdf_of_logit(unshifted(t, math.exp(flux_mu(48 * 85))), 0, 1.2),
+    ),
+    "qwen_shift": (
+        QwenFlowObjectiveOptions(timestep_sampling="qwen_shift", sigmoid_scale=0.9),
+        lambda t: normal_cdf_of_logit(unshifted(t, math.exp(qwen_mu(48 * 85))), 0, 0.9),
     ),
     "mode": (FlowObjectiveOptions(timestep_sampling="mode", mode_scale=1.29), lambda t: mode_cdf(t, 1.29)),
     "mode below 0": (FlowObjectiveOptions(timestep_sampling="mode", mode_scale=-0.8), lambda t: mode_cdf(t, -0.8)),
@@ -126,8 +134,11 @@ def test_a_hundred_thousand_times_follow_the_closed_form_of_their_density(name: 
     assert stats.kstest(times, cdf).pvalue > 1e-6
 
 
-def test_the_times_of_every_sampling_that_flux_offers_are_tested() -> None:
-    assert set(FlowObjectiveOptions.model_fields["timestep_sampling"].annotation.__args__) == {name.split()[0] for name in CLOSED_FORMS}
+def test_the_times_of_every_sampling_that_a_flow_model_offers_are_tested() -> None:
+    offered = [
+        options.model_fields["timestep_sampling"].annotation.__args__ for options in (FlowObjectiveOptions, QwenFlowObjectiveOptions)
+    ]
+    assert {name for names in offered for name in names} == {name.split()[0] for name in CLOSED_FORMS}
 
 
 def test_larger_pictures_are_trained_at_noisier_times_with_flux_shift() -> None:
@@ -138,6 +149,17 @@ def test_larger_pictures_are_trained_at_noisier_times_with_flux_shift() -> None:
     v = torch.special.ndtri(u).sigmoid()
     for side, mu in ((32, 0.5), (128, 1.15)):
         assert torch.allclose(times(u, (side, side)).double(), math.exp(mu) / (math.exp(mu) + 1 / v - 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "mu", "shift"),
+    [(512, 512, 0.539, 1.71), (832, 576, 0.582, 1.79), (1024, 1024, 0.694, 2.00), (1328, 1328, 0.834, 2.30), (1664, 928, 0.791, 2.21)],
+)
+def test_qwen_shift_has_the_published_figures(width: int, height: int, mu: float, shift: float) -> None:
+    density = density_of(QwenFlowObjectiveOptions(timestep_sampling="qwen_shift"), (height // 8, width // 8))
+    middle = float(density.quantile(torch.tensor([0.5], dtype=torch.float64)))
+    # The middle of the sigmoid is 1/2, which the shift k takes to k / (1 + k).
+    assert abs(middle / (1 - middle) - shift) < 0.006 and abs(math.log(middle / (1 - middle)) - mu) < 0.0006
 
 
 @pytest.mark.parametrize("kind", ["raw", "additive", "sigma_scaled"])
