@@ -56,8 +56,8 @@ _CHOSEN = {
 
 def written(options: RunOptions) -> dict[str, str]:
     """The texts that the trainer writes into the file of a run."""
-    version: metadata.Version = {"sd": "sd1", "sdxl": "sdxl", "flux": "flux-dev"}[options.family]  # type: ignore[assignment]
-    kind = "velocity" if options.family == "flux" else "epsilon"
+    version: metadata.Version = {"sd": "sd1", "sdxl": "sdxl", "flux": "flux-dev", "qwen_edit": "qwen-edit"}[options.family]  # type: ignore[assignment]
+    kind = "velocity" if options.family in ("flux", "qwen_edit") else "epsilon"
     return metadata.build(options, metadata.BaseFacts("base.safetensors", kind, version), step=100, epoch=2)
 
 
