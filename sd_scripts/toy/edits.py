@@ -45,7 +45,7 @@ TEMPLATES: dict[EditKind, tuple[str, ...]] = {
     ),
     "border": ("add a border", "add a border around the picture", "put a border around it", "draw a border"),
 }
-"""Instructions of each kind; {it} is the shape ("the circle") or, where there is only one, sometimes "it"."""
+"""Instructions of each kind; {it} is "the circle", "the red circle" or, where there is only one shape, "it"."""
 
 COLORS = worlds.KNOWN_COLORS
 """Colours of this world: the base knows no teal."""
@@ -88,7 +88,7 @@ class Edit:
 def edit_of(kind: EditKind, rng: np.random.Generator, held_out: bool = False) -> Edit:
     """An edit of this kind, drawn from rng: held out, or of the combinations that bases are trained on.
 
-    Half of the pictures show one shape, half show two of different kinds; of one shape nothing is removed.
+    Half of the pictures show one shape, half show two of different kinds and colours; of one shape nothing is removed.
     """
     while True:
         edit = _any_edit(kind, rng)
@@ -99,7 +99,8 @@ def edit_of(kind: EditKind, rng: np.random.Generator, held_out: bool = False) ->
 def _any_edit(kind: EditKind, rng: np.random.Generator) -> Edit:
     num = 2 if kind == "remove" or rng.random() < 0.5 else 1
     shapes = [worlds.BASE_SHAPES[index] for index in rng.permutation(len(worlds.BASE_SHAPES))[:num]]
-    source = tuple(Scene(shape, _pick(COLORS, rng), place) for shape, place in zip(shapes, _places(num, rng), strict=True))
+    colors = [COLORS[index] for index in rng.permutation(len(COLORS))[:num]]
+    source = tuple(Scene(*words) for words in zip(shapes, colors, _places(num, rng), strict=True))
     thing = source[0]
     become: Scene | None = thing
     if kind == "recolour":
@@ -120,7 +121,8 @@ def instruction(edit: Edit, rng: np.random.Generator) -> str:
     """The edit in words, by a template drawn from rng."""
     changes = [(before, after) for before, after in zip(edit.source, edit.target, strict=True) if before != after]
     before, after = changes[0] if changes else (edit.source[0], edit.source[0])
-    it = "it" if len(edit.source) == 1 and rng.random() < 0.5 else f"the {before.shape}"
+    names = (f"the {before.shape}", f"the {before.color} {before.shape}", *(("it",) if len(edit.source) == 1 else ()))
+    it = _pick(names, rng)
     words = after or before
     return _pick(TEMPLATES[edit.kind], rng).format(it=it, color=words.color, place=words.place, word=_pick(OTHER_WORDS, rng))
 

@@ -51,7 +51,7 @@ _PICTURE = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
 class QwenEditSettings(BaseSettings):
     """How a toy Qwen-Image-Edit base is trained."""
 
-    num_steps: int = 13000
+    num_steps: int = 16000
     batch_size: int = 24
     learning_rate: float = 1.5e-3
     num_pictures: int = 12000

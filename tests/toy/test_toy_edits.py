@@ -109,12 +109,13 @@ def test_instructions_name_what_they_change_and_come_in_several_templates():
         (Scene("circle", "red", "left"), Scene("square", "blue", "right")),
         (Scene("circle", "green", "left"), Scene("square", "blue", "right")),
     )
-    texts = {edits.instruction(edit, worlds.rng_for(25, number)) for number in range(40)}
-    assert texts == {"make the circle green", "turn the circle green", "paint the circle green", "change the circle to green"}
+    texts = {edits.instruction(edit, worlds.rng_for(25, number)) for number in range(80)}
+    ways = ("make {} green", "turn {} green", "paint {} green", "change {} to green")
+    assert texts == {way.format(it) for way in ways for it in ("the circle", "the red circle")}
     alone = Edit("move", "", (Scene("circle", "red", "left"),), (Scene("circle", "red", "top right"),))
-    texts = {edits.instruction(alone, worlds.rng_for(26, number)) for number in range(60)}
+    texts = {edits.instruction(alone, worlds.rng_for(26, number)) for number in range(90)}
     assert {"move it to the top right", "put the circle at the top right"} <= texts
-    assert len(texts) == 2 * len(edits.TEMPLATES["move"])
+    assert len(texts) == 3 * len(edits.TEMPLATES["move"])
     for kind in edits.KINDS:
         assert {task.edit.instruction for task in _tasks(kind, 40)} != set()
         assert all("{" not in task.edit.instruction for task in _tasks(kind, 5))
@@ -134,6 +135,7 @@ def test_two_shapes_stand_apart_and_are_of_two_kinds():
         assert len(readings) == len(task.edit.source)
         assert all(any(reading.shows(thing) for reading in readings) for thing in task.edit.source)
         assert len({thing.shape for thing in task.edit.source}) == len(task.edit.source)
+        assert len({thing.color for thing in task.edit.source}) == len(task.edit.source)
         assert len(task.edit.source) == 2 or task.edit.kind != "remove"
 
 
