@@ -94,13 +94,8 @@ class FlowObjectiveOptions(RegressionOptions):
     huber_schedule: Literal["constant", "exponential", "snr"] = "constant"
     """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
     ratio."""
-    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; flux_shift = sigmoid shifted by the picture's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
-    by discrete_flow_shift."""
-    discrete_flow_shift: Positive = 3.1582
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
-    at 1024 x 1024."""
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "qwen_shift", "mode", "sigma"] = "shift"
+    """Density of the training times; each family says which of them it has."""
     mode_scale: Annotated[float, Field(ge=-1, le=1.75)] = 1.29
     """Weight of mode sampling (Esser et al. 2024): above 0 favours the middle, below 0 the ends."""
     model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = "raw"
@@ -110,6 +105,18 @@ class FlowObjectiveOptions(RegressionOptions):
     weighting_scheme: Literal["none", "sigma_sqrt", "cosmap"] = "none"
     """Weight of a time in the loss: none, sigma_sqrt = 1/sigma^2, cosmap = 2/(pi (1 - 2 sigma + 2 sigma^2)) (Esser et al. 2024). kohya's
     scripts apply it with sigma_scaled only; here it always counts."""
+
+
+class FluxFlowObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of FLUX."""
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; flux_shift = sigmoid shifted by the picture's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
+    by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 3.1582
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
+    at 1024 x 1024."""
 
 
 class QwenFlowObjectiveOptions(FlowObjectiveOptions):

@@ -12,13 +12,14 @@ from .model import FluxModelOptions, ModelOptions, QwenImageModelOptions, SdMode
 from .network import (
     FluxFullOptions,
     FluxNetworkOptions,
-    NetworkOptions,
     QwenImageNetworkOptions,
     SdxlFullOptions,
+    TextNetworkOptions,
+    TransformerNetworkOptions,
     UNetFullOptions,
     UNetNetworkOptions,
 )
-from .objective import FlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions, RegressionOptions
+from .objective import FluxFlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions, RegressionOptions
 from .optimizer import OPTIMIZERS, FullOptimizerOptions, OptimizerOptions
 from .output import AdapterOutputOptions, ModelOutputOptions, OutputOptions
 from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions
@@ -34,7 +35,7 @@ class RunOptions(Options):
 
     model: ModelOptions
     dataset: DatasetOptions
-    network: NetworkOptions | UNetFullOptions | FluxFullOptions
+    network: TextNetworkOptions | TransformerNetworkOptions | UNetFullOptions | FluxFullOptions
     optimizer: OptimizerOptions = OptimizerOptions()
     training: TrainingOptions = TrainingOptions()
     objective: RegressionOptions
@@ -147,7 +148,7 @@ class _FluxRun(RunOptions):
     family: ClassVar[str] = "flux"
 
     model: FluxModelOptions
-    objective: FlowObjectiveOptions = FlowObjectiveOptions()
+    objective: FluxFlowObjectiveOptions = FluxFlowObjectiveOptions()
     samples: FluxSampleOptions = FluxSampleOptions()
 
 
