@@ -1,6 +1,6 @@
 """Configurations of qwen-image-finetune (YAML, its first schema and the later one) in our options.
 
-Pure: a mapping in, findings out, one for every key. The studio shows them as rows; `options_of` builds a run from them. The keys and what
+Pure: a mapping in, findings out, one for every key. The studio shows them as rows; their values build a run. The keys, and what
 that program does with them are those of its commits ab39db6 (2025-08) and 460ba1a (2026-03).
 """
 
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from . import flat
 from .errors import OptionError, Problem
 from .qwen_yaml_keys import PROGRAM, Finding, Reader, Translation
 from .qwen_yaml_rules import GROUPS, RULES
 from .runs import RUNS, RunOptions
 
-__all__ = ["PROGRAM", "RUN", "Finding", "Translation", "looks_like", "options_of", "parse", "translate"]
+__all__ = ["PROGRAM", "RUN", "Finding", "Translation", "looks_like", "parse", "read", "translate"]
 
 RUN: type[RunOptions] = RUNS["qwen_edit", "network"]
 SECTIONS = ("model", "data", "train", "cache", "predict", "optimizer", "lr_scheduler", "logging", "loss", "validation")
@@ -43,14 +43,18 @@ def parse(text: str, name: str) -> dict[str, Any]:
     return found
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises OptionError for a file that is not there or cannot be read."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as err:
+        raise OptionError(f"config: {path.name} cannot be read: {getattr(err, 'strerror', None) or 'it is not a text'}") from err
+    return parse(text, path.name)
+
+
 def looks_like(given: Mapping[str, object]) -> bool:
     """Whether this is a configuration of that program: at least two of its sections that are sections."""
     return sum(isinstance(given.get(name), Mapping) for name in SECTIONS) >= 2
-
-
-def options_of(given: Mapping[str, Any]) -> RunOptions:
-    """The run that a configuration describes. Raises OptionError with every value that does not fit."""
-    return flat.build(RUN, {name: value for name, value in translate(given).values.items() if value is not None})
 
 
 def translate(given: Mapping[str, Any]) -> Translation:

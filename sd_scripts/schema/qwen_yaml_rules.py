@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
+from .dataset import QwenImageDatasetOptions
 from .optimizer import OPTIMIZERS
 from .qwen_yaml_keys import DEFAULTS, NOT_NEEDED, NOT_READ, Reader, Rule
 
@@ -196,9 +197,16 @@ def _size(reader: Reader, key: str, value: object, text: str) -> None:
     if value in (None, []):
         reader.skip(key, "it is empty")
     elif isinstance(value, list) and len(value) == 2 and all(isinstance(side, int) for side in value):
-        reader.take(key, "resolution", value, text)
+        _resolution(reader, key, value, text)
     else:
         reader.refuse(key, f"{value} is not a pair of whole numbers; give resolution")
+
+
+def _resolution(reader: Reader, key: str, sides: list[int], text: str) -> None:
+    reader.take(key, "resolution", sides, text)
+    smallest = QwenImageDatasetOptions.model_fields["min_bucket_reso"].default
+    if min(sides) < smallest:
+        reader.also(key, "min_bucket_reso", min(sides))
 
 
 @rule_for(_PROCESSOR + "process_type")
@@ -224,7 +232,7 @@ def _target_pixels(reader: Reader, key: str, value: object) -> None:
     elif side is None:
         reader.refuse(key, f"{value} is not a number of pixels; give resolution")
     else:
-        reader.take(key, "resolution", [side, side], "about the same number of pixels, in each picture's own aspect ratio")
+        _resolution(reader, key, [side, side], "about the same number of pixels, in each picture's own aspect ratio")
 
 
 @rule_for(_PROCESSOR + "multi_resolutions")
@@ -237,7 +245,7 @@ def _multi_resolutions(reader: Reader, key: str, value: object) -> None:
         reader.refuse(key, f"{value} is not a list of numbers of pixels; give resolution and additional_resolutions")
     else:
         largest = max(side for side in sides if side is not None)
-        reader.take(key, "resolution", [largest, largest], "each picture at about its own size up to this, never enlarged")
+        _resolution(reader, key, [largest, largest], "each picture at about its own size up to this, never enlarged")
 
 
 @rule_for(_PROCESSOR + "controls_size")
@@ -434,6 +442,8 @@ def _validation(reader: Reader, key: str, value: object) -> None:
         reader.take(key, "sample_every_n_steps", value)
     elif name in ("max_samples", "seed"):
         reader.skip(key, "it is part of sample_prompts")
+    elif value in (None, ""):
+        reader.skip(key, "it is empty")
     elif name == "dataset":
         reader.refuse(key, "previews edit the pictures named in sample_prompts; validation_split holds pairs out for a loss of their own")
     else:

@@ -1,0 +1,293 @@
+"""Importing qwen-image-finetune's YAML of both schemas: every key gets one row, everything that fits is taken, and the result builds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from kohya_like import form, importers
+from kohya_like.importers import Imported
+from sd_scripts.schema import flat, qwen_yaml
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.prompts import Defaults, read_prompts
+from sd_scripts.schema.runs import QwenImageNetwork
+
+HEAD_KEYS: dict[str, Any] = {
+    "trainer": "QwenImageEditPlus",
+    "mode": "fit",
+    "resume": None,
+    "model": {
+        "pretrained_model_name_or_path": "Qwen/Qwen-Image-Edit-2509",
+        "pretrained_embeddings": None,
+        "quantize": True,
+        "use_vlm_prompt_enhancer": False,
+        "lora": {
+            "r": 32,
+            "lora_alpha": 16,
+            "init_lora_weights": "gaussian",
+            "target_modules": ["to_k", "to_q", "to_v", "to_out.0"],
+            "pretrained_weight": None,
+            "adapter_name": "default",
+        },
+    },
+    "data": {
+        "class_path": "qflux.data.dataset.ImageDataset",
+        "batch_size": 2,
+        "num_workers": 4,
+        "shuffle": True,
+        "init_args": {
+            "dataset_path": "pairs",
+            "caption_dropout_rate": 0.1,
+            "prompt_image_dropout_rate": 0.1,
+            "use_edit_mask": True,
+            "cache_dir": "${cache.cache_dir}",
+            "use_cache": "${cache.use_cache}",
+            "prompt_empty_drop_keys": ["empty_prompt_embeds"],
+            "selected_control_indexes": None,
+            "processor": {
+                "class_path": "qflux.data.preprocess.ImageProcessor",
+                "init_args": {
+                    "process_type": "center_crop",
+                    "resize_mode": "bilinear",
+                    "target_size": [832, 576],
+                    "controls_size": [[832, 576]],
+                    "max_aspect_ratio": 3.0,
+                    "resize_controls_mask_to_image": True,
+                },
+            },
+        },
+    },
+    "optimizer": {"class_path": "bitsandbytes.optim.Adam8bit", "init_args": {"lr": "1e-4", "betas": [0.9, 0.999], "weight_decay": 0.01}},
+    "lr_scheduler": {"scheduler_type": "cosine", "warmup_steps": 50, "num_cycles": 0.5, "power": 1.0},
+    "train": {
+        "gradient_accumulation_steps": 2,
+        "max_train_steps": 6000,
+        "num_epochs": 100,
+        "train_batch_size": 1,
+        "checkpointing_steps": 100,
+        "checkpoints_total_limit": 20,
+        "max_grad_norm": 1.0,
+        "mixed_precision": "bf16",
+        "gradient_checkpointing": True,
+        "low_memory": True,
+        "fit_device": None,
+    },
+    "cache": {
+        "use_cache": True,
+        "cache_dir": "caches",
+        "devices": {"vae": "cuda:0", "text_encoder": "cuda:1", "text_encoder_2": None, "dit": None, "prompt_enhancer": None},
+        "prompt_empty_drop_keys": ["empty_prompt_embeds"],
+    },
+    "predict": {"devices": {"vae": "cuda:1", "text_encoder": "cuda:2", "dit": "cuda:3"}},
+    "validation": {
+        "enabled": True,
+        "steps": 200,
+        "max_samples": 2,
+        "seed": 7,
+        "dataset": None,
+        "samples": [
+            {"prompt": "make it\nred", "images": ["a.png", "b.png"], "height": 832, "width": 576, "guidance_scale": 4.0},
+            {"prompt": "", "images": ["c.png"]},
+            {"prompt": "make it blue", "images": "c.png"},
+            {"prompt": "one too many", "images": ["d.png"]},
+        ],
+    },
+    "loss": {"mask_loss": False, "forground_weight": 2.0, "background_weight": 1.0},
+    "logging": {"output_dir": "runs", "report_to": "wandb", "tracker_project_name": "face/seg", "tags": ["a"], "notes": "second try"},
+}
+
+SEED_KEYS: dict[str, Any] = {
+    "model": {
+        "pretrained_model_name_or_path": "Qwen/Qwen-Image-Edit",
+        "rank": 16,
+        "quantize": True,
+        "lora": {"r": 8, "lora_alpha": 8, "target_modules": ["to_q"]},
+    },
+    "data": {"init_args": {"dataset_path": ["pairs"], "image_size": [576, 832], "cache_drop_rate": 0.1}, "batch_size": 2},
+    "train": {"max_train_steps": 100, "checkpointing_steps": 10, "checkpoints_total_limit": 3},
+    "cache": {"vae_encoder_device": "cuda:1", "text_encoder_device": "cpu"},
+    "predict": {"devices": {"transformer": "cuda:7", "vae": "cuda:5", "text_encoder": "cuda:6"}},
+    "logging": {"output_dir": "out", "logging_dir": "logs", "report_to": "tensorboard"},
+}
+
+
+def read(given: object) -> Imported:
+    return importers.read("config.yaml", yaml.safe_dump(given).encode())
+
+
+def row(imported: Imported, key: str) -> tuple[str, str]:
+    (found,) = [row for row in imported.rows if row.key == key]
+    return found.verdict, found.text
+
+
+def built(imported: Imported) -> QwenImageNetwork:
+    named = {sentence.partition(":")[0] for sentence in imported.missing}
+    form.texts(imported.run, imported.values)
+    options = flat.build(imported.run, {**dict.fromkeys(named, "given"), **imported.values})
+    assert isinstance(options, QwenImageNetwork)
+    return options
+
+
+def keys_of(given: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name, value in given.items():
+        key = f"{prefix}{name}"
+        found += keys_of(value, f"{key}.") if isinstance(value, dict) and value else [key]
+    return found
+
+
+def test_every_key_of_the_later_schema_has_one_row_and_nothing_is_missing() -> None:
+    imported = read(HEAD_KEYS)
+    assert imported.missing == [] and imported.run is QwenImageNetwork
+    rows = [row.key for row in imported.rows]
+    assert set(keys_of(HEAD_KEYS)) <= set(rows) and len(rows) == len(set(rows))
+    assert [row.key for row in imported.rows if row.verdict == "not supported"] == []
+
+
+def test_the_later_schema_becomes_a_run() -> None:
+    options = built(read(HEAD_KEYS))
+    assert options.model.model_version == "edit-2509" and options.model.transformer_quantization == "qint8"
+    assert options.model.vae_device == "cuda:0" and options.model.text_encoder_device == "cuda:1"
+    assert (options.network.network_dim, options.network.network_alpha) == (32, 16.0) and options.network.lora_targets == "image_attention"
+    assert (
+        options.dataset.resolution == (576, 832)
+        and not options.dataset.enable_bucket
+        and options.dataset.resize_interpolation == "bilinear"
+    )
+    assert options.model.control_resolution == 688
+    assert options.optimizer.optimizer_type == "AdamW8bit" and options.optimizer.learning_rate == 1e-4
+    assert options.optimizer.optimizer_args == ("betas=(0.9,0.999)", "weight_decay=0.01")
+    assert (
+        options.training.max_train_steps == 6000 and options.output.save_every_n_steps == 100 and options.output.save_last_n_steps is None
+    )
+    assert options.output.output_name == "face-seg" and options.output.log_tracker_name == "face/seg"
+    assert options.objective.timestep_sampling == "uniform"
+
+
+def test_validation_samples_become_prompts_with_their_control_pictures(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.png" for name in "abc"]
+    for file in files:
+        Image.new("RGB", (16, 16)).save(file)
+    samples = [dict(one) for one in HEAD_KEYS["validation"]["samples"]]
+    samples[0]["images"], samples[2]["images"] = [str(file) for file in files[:2]], str(files[2])
+    options = built(read({**HEAD_KEYS, "validation": {**HEAD_KEYS["validation"], "samples": samples}}))
+    assert options.samples.sample_every_n_steps == 200
+    prompts = read_prompts(Defaults(options.samples, (1024, 1024), 16, 1))
+    assert [(one.prompt, [Path(file) for file in one.controls], one.seed) for one in prompts] == [
+        ("make it red", files[:2], 7), ("make it blue", files[2:], 7),
+    ]  # fmt: skip
+    assert (prompts[0].width, prompts[0].height, prompts[0].cfg_scale) == (576, 832, 4.0)
+
+
+def test_the_first_schema_becomes_a_run() -> None:
+    imported = read(SEED_KEYS)
+    options = built(imported)
+    assert (options.network.network_dim, options.network.network_alpha) == (16, 16.0)
+    assert row(imported, "model.lora.r") == ("not needed", "model.rank is used in its place")
+    assert options.network.target_modules == (r"(^|\.)to_q$",) and options.network.lora_targets == "all_with_modulation"
+    assert options.model.transformer_quantization == "qfloat8" and options.dataset.caption_dropout_rate == 0.1
+    assert options.dataset.resolution == (576, 832) and options.output.save_last_n_steps == 30
+    assert (options.model.vae_device, options.model.text_encoder_device) == ("cuda:1", "cpu")
+
+
+def test_what_that_program_does_where_the_file_says_nothing_is_said() -> None:
+    imported = read({"model": {"lora": {"r": 4}}, "data": {"init_args": {"dataset_path": "x"}}})
+    options = built(imported)
+    assert options.training.gradient_accumulation_steps == 4 and options.training.gradient_checkpointing
+    assert options.optimizer.lr_scheduler == "constant" and options.training.max_train_steps == 1000
+    assert options.model.pretrained_model_name_or_path == "Qwen/Qwen-Image-Edit"
+    assert row(imported, "timestep_sampling") == ("taken", "not in the file: timestep_sampling = uniform is qwen-image-finetune's default")
+
+
+def test_devices_of_prediction_are_kept_for_who_predicts() -> None:
+    found = qwen_yaml.translate(SEED_KEYS)
+    assert found.predict == {"transformer_device": "cuda:7", "vae_device": "cuda:5", "text_encoder_device": "cuda:6"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"trainer": "FluxKontext"}, "trainer", "not trained here"),
+        ({"resume": "out/v0"}, "resume", "network_weights"),
+        ({"model": {"pretrained_model_name_or_path": "x/Qwen-Edit-4bit"}}, "model.pretrained_model_name_or_path", "quantised already"),
+        ({"model": {"lora": {"init_lora_weights": "zero"}}}, "model.lora.init_lora_weights", "is not there"),
+        ({"model": {"lora": {"pretrained_weight": "someone/lora"}}}, "model.lora.pretrained_weight", "download it"),
+        ({"data": {"init_args": {"dataset_path": [{"repo_id": "a/b", "split": "train"}]}}}, "data.init_args.dataset_path", "hub"),
+        ({"data": {"init_args": {"dataset_path": ["a", "b"]}}}, "data.init_args.dataset_path", "dataset_config"),
+        ({"data": {"init_args": {"selected_control_indexes": [1]}}}, "data.init_args.selected_control_indexes", "control_data_dir"),
+        ({"optimizer": {"class_path": "lion_pytorch.Lionx"}}, "optimizer.class_path", "not built in"),
+        ({"logging": {"report_to": "swanlab"}}, "logging.report_to", "tensorboard or wandb"),
+        ({"train": {"max_train_stepz": 1}}, "train.max_train_stepz", "Did you mean train.max_train_steps?"),
+        ({"train": {"max_train_steps": -1}}, "train.max_train_steps", "out of range"),
+        ({"lr_scheduler": {"scheduler_type": "wavy"}}, "lr_scheduler.scheduler_type", "not one of"),
+    ],
+)
+def test_what_cannot_be_taken_says_what_to_do(changes: dict[str, Any], key: str, words: str) -> None:
+    imported = read({"model": {"rank": 4}, "data": {"batch_size": 1}, **changes})
+    verdict, text = row(imported, key)
+    assert verdict == "not supported" and words in text
+    built(imported)
+
+
+def test_a_table_of_pairs_becomes_a_list_of_pictures() -> None:
+    options = built(read({"model": {"rank": 4}, "data": {"init_args": {"dataset_path": "lists/pairs.csv"}}}))
+    assert options.dataset.in_json == "lists/pairs.csv" and options.dataset.train_data_dir == "lists"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("just text", "holds no settings"),
+        ("a: [1", "not valid YAML"),
+        ("a: &x [1]\nb: *x", "anchors"),
+        ("name: x\nversion: 2", "has none of the sections"),
+        ("model: {rank: '${data.batch}'}\ndata: {a: 1}", "is not in the file"),
+        ("model: {rank: '${data.a}'}\ndata: {a: '${model.rank}'}", "refers to itself"),
+        ("model: !!python/object/apply:os.system [ls]\ndata: {}", "not valid YAML"),
+    ],
+)
+def test_a_file_of_another_kind_is_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        importers.read("config.yml", text.encode())
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5000),
+    st.floats(allow_nan=True),
+    st.text(max_size=12),
+    st.lists(st.integers(0, 99), max_size=3),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_value_at_any_key_gives_rows_and_a_run(data: st.DataObject) -> None:
+    changed = dict(HEAD_KEYS)
+    for key in data.draw(st.lists(st.sampled_from(keys_of(HEAD_KEYS)), min_size=1, max_size=4, unique=True)):
+        changed = _with(changed, key.split("."), data.draw(VALUES))
+    try:
+        imported = read(changed)
+    except OptionError:
+        return
+    built(imported)
+
+
+def _with(given: dict[str, Any], path: list[str], value: object) -> dict[str, Any]:
+    first, *rest = path
+    below = given.get(first)
+    return {**given, first: _with(below if isinstance(below, dict) else {}, rest, value) if rest else value}
+
+
+def test_the_order_of_the_keys_does_not_matter() -> None:
+    items = list(HEAD_KEYS.items())
+    random.shuffle(items)
+    assert read(dict(items)).values == read(HEAD_KEYS).values
