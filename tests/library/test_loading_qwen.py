@@ -159,8 +159,8 @@ def test_diffusers_reads_what_is_written(tmp_path, tiny):
     text = "<|im_start|>make it red<|image_pad|>"
     assert read.tokenizer(text).input_ids == tiny.tokenizers["te1"](text).input_ids
     pictures = Qwen2VLImageProcessorPil.from_pretrained(tmp_path / "model" / "processor")
-    assert qwen_templates.settings_of("edit", 1, 1, 1, 1, pictures) == qwen_templates.settings_of(
-        "edit", 1, 1, 1, 1, tiny.processor.image_processor
+    assert qwen_templates.settings_of("edit", 1, 1, 1, pictures) == qwen_templates.settings_of(
+        "edit", 1, 1, 1, tiny.processor.image_processor
     )
 
 

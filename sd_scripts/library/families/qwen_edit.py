@@ -43,6 +43,7 @@ class QwenEdit(PictureFamily):
     def load(self, options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
         parts = loading.load(options, device, dtype, without)
+        qwen_prompts.check_positions(parts.text_encoders["te1"])
         if options.modulation_table and "backbone" not in without:
             return tabulate(parts, torch.device("cuda") if torch.cuda.is_available() else device)
         return parts
@@ -58,7 +59,8 @@ class QwenEdit(PictureFamily):
             torch.manual_seed(0)
             encoder, vae = tiny_qwen.tiny_qwen_text_encoder(tokenizer), tiny_qwen.tiny_qwen_vae()
             transformer = tiny_qwen.tiny_qwen_transformer(zero_cond_t=version == "edit-2511")
-        processor = None if version == "image" else qwen_processor.make(tokenizer)
+        # The vision part sees 56 x 56 pixels at most, four tokens, of whatever the pictures are resized to.
+        pictures = None if version == "image" else qwen_processor.pictures_of({"min_pixels": 3136, "max_pixels": 60 * 60})
         scheduler = loading.published_scheduler()
         parts = Parts(
             backbone=transformer,
@@ -69,8 +71,8 @@ class QwenEdit(PictureFamily):
             kind=diffusion.kind_of(scheduler),
             scheduler_config=scheduler,
             source="tiny",
-            settings=qwen_templates.settings_of(version, 512, 64 * 64, 64 * 64, 64 * 64, processor and processor.image_processor),
-            processor=processor,
+            settings=qwen_templates.settings_of(version, 512, 64 * 64, 64 * 64, pictures),
+            processor=None if pictures is None else qwen_processor.PictureProcessor(pictures, tokenizer),
         )
         for module in parts.modules().values():
             module.eval().requires_grad_(False)

@@ -9,12 +9,14 @@ Shapes: L tokens, P rows that instructions share, S rows of one instruction, D t
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor, nn
 
@@ -83,7 +85,7 @@ def instruction_rows(parts: Parts, controls: Sequence[Tensor], captions: Sequenc
 
 
 def condition_pictures(parts: Parts, controls: Sequence[Tensor]) -> list[Image.Image]:
-    """The pictures that the text encoder sees: edit's as they are, those of later versions at the condition area (Lanczos)."""
+    """The pictures that the image processor gets: edit's as they are, those of later versions at the condition area (Lanczos)."""
     pictures = [as_pictures(control[None].float())[0] for control in controls]
     if parts.settings["model_version"] == "edit":
         return pictures
@@ -110,6 +112,23 @@ def positions_of(ids: Sequence[int], mark: int, grids: Sequence[tuple[int, int]]
             index, position = index + 1, position + 1
     assert not left, f"{len(left)} pictures have no place in the text"
     return torch.cat(pieces, dim=1)
+
+
+def check_positions(encoder: nn.Module) -> None:
+    """Raises OptionError when the installed transformers gives the tokens of pictures other positions than are given here."""
+    mark, grids = encoder.config.image_token_id, [(3, 2), (1, 4)]
+    ids = torch.tensor([[0, 0, *[mark] * 6, 0, *[mark] * 4, 0, 0]])
+    merge = encoder.config.vision_config.spatial_merge_size
+    sizes = torch.tensor([(1, rows * merge, columns * merge) for rows, columns in grids])
+    index = encoder.model.get_rope_index
+    # transformers 5 asks which tokens are pictures, 4 finds out.
+    more = {"mm_token_type_ids": (ids == mark).int()} if "mm_token_type_ids" in inspect.signature(index).parameters else {}
+    theirs, _ = index(ids, image_grid_thw=sizes, **more)
+    if not torch.equal(theirs[:, 0], positions_of(ids[0].tolist(), mark, grids)):
+        raise OptionError(
+            f"text_encoder: the installed transformers {transformers.__version__} gives pictures other positions than Qwen-Image was "
+            "trained with, so control pictures would be misread. Install the version in requirements.txt"
+        )
 
 
 def _around(parts: Parts, num_pictures: int) -> tuple[str, str]:

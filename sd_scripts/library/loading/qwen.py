@@ -291,9 +291,7 @@ def _read(
     control_area = area if options.control_resolution is None else options.control_resolution**2
     pictures = None if version == "image" else qwen_processor.pictures_of(_picture_config(base))
     words = base.tokenizers.get("te1")
-    settings = qwen_templates.settings_of(
-        version, options.max_token_length, area, control_area, min(area, qwen_templates.CONDITION_AREA), pictures
-    )
+    settings = qwen_templates.settings_of(version, options.max_token_length, area, control_area, pictures)
     finishing, reports = _quantizing(base, options, without) if quantized_at_once else ({}, [])
     modules = read_networks(
         base.networks, base.source.label, device, dtypes_of(base.networks, dtype, options.vae_dtype), without, finishing

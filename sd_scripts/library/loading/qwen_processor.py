@@ -50,8 +50,3 @@ def config_of(processor: PictureProcessor) -> dict[str, Any]:
         "image_mean": list(pictures.image_mean),
         "image_std": list(pictures.image_std),
     }
-
-
-def make(tokenizer: Any) -> PictureProcessor:
-    """A processor with this tokenizer and transformers' own sizes."""
-    return PictureProcessor(Qwen2VLImageProcessorPil(), tokenizer)

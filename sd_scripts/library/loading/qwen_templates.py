@@ -23,7 +23,7 @@ MAX_CONTROLS = {"image": 0, "edit": 1, "edit-2509": 3, "edit-2511": 3}
 AREA = 1024 * 1024
 """Pixels of a picture, and of a control picture as the VAE gets it, unless the model or its user says otherwise."""
 CONDITION_AREA = 384 * 384
-"""Pixels of a control picture as the text encoder of edit-2509 and later sees it."""
+"""Pixels of a control picture as the image processor of edit-2509 and later gets it."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ def template_of(version: str) -> Template:
     return template
 
 
-def settings_of(version: str, max_token_length: int, area: int, control_area: int, condition_area: int, pictures: Any) -> dict[str, Any]:
+def settings_of(version: str, max_token_length: int, area: int, control_area: int, pictures: Any) -> dict[str, Any]:
     """Parts.settings of a model: everything besides weights that decides what instructions and control pictures become.
 
-    area: pixels of a picture where nobody says otherwise; control_area, condition_area: those of a control picture for the VAE and for
-    the text encoder. pictures: the image processor; None where nobody looks at pictures.
+    area: pixels of a picture where nobody says otherwise; control_area: those of a control picture for the VAE. pictures: the image
+    processor; None where nobody looks at pictures.
     """
     template = template_of(version)
     settings: dict[str, Any] = {
@@ -75,7 +75,7 @@ def settings_of(version: str, max_token_length: int, area: int, control_area: in
         "max_token_length": max_token_length,
         "area": area,
         "control_area": control_area,
-        "condition_area": condition_area,
+        "condition_area": control_area if version == "edit" else CONDITION_AREA,
         "template": template.fingerprint,
         "template_start": template.start,
     }

@@ -133,15 +133,15 @@ def test_the_settings_that_rows_depend_on_tell_the_versions_apart():
 
 def test_rows_are_those_of_the_pipeline_with_positions_on_three_axes(version):
     parts = QWEN.tiny_version(version)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plus, "CONDITION_IMAGE_SIZE", 64 * 64)
-        for caption in CAPTIONS:
-            pictures = controls_for(parts)
-            if parts.processor is not None:
-                pictures = [one.resize((96, 32)) if i else one for i, one in enumerate(pictures)]
+    for most_pixels, caption in zip((3600, 3600, 20000, 200000), CAPTIONS, strict=True):
+        pictures = [picture(96, 32) if index else picture() for index, _ in enumerate(controls_for(parts))]
+        seen = pictures
+        if parts.processor is not None:
+            parts.processor.image_processor.size["longest_edge"] = most_pixels
+        if version != "edit":
             # diffusers' pipeline resizes for the text encoder before encode_prompt.
-            seen = [one.resize(qwen_prompts.area_size(64 * 64, one.width / one.height), Image.Resampling.LANCZOS) for one in pictures]
-            assert_close(rows_of_ours(parts, pictures, caption), rows_of_pipeline(parts, seen, caption), atol=3e-6, rtol=1e-6)
+            seen = [one.resize(plus.calculate_dimensions(384 * 384, one.width / one.height), Image.Resampling.LANCZOS) for one in pictures]
+        assert_close(rows_of_ours(parts, pictures, caption), rows_of_pipeline(parts, seen, caption), atol=3e-6, rtol=1e-6)
 
 
 def test_plain_positions_would_give_other_rows():
@@ -162,8 +162,16 @@ def test_positions_are_the_text_encoders_own():
             ids += [mark] * (rows * columns) + [7] * int(torch.randint(1, 4, (), generator=GENERATOR))
         row = torch.tensor([ids])
         grid = torch.tensor([(1, 2 * rows, 2 * columns) for rows, columns in grids])
+        qwen_prompts.check_positions(encoder)
         own, _ = encoder.model.get_rope_index(row, mm_token_type_ids=(row == mark).int(), image_grid_thw=grid)
         assert torch.equal(own[:, 0], qwen_prompts.positions_of(ids, mark, grids))
+
+
+def test_a_transformers_with_other_positions_is_noticed(monkeypatch):
+    encoder = QWEN.tiny().text_encoders["te1"]
+    monkeypatch.setattr(encoder.model, "get_rope_index", lambda ids, image_grid_thw: (torch.arange(ids.shape[1]).expand(3, 1, -1), None))
+    with pytest.raises(OptionError, match="gives pictures other positions than Qwen-Image was trained with"):
+        qwen_prompts.check_positions(encoder)
 
 
 def test_rows_of_the_pictures_are_shared_and_an_instruction_is_encoded_the_same_in_any_company():
@@ -331,7 +339,6 @@ def test_pictures_are_bit_for_bit_those_of_the_pipeline(version, cfg_scale):
     pipeline = pipeline_of(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plus, "VAE_IMAGE_SIZE", 64 * 64)
-        patch.setattr(plus, "CONDITION_IMAGE_SIZE", 64 * 64)
         if version == "edit":
             own = diffusers.pipelines.qwenimage.pipeline_qwenimage_edit
             patch.setattr(own, "calculate_dimensions", lambda area, ratio: (64, 64, None))
@@ -344,7 +351,6 @@ def test_the_whole_way_from_words_and_pictures_is_the_pipelines():
     request = Preview("make it red", " ", 64, 64, seed=7, steps=2, cfg_scale=4.0, controls=(picture(96, 48), picture()))
     with pytest.MonkeyPatch.context() as patch, three_axes(parts):
         patch.setattr(plus, "VAE_IMAGE_SIZE", 64 * 64)
-        patch.setattr(plus, "CONDITION_IMAGE_SIZE", 64 * 64)
         # A picture at its own size already: the text encoder is shown what the VAE is given.
         sized = tuple(one.resize(QWEN.control_size(parts, one.size), Image.Resampling.LANCZOS) for one in request.controls)
         theirs = pipeline_of(parts)(
