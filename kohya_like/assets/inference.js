@@ -90,7 +90,10 @@
       loras.renew();
       strip.show(known.history, view.entry() && view.entry().folder);
       free.disabled = !known.holdsMemory || known.busy > 0;
-      if (!job) say(status, known.busy ? `Somebody else's ${plural(known.busy, "prediction is", "predictions are")} under way.` : "");
+      const others = job || !known.busy ? "" : `${plural(known.busy, "prediction of another page is", "predictions of other pages are")} under way.`;
+      // The last word on an order of this page stays until there is something else to say.
+      if (others || status.dataset.others) say(status, others);
+      status.dataset.others = others;
     }
 
     // ---- the form
@@ -107,7 +110,7 @@
       const words = known.first.filter((spec) => spec.name === "prompt" || spec.name === "negative_prompt");
       const folds = known.rest.map(({ title, fields: specs }) => make("details", { class: "kl-tool-more" }, make("summary", { text: title }), grid(specs)));
       form.replaceChildren(pictures.root, grid(words), loras.root, grid(known.first.filter((spec) => !words.includes(spec)), "kl-inf-numbers"),
-        grid(known.model), ...folds, comparing.root, make("div", { class: "kl-row kl-inf-go" }, go, side, cancel, free), status);
+        grid(known.model), ...folds, comparing.root, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
       free.hidden = !known.mayFree;
       pictures.draw();
       loras.draw();
