@@ -256,7 +256,7 @@ def _prompts(sheet: KohyaSheet, key: str) -> None:
     if is_empty(text):
         sheet.skip(key, "it is empty")
         return
-    known = set(prompts.FLAGS) - ({"ss"} if sheet.run.family == "flux" else {"g"})
+    known = set(prompts.flags_of(sheet.run.model_fields["samples"].annotation))
     kept, dropped = [], []
     for line in text.splitlines():
         prompt, *flags = line.split(" --")
