@@ -16,7 +16,7 @@ from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
 
 from .files import read
 from .fusing import SHARED
-from .inject import inject, share_downs, take_shapes
+from .inject import inject, plain_weight, share_downs, take_shapes
 from .layer_names import Names, layers_of, split_rest
 from .layers import LayerPlan, backbone_name, plan_layers, plan_of_file
 from .maths import AdapterLayer, output_norm
@@ -91,7 +91,7 @@ def initialise(network: Network, seed: int) -> None:
             name, rest = split_rest(key)
             if rest == "lora_magnitude_vector.weight":
                 base = network.base_layer(name)
-                tensor.copy_(output_norm(base.weight.float()).reshape(tensor.shape))
+                tensor.copy_(output_norm(plain_weight(base).float()).reshape(tensor.shape))
                 continue
             rng = rng_for(seed, 0, f"network/{key}")
             values = torch.empty(tensor.shape, dtype=torch.float32)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 
 import torch
 from peft import LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
@@ -63,6 +64,26 @@ def _activate(model: nn.Module, layers: Iterable[str], before: Mapping[str, list
             tensor.requires_grad_(requires_grad)
         for _, tensor in adapter_tensors(layer, adapter):
             tensor.data = tensor.data.float()
+        base = layer.get_base_layer()
+        if adapter in getattr(layer, "lora_magnitude_vector", ()) and _is_quantised(base):
+            layer.lora_magnitude_vector[adapter].register_forward_pre_hook(_on_plain_weight, with_kwargs=True)
+
+
+def plain_weight(layer: nn.Module) -> Tensor:
+    """The numbers that a layer multiplies with; those of a quantised one are made for this call."""
+    return layer.weight.dequantize() if _is_quantised(layer) else layer.weight
+
+
+def _is_quantised(layer: nn.Module) -> bool:
+    """Whether the weight is one of quanto's tensors, which know the type that they are held in."""
+    return hasattr(layer.weight, "qtype")
+
+
+def _on_plain_weight(_module: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+    """Lets peft's dora measure a quantised layer: it asks for the weight in another precision, which quanto's tensors refuse."""
+    base = named["base_layer"]
+    weight = nn.Parameter(plain_weight(base), requires_grad=False)
+    return inputs, {**named, "base_layer": SimpleNamespace(weight=weight, bias=base.bias)}
 
 
 def take_shapes(parts: Parts, adapters: Mapping[str, AdapterLayer], adapter: str) -> None:

@@ -123,6 +123,20 @@ def test_lora_values_can_be_held_in_the_models_precision(files: dict[str, Path],
     assert (low - high).abs().max() <= 0.03 * high.abs().max()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_works_on_a_quantised_model_in_bf16(kind: str, files: dict[str, Path], qwen: Parts, qwen_twin: Parts) -> None:
+    for layer in layers_of(qwen).values():
+        layer.to(torch.bfloat16)
+    quantize(qwen.backbone, weights=qint8)
+    freeze(qwen.backbone)
+    apply_adapters(qwen, [(files[kind], 1.0)], dtype=torch.bfloat16)
+    apply_adapters(qwen_twin, [(files[kind], 1.0)])
+    with torch.autocast("cpu", torch.bfloat16):
+        low = outputs(qwen).float()
+    want = outputs(qwen_twin)
+    assert (low - want).norm() <= 0.05 * want.norm()
+
+
 def test_all_problems_are_told_and_the_model_stays_as_it_was(files: dict[str, Path], qwen: Parts, tmp_path: Path) -> None:
     before = outputs(qwen)
     broken = tmp_path / "broken.safetensors"

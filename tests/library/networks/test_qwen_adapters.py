@@ -229,14 +229,23 @@ def test_merging_into_a_quantised_base_is_refused_and_leaves_it_alone(qwen: Part
     assert torch.equal(outputs(qwen_twin), before)
 
 
-def test_an_adapter_trains_on_a_base_in_bf16_in_float32(qwen: Parts) -> None:
-    qwen.backbone.to(torch.bfloat16)
-    network = attached(qwen, options_for())
-    assert {tensor.dtype for tensor in network.parameters()} == {torch.float32}
-    with torch.autocast("cpu", torch.bfloat16):
-        qwen_output(qwen, torch.Generator().manual_seed(5)).float().square().mean().backward()
-    ups = [tensor for key, tensor in network.named_parameters().items() if "lora_B" in key]
-    assert all(tensor.grad is not None and tensor.grad.dtype == torch.float32 and tensor.grad.any() for tensor in ups)
+@pytest.mark.parametrize("qtype", [None, qint8, qfloat8], ids=["bf16", "qint8", "qfloat8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_trains_in_float32_on_a_base_in_bf16_with_checkpoints(kind: str, qtype: object, qwen: Parts, qwen_twin: Parts) -> None:
+    for layer in layers_of(qwen).values():
+        layer.to(torch.bfloat16)
+    if qtype is not None:
+        quantised(qwen, qtype)
+    gradients = []
+    for parts in (qwen, qwen_twin):
+        network = shaken(attached(parts, options_for(kind)))
+        parts.backbone.enable_gradient_checkpointing()
+        network.train()
+        with torch.autocast("cpu", torch.bfloat16, enabled=parts is qwen):
+            qwen_output(parts, torch.Generator().manual_seed(5)).float().square().mean().backward()
+        assert {tensor.grad.dtype for tensor in network.parameters()} == {torch.float32}
+        gradients.append(torch.cat([tensor.grad.flatten() for tensor in network.parameters()]))
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.98
 
 
 @pytest.mark.parametrize(
