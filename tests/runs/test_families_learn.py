@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import FluxSampleOptions
 from sd_scripts.toy import measure, worlds
 from sd_scripts.toy.datasets import write_dataset
+from sd_scripts.toy.edits import OLD_KINDS, EditKind
 
 PRESETS = Path(__file__).parents[2] / "presets"
 CPU = torch.device("cpu")
@@ -57,6 +58,23 @@ class Learned:
             made = [
                 Preview(prompt, "", width, height, seed, samples.sample_steps, samples.sample_cfg_scale, "auto", guidance)
                 for prompt, seed in zip(prompts, seeds, strict=True)
+            ]
+            return self.family.preview(self.after if after else self.before, made)
+
+        return render
+
+    def edits_obeyed(self, kinds: Sequence[EditKind], after: bool = True) -> float:
+        """Fraction of NUM_PICTURES edits of these kinds, as many of each, that are done as asked, with all else as it was."""
+        tasks = [task for kind in kinds for task in measure.edit_tasks(kind, NUM_PICTURES // len(kinds), SEED)]
+        return measure.edit_obedience(self.render_edits(after), tasks)
+
+    def render_edits(self, after: bool) -> measure.EditRender:
+        samples = self.options.samples
+
+        def render(instructions: list[str], pictures: list[Image.Image], seeds: list[int]) -> list[Image.Image]:
+            made = [
+                Preview(text, "", *picture.size, seed, samples.sample_steps, samples.sample_cfg_scale, controls=(picture,))
+                for text, picture, seed in zip(instructions, pictures, seeds, strict=True)
             ]
             return self.family.preview(self.after if after else self.before, made)
 
@@ -124,6 +142,17 @@ def test_a_new_word_is_learned_and_the_old_ones_stay(
     assert right(before) < 0.1
     assert right(after) >= 0.8, f"{after}"
     assert right(old_after) >= right(old_before) - 0.15, f"{old_before} -> {old_after}"
+    assert losses_fall(learned)
+
+
+def test_an_editing_model_learns_a_new_instruction_and_keeps_the_old_ones(tmp_path: Path) -> None:
+    learned = learn("qwen_image_train_network/toy-edit-border", tmp_path)
+    new: tuple[EditKind, ...] = ("border",)
+    before, old_before = learned.edits_obeyed(new, after=False), learned.edits_obeyed(OLD_KINDS, after=False)
+    after, old_after = learned.edits_obeyed(new), learned.edits_obeyed(OLD_KINDS)
+    print(f"border {before:.1%} -> {after:.1%}; recolour, move, remove {old_before:.1%} -> {old_after:.1%}")
+    assert before < 0.05 and after >= 0.8
+    assert old_before >= 0.8 and old_after >= old_before - 0.1
     assert losses_fall(learned)
 
 
