@@ -178,7 +178,7 @@ class Predictor:
     def default_size(self, controls: Sequence[Image.Image]) -> tuple[int, int]:
         """(width, height) of a picture whose request has no size: the model's own area in the shape of the last control picture."""
         ratio = controls[-1].width / controls[-1].height if controls else 1.0
-        return area_size(self.parts.settings.get("area", self.parts.settings["control_area"]), ratio)
+        return area_size(self.parts.settings["area"], ratio)
 
     def described(self) -> dict[str, object]:
         """What is loaded, and where."""
