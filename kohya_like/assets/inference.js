@@ -92,8 +92,7 @@
       free.disabled = !known.holdsMemory || known.busy > 0;
       const others = job || !known.busy ? "" : `${plural(known.busy, "prediction of another page is", "predictions of other pages are")} under way.`;
       // The last word on an order of this page stays until there is something else to say.
-      if (others || status.dataset.others) say(status, others);
-      status.dataset.others = others;
+      if (!status.textContent || status.textContent === status.dataset.others) say(status, (status.dataset.others = others));
     }
 
     // ---- the form
