@@ -22,10 +22,11 @@ from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.pictures import as_pictures, evaluating
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.networks import AppliedAdapters, Network, apply_adapters, attach, export, merge_into
-from sd_scripts.library.optim import Factor, learning_rate_at, make_optimizer
+from sd_scripts.library.optim import learning_rate_at, make_optimizer
 from sd_scripts.library.predict import Predictor, Progress, Request, read_pictures
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.quantize import quantize_network
+from sd_scripts.library.schedules import Factor
 from sd_scripts.library.session import CPU, DTYPES, Session, make_accelerator, with_precision
 from sd_scripts.library.stopping import StopRequest
 from sd_scripts.schema import flat, qwen_yaml
@@ -115,8 +116,9 @@ class QwenImageEditTrainer:
         """Loads the model on the devices of prediction; a second call gives the same one. What was loaded for training is let go."""
         if self.predictor is None:
             self._let_go_of_parts()
-            model = PredictModelOptions(**self.options.model.model_dump(exclude=set(self.predict_devices)), **self._of_model())
-            loading = LoadingSection(transformer_device=self.predict_devices.get("transformer_device"))
+            devices = dict(self.predict_devices)
+            loading = LoadingSection(transformer_device=devices.pop("transformer_device", None))
+            model = PredictModelOptions.model_validate({**self.options.model.model_dump(), **devices})
             self.predictor = Predictor.load(QwenImagePredict(model=model, loading=loading, predict=PredictSection(serve=True)))
         return self.predictor
 
@@ -193,9 +195,9 @@ class QwenImageEditTrainer:
         """Adds the files of load_lora and fit to the weights of the loaded model, for good; the number of layers changed."""
         parts = self.load_model()
         self._take_off()
-        count = sum(merge_into(parts, path, weight) for path, weight in self.lora)
+        counts = [merge_into(parts, path, weight) for path, weight in self.lora]
         self.lora = []
-        return count
+        return sum(counts)
 
     def free(self) -> None:
         """Lets go of everything that is loaded."""
@@ -224,9 +226,6 @@ class QwenImageEditTrainer:
     def _device(self) -> torch.device:
         best = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
         return device_of("transformer_device", self.predict_devices.get("transformer_device"), best)
-
-    def _of_model(self) -> dict[str, str]:
-        return {name: device for name, device in self.predict_devices.items() if name != "transformer_device"}
 
     @contextmanager
     def _session(self, cache_only: bool = False) -> Iterator[Session]:

@@ -252,7 +252,7 @@ def _multi_resolutions(reader: Reader, key: str, value: object) -> None:
 def _controls_size(reader: Reader, key: str, value: object) -> None:
     sizes = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     good = all(isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) for side in size) for size in sizes)
-    areas = {size[0] * size[1] for size in sizes} if good else set()
+    areas = {size[0] * size[1] for size in sizes if isinstance(size, list)} if good else set()
     _control_area(reader, key, value, areas)
 
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from sd_scripts.library.families.qwen_edit import QwenEdit
@@ -22,7 +23,7 @@ from sd_scripts.library.predicting import pictures
 from sd_scripts.library.predicting.in_process import InProcess
 from sd_scripts.library.predicting.orders import order_of
 from sd_scripts.library.predicting.serve import Worker
-from sd_scripts.library.predicting.work import Workbench
+from sd_scripts.library.predicting.work import Workbench, failed
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import shaken
@@ -175,6 +176,15 @@ def test_other_options_of_the_model_load_it_again_and_a_wrong_one_keeps_nothing(
     wrong = done_with(bench, request_of(steps=1, pretrained_model_name_or_path="/nowhere"))
     assert kinds(wrong) == ["loading", "failed"] and "/nowhere" in wrong[-1]["text"] and not bench.holds_memory()
     assert kinds(done_with(bench, request_of(steps=1)))[-1] == "done"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(torch.OutOfMemoryError("CUDA out of memory. Tried ..."), "no memory left"), (KeyError("weight"), "KeyError: 'weight'")],
+)
+def test_an_error_of_the_machinery_is_told_too(error: Exception, words: str) -> None:
+    event = failed("a", error)
+    assert words in event["text"] and event["remedy"] and event["problems"] == [] and event["id"] == "a"
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,9 @@ def free_path(folder: Path, stem: str) -> Path:
 def grid(rows: Sequence[Sequence[Image.Image]], labels: Sequence[str]) -> Image.Image:
     """Pictures of one size as a table with a label over each column."""
     width, height = rows[0][0].size
-    font = ImageFont.load_default(max(12, min(32, width // 16)))
-    band = 2 * _GAP + int(font.size)
+    size = max(12, min(32, width // 16))
+    font = ImageFont.load_default(size)
+    band = 2 * _GAP + size
     table = Image.new("RGB", (len(labels) * (width + _GAP) - _GAP, band + len(rows) * (height + _GAP) - _GAP), "white")
     draw = ImageDraw.Draw(table)
     for column, label in enumerate(labels):
