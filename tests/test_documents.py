@@ -20,14 +20,19 @@ from sd_scripts.dataset.config import read_config
 from sd_scripts.schema import flat
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.predict import QwenImagePredict
 from sd_scripts.schema.prompts import FLAGS
 from sd_scripts.schema.rundir import LAST_WORDS
 from sd_scripts.schema.runs import RUNS, SdxlNetwork
 from sd_scripts.schema.tools import TOOLS
 from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_text, prose, ticked
 
-OPTIONS = flat.fields(SdxlNetwork)
-OWN_FLAGS = {"config_file", "run_dir", "dry_run", "network_args"}
+OPTIONS = {name: field for run in reversed(RUNS.values()) for name, field in flat.fields(run).items()}
+"""Of all kinds of run; where they differ, the field of the first kind."""
+OWN_FLAGS = {"config_file", "run_dir", "dry_run", "cache_only", "network_args"}
+COMMANDS = {tool.script: tool for tool in (*TOOLS.values(), QwenImagePredict)}
+"""What is not a training, by its script."""
+SCRIPTS = {run.script: run for run in RUNS.values()}
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
 LAUNCHER_FLAGS = {"num_processes", "num_machines", "mixed_precision", "dynamo_backend", "multi_gpu"}
 OTHER_FLAGS = {"all", "help", "test", "index-url"}
@@ -66,7 +71,7 @@ def test_documents_show_files_and_commands():
 
 
 def check_training(words: list[str], folder: Path) -> None:
-    script = next(word for word in words if word.endswith("sdxl_train_network.py"))
+    script = next(word for word in words if Path(word).name in SCRIPTS)
     assert (ROOT / script).is_file()
     before, after = words[: words.index(script)], words[words.index(script) + 1 :]
     unknown = {word.removeprefix("--") for word in before if word.startswith("--")} - LAUNCHER_FLAGS
@@ -74,7 +79,10 @@ def check_training(words: list[str], folder: Path) -> None:
     for block in blocks("toml"):
         if block.name:
             (folder / block.name).write_text(block.text, encoding="utf-8")
-    flat.parse_cli(SdxlNetwork, after)
+    presets = [word for word in after if word.startswith("presets/")]
+    assert all((ROOT / preset).is_file() for preset in presets)
+    after = [str(ROOT / word) if word in presets else word for word in after]
+    flat.parse_cli(SCRIPTS[Path(script).name], after)
 
 
 def check_setup(words: list[str]) -> None:
@@ -89,11 +97,11 @@ def check_setup(words: list[str]) -> None:
 @pytest.mark.parametrize(("page", "words"), command_blocks(), ids=lambda item: " ".join(item)[:80] if isinstance(item, list) else item)
 def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if any(word.endswith("sdxl_train_network.py") for word in words):
+    if any(Path(word).name in SCRIPTS for word in words):
         check_training(words, tmp_path)
     elif any(word in ("setup.sh", "setup.ps1") for word in words):
         check_setup(words)
-    elif tool := next((tool for tool in TOOLS.values() if words[1].endswith(tool.script)), None):
+    elif tool := next((tool for script, tool in COMMANDS.items() if words[1].endswith(script)), None):
         assert (ROOT / words[1]).is_file()
         flat.parse_tool(tool, words[2:])
     else:
@@ -123,7 +131,7 @@ def test_every_flag_in_a_document_exists(path):
     of_the_page = {action.dest for action in gui.parser()._actions}
     known = set(OPTIONS) | OWN_FLAGS | of_the_page | LAUNCHER_FLAGS | OTHER_FLAGS | set(FLAGS)
     known |= {f"no_{name}" for name, field in OPTIONS.items() if field.type is bool}
-    for tool in TOOLS.values():
+    for tool in COMMANDS.values():
         known |= {f"{no}{name}" for name, field in flat.fields(tool).items() for no in (("", "no_") if field.type is bool else ("",))}
     assert set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", page_text(path))) - known == set()
 
@@ -145,7 +153,7 @@ def test_a_setting_with_its_value_is_accepted(path):
             continue
         # What may be wrong here is only how options go together: a lone value cannot say that.
         try:
-            flat.build(SdxlNetwork, NEEDED | values)
+            flat.build(next(run for run in RUNS.values() if name in flat.fields(run)), NEEDED | values)
         except OptionError as err:
             assert [str(problem) for problem in err.problems if problem.message.startswith(f"{name}:")] == []
 
