@@ -54,6 +54,13 @@ def choose_dreambooth(page: Page) -> None:
     page.wait_for_selector("#kl-class_prompt")
 
 
+def show_inference(page: Page) -> None:
+    open_tab("Inference")(page)
+    page.locator("#kl-inf-add-lora").click()
+    for fold in page.locator(".kl-inf-form details > summary").all():
+        fold.click()
+
+
 STATES: dict[str, Callable[[Page], object]] = {
     "closed": lambda page: None,
     "open": lambda page: page.get_by_role("button", name="Open all").click(),
@@ -64,6 +71,7 @@ STATES: dict[str, Callable[[Page], object]] = {
     "dreambooth": choose_dreambooth,
     "runs": open_tab("Runs"),
     "tools": open_tab("Tools"),
+    "inference": show_inference,
     "help": open_tab("Help"),
 }
 

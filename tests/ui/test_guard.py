@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import subprocess
@@ -72,6 +73,16 @@ def test_our_own_routes_need_the_token(studio: Any) -> None:
     assert ask(studio, "/kl/runs", X_KL_Token="guess")[0] == 401
     assert ask(studio, "/kl/run/x/stop", "POST")[0] == 401
     assert ask(studio, "/kl/tools")[0] == ask(studio, "/kl/tools/start", "POST")[0] == 401
+    for path, method in (
+        ("", "GET"),
+        ("/now", "GET"),
+        ("/picture", "GET"),
+        ("/upload", "POST"),
+        ("/start", "POST"),
+        ("/job/x", "GET"),
+        ("/free", "POST"),
+    ):
+        assert ask(studio, f"/kl/predict{path}", method)[0] == 401
     assert ask(studio, "/kl/tools/run/x", X_KL_Token=token_of(studio))[0] == 404
     assert ask(studio, "/kl/runs", X_KL_Token=token_of(studio))[0] == 200
     assert ask(studio, "/kl/assets/form.js")[0] == 200
@@ -213,6 +224,34 @@ def test_the_throttle_counts_each_peer_alone_and_all_of_them_together() -> None:
     assert throttle.admit("a")
     crowd = [throttle.admit(f"peer {number}") for number in range(60)]
     assert not crowd[-1], "many addresses are no way around it"
+
+
+def test_only_an_embedded_page_may_stand_in_a_frame_of_another_site() -> None:
+    framed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe", "host": "space.example"}
+
+    def answer(guard: Guard, method: str = "GET", **more: str) -> tuple[int, dict[str, str]]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(name.encode(), value.encode()) for name, value in {**framed, **more}.items()]
+        scope = {"type": "http", "method": method, "path": "/", "query_string": b"", "headers": headers, "client": ("1.2.3.4", 5)}
+        asyncio.run(guard(scope, never, send))
+        return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+    async def never() -> Any:
+        raise AssertionError("no body is read")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    assert answer(Guard(app, "t", ["space.example"]))[0] == 403
+    embedded = Guard(app, "t", ["space.example"], embedded=True)
+    status, headers = answer(embedded)
+    assert status == 200 and "x-frame-options" not in headers and "frame-ancestors" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert answer(embedded, "POST")[0] == answer(embedded, origin="https://evil.example")[0] == 403
 
 
 def test_share_links_are_answered_only_when_sharing() -> None:
