@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from sd_scripts.library.families.qwen_sampling import noise, schedule
 from sd_scripts.library.loading.common import tried
 from sd_scripts.library.predicting.adapters import Adapters, adapter_file
 from sd_scripts.library.predicting.kept import Kept
+from sd_scripts.library.predicting.memory import give_back
 from sd_scripts.library.predicting.thumbnails import Thumbnails
 from sd_scripts.library.protocols import Condition, Parts, Preview
 from sd_scripts.library.sample import opened_control
@@ -123,7 +123,9 @@ class Predictor:
         together = len(set(devices.names().values())) == 1 and not options.loading.offload
         dtype = precision_for(options.loading.precision, devices.transformer)
         parts = chosen.load(options.model, devices.transformer if together else CPU, dtype)
-        return cls(chosen, parts, devices, options.loading.offload)
+        made = cls(chosen, parts, devices, options.loading.offload)
+        give_back()
+        return made
 
     @property
     def controls(self) -> tuple[int, int]:
@@ -194,9 +196,7 @@ class Predictor:
         self.adapters.take_off()
         self.kept.clear()
         del self.parts, self.adapters, self.thumbnails
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        give_back()
 
     def _problems(self, request: Request) -> list[Problem]:
         """What is wrong with a request for this model, apart from its files."""

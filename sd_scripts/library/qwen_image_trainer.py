@@ -6,7 +6,6 @@ that project is read as schema/qwen_yaml.py says.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.networks import AppliedAdapters, Network, apply_adapters, attach, export, merge_into
 from sd_scripts.library.optim import learning_rate_at, make_optimizer
 from sd_scripts.library.predict import Predictor, Progress, Request, read_pictures
+from sd_scripts.library.predicting.memory import give_back
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.quantize import quantize_network
 from sd_scripts.library.schedules import Factor
@@ -221,7 +221,7 @@ class QwenImageEditTrainer:
 
     def _let_go_of_parts(self) -> None:
         self._parts = self._applied = self.network = self.optimizer = None
-        gc.collect()
+        give_back()
 
     def _device(self) -> torch.device:
         best = torch.device("cuda", 0) if torch.cuda.is_available() else CPU

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPlusPipeline, QwenImageTransformer2DModel
+from diffusers import QwenImageTransformer2DModel
 from PIL import Image
 from report import median, report
 
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.predict import Predictor, Request
 from sd_scripts.library.protocols import Parts
+from tests.small_models import edit_pipeline_of
 
 ROUNDS = 5
 WAYS = {
@@ -62,20 +63,6 @@ def parts_of(head: int, heads: int = 2, layers: int = 2) -> Parts:
     return replace(tiny, backbone=transformer.eval().requires_grad_(False))
 
 
-def pipeline_of(parts: Parts) -> QwenImageEditPlusPipeline:
-    """diffusers' pipeline around the same networks."""
-    pipeline = QwenImageEditPlusPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
-        vae=parts.vae,
-        text_encoder=parts.text_encoders["te1"],
-        tokenizer=parts.tokenizers["te1"],
-        processor=parts.processor,
-        transformer=parts.backbone,
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
 def seconds(do: Callable[[], object]) -> float:
     """CPU time of one call: other programs on the machine do not count."""
     started = time.process_time()
@@ -91,7 +78,7 @@ def speed(side: int, steps: int, head: int) -> None:
 
     plus.VAE_IMAGE_SIZE, plus.CONDITION_IMAGE_SIZE = side * side, parts.settings["condition_area"]
     parts.settings["control_area"] = parts.settings["area"] = side * side
-    predictor, pipeline = Predictor(QwenEdit(), parts), pipeline_of(parts)
+    predictor, pipeline = Predictor(QwenEdit(), parts), edit_pipeline_of(parts)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
     request = Request("make the circle red", (picture,), " ", steps, 4.0, 1, (side, side))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import time
@@ -20,6 +19,7 @@ from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.predict import QwenImagePredict
 
 from . import pictures
+from .memory import give_back
 from .orders import Order, Variant
 from .thumbnails import data_url
 
@@ -70,7 +70,7 @@ class Workbench:
         if self._predictor is not None:
             self._predictor.free()
         self._predictor = self._model = None
-        gc.collect()
+        give_back()
 
     def holds_memory(self) -> bool:
         """Whether a model is loaded."""
