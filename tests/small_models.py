@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from diffusers import (
+    DiffusionPipeline,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
+    QwenImagePipeline,
     SchedulerMixin,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
@@ -61,6 +65,21 @@ def flux_pipeline_of(parts: Parts) -> FluxPipeline:
         tokenizer_2=parts.tokenizers["te3"],
         transformer=parts.backbone,
         scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def qwen_pipeline_of(parts: Parts) -> DiffusionPipeline:
+    """The parts of a Qwen-Image model in diffusers' pipeline of its version; the networks are shared, not copied."""
+    kinds = {"image": QwenImagePipeline, "edit": QwenImageEditPipeline}
+    pipeline = kinds.get(parts.settings["model_version"], QwenImageEditPlusPipeline)(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders["te1"],
+        tokenizer=parts.tokenizers["te1"],
+        transformer=parts.backbone,
+        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
+        **({} if parts.processor is None else {"processor": parts.processor}),
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

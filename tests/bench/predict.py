@@ -26,7 +26,7 @@ from report import median, report
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.predict import Predictor, Request
 from sd_scripts.library.protocols import Parts
-from tests.small_models import edit_pipeline_of
+from tests.small_models import qwen_pipeline_of
 
 ROUNDS = 5
 WAYS = {
@@ -78,7 +78,7 @@ def speed(side: int, steps: int, head: int) -> None:
 
     plus.VAE_IMAGE_SIZE, plus.CONDITION_IMAGE_SIZE = side * side, parts.settings["condition_area"]
     parts.settings["control_area"] = parts.settings["area"] = side * side
-    predictor, pipeline = Predictor(QwenEdit(), parts), edit_pipeline_of(parts)
+    predictor, pipeline = Predictor(QwenEdit(), parts), qwen_pipeline_of(parts)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
     request = Request("make the circle red", (picture,), " ", steps, 4.0, 1, (side, side))
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,19 +20,9 @@ from sd_scripts.schema.model import SdxlModelOptions
 from tests.small_models import pipeline_of
 
 SDXL = family("sdxl")
+pytestmark = pytest.mark.usefixtures("no_network")
 CPU = torch.device("cpu")
 NAME = "pretrained_model_name_or_path"
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    """Whoever asks for an address or a connection fails."""
-
-    def refuse(*_arguments, **_names):
-        raise OSError("the test allows no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.fixture(scope="module")

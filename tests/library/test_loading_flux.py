@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,21 +25,11 @@ from sd_scripts.schema.model import FluxModelOptions, SdxlModelOptions
 from tests.small_models import flux_pipeline_of
 
 FLUX = family("flux")
+pytestmark = pytest.mark.usefixtures("no_network")
 CPU = torch.device("cpu")
 NAME = "pretrained_model_name_or_path"
 NETWORKS = ("backbone", "vae", "te1", "te3")
 FP8 = torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    """Whoever asks for an address or a connection fails."""
-
-    def refuse(*_arguments, **_names):
-        raise OSError("the test allows no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.fixture(scope="module")

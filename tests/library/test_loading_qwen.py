@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import socket
 from pathlib import Path
 
 import huggingface_hub
@@ -11,7 +10,6 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
@@ -30,23 +28,14 @@ from sd_scripts.library.protocols import Parts, StateDict
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import QwenImageModelOptions
 from sd_scripts.schema.runs import RUNS
+from tests.small_models import qwen_pipeline_of
 
 QWEN = QwenEdit()
+pytestmark = pytest.mark.usefixtures("no_network")
 CPU = torch.device("cpu")
 NAME = "pretrained_model_name_or_path"
 NETWORKS = ("backbone", "vae", "te1")
 FP8 = torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    """Whoever asks for an address or a connection fails."""
-
-    def refuse(*_arguments, **_names):
-        raise OSError("the test allows no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +47,7 @@ def tiny() -> Parts:
 def saved(tiny, tmp_path_factory) -> Path:
     """The tiny model as diffusers itself writes it; its index says that its pictures are small."""
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
-    pipeline_of(tiny).save_pretrained(folder)
+    qwen_pipeline_of(tiny).save_pretrained(folder)
     return with_index(folder, _default_side=64)
 
 
@@ -66,17 +55,6 @@ def saved(tiny, tmp_path_factory) -> Path:
 def folder(saved, tmp_path) -> Path:
     """A copy to spoil."""
     return Path(shutil.copytree(saved, tmp_path / "tiny-qwen"))
-
-
-def pipeline_of(parts: Parts) -> QwenImageEditPlusPipeline:
-    return QwenImageEditPlusPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
-        vae=parts.vae,
-        text_encoder=parts.text_encoders["te1"],
-        tokenizer=parts.tokenizers["te1"],
-        transformer=parts.backbone,
-        processor=parts.processor,
-    )
 
 
 def with_index(folder: Path, **changes) -> Path:

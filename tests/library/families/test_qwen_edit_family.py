@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers import (
-    FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
-    QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
 from PIL import Image
@@ -28,6 +26,7 @@ from sd_scripts.library.loading import qwen as loading
 from sd_scripts.library.loading import qwen_templates
 from sd_scripts.library.protocols import Condition, Parts, Preview
 from sd_scripts.schema.errors import OptionError
+from tests.small_models import qwen_pipeline_of
 
 GENERATOR = torch.Generator()
 GENERATOR.seed()  # other numbers in every run of the tests
@@ -54,24 +53,6 @@ def controls_for(parts: Parts, most: int = 2) -> list[Image.Image]:
     return [picture() for _ in range(min(most, QWEN.num_controls(parts)[1]))]
 
 
-def pipeline_of(parts: Parts) -> diffusers.DiffusionPipeline:
-    """diffusers' own pipeline around the same networks."""
-    shared = {
-        "scheduler": FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
-        "vae": parts.vae,
-        "text_encoder": parts.text_encoders["te1"],
-        "tokenizer": parts.tokenizers["te1"],
-        "transformer": parts.backbone,
-    }
-    made = (
-        QwenImagePipeline(**shared)
-        if parts.processor is None
-        else PIPELINES[parts.settings["model_version"]](**shared, processor=parts.processor)
-    )
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
 @contextmanager
 def three_axes(parts: Parts) -> Iterator[None]:
     """Within the block the text encoder is told which tokens are pictures, as transformers 5 wants it and diffusers forgets it."""
@@ -90,7 +71,7 @@ def three_axes(parts: Parts) -> Iterator[None]:
 
 
 def rows_of_pipeline(parts: Parts, pictures: list[Image.Image], caption: str) -> Tensor:
-    pipeline = pipeline_of(parts)
+    pipeline = qwen_pipeline_of(parts)
     more = {} if parts.processor is None else {"image": pictures if parts.settings["model_version"] != "edit" else pictures[0]}
     with torch.no_grad(), three_axes(parts):
         rows, mask = pipeline.encode_prompt(prompt=[caption], device=torch.device("cpu"), **more)
@@ -148,7 +129,7 @@ def test_plain_positions_would_give_other_rows():
     parts = QWEN.tiny()
     shown = [picture(), picture()]
     with torch.no_grad():
-        plain, _ = pipeline_of(parts).encode_prompt(prompt=["red"], image=shown, device=torch.device("cpu"))
+        plain, _ = qwen_pipeline_of(parts).encode_prompt(prompt=["red"], image=shown, device=torch.device("cpu"))
     assert (rows_of_ours(parts, shown, "red") - plain[0]).abs().max() > 1e-3
 
 
@@ -336,7 +317,7 @@ def test_pictures_are_bit_for_bit_those_of_the_pipeline(version, cfg_scale):
         cfg_scale=cfg_scale,
         controls=() if version == "image" else tuple(controls_for(parts)),
     )
-    pipeline = pipeline_of(parts)
+    pipeline = qwen_pipeline_of(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plus, "VAE_IMAGE_SIZE", 64 * 64)
         if version == "edit":
@@ -353,7 +334,7 @@ def test_the_whole_way_from_words_and_pictures_is_the_pipelines():
         patch.setattr(plus, "VAE_IMAGE_SIZE", 64 * 64)
         # A picture at its own size already: the text encoder is shown what the VAE is given.
         sized = tuple(one.resize(QWEN.control_size(parts, one.size), Image.Resampling.LANCZOS) for one in request.controls)
-        theirs = pipeline_of(parts)(
+        theirs = qwen_pipeline_of(parts)(
             image=list(sized),
             prompt="make it red",
             negative_prompt=" ",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPlusPipeline
+from diffusers import QwenImageEditPlusPipeline
 from optimum.quanto import freeze, qfloat8, qint8, quantize
 from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -18,6 +18,7 @@ from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import attached, outputs, qwen_output, shaken
+from tests.small_models import qwen_pipeline_of
 
 LAYOUTS = ("kohya", "diffusers", "comfyui")
 LAYER = "backbone.transformer_blocks.0.attn.to_q"
@@ -77,29 +78,17 @@ def test_diffusers_pipeline_does_with_the_file_what_the_trained_model_does(
     file = tmp_path / "lora.safetensors"
     live = saved(qwen, file, "lora", layout, **changes)
     before = outputs(qwen_twin)
-    pipeline = edit_pipeline_of(qwen_twin)
+    pipeline = qwen_pipeline_of(qwen_twin)
     pipeline.load_lora_weights(file)
     after = outputs(qwen_twin)
     assert (before - after).abs().max() > 1e-2
     assert (after - live).abs().max() < 1e-6 * max(1.0, float(live.abs().max()))
 
 
-def edit_pipeline_of(parts: Parts) -> QwenImageEditPlusPipeline:
-    """The parts in diffusers' pipeline; the networks are shared, not copied."""
-    return QwenImageEditPlusPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
-        vae=parts.vae,
-        text_encoder=parts.text_encoders["te1"],
-        tokenizer=parts.tokenizers["te1"],
-        processor=parts.processor,
-        transformer=parts.backbone,
-    )
-
-
 def test_a_dora_in_diffusers_layout_is_read_by_diffusers(qwen: Parts, qwen_twin: Parts, tmp_path: Path) -> None:
     file = tmp_path / "dora.safetensors"
     live = saved(qwen, file, "dora", "diffusers")
-    edit_pipeline_of(qwen_twin).load_lora_weights(file)
+    qwen_pipeline_of(qwen_twin).load_lora_weights(file)
     assert (outputs(qwen_twin) - live).abs().max() < 1e-6 * max(1.0, float(live.abs().max()))
 
 
