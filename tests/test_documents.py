@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import gui
+from kohya_like import exporting
 from sd_scripts.dataset.config import read_config
 from sd_scripts.schema import flat
 from sd_scripts.schema.dataset import DatasetOptions
@@ -101,6 +102,8 @@ def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatc
         check_training(words, tmp_path)
     elif any(word in ("setup.sh", "setup.ps1") for word in words):
         check_setup(words)
+    elif words[1:3] == ["gui.py", "export-space"]:
+        assert exporting.parser().parse_args(words[3:])
     elif tool := next((tool for script, tool in COMMANDS.items() if words[1].endswith(script)), None):
         assert (ROOT / words[1]).is_file()
         flat.parse_tool(tool, words[2:])
@@ -128,7 +131,7 @@ def test_the_flags_of_the_launcher_exist():
 
 @pytest.mark.parametrize("path", PAGES, ids=page_ids)
 def test_every_flag_in_a_document_exists(path):
-    of_the_page = {action.dest for action in gui.parser()._actions}
+    of_the_page = {action.dest for parser in (gui.parser(), exporting.parser()) for action in parser._actions}
     known = set(OPTIONS) | OWN_FLAGS | of_the_page | LAUNCHER_FLAGS | OTHER_FLAGS | set(FLAGS)
     known |= {f"no_{name}" for name, field in OPTIONS.items() if field.type is bool}
     for tool in COMMANDS.values():

@@ -260,6 +260,7 @@
 
   function shownDefault(spec) {
     if (spec.control === "check") return spec.default ? "on" : "off";
+    if (spec.default === " ") return "a space";
     return spec.default === "" ? (spec.optional ? "none" : "empty") : spec.default.replace(/\n/g, ", ");
   }
 

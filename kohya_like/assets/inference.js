@@ -89,7 +89,8 @@
     function listen() {
       loras.renew();
       strip.show(known.history, view.entry() && view.entry().folder);
-      free.disabled = !known.holdsMemory || known.busy > 0;
+      free.hidden = !known.mayFree || !known.holdsMemory;
+      free.disabled = known.busy > 0;
       const others = job || !known.busy ? "" : `${plural(known.busy, "prediction of another page is", "predictions of other pages are")} under way.`;
       // The last word on an order of this page stays until there is something else to say.
       if (!status.textContent || status.textContent === status.dataset.others) say(status, (status.dataset.others = others));
@@ -110,7 +111,6 @@
       const folds = known.rest.map(({ title, fields: specs }) => make("details", { class: "kl-tool-more" }, make("summary", { text: title }), grid(specs)));
       form.replaceChildren(pictures.root, grid(words), loras.root, grid(known.first.filter((spec) => !words.includes(spec)), "kl-inf-numbers"),
         grid(known.model), ...folds, comparing.root, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
-      free.hidden = !known.mayFree;
       pictures.draw();
       loras.draw();
     }
@@ -413,6 +413,8 @@
       preview.hidden = true;
       view.root.hidden = true;
       say(phase, "");
+      // On a narrow screen the pictures lie below the form.
+      progress.scrollIntoView({ block: "nearest" });
     }
 
     async function follow() {
@@ -447,8 +449,10 @@
       progress.hidden = true;
       Object.assign(known, await ask(`/kl/predict/now?${me}`));
       const made = known.history.find((entry) => entry.folder === answer.folder);
-      if (made) view.show(made);
-      else if (view.entry()) view.show(view.entry());
+      if (made) {
+        view.show(made);
+        view.root.scrollIntoView({ block: "nearest" });
+      } else if (view.entry()) view.show(view.entry());
       else empty.hidden = false;
       if (made && draft.random && made.results[0].seed !== null && fields.has("seed")) {
         fields.get("seed").set(String(made.results[0].seed));
@@ -482,6 +486,7 @@
       free.disabled = true;
       try {
         await ask("/kl/predict/free", { method: "POST" });
+        free.hidden = true;
         say(status, "The model is out of memory.");
       } catch (error) {
         tell(error.message);

@@ -157,6 +157,8 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
     assert made(page) != b""
     assert visited.axe() == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    cut = "[...document.querySelectorAll('.kl-inf-columns section')].filter(node => node.scrollWidth > node.clientWidth + 1).length"
+    assert page.evaluate(cut) == 0, "nothing stands out of its card"
 
 
 def test_the_second_page_waits_in_line_until_the_first_is_cancelled(place: Any, visit: Callable[..., Any]) -> None:
