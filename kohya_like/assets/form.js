@@ -202,7 +202,9 @@
   }
 
   function choose(family, name) {
-    const next = schema.ways.find((each) => each.name === name) || way;
+    // A family that has not the chosen way brings its own first one.
+    const has = (each) => Boolean(schema.runs[keyOf(family, each)]);
+    const next = schema.ways.find((each) => each.name === name && has(each)) || schema.ways.find(has) || way;
     const key = keyOf(family, next);
     if (!schema.runs[key] || (key === run && next === way)) return;
     if (key !== run) carry(run, key);

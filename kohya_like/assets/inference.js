@@ -375,6 +375,11 @@
       return null;
     }
 
+    // On a narrow screen the pictures lie below the form.
+    function bring(node) {
+      node.scrollIntoView({ block: matchMedia("(max-width: 999px)").matches ? "start" : "nearest" });
+    }
+
     function tell(text, more = []) {
       problems = [];
       window.kl.blame(fields, wrong, [text, ...more].filter(Boolean).map((message) => ({ option: "", message })));
@@ -413,8 +418,8 @@
       preview.hidden = true;
       view.root.hidden = true;
       say(phase, "");
-      // On a narrow screen the pictures lie below the form.
-      progress.scrollIntoView({ block: "nearest" });
+      free.hidden = true;
+      bring(progress);
     }
 
     async function follow() {
@@ -451,7 +456,7 @@
       const made = known.history.find((entry) => entry.folder === answer.folder);
       if (made) {
         view.show(made);
-        view.root.scrollIntoView({ block: "nearest" });
+        bring(view.root);
       } else if (view.entry()) view.show(view.entry());
       else empty.hidden = false;
       if (made && draft.random && made.results[0].seed !== null && fields.has("seed")) {

@@ -174,3 +174,17 @@ def test_the_rows_of_choices_work_with_the_arrow_keys_and_show_where_the_focus_i
     assert page.evaluate("kl.values().run") == "sd/full"
     expect(page.locator("#kl-way-about")).to_contain_text("one subject")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_family_without_the_chosen_way_brings_its_own_and_knows_control_pictures(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    choose(page, way="dreambooth")
+    page.locator("#kl-family-qwen_edit").check()
+    expect(page.locator("#kl-way-lora")).to_be_checked()
+    expect(page.locator("#kl-way-dreambooth")).to_be_disabled()
+    assert page.evaluate("kl.values().run") == "qwen_edit/network"
+    page.locator("#kl-prompt-0").fill("make it red --ci a.png --ci b.png")
+    page.locator("#kl-prompt-0").press("Enter")
+    page.locator(".kl-prompt-more summary").first.click()
+    expect(page.get_by_label("Control picture", exact=True)).to_have_value("a.png")
+    assert "--ci b.png" in page.get_by_label("Further flags, kept as they are").input_value()

@@ -23,6 +23,15 @@ class InProcess:
         self._waiting: list[threading.Event] = []
         self._cancelled: dict[str, threading.Event] = {}
 
+    def load(self) -> None:
+        """Loads the model of the defaults before the first request. Raises OptionError.
+
+        Where each request runs in a process that is forked from this one, it is then loaded once for all of them.
+        """
+        if self._bench is None:
+            self._bench = Workbench()
+        self._bench.load(order_of({"id": "load", "prompt": "-"}, self._defaults))
+
     def submit(self, request: Mapping[str, object]) -> Iterator[Event]:
         """The events of a predict request, the last of which is done, failed or cancelled. Closing the iterator cancels the request."""
         ident = str(request.get("id", ""))

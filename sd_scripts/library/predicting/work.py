@@ -65,6 +65,10 @@ class Workbench:
                 self.free()
             emit(failed(order.id, err))
 
+    def load(self, order: Order) -> None:
+        """Loads the model that an order names, if it is not the one at hand. Raises what loading raises."""
+        self._loaded(order, _Job(order, emit=lambda _event: None, cancelled=lambda: False))
+
     def free(self) -> None:
         """Lets go of the model and its memory."""
         if self._predictor is not None:
