@@ -62,7 +62,7 @@ PLACES: dict[str, tuple[float, float]] = {
 }
 """Name -> (x, y) of a centre as fractions of the sides: further out than in worlds.py, so that two shapes fit."""
 _POSITION_JITTER = 0.015
-_RADIUS = (0.15, 0.175)  # of the short side
+_RADII = {1: (0.19, 0.22), 2: (0.15, 0.175)}  # of the short side, by the number of shapes
 _TILT_DEGREES = 7.0
 _TINT_JITTER = 10.0
 
@@ -88,7 +88,8 @@ class Edit:
 def edit_of(kind: EditKind, rng: np.random.Generator, held_out: bool = False) -> Edit:
     """An edit of this kind, drawn from rng: held out, or of the combinations that bases are trained on.
 
-    Half of the pictures show one shape, half show two of different kinds and colours; of one shape nothing is removed.
+    Pictures to recolour or to move in show one shape, those to remove one from show two of different kinds and colours, and half of the
+    others show two.
     """
     while True:
         edit = _any_edit(kind, rng)
@@ -97,7 +98,7 @@ def edit_of(kind: EditKind, rng: np.random.Generator, held_out: bool = False) ->
 
 
 def _any_edit(kind: EditKind, rng: np.random.Generator) -> Edit:
-    num = 2 if kind == "remove" or rng.random() < 0.5 else 1
+    num = 2 if kind == "remove" or (kind in ("keep", "border") and rng.random() < 0.5) else 1
     shapes = [worlds.BASE_SHAPES[index] for index in rng.permutation(len(worlds.BASE_SHAPES))[:num]]
     colors = [COLORS[index] for index in rng.permutation(len(COLORS))[:num]]
     source = tuple(Scene(*words) for words in zip(shapes, colors, _places(num, rng), strict=True))
@@ -147,7 +148,7 @@ def _apart(one: str, other: str) -> bool:
 def draw(edit: Edit, width: int, height: int, rng: np.random.Generator) -> tuple[Image.Image, Image.Image]:
     """Source and target. Whatever the edit does not change is the same in both to the pixel."""
     background = rng.uniform(238, 255) + rng.uniform(-4, 0, size=3)
-    looks = [_look(rng) for _ in edit.source]
+    looks = [_look(rng, len(edit.source)) for _ in edit.source]
     source = _paint(edit.source, looks, background, width, height)
     target = _paint(edit.target, looks, background, width, height)
     return source, framed(target) if edit.kind == "border" else target
@@ -162,10 +163,10 @@ class _Look:
     tint: np.ndarray
 
 
-def _look(rng: np.random.Generator) -> _Look:
+def _look(rng: np.random.Generator, num_things: int) -> _Look:
     return _Look(
         rng.uniform(-_POSITION_JITTER, _POSITION_JITTER, size=2),
-        rng.uniform(*_RADIUS),
+        rng.uniform(*_RADII[num_things]),
         rng.uniform(-_TILT_DEGREES, _TILT_DEGREES),
         rng.uniform(-_TINT_JITTER, _TINT_JITTER, size=3),
     )
@@ -252,5 +253,5 @@ def _changed(edit: Edit, width: int, height: int) -> np.ndarray:
         if before != after:
             for thing in filter(None, (before, after)):
                 x, y = np.array(PLACES[thing.place]) * (width, height)
-                mask |= np.hypot(xs - x, ys - y) <= _REACH * _RADIUS[1] * min(width, height)
+                mask |= np.hypot(xs - x, ys - y) <= _REACH * _RADII[len(edit.source)][1] * min(width, height)
     return mask | _ring(width, height, frame_pixels(width, height) + 1) if edit.kind == "border" else mask
