@@ -104,7 +104,7 @@ def test_a_picture_is_edited_compared_by_keyboard_kept_over_a_reload_and_made_ag
     visited = visit(place.url)
     page = visited.page
     open_tab(page)
-    give(page, "make the circle red", 12)
+    give(page, "make the circle red", 150)
     page.locator("#kl-inf-go").click()
     expect(page.get_by_role("progressbar", name="Progress")).to_have_attribute("aria-valuenow", re.compile(r"\d+"), timeout=PATIENCE)
     expect(page.locator(".kl-inf-preview")).to_have_attribute("src", re.compile("^data:image/"))
