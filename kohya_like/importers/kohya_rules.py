@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from sd_scripts.schema import prompts
-from sd_scripts.schema.samples import SAMPLERS
+from sd_scripts.schema.samples import SAMPLERS, SampleOptions
 
 from .kohya_sheet import KohyaSheet, Table, rules
 from .sheet import is_empty, is_off, number, shown
@@ -256,7 +256,9 @@ def _prompts(sheet: KohyaSheet, key: str) -> None:
     if is_empty(text):
         sheet.skip(key, "it is empty")
         return
-    known = set(prompts.flags_of(sheet.run.model_fields["samples"].annotation))
+    samples = sheet.run.model_fields["samples"].annotation
+    assert isinstance(samples, type) and issubclass(samples, SampleOptions)
+    known = set(prompts.flags_of(samples))
     kept, dropped = [], []
     for line in text.splitlines():
         prompt, *flags = line.split(" --")
