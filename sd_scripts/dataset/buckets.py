@@ -234,10 +234,11 @@ def area_size(size: Size, area: int = 1024 * 1024) -> Size:
     """The size of about this area that Qwen-Image-Edit takes a control picture of `size` at: multiples of 32, at least one.
 
     width = sqrt(area * r), height = width / r for the aspect ratio r, each to the nearest multiple (diffusers, pipeline_qwenimage_edit).
+    Below 256 x 256, where no published model works, the multiples are of 16, or pictures would be squeezed out of shape.
     """
-    aspect = size[0] / size[1]
+    aspect, step = size[0] / size[1], 32 if area >= 256 * 256 else 16
     width = sqrt(area * aspect)
-    return max(32, round(width / 32) * 32), max(32, round(width / aspect / 32) * 32)
+    return max(step, round(width / step) * step), max(step, round(width / aspect / step) * step)
 
 
 def distribution(sizes: Sequence[Size], rules: BucketRules) -> dict[Size, int]:

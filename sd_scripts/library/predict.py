@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sd_scripts.dataset.buckets import area_size
 from sd_scripts.library.devices import device_of
 from sd_scripts.library.families.pictures import as_pictures, evaluating, place
 from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.families.qwen_prompts import area_size
 from sd_scripts.library.families.qwen_sampling import noise, schedule
 from sd_scripts.library.loading.common import tried
 from sd_scripts.library.predicting.adapters import Adapters, adapter_file
@@ -179,8 +179,7 @@ class Predictor:
 
     def default_size(self, controls: Sequence[Image.Image]) -> tuple[int, int]:
         """(width, height) of a picture whose request has no size: the model's own area in the shape of the last control picture."""
-        ratio = controls[-1].width / controls[-1].height if controls else 1.0
-        return area_size(self.parts.settings["area"], ratio)
+        return area_size(controls[-1].size if controls else (1, 1), self.parts.settings["area"])
 
     def described(self) -> dict[str, object]:
         """What is loaded, and where."""

@@ -15,12 +15,13 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 
+from sd_scripts.dataset.buckets import area_size
 from sd_scripts.library import diffusion
 from sd_scripts.library.families import qwen_prompts, qwen_sampling, tiny_qwen
 from sd_scripts.library.families.modulation import tabulate
 from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.pictures import PictureFamily, evaluating, place
-from sd_scripts.library.families.qwen_prompts import MAX_POSITIONS, area_size
+from sd_scripts.library.families.qwen_prompts import MAX_POSITIONS
 from sd_scripts.library.loading import qwen as loading
 from sd_scripts.library.loading import qwen_processor, qwen_templates
 from sd_scripts.library.loading.qwen_templates import MAX_CONTROLS
@@ -129,7 +130,7 @@ class QwenEdit(PictureFamily):
 
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) at which a control picture of this size is given to the VAE: the model's area, in its own aspect ratio."""
-        width, height = area_size(parts.settings["control_area"], size[0] / size[1])
+        width, height = area_size(size, parts.settings["control_area"])
         return width // self.grid * self.grid, height // self.grid * self.grid
 
     def size_condition(self, geometry: Geometry) -> Condition:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import transformers
 from PIL import Image
 from torch import Tensor, nn
 
+from sd_scripts.dataset.buckets import area_size
 from sd_scripts.library.families.pictures import as_pictures, place
 from sd_scripts.library.loading.qwen_processor import PICTURE
 from sd_scripts.library.loading.qwen_templates import template_of
@@ -33,12 +33,6 @@ MAX_POSITIONS = 4096
 _LISTED = "Picture {}: <|vision_start|><|image_pad|><|vision_end|>"
 """How each control picture is announced from edit-2509 on (diffusers, pipeline_qwenimage_edit_plus.py)."""
 _VISION_MARKS = ("<|vision_start|>", "<|vision_end|>", PICTURE, "<|video_pad|>")
-
-
-def area_size(area: int, ratio: float) -> tuple[int, int]:
-    """(width, height) of about `area` pixels and this ratio of width to height, in multiples of 32 (diffusers, calculate_dimensions)."""
-    width = math.sqrt(area * ratio)
-    return max(1, round(width / 32)) * 32, max(1, round(width / ratio / 32)) * 32
 
 
 def prompt_rows(parts: Parts, captions: Sequence[str]) -> list[Tensor]:
@@ -90,7 +84,7 @@ def condition_pictures(parts: Parts, controls: Sequence[Tensor]) -> list[Image.I
     if parts.settings["model_version"] == "edit":
         return pictures
     area = parts.settings["condition_area"]
-    return [picture.resize(area_size(area, picture.width / picture.height), Image.Resampling.LANCZOS) for picture in pictures]
+    return [picture.resize(area_size(picture.size, area), Image.Resampling.LANCZOS) for picture in pictures]
 
 
 def positions_of(ids: Sequence[int], mark: int, grids: Sequence[tuple[int, int]]) -> Tensor:

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
 
+from sd_scripts.dataset.buckets import area_size
 from sd_scripts.library.families import qwen_prompts, qwen_sampling
 from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.qwen_edit import QwenEdit, linear_layers
@@ -329,7 +330,7 @@ def test_pictures_are_bit_for_bit_those_of_the_pipeline(version, cfg_scale):
 
 def test_the_whole_way_from_words_and_pictures_is_the_pipelines():
     parts = QWEN.tiny()
-    request = Preview("make it red", " ", 64, 64, seed=7, steps=2, cfg_scale=4.0, controls=(picture(96, 48), picture()))
+    request = Preview("make it red", " ", 64, 64, seed=7, steps=2, cfg_scale=4.0, controls=(picture(96, 96), picture()))
     with pytest.MonkeyPatch.context() as patch, three_axes(parts):
         patch.setattr(plus, "VAE_IMAGE_SIZE", 64 * 64)
         # A picture at its own size already: the text encoder is shown what the VAE is given.
@@ -426,8 +427,9 @@ def test_sizes_follow_the_published_rule(ratio, large, small):
     parts = QWEN.tiny()
     parts.settings["control_area"] = 1024 * 1024
     assert QWEN.control_size(parts, (round(ratio * 3600), 3600)) == large
-    assert qwen_prompts.area_size(qwen_templates.CONDITION_AREA, ratio) == small == plus.calculate_dimensions(384 * 384, ratio)
-    assert qwen_prompts.area_size(64 * 64, 100.0)[1] == 32, "no side is ever 0"
+    assert area_size((round(1000 * ratio), 1000), qwen_templates.CONDITION_AREA) == small == plus.calculate_dimensions(384 * 384, ratio)
+    assert area_size((6400, 64), 64 * 64)[1] == 16, "no side is ever 0"
+    assert area_size((80, 48), 64 * 64) == (80, 48), "small models do not squeeze pictures out of shape"
 
 
 def test_adapters_go_on_the_fourteen_layers_of_a_block_that_have_a_gradient():
