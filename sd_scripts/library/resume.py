@@ -20,7 +20,8 @@ from sd_scripts.schema.runs import RunOptions
 from .checkpoint import BrokenState, check_state, newest_whole, state_folders
 
 HARMLESS = {
-    *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "allow_custom_modules"),
+    *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "fsdp"),
+    "allow_custom_modules",
     *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "control_data_dir"),
     *("vae_device", "text_encoder_device"),
     *("cache_dir", "cache_latents_to_disk", "cache_text_encoder_outputs_to_disk", "vae_batch_size", "text_encoder_batch_size"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,9 @@ def test_only_an_embedded_page_may_stand_in_a_frame_of_another_site() -> None:
 
         headers = [(name.encode(), value.encode()) for name, value in {**framed, **more}.items()]
         scope = {"type": "http", "method": method, "path": "/", "query_string": b"", "headers": headers, "client": ("1.2.3.4", 5)}
-        asyncio.run(guard(scope, never, send))
+        # In a thread of its own: playwright keeps a loop running in this one.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, guard(scope, never, send)).result()
         return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
 
     async def never() -> Any:
