@@ -5,9 +5,10 @@ Knows how the family is conditioned. Its VAE is qwen_vae.py's, the loop pretrain
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,13 @@ _PICTURE = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
 class QwenEditSettings(BaseSettings):
     """How a toy Qwen-Image-Edit base is trained."""
 
-    num_steps: int = 16000
+    num_steps: int = 9000
+    """Steps of each round."""
+    num_rounds: int = 3
+    """Warm restarts, Loshchilov and Hutter 2017 (arXiv 1608.03983): each round starts from the last one's average of weights, with fresh
+    pairs. What to do is learned in the first; which of two shapes is meant comes late."""
+    round_factor: float = 0.8
+    """How the learning rate of a round compares with the one before."""
     batch_size: int = 24
     learning_rate: float = 1.5e-3
     num_pictures: int = 12000
@@ -287,9 +294,13 @@ def loss_of(parts: QwenEditParts, batch: EditBatch, settings: QwenEditSettings) 
 def train_qwen_edit(vae: AutoencoderKLQwenImage, settings: QwenEditSettings, seed: int) -> QwenImageEditPlusPipeline:
     """A pipeline whose transformer and text encoder are trained from nothing on top of this VAE."""
     parts = new_parts(seed)
-    pools = encode_world(vae, parts.processor, settings, seed)
-    shown = batches(pools, settings, seed)
-    pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch, settings), shown, settings, "qwen_edit")
+    for number in range(settings.num_rounds):
+        of_round = replace(settings, learning_rate=settings.learning_rate * settings.round_factor**number)
+        pools = encode_world(vae, parts.processor, of_round, seed + 1000 * number)
+        shown = batches(pools, of_round, seed + 1000 * number)
+        parts.modules().requires_grad_(True)
+        name = f"qwen_edit, round {number + 1} of {settings.num_rounds}"
+        pretraining.train(parts.modules(), functools.partial(loss_of, parts, settings=settings), shown, of_round, name)
     return as_pipeline(parts, vae)
 
 

@@ -100,8 +100,8 @@ def test_the_subject_is_one_thing_at_many_places_named_by_its_folder_beside_its_
 def test_a_set_of_edits_has_the_picture_to_edit_beside_each_edited_one(tmp_path):
     written = write_dataset("edit_border", tmp_path / "edit_border")
     assert written.reg_data_dir is None
-    assert sorted(path.name for path in written.train_data_dir.iterdir()) == ["1_old", "3_border"]
-    for name, num in (("3_border", 24), ("1_old", 60)):
+    assert sorted(path.name for path in written.train_data_dir.iterdir()) == ["1_old", "6_border"]
+    for name, num in (("6_border", 24), ("1_old", 240)):
         folder = written.train_data_dir / name
         pairs = list(_pairs(folder))
         names = {path.stem for path in (folder / "target").glob("*.png")}
@@ -109,17 +109,17 @@ def test_a_set_of_edits_has_the_picture_to_edit_beside_each_edited_one(tmp_path)
         assert names == {path.stem for path in (folder / "control").iterdir()}
         for instruction, control, target in pairs:
             assert control.size == target.size
-            assert ("border" in instruction) == edits.has_border(target) == (name == "3_border")
+            assert ("border" in instruction) == edits.has_border(target) == (name == "6_border")
             assert not edits.has_border(control)
-    assert len({instruction for instruction, _, _ in _pairs(written.train_data_dir / "3_border")}) == 4
-    assert len({round(control.width / control.height, 2) for _, control, _ in _pairs(written.train_data_dir / "3_border")}) == 3
+    assert len({instruction for instruction, _, _ in _pairs(written.train_data_dir / "6_border")}) == 4
+    assert len({round(control.width / control.height, 2) for _, control, _ in _pairs(written.train_data_dir / "6_border")}) == 3
 
 
 def test_old_instructions_change_what_they_name_and_no_set_of_edits_shows_what_is_held_out(tmp_path):
     for name in EDIT_SETS:
         for folder in write_dataset(name, tmp_path / name).train_data_dir.iterdir():
             kinds = {path.stem.split("_")[1] for path in (folder / "target").iterdir()}
-            assert kinds == {"border"} if folder.name == "3_border" else kinds == set(edits.OLD_KINDS)
+            assert kinds == {"border"} if folder.name == "6_border" else kinds == set(edits.OLD_KINDS)
             for _, control, target in _pairs(folder):
                 readings = worlds.read_all(control) + (() if edits.has_border(target) else worlds.read_all(target))
                 assert worlds.HELD_OUT.isdisjoint(Scene(reading.shape, reading.color, reading.place) for reading in readings)
