@@ -141,7 +141,7 @@ def test_one_step_gives_a_picture(predictor: Predictor) -> None:
     assert found.shape == (64, 64, 3) and found.std() > 0
 
 
-@pytest.mark.parametrize(("shape", "wanted"), [((64, 64), (64, 64)), ((96, 32), (96, 32)), ((300, 100), (96, 32))])
+@pytest.mark.parametrize(("shape", "wanted"), [((64, 64), (64, 64)), ((80, 48), (80, 48)), ((300, 100), (112, 32))])
 def test_without_a_size_the_last_control_picture_gives_the_shape(
     predictor: Predictor, shape: tuple[int, int], wanted: tuple[int, int]
 ) -> None:

@@ -37,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.predict.serve:
         from .serve import serve
 
-        raise SystemExit(serve(options))
+        code = serve(options)
+        # The thread that waits for requests holds standard input, and an ordinary exit aborts when it cannot close that.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     raise SystemExit(start(options))
 
 
