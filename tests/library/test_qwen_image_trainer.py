@@ -80,13 +80,13 @@ def test_its_configuration_trains_and_the_result_edits_pictures(config: Path) ->
 
 
 def test_single_steps_are_those_of_the_model(config: Path) -> None:
-    trainer, control = QwenImageEditTrainer(config), picture(96, 32)
+    trainer, control = QwenImageEditTrainer(config), picture(80, 48)
     parts = trainer.load_model()
     assert trainer.load_model() is parts
     tokens = trainer.encode_image_embedding(control)
-    assert tokens.shape == (1, 6 * 2, 64)
-    (back,) = trainer.decode_vae_latent(tokens, 32, 96)
-    assert back.size == (96, 32)
+    assert tokens.shape == (1, 5 * 3, 64)
+    (back,) = trainer.decode_vae_latent(tokens, 48, 80)
+    assert back.size == (80, 48)
     rows, mask = trainer.encode_prompt_image_embedding("make it red", [control])
     prefix, (suffix,) = QWEN.encode_instructions(parts, [QWEN.control_pixels(parts, control)], ["make it red"])
     assert torch.equal(rows[0], torch.cat([prefix, suffix])) and mask.shape == rows.shape[:2] and bool(mask.all())
