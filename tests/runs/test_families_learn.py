@@ -64,8 +64,8 @@ class Learned:
         return render
 
     def edits_obeyed(self, kinds: Sequence[EditKind], after: bool = True) -> float:
-        """Fraction of NUM_PICTURES edits of these kinds, as many of each, that are done as asked, with all else as it was."""
-        tasks = [task for kind in kinds for task in measure.edit_tasks(kind, NUM_PICTURES // len(kinds), SEED)]
+        """Fraction of NUM_PICTURES edits of each of these kinds that are done as asked, with all else as it was."""
+        tasks = [task for kind in kinds for task in measure.edit_tasks(kind, NUM_PICTURES, SEED)]
         return measure.edit_obedience(self.render_edits(after), tasks)
 
     def render_edits(self, after: bool) -> measure.EditRender:
