@@ -53,8 +53,6 @@ class RunOptions(Options):
             )
         if self.training.fsdp and self.method != "network":
             problems.append("fsdp shares out a frozen base, but this run trains the base itself; turn fsdp off")
-        if self.training.fsdp and getattr(self.model, "transformer_quantization", "none") != "none":
-            problems.append("fsdp cannot share out a quantised transformer; set transformer_quantization to none or turn fsdp off")
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:
@@ -191,9 +189,13 @@ class QwenImageNetwork(RunOptions):
     output: AdapterOutputOptions = AdapterOutputOptions()
 
     @model_validator(mode="after")
-    def _modulation_is_free(self) -> Self:
+    def _levers_go_together(self) -> Self:
+        problems = []
         if self.model.modulation_table and self.network.lora_targets == "all_with_modulation":
-            raise_all(["modulation_table keeps the modulation as it is, but lora_targets trains it; turn one of them off"])
+            problems.append("modulation_table keeps the modulation as it is, but lora_targets trains it; turn one of them off")
+        if self.training.fsdp and self.model.transformer_quantization != "none":
+            problems.append("fsdp cannot share out a quantised transformer; set transformer_quantization to none or turn fsdp off")
+        raise_all(problems)
         return self
 
 
