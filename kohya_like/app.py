@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import files, form, live, look, predict_routes, tools
+from . import drawing, files, form, live, look, predict_routes, tools
 from .context import Context
 from .guard import Guard
 from .inference import WorkerBackend
@@ -104,7 +104,15 @@ def script_routes() -> list[Route]:
 def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
     """Our routes beside gradio's: the page's scripts, and the live data, which needs the token."""
     routes = [*script_routes(), *predict_routes.routes(predict_routes.studio_menu(context), context.desk)]
-    return routes if inference_only else [*routes, *live.routes(context.supervisor, context.token), *tools.routes(context)]
+    if inference_only:
+        return routes
+    return [
+        *routes,
+        *live.routes(context.supervisor, context.token),
+        *train_tab.routes(context),
+        *tools.routes(context),
+        *drawing.routes(context),
+    ]
 
 
 def until_ended() -> None:

@@ -141,6 +141,11 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         r"FileNotFoundError.*?['\"]([^'\"]+)['\"]", "A file is missing: {0}", "Correct the path or bring the file back, then press Resume."
     ),
     Recogniser(
+        r"failed \(exitcode: -9\) local_rank: (\d+)",
+        "The process with local rank {0} was killed (signal 9), almost always because memory (RAM) ran out.",
+        _LESS_RAM,
+    ),
+    Recogniser(
         r"SIGKILL|exitcode\s*: -9|[Ss]ignal 9\b",
         "The operating system ended the training at once (SIGKILL), almost always because memory (RAM) ran out.",
         _LESS_RAM,

@@ -16,6 +16,7 @@ from sd_scripts.dataset.buckets import Size, area_size
 from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
+from sd_scripts.dataset.weights import terms_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
 from sd_scripts.schema.runs import RunOptions
@@ -134,6 +135,7 @@ def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> Vie
         grid=GRID,
         accumulation=training.gradient_accumulation_steps,
         control_size=_control_size(options.model),
+        terms=terms_of(options.objective),
     )
     steps = training.max_train_steps if training.max_train_epochs is None else plan.steps_of_epochs(training.max_train_epochs)
     return View(plan, tuple(str(bad) for bad in found.bad), steps)

@@ -61,10 +61,25 @@ _WORDS = {
     "qkv": "QKV",
     "lrs": "LRs",
     "te": "text encoder",
+    "gpus": "GPUs",
+    "fft": "FFT",
+    "hf": "HF",
+    "lf": "LF",
+    "tex": "texture",
+    "struct": "structure",
+    "neg": "negative",
 }
-SCRIPTS = ("form.js", "prompts.js", "desk.js", "imports.js", "field.js", "tools.js", "viewer.js", "inference.js")
+SCRIPTS = tuple(f"{name}.js" for name in "form prompts starting desk imports field cluster tools viewer inference".split())
 """In the order in which they build on each other."""
-_LABELS = {"network_reg_dims": "Network ranks by name", "network_reg_lrs": "Network LRs by name"}
+_LABELS = {
+    "network_reg_dims": "Network ranks by name",
+    "network_reg_lrs": "Network LRs by name",
+    "attention_head_dim": "Attention head width",
+    "n": "Pictures",
+    "multi_gpu": "Multi-GPU",
+    "gpu_ids": "GPUs",
+    "main_process_ip": "Main process address",
+}
 _SEPARATORS = re.compile(r"[\s,]+")
 
 
@@ -87,9 +102,11 @@ def label(name: str) -> str:
 
 
 def control(field: FlatField) -> str:
-    """Which control a field gets: check, select, number, size, numbers, lines, prompts, area or text."""
+    """Which control a field gets: check, select, number, size, numbers, lines, prompts, start, gpus, area or text."""
     if field.type is bool:
         return "check"
+    if field.show.kind in ("start", "gpus"):
+        return field.show.kind
     if field.choices:
         return "select"
     if field.many:
@@ -114,7 +131,7 @@ def to_text(field: FlatField, value: Any) -> Text:
     if kind == "size":
         width, height = value
         return f"{width}" if width == height else f"{width},{height}"
-    if kind == "numbers":
+    if kind in ("numbers", "gpus"):
         return " ".join(map(_number, value))
     if kind == "lines":
         items = [str(item) for item in value]
@@ -130,7 +147,7 @@ def from_text(field: FlatField, text: Any) -> Any:
         return text
     if kind == "select":
         return next((choice for choice in field.choices if str(choice) == text), text or None if field.optional else text)
-    if kind in ("numbers", "size"):
+    if kind in ("numbers", "size", "gpus"):
         parts = [part for part in _SEPARATORS.split(text.replace("x", ",") if kind == "size" else text) if part]
         return parts if parts or not field.optional else None
     if kind == "lines":
@@ -158,8 +175,14 @@ def _lines(text: str) -> list[str]:
 
 @cache
 def shown_fields(run: type[Options]) -> dict[str, FlatField]:
-    """The fields that the page has: all but those for the command line only."""
-    return {name: field for name, field in flat.fields(run).items() if not field.show.cli_only}
+    """The fields that the page has, in its order: all but those for the command line only."""
+    places = {name: place for info in run.model_fields.values() for place, name in enumerate(getattr(info.annotation, "leading", ()))}
+    sections = list(run.model_fields)
+
+    def place(field: FlatField) -> tuple[int, int]:
+        return sections.index(field.section), places.get(field.name, len(places))
+
+    return {field.name: field for field in sorted(flat.fields(run).values(), key=place) if not field.show.cli_only}
 
 
 def texts(run: type[RunOptions], values: Mapping[str, Any]) -> dict[str, Text]:
@@ -189,8 +212,16 @@ def specification(field: FlatField) -> dict[str, Any]:
         # A base model or a LoRA file fits one family only.
         "path": field.show.kind in ("file", "folder"),
         "ofFamily": field.section in ("model", "network") and field.show.kind in ("file", "folder"),
+        "needs": _needs(field),
+        "fold": field.show.fold,
     }
     return {key: value for key, value in spec.items() if value not in ("", [], False) or key == "default"}
+
+
+def _needs(field: FlatField) -> list[str]:
+    """The option that a field needs, and the values that will do; none mean any but the default."""
+    name, equals, values = field.show.needs.partition("=")
+    return [name, *(values.split("|") if equals else [])] if name else []
 
 
 @cache
@@ -300,7 +331,7 @@ def outside(run: type[Options], values: Mapping[str, Any], roots: tuple[Path, ..
 
 def _names_a_place(field: FlatField, text: str) -> bool:
     if field.name == "resume":
-        return text not in ("auto", "none") and not text.isdigit()
+        return text not in ("auto", "latest", "none") and not text.isdigit()
     if field.name == "sample_prompts":
         return "\n" not in text and text.lower().endswith(_PROMPT_FILES)
     if field.show.kind not in ("folder", "file") or text == "toy" or text.startswith("toy:"):

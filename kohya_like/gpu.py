@@ -1,65 +1,24 @@
-"""Readings of all NVIDIA GPUs through NVML, and of a run's processes where there is none. Degrades to a sentence without a driver."""
+"""Readings of all GPUs for the page: one sampler for all tabs, its last minutes, sums over GPUs; and what a run's processes use."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import psutil
-import pynvml
 
-CACHE_SECONDS = 2.0
-GIB = 2**30
-_Value = TypeVar("_Value")
+from .gpu_drivers import GIB, Device, Driver, Drivers, Readings
 
-
-@dataclass(frozen=True)
-class Device:
-    """One GPU. None stands for what this GPU, driver or virtual machine does not tell."""
-
-    index: int
-    name: str
-    utilisation_percent: float | None
-    memory_used_gib: float | None
-    memory_total_gib: float | None
-    temperature_celsius: float | None
-    power_watts: float | None
-    power_limit_watts: float | None
-    fan_percent: float | None
-    clock_mhz: float | None
-
-
-@dataclass(frozen=True)
-class Readings:
-    """All GPUs at one moment."""
-
-    devices: tuple[Device, ...]
-    problem: str
-    """Why there are none, in a sentence; empty when there are."""
-
-    @property
-    def aggregate(self) -> dict[str, float | None]:
-        """Memory and power summed, utilisation averaged, temperature of the hottest; over the GPUs that tell."""
-        devices = self.devices
-        return {
-            "utilisation_percent": _over(_mean, (device.utilisation_percent for device in devices)),
-            "memory_used_gib": _over(sum, (device.memory_used_gib for device in devices)),
-            "memory_total_gib": _over(sum, (device.memory_total_gib for device in devices)),
-            "temperature_celsius": _over(max, (device.temperature_celsius for device in devices)),
-            "power_watts": _over(sum, (device.power_watts for device in devices)),
-        }
-
-    def as_json(self) -> dict[str, Any]:
-        """For the page."""
-        return {"devices": [asdict(device) for device in self.devices], "aggregate": self.aggregate, "problem": self.problem}
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+PERIOD_SECONDS = 2.0
+HISTORY_SECONDS = 300.0
+"""How far the history goes back, and how long after the last look the sampler goes on, so that it has no hole after a short absence."""
+PATIENCE_SECONDS = 5.0
+"""A page waits this long for the first answer of a driver; older answers than this twice are called old."""
 
 
 def _over(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
@@ -67,56 +26,85 @@ def _over(combine: Callable[[list[float]], float], values: Iterable[float | None
     return combine(known) if known else None
 
 
-def _ask(question: Callable[[], _Value]) -> _Value | None:
-    """The answer, or None where NVML has none: each metric is missing on some card, under WSL or with MIG."""
-    try:
-        return question()
-    except pynvml.NVMLError:
-        return None
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _rounded(value: float | None, digits: int | None = None) -> float | None:
+    return None if value is None else round(value, digits)
 
 
-def _read(index: int) -> Device | None:
-    handle = _ask(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
-    if handle is None:
-        return None
-    memory = _ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    name = _ask(lambda: pynvml.nvmlDeviceGetName(handle))
-    return Device(
-        index=index,
-        name=name.decode(errors="replace") if isinstance(name, bytes) else name or f"GPU {index}",
-        utilisation_percent=_ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        memory_used_gib=None if memory is None else memory.used / GIB,
-        memory_total_gib=None if memory is None else memory.total / GIB,
-        temperature_celsius=_ask(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-        power_watts=_scaled(_ask(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)), 1e-3),
-        power_limit_watts=_scaled(_ask(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)), 1e-3),
-        fan_percent=_ask(lambda: pynvml.nvmlDeviceGetFanSpeed(handle)),
-        clock_mhz=_ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-    )
+def _percent(devices: Iterable[Device]) -> int | None:
+    """Memory used of all there is, over the GPUs that tell both."""
+    pairs = [(each.memory_used_gib, each.memory_total_gib) for each in devices]
+    told = [(used, total) for used, total in pairs if used is not None and total is not None]
+    whole = sum(total for _, total in told)
+    return round(100 * sum(used for used, _ in told) / whole) if whole else None
 
 
-def _problem(err: pynvml.NVMLError) -> str:
-    if err.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
-        return "No NVIDIA driver on this machine; training runs on the CPU or on another kind of device."
-    return f"The NVIDIA driver does not answer: {err}."
+def _name(devices: Collection[Device]) -> str:
+    """ "2x A", "2x A, 1x B"; without a number for a single GPU."""
+    names = Counter(device.name for device in devices)
+    if len(devices) == 1:
+        return next(iter(names))
+    return ", ".join(f"{number}x {name}" for name, number in names.items()) or "Unknown"
+
+
+def as_json(readings: Readings, pids: Collection[int] = ()) -> dict[str, Any]:
+    """All GPUs together, and each in `gpus`. Memory in GiB, temperature in degrees Celsius, power in watts, clock in MHz, else percent.
+
+    Together: memory is summed, utilization averaged, temperature that of the hottest, all over the GPUs that tell; null stands for what
+    none of them tells. pids: whose processes are listed.
+    """
+    devices = readings.devices
+    return {
+        "name": _name(devices),
+        "memoryTotal": _rounded(_over(sum, (each.memory_total_gib for each in devices)), 1),
+        "memoryUsed": _rounded(_over(sum, (each.memory_used_gib for each in devices)), 1),
+        "memoryPercent": _percent(devices),
+        "utilization": _rounded(_over(_mean, (each.utilisation_percent for each in devices))),
+        "temperature": _rounded(_over(max, (each.temperature_celsius for each in devices))),
+        "numGpus": len(devices),
+        "gpus": [_device_json(each, pids) for each in devices],
+    }
+
+
+def _device_json(device: Device, pids: Collection[int]) -> dict[str, Any]:
+    return {
+        "index": device.index,
+        "uuid": device.uuid,
+        "name": device.name,
+        "memoryTotal": _rounded(device.memory_total_gib, 1),
+        "memoryUsed": _rounded(device.memory_used_gib, 1),
+        "memoryPercent": _percent([device]),
+        "utilization": _rounded(device.utilisation_percent),
+        "temperature": _rounded(device.temperature_celsius),
+        "power": _rounded(device.power_watts, 1),
+        "powerLimit": _rounded(device.power_limit_watts, 1),
+        "clock": _rounded(device.clock_mhz),
+        "fan": _rounded(device.fan_percent),
+        "processes": [{"pid": each.pid, "memory": _rounded(each.memory_gib, 1)} for each in device.processes if each.pid in pids],
+    }
+
+
+def used_by(devices: Iterable[Device], names: Collection[str], pids: Collection[int]) -> list[int]:
+    """Which GPUs a run uses: those it was given, by number or (the beginning of) a UUID as in CUDA_VISIBLE_DEVICES, and those on which
+    one of its processes computes."""
+
+    def is_named(device: Device) -> bool:
+        uuid = (device.uuid or "").lower()
+        return any(name == str(device.index) or (not name.isdigit() and uuid.startswith(name.lower())) for name in names if name)
+
+    return [each.index for each in devices if is_named(each) or any(process.pid in pids for process in each.processes)]
 
 
 def read() -> Readings:
-    """Asks the driver now (milliseconds per GPU). NVML sees all GPUs, whatever CUDA_VISIBLE_DEVICES says."""
+    """Asks the driver now, and lets go of it."""
+    driver = Drivers()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as err:
-        return Readings((), _problem(err))
-    try:
-        found = [_read(index) for index in range(_ask(pynvml.nvmlDeviceGetCount) or 0)]
-        devices = tuple(device for device in found if device is not None)
-        return Readings(devices, "" if devices else "The NVIDIA driver is here but shows no GPU.")
+        return driver.read()
     finally:
-        _ask(pynvml.nvmlShutdown)
+        driver.close()
 
 
 def count() -> int:
@@ -124,30 +112,74 @@ def count() -> int:
     return len(read().devices)
 
 
-class GpuCache:
-    """Readings at most two seconds old while somebody looks; one thread asks the driver, however many tabs are open."""
+@dataclass(frozen=True)
+class Moment:
+    """One row of the history."""
 
-    def __init__(self, source: Callable[[], Readings] = read) -> None:
-        self._source = source
+    time: float
+    """Unix time."""
+    gpus: tuple[tuple[float | None, float | None, float | None, float | None], ...]
+    """Of each GPU: utilization, memory in percent, temperature, power."""
+
+
+class Sampler:
+    """One thread that asks the driver every two seconds while somebody looks, however many tabs are open, and keeps the last minutes.
+
+    It ends, and lets go of the driver, when nobody has looked for a while; the next look begins it again.
+    """
+
+    def __init__(self, driver: Driver | None = None, period: float = PERIOD_SECONDS, idle: float = HISTORY_SECONDS) -> None:
+        self._driver = Drivers() if driver is None else driver
+        self._period, self._idle = period, idle
         self._lock = threading.Lock()
-        self._readings: Readings | None = None
-        self._read_at = 0.0
         self._thread: threading.Thread | None = None
+        self._answered = threading.Event()
+        self._readings: Readings | None = None
+        self._read_at = self._looked_at = 0.0
+        self._moments: deque[Moment] = deque(maxlen=round(HISTORY_SECONDS / period))
 
     def readings(self) -> Readings:
-        """The latest readings; only the first call waits for the driver."""
+        """The latest readings. Only a first look waits for the driver, and not for long."""
         with self._lock:
-            if self._readings is None:
-                self._readings, self._read_at = self._source(), time.monotonic()
-            elif time.monotonic() - self._read_at > CACHE_SECONDS and self._thread is None:
-                self._thread = threading.Thread(target=self._refresh, name="gpu readings", daemon=True)
+            self._looked_at = time.monotonic()
+            if self._thread is None:
+                self._answered.clear()
+                self._thread = threading.Thread(target=self._run, name="gpu readings", daemon=True)
                 self._thread.start()
+        self._answered.wait(PATIENCE_SECONDS)
+        with self._lock:
+            age = time.monotonic() - self._read_at
+            if self._readings is None:
+                return Readings((), "The driver of the GPU has not answered yet.")
+            if age > self._period + 2 * PATIENCE_SECONDS:
+                return replace(self._readings, problem=f"The driver of the GPU has not answered for {age:.0f} s; what is shown is old.")
             return self._readings
 
-    def _refresh(self) -> None:
-        readings = self._source()
+    def history(self, since: float = 0.0) -> list[Moment]:
+        """The moments after a Unix time, oldest first."""
         with self._lock:
-            self._readings, self._read_at, self._thread = readings, time.monotonic(), None
+            return [moment for moment in self._moments if moment.time > since]
+
+    def _run(self) -> None:
+        try:
+            while True:
+                readings = self._driver.read()
+                with self._lock:
+                    self._keep(readings)
+                    if time.monotonic() - self._looked_at > self._idle:
+                        return
+                self._answered.set()
+                time.sleep(self._period)
+        finally:
+            with self._lock:
+                self._driver.close()
+                self._thread = None
+
+    def _keep(self, readings: Readings) -> None:
+        self._readings, self._read_at = readings, time.monotonic()
+        if readings.devices:
+            rows = ((each.utilisation_percent, _percent([each]), each.temperature_celsius, each.power_watts) for each in readings.devices)
+            self._moments.append(Moment(round(time.time(), 2), tuple(rows)))
 
 
 class ProcessUsage:
@@ -164,7 +196,7 @@ class ProcessUsage:
         members finds the processes; it is asked at most once in two seconds.
         """
         now = time.monotonic()
-        if now - self._at < CACHE_SECONDS and self._cached:
+        if now - self._at < PERIOD_SECONDS and self._cached:
             return self._cached
         seconds, memory = {}, 0
         for process in members():

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hmac
 import io
+import json
+import re
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,8 @@ from starlette.routing import Route
 from sd_scripts.schema.command import shown
 from sd_scripts.schema.errors import OptionError
 
-from . import causes, console, look, monitor
+from . import causes, console, gpu, look, monitor, tools
 from .context import Context
-from .gpu import GpuCache, ProcessUsage
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
 FOLD_BYTES = 4 << 20
@@ -38,7 +39,17 @@ MAX_WATCHED = 32
 THUMBNAIL_PIXELS = 320
 MAX_THUMBNAILS = 400
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
-DOWNLOADS = frozenset({".safetensors", ".toml"})
+WEIGHTS = frozenset({".safetensors"})
+DOWNLOADS = WEIGHTS | {".toml"}
+TOKENIZER = "tokenizer.json"
+"""Beside the weights of a model that reads captions with a tokenizer of its own."""
+SIDE_FOLDERS = re.compile(r"profile|nonfinite-\d+")
+"""Folders inside a run folder whose files can be downloaded: what a profile or a loss that is no number has left."""
+SIDE_FILES = PICTURES | {".json", ".txt"}
+
+
+SCRIPTS = tuple(f"live{name}.js" for name in ("_tools", "_plot", "_curve", "_times", "_gpus", "_previews", "_draw", ""))
+"""Each after those that it needs."""
 
 
 def panel(context: Context, elem_id: str = "kl-live") -> gr.HTML:
@@ -47,8 +58,8 @@ def panel(context: Context, elem_id: str = "kl-live") -> gr.HTML:
 
 
 def script() -> bytes:
-    """The page's part of this module: its four files as one, each after those that it needs."""
-    return b"\n".join(look.asset(name) for name in ("live_tools.js", "live_curve.js", "live_previews.js", "live.js"))
+    """The page's part of this module: its files as one."""
+    return b"\n".join(look.asset(name) for name in SCRIPTS)
 
 
 def component(kind: str, elem_id: str) -> gr.HTML:
@@ -70,7 +81,11 @@ class _Watched:
     progress: monitor.Progress = field(default_factory=monitor.Progress)
     offset: int = 0
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-    usage: ProcessUsage = field(default_factory=ProcessUsage)
+    usage: gpu.ProcessUsage = field(default_factory=gpu.ProcessUsage)
+    pids: frozenset[int] = frozenset()
+    """Of the run's processes, when somebody last looked for them."""
+    pids_until: float = 0.0
+    """When to look again, on the monotonic clock."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, file: Path) -> bool:
@@ -93,7 +108,7 @@ class Live:
 
     def __init__(self, supervisor: JobSupervisor) -> None:
         self.supervisor = supervisor
-        self.gpus = GpuCache()
+        self.gpus = gpu.Sampler()
         self._watched: OrderedDict[Path, _Watched] = OrderedDict()
         self._thumbnails: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
         self._stopping: dict[str, float] = {}
@@ -126,16 +141,17 @@ class Live:
                 "cached": {what: list(pair) for what, pair in progress.cached.items()},
                 "eta_seconds": progress.eta_seconds(now) if job.state == "running" else None,
                 "seconds_per_step": progress.seconds_per_step,
+                "session": asdict(progress.sessions.present),
+                "total": asdict(progress.sessions.total),
+                "sessions": progress.sessions.count,
                 **{
                     name: monitor.number(progress.last_step.get(name))
-                    for name in ("images_per_second", "peak_gib", "grad_norm", "epoch", "data_fetch", "forward_backward", "optimizer")
+                    for name in ("images_per_second", "peak_gib", "grad_norm", "epoch", "data_fetch", "fwd_bwd", "opt_step", "step_total")
                 },
                 "console": asdict(console.read_console(job.run.console, console_offset)),
                 **self._curve(watched, generation, points),
                 **self._lists(job, progress, version),
             }
-        if job.state == "running":
-            answer |= self._usage(job, watched)
         if job.state in ("failed", "died"):
             answer["cause"] = self._cause(job, progress)
         deadline = self._stopping.get(job.run_id or job.name)
@@ -166,7 +182,7 @@ class Live:
                 progress.last_time if progress.phase == "sample" else 0,
                 len(progress.validation),
                 sum(progress.warnings.values()),
-                hash(tuple((name, size) for name, size in files)) & 0xFFFFFFFF,
+                hash(tuple(files)) & 0xFFFFFFFF,
                 job.state,
             )
         )
@@ -188,19 +204,42 @@ class Live:
             "samples": samples,
             "validation": progress.validation,
             "warnings": [[text, count] for text, count in progress.warnings.items()],
-            "files": [{"name": name, "bytes": size, "path": str(job.path / name)} for name, size in files],
+            "files": [{**vars(file), "path": str(job.path / file.name), "note": _note(progress, file.name)} for file in files],
+            "draws": tools.drawing_tool(job.run.config) is not None,
             "command": self._command(job),
         }
 
     def _command(self, job: Job) -> dict[str, str]:
         argv = list(job.argv)
-        return {shell: shown(argv, shell) for shell in ("sh", "powershell")} if argv else {}
+        return {shell: shown(argv, shell, job.environment) for shell in ("sh", "powershell")} if argv else {}
 
-    def _usage(self, job: Job, watched: _Watched) -> dict[str, Any]:
+    def machine(self, job: Job, since: float) -> dict[str, Any]:
+        """Readings of the GPUs now and at the moments after `since` (Unix time), and which of them the run uses.
+
+        Where there is no GPU, why, and what the run's processes use.
+        """
         readings = self.gpus.readings()
-        if readings.devices:
-            return {"gpu": readings.as_json()}
-        return {"usage": watched.usage.read(lambda: self.supervisor.members(job))}
+        watched = self._watch(job.path)
+        with watched.lock:
+            if not readings.devices:
+                usage = watched.usage.read(lambda: self.supervisor.members(job)) if job.state == "running" else None
+                return {"gpu": gpu.as_json(readings), "problem": readings.problem, "usage": usage}
+            pids = self._pids(job, watched, any(device.processes for device in readings.devices))
+        return {
+            "gpu": gpu.as_json(readings, pids),
+            "problem": readings.problem,
+            "of_run": gpu.used_by(readings.devices, _devices_of(job.path), pids),
+            "history_seconds": gpu.HISTORY_SECONDS,
+            "history": [[moment.time, moment.gpus] for moment in self.gpus.history(since)],
+        }
+
+    def _pids(self, job: Job, watched: _Watched, are_told: bool) -> Collection[int]:
+        """The run's processes, looked for at most once in the time between two readings; nobody asks where no GPU tells any."""
+        now = time.monotonic()
+        if job.state == "running" and are_told and now >= watched.pids_until:
+            watched.pids = frozenset(process.pid for process in self.supervisor.members(job))
+            watched.pids_until = now + gpu.PERIOD_SECONDS
+        return watched.pids if job.state == "running" else ()
 
     def _cause(self, job: Job, progress: monitor.Progress) -> dict[str, Any]:
         lines = console.last_lines(job.run.console)
@@ -278,6 +317,13 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
             return JSONResponse({"detail": "points and console are whole numbers."}, 400)
         return JSONResponse(live.run(job, query.get("generation", ""), points, console_offset, query.get("version", "")))
 
+    def machine(request: Request, job: Job) -> Response:
+        try:
+            since = float(request.query_params.get("since", "0"))
+        except ValueError:
+            return JSONResponse({"detail": "since is a time in seconds."}, 400)
+        return JSONResponse(live.machine(job, since))
+
     def sample(request: Request, job: Job) -> Response:
         file = inside(job.run.samples, request.path_params["file"], PICTURES)
         if file is None:
@@ -292,7 +338,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
             return JSONResponse({"detail": "This preview cannot be shown."}, 404)
 
     def download(request: Request, job: Job) -> Response:
-        file = inside(job.path, request.path_params["file"], DOWNLOADS)
+        file = downloadable(job.path, request.path_params["file"])
         if file is None:
             return JSONResponse({"detail": "There is no such file to download."}, 404)
         return FileResponse(file, filename=file.name, media_type="application/octet-stream")
@@ -312,8 +358,9 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         script_route(),
         Route("/kl/runs", with_token(runs)),
         Route("/kl/run/{run}", with_job(run)),
+        Route("/kl/run/{run}/machine", with_job(machine)),
         Route("/kl/run/{run}/sample/{file}", with_job(sample)),
-        Route("/kl/run/{run}/file/{file}", with_job(download)),
+        Route("/kl/run/{run}/file/{file:path}", with_job(download)),
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]
@@ -343,11 +390,49 @@ def inside(folder: Path, name: str, endings: frozenset[str]) -> Path | None:
     return file if file.resolve().parent == folder.resolve() else None
 
 
-def _files(path: Path) -> list[tuple[str, int]]:
-    """Files to download: weights, newest first, then the settings."""
-    found = [(file, file.stat()) for file in path.iterdir() if inside(path, file.name, DOWNLOADS)]
-    found.sort(key=lambda item: (item[0].suffix == ".toml", -item[1].st_mtime_ns, item[0].name))
-    return [(file.name, stat.st_size) for file, stat in found]
+@dataclass(frozen=True)
+class SavedFile:
+    """A file of a run to download; its name may begin with one of SIDE_FOLDERS."""
+
+    name: str
+    bytes: int
+
+
+def downloadable(path: Path, name: str) -> Path | None:
+    """The file of a run folder that the page may download under this name; None for all else."""
+    folder, slash, file = name.rpartition("/")
+    if slash:
+        return inside(path / folder, file, SIDE_FILES) if SIDE_FOLDERS.fullmatch(folder) and not (path / folder).is_symlink() else None
+    return inside(path, file, DOWNLOADS | {".json"}) if file == TOKENIZER else inside(path, file, DOWNLOADS)
+
+
+def _files(path: Path) -> list[SavedFile]:
+    """Files to download: weights, newest first, then the settings, then what stands in folders of its own."""
+    names = [entry.name for entry in path.iterdir()]
+    folders = [name for name in names if SIDE_FOLDERS.fullmatch(name) and (path / name).is_dir()]
+    names += [f"{folder}/{file.name}" for folder in folders for file in (path / folder).iterdir()]
+    found = [(name, file.stat()) for name in names if (file := downloadable(path, name)) is not None]
+    found.sort(key=lambda item: ("/" in item[0], not item[0].endswith(".safetensors"), -item[1].st_mtime_ns, item[0]))
+    return [SavedFile(name, stat.st_size) for name, stat in found]
+
+
+def _note(progress: monitor.Progress, name: str) -> str:
+    """What is known of a saved file beside its name."""
+    saved = next((event for event in reversed(progress.saved) if event.get("file") == name), None)
+    if saved is None:
+        return ""
+    step = f"step {monitor.whole(saved.get('step'))}"
+    return f"lowest validation loss, {step}" if saved.get("what") == "best" else step
+
+
+def _devices_of(path: Path) -> list[str]:
+    """The GPUs that a run from the studio was given, as CUDA_VISIBLE_DEVICES names them."""
+    try:
+        record = json.loads((path / "run.json").read_bytes())
+    except (OSError, ValueError):
+        return []
+    device = record.get("device") if isinstance(record, dict) else None
+    return [name.strip() for name in device.split(",")] if isinstance(device, str) else []
 
 
 def _row(job: Job) -> dict[str, Any]:

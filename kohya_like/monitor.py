@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.schema.rundir import LAST_WORDS
+from sd_scripts.schema.sessions import Sessions
 
 Event = dict[str, Any]
 
@@ -77,9 +78,18 @@ def whole(value: object, default: int = 0) -> int:
     return default if found is None else int(found)
 
 
+SECTIONS = ("data_fetch", "fwd_bwd", "opt_step", "step_total")
+"""Fields of a `step` event: seconds of the parts of a step, on the clock of the processor, and of the whole step."""
+GPU_SECTIONS = ("fwd_bwd_gpu", "opt_step_gpu", "step_total_gpu")
+"""The same on the clock of the GPU, where there is one."""
+
+
 @dataclass
 class Point:
-    """Neighbouring log lines of the curve, drawn as one: the last step, mean, lowest and highest loss, smoothed loss, learning rate."""
+    """Neighbouring log lines of the curve, drawn as one: the last step, mean, lowest and highest loss, smoothed loss, learning rate.
+
+    seconds are the means of SECTIONS, and of GPU_SECTIONS behind them where all of them are told; empty where some of the first are not.
+    """
 
     step: int
     loss: float
@@ -87,16 +97,23 @@ class Point:
     high: float
     smooth: float
     lr: float
+    seconds: tuple[float, ...] = ()
     count: int = 1
 
     def absorb(self, other: Point) -> None:
         total = self.count + other.count
+        if len(self.seconds) == len(other.seconds):
+            both = zip(self.seconds, other.seconds, strict=True)
+            self.seconds = tuple((mine * self.count + its * other.count) / total for mine, its in both)
+        else:
+            self.seconds = max(self.seconds, other.seconds, key=len)
         self.loss = (self.loss * self.count + other.loss * other.count) / total
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.step, self.smooth, self.lr, self.count = other.step, other.smooth, other.lr, total
 
     def row(self) -> list[float]:
-        return [self.step, *(float(f"{value:.6g}") for value in (self.loss, self.low, self.high, self.smooth, self.lr))]
+        values = (self.loss, self.low, self.high, self.smooth, self.lr, *self.seconds)
+        return [self.step, *(float(f"{value:.6g}") for value in values)]
 
 
 class Curve:
@@ -113,14 +130,14 @@ class Curve:
         self._stride = 1
         self._logged = 0
 
-    def add(self, step: int, loss: float, lr: float) -> None:
+    def add(self, step: int, loss: float, lr: float, seconds: tuple[float, ...] = ()) -> None:
         """Appends a line of the log. A step that was seen before replaces everything from there on: the run went back to a state."""
         if self.points and step <= self.points[-1].step:
             self.go_back(step - 1)
         self._logged += 1
         weight = max(0.02, 1 / (0.15 * self._logged + 1)) if self.points else 1.0
         before = self.points[-1].smooth if self.points else loss
-        new = Point(step, loss, loss, loss, before + weight * (loss - before), lr)
+        new = Point(step, loss, loss, loss, before + weight * (loss - before), lr, seconds)
         if self.points and self.points[-1].count < self._stride:
             self.points[-1].absorb(new)
         else:
@@ -167,12 +184,14 @@ class Progress:
     phase: str = ""
     phase_since: float = 0.0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    sessions: Sessions = field(default_factory=Sessions)
     last_time: float = 0.0
 
     def fold(self, events: Iterable[Event]) -> None:
         """Takes the next events of the log, in order."""
         for event in events:
             self.last_time = number(event.get("time")) or self.last_time
+            self.sessions.take([event])
             if event["kind"] in ("phase", "cached", "step"):
                 # A later process is at work; it says `started` only when its data is ready.
                 self.farewell = None
@@ -208,17 +227,18 @@ class Progress:
         start = whole(event.get("start_step"))
         self.curve.go_back(start)
         self.validation = [item for item in self.validation if item[0] <= start]
+        # Speed and remaining time are those of the new session, from its first line on.
         self.seconds.clear()
-        if whole(self.last_step.get("step")) > start:
-            self.last_step = {}
+        self.last_step = {}
         if self.phase in ("", *LAST_WORDS):
             self._enter("load")
 
     def _step(self, event: Event) -> None:
         step, loss = whole(event.get("step")), number(event.get("loss"))
         if loss is not None:
-            self.curve.add(step, loss, learning_rate(event.get("lr")))
-        seconds = number(event.get("seconds"))
+            self.curve.add(step, loss, learning_rate(event.get("lr")), sections(event))
+        # Logs of earlier versions call it seconds.
+        seconds = number(event.get("step_total", event.get("seconds")))
         if seconds is not None:
             self.seconds.append(seconds)
         self.last_step = event
@@ -242,8 +262,9 @@ class Progress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The median of the last 50 log lines."""
-        return statistics.median(self.seconds) if self.seconds else None
+        """The recent mean of this session as the trainer tells it, or the median of the last 50 log lines."""
+        told = number(self.last_step.get("seconds_per_step"))
+        return told if told is not None else statistics.median(self.seconds) if self.seconds else None
 
     def eta_seconds(self, now: float) -> float | None:
         """Seconds until the end, counted down since the last log line; None when the log cannot say."""
@@ -260,6 +281,15 @@ class Progress:
             done, total = (sum(column) for column in zip(*self.cached.values(), strict=True))
             return min(1.0, done / total) if total else None
         return min(1.0, self.step / self.steps) if self.steps else None
+
+
+def sections(event: Event) -> tuple[float, ...]:
+    """Seconds of the parts of a step as a `step` event tells them; see Point."""
+    found = [[number(event.get(name)) for name in names] for names in (SECTIONS, GPU_SECTIONS)]
+    told = [[value for value in values if value is not None] for values in found]
+    if len(told[0]) < len(SECTIONS):
+        return ()
+    return tuple(told[0] + (told[1] if len(told[1]) == len(GPU_SECTIONS) else []))
 
 
 def learning_rate(value: object) -> float:

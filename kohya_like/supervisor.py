@@ -1,7 +1,8 @@
 """Start, find again, queue and stop training processes. Knows run folders and processes, not training.
 
 Everything it knows stands in the run folders, so a studio that was closed, killed or started twice finds the same runs:
-- `config.toml` the options, `run.json` the start ({pid, create_time, run_id, argv} and what is in `_Record`), `exit.json` the end.
+- `config.toml` the options, `run.json` the start ({pid, create_time, run_id, argv} and what is in `_Record`), `launcher.json` the pid of
+  what the runner started, `exit.json` the end.
 - A queued run is one whose `run.json` has no pid. A run without `run.json` was started in a terminal and is shown, never started.
 """
 
@@ -13,19 +14,20 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.schema.command import launch_command
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema import gpus
+from sd_scripts.schema.command import launch_command, launch_environment, processes_here, visible_gpus
+from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.flat import to_toml
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
-from . import gpu, monitor, processes
+from . import monitor, processes
 
 State = Literal["queued", "running", "finished", "stopped", "failed", "died"]
 ENDED = ("finished", "stopped", "failed", "died")
@@ -48,7 +50,10 @@ class _Record:
     """Of the runner; None while queued."""
     create_time: float | None = None
     argv: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    """What was added to the studio's own for this start."""
     device: str = ""
+    """The GPUs it was given, as CUDA_VISIBLE_DEVICES lists them, or cpu."""
     events_offset: int = 0
     """Size of events.jsonl when the start was ordered: older farewells are not its own."""
     dropped: bool = False
@@ -67,6 +72,8 @@ class Job:
     returncode: int | None
     summary: monitor.Summary
     argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Belongs to argv: together they are the command of the run."""
     stopping: bool
     """It was asked to stop and has not ended yet."""
 
@@ -80,11 +87,53 @@ class Job:
 
 
 def devices() -> list[str]:
-    """What runs are spread over, one run each: the GPUs this process may use (as CUDA_VISIBLE_DEVICES names them), or the CPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")] or ["cpu"]
-    return [str(index) for index in range(gpu.count())] or ["cpu"]
+    """What runs are spread over: the GPUs this process may use (as CUDA_VISIBLE_DEVICES names them), or the CPU."""
+    return gpus.visible() or ["cpu"]
+
+
+class _Devices:
+    """Which devices are free while the queue is looked through."""
+
+    def __init__(self) -> None:
+        self.all = devices()
+        self._uuids = gpus.uuids() if self.all != ["cpu"] else []
+        self._taken: set[str] = set()
+
+    def check(self, options: RunOptions) -> None:
+        """Raises OptionError for GPUs that will never be free here, because they are not here."""
+        chosen = options.distributed.gpu_ids
+        if self.all == ["cpu"]:
+            if chosen:
+                text = f"gpu_ids: {', '.join(chosen)} asked, but this machine shows no NVIDIA GPU to the studio; leave it empty"
+                raise OptionError(Problem("gpu_ids", text))
+            return
+        known = self._whole(self.all)
+        absent = [name for name, whole in zip(chosen, self._whole(chosen)) if whole not in known]
+        if absent:
+            raise OptionError(Problem("gpu_ids", f"gpu_ids: {', '.join(absent)} is not here; the studio may use {', '.join(self.all)}"))
+        if processes_here(options.distributed) > len(self.all):
+            text = f"num_gpus: {options.distributed.num_gpus} GPUs asked, {len(self.all)} here; set it to 0 for all of them"
+            raise OptionError(Problem("num_gpus", text))
+
+    def wanted(self, options: RunOptions) -> list[str]:
+        """The devices that a run needs: those that were chosen, else the first free ones, as many as it has processes.
+
+        Where there are not enough free ones, taken ones fill the places.
+        """
+        if self.all == ["cpu"]:
+            return ["cpu"]
+        by_freedom = sorted(self.all, key=lambda name: not self.are_free([name]))
+        return list(options.distributed.gpu_ids) or by_freedom[: processes_here(options.distributed)]
+
+    def are_free(self, names: Sequence[str]) -> bool:
+        return not self._taken & set(self._whole(names))
+
+    def take(self, names: Sequence[str]) -> None:
+        """Nobody else gets these."""
+        self._taken |= set(self._whole(names))
+
+    def _whole(self, names: Sequence[str]) -> list[str]:
+        return gpus.same_names(list(names), self._uuids)
 
 
 class JobSupervisor:
@@ -114,8 +163,12 @@ class JobSupervisor:
         living = _Living()
         return [self._job(path, living) for path in sorted(self._run_folders(), key=lambda path: path.name, reverse=True)]
 
+    def parents(self) -> list[Path]:
+        """The folders that runs are looked for in."""
+        return [self.root, *self._other_folders()]
+
     def _run_folders(self) -> Iterator[Path]:
-        for parent in (self.root, *self._other_folders()):
+        for parent in self.parents():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(parent) as entries:
                 for entry in entries:
                     if entry.is_dir() and not entry.name.startswith(".") and os.path.isfile(os.path.join(entry.path, "config.toml")):
@@ -153,10 +206,11 @@ class JobSupervisor:
     def start(self, script: str, options: RunOptions, resume: Path | None = None) -> Job:
         """Makes a run folder, or continues the run in the folder `resume`, and starts it as soon as a device is free.
 
-        Raises OptionError when the folder cannot be written, is no run, or is still running.
+        Raises OptionError when the folder cannot be written, is no run, or is still running, or when its GPUs are not here.
         """
         if script != options.script:
             raise OptionError(f"{script} does not train these options; {options.script} does")
+        _Devices().check(options)
         with self._lock:
             run = self._new_run(options) if resume is None else self._continued_run(resume, options)
             self._remember(run.path.parent)
@@ -180,15 +234,15 @@ class JobSupervisor:
             raise OptionError(f"resume: {path} is not a run folder (it has no config.toml)")
         if self._job(run.path, _Living()).state in ("running", "queued"):
             raise OptionError(f"resume: {run.name} has not ended yet; stop it first")
-        output = options.output
         if run.state.is_dir() and any(run.state.iterdir()):
             # A run with states of its own continues from them; `none`, a step or a path said where it once began.
-            options = options.model_copy(update={"output": output.model_copy(update={"resume": "auto"})})
+            options = options.model_copy(update={"distributed": options.distributed.model_copy(update={"resume": "auto"})})
         config = to_toml(options)
         if run.config.read_text(encoding="utf-8") != config:
             write_atomically(run.config, config)
         run.clear_stop()
-        (run.path / "exit.json").unlink(missing_ok=True)
+        for name in ("exit.json", "launcher.json"):
+            (run.path / name).unlink(missing_ok=True)
         return run
 
     def _start_queued(self) -> None:
@@ -199,11 +253,34 @@ class JobSupervisor:
             queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: _queued_at(job.path))
             if not queued:
                 return
-            all_devices = devices()
-            busy = {_device_of(job.path) or all_devices[0] for job in jobs if job.state == "running"}
-            free = [device for device in all_devices if device not in busy]
-            for job, device in zip(queued, free):
-                self._launch(job.path, device)
+            here = _Devices()
+            for job in jobs:
+                if job.state == "running":
+                    here.take(self._held(job, here))
+            for job in queued:
+                try:
+                    options = job.run.options()
+                    here.check(options)
+                except OptionError as err:
+                    self._cannot_start(job.path, err)
+                    continue
+                wanted = here.wanted(options)
+                if here.are_free(wanted):
+                    self._launch(job.path, options, wanted)
+                # Whoever waits keeps later ones from what it waits for, or a run on several GPUs might wait for ever.
+                here.take(wanted)
+
+    @staticmethod
+    def _held(job: Job, here: _Devices) -> list[str]:
+        """The devices a running run has: noted at its start, or as far as its options tell for one from a terminal."""
+        noted = _device_of(job.path)
+        if noted:
+            return noted.split(",")
+        try:
+            options = job.run.options()
+        except OptionError:
+            return here.all[:1]
+        return list(options.distributed.gpu_ids) or here.all[: processes_here(options.distributed)]
 
     def _adopted(self, job: Job) -> Job:
         """Notes the pid of a run whose studio died between starting it and noting it down."""
@@ -216,24 +293,31 @@ class JobSupervisor:
             _write_record(job.path, replace(record, pid=eldest.pid, create_time=processes.created(eldest)))
         return self._job(job.path, living)
 
-    def _launch(self, path: Path, device: str) -> None:
+    def _launch(self, path: Path, options: RunOptions, names: Sequence[str]) -> None:
         record = _read_record(path)
         if record is None or not _claim(path):
             return
         run = RunDirectory(path)
         try:
-            argv = self._command(run.options(), path)
-            devices_seen = {} if device == "cpu" else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device}
-            pid = processes.start(path, argv, record.run_id, run.console, devices_seen)
+            argv = self._command(options, path)
+            environment = launch_environment(options) | ({} if names == ["cpu"] else visible_gpus(list(names)))
+            pid = processes.start(path, argv, record.run_id, run.console, environment)
             process = processes.living(pid)
             begun = 0.0 if process is None else processes.created(process)
-            _write_record(path, replace(record, pid=pid, create_time=begun, argv=tuple(argv), device=device))
+            started = replace(record, pid=pid, create_time=begun, argv=tuple(argv), environment=environment, device=",".join(names))
+            _write_record(path, started)
         except (OptionError, OSError) as err:
-            # The run is not lost: it stands in the list as failed, with this sentence.
-            run.log("failed", step=0, text=str(err), remedy="")
-            _write_record(path, replace(record, dropped=True))
+            self._cannot_start(path, err)
         finally:
             (path / "start.claim").unlink(missing_ok=True)
+
+    @staticmethod
+    def _cannot_start(path: Path, err: Exception) -> None:
+        """The run is not lost: it stands in the list as failed, with this sentence."""
+        record = _read_record(path)
+        RunDirectory(path).log("failed", step=0, text=str(err), remedy="")
+        if record is not None:
+            _write_record(path, replace(record, dropped=True))
 
     # The thread that keeps the queue moving while nobody looks
 
@@ -334,6 +418,7 @@ def _studio_job(path: Path, record: _Record, living: _Living) -> Job:
         returncode=returncode if isinstance(returncode, int) else None,
         summary=brief,
         argv=record.argv,
+        environment=record.environment,
         stopping=stopping and alive,
     )
 
@@ -363,7 +448,7 @@ def _terminal_job(path: Path) -> Job:
     alive = brief.farewell is None and (alive or fresh)
     run = RunDirectory(path)
     state: State = "running" if alive else "died" if brief.farewell is None else brief.farewell["kind"]
-    return Job(path, state, None, brief.pid if alive else None, None, brief, (), run.stop_requested() and alive)
+    return Job(path, state, None, brief.pid if alive else None, None, brief, (), {}, run.stop_requested() and alive)
 
 
 def _claim(path: Path) -> bool:
@@ -435,3 +520,9 @@ def _queued_at(path: Path) -> float:
 def _device_of(path: Path) -> str:
     record = _read_record(path)
     return "" if record is None else record.device
+
+
+if __name__ == "__main__":
+    from .cleanup import main
+
+    main()

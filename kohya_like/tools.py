@@ -1,4 +1,6 @@
-"""Runs the tools for LoRA and model files as processes of their own, and the JSON routes of the Tools tab. Knows no tool's work.
+"""Runs tools as processes of their own, and the JSON routes of the Tools tab. Knows no tool's work.
+
+Tools that draw pictures with the saved files of a run have their place beside the run: see drawing.py.
 
 Each start gets a folder in `.tools/` inside the folder of runs: `tool.json` the order, `console.log` progress and messages, `report.json`
 the tool's report, `exit.json` the end. Like a run it goes on without the studio, and a later studio finds it.
@@ -11,7 +13,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +39,10 @@ REPORT = "report"
 """The option that names the report's file; the studio sets it."""
 OUTPUT = "save_to"
 """The option that names the file a tool writes."""
+MODEL, PICTURES = "ckpt", "out"
+"""The options of a drawing tool that name the model and the folder of the pictures; the studio sets both."""
+DRAWN = "drawn"
+"""Folder inside a run folder, with a folder of pictures for each start of a drawing tool."""
 MAX_SUGGESTED = 200
 MAX_LISTED = 20
 MAX_REPORT_BYTES = 4 << 20
@@ -61,6 +67,8 @@ class Order:
     pid: int = 0
     create_time: float = 0.0
     cancelled: bool = False
+    of_run: str = ""
+    """Name of the run whose files a drawing tool uses; empty for a tool of the Tools tab."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +88,16 @@ class ToolBench:
         self._output_dir = output_dir
         self._roots = roots
 
-    def options(self, tool: type[ToolOptions], texts: Mapping[str, Any]) -> ToolOptions:
+    def options(self, tool: type[ToolOptions], texts: Mapping[str, Any], settled: Mapping[str, str] | None = None) -> ToolOptions:
         """The options that the form describes, with canonical paths. Raises OptionError with every problem.
 
-        A name without a folder means a file in the folder of runs. A file that is there already is never written over.
+        A name without a folder means a file in the folder of runs. A file that is there already is never written over. settled holds
+        paths that the studio decides.
         """
         known = form.shown_fields(tool)
-        values = {name: form.from_text(known[name], text) for name, text in texts.items() if name in known and name != REPORT}
+        settled = settled or {}
+        asked = {name: text for name, text in texts.items() if name in known and name != REPORT and name not in settled}
+        values = {name: form.from_text(known[name], text) for name, text in asked.items()}
         problems: list[Problem] = []
         for name, value in values.items():
             if known[name].show.kind not in ("file", "folder") or value is None:
@@ -98,7 +109,7 @@ class ToolBench:
         if isinstance(target, str) and Path(target).exists():
             problems.append(Problem(OUTPUT, f"{OUTPUT}: {target} is there already; choose another name, or move it away first"))
         try:
-            built = flat.build(tool, values)
+            built = flat.build(tool, {**values, **settled})
         except OptionError as err:
             raise OptionError([*problems, *err.problems]) from err
         if problems:
@@ -116,37 +127,44 @@ class ToolBench:
             return place
 
     def start(self, tool_name: str, texts: Mapping[str, Any]) -> Started:
-        """Starts a tool. Raises OptionError."""
+        """Starts a tool of the Tools tab. Raises OptionError."""
         tool = TOOLS.get(tool_name)
-        if tool is None:
+        if tool is None or tool.family:
             raise OptionError(f"there is no tool {tool_name}; reload the page")
-        options = self.options(tool, texts)
-        path = self._new_folder(tool_name)
+        return self._start(self._new_name(tool), tool, texts, self.options(tool, texts))
+
+    def draw(self, tool: type[ToolOptions], run: Path, model: Path, texts: Mapping[str, Any]) -> Started:
+        """Starts a drawing tool with a saved file of the run in this folder. Raises OptionError."""
+        name = self._new_name(tool)
+        options = self.options(tool, texts, {MODEL: str(model), PICTURES: str(run / DRAWN / name)})
+        return self._start(name, tool, texts, options, run.name)
+
+    def _start(self, name: str, tool: type[ToolOptions], texts: Mapping[str, Any], options: ToolOptions, of_run: str = "") -> Started:
+        path = self._output_dir / FOLDER / name
+        try:
+            path.mkdir(parents=True)
+        except OSError as err:
+            raise OptionError(f"the folder {path} cannot be made: {err.strerror}") from err
         argv = [sys.executable, str(SCRIPTS / tool.script), *flat.to_argv(options), f"--{REPORT}={path / 'report.json'}"]
         output = flat.flatten(options).get(OUTPUT)
         kept = {name: text for name, text in texts.items() if isinstance(text, str | bool)}
-        order = Order(tool_name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""))
+        order = Order(tool.name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""), of_run=of_run)
         pid = processes.start(path, argv, order.run_id, path / "console.log")
         process = processes.living(pid)
         _write(path, replace(order, pid=pid, create_time=processes.created(process) if process else 0.0))
         return self.find(path.name)
 
-    def _new_folder(self, tool_name: str) -> Path:
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = self._output_dir / FOLDER / f"{stamp}-{uuid.uuid4().hex[:4]}-{tool_name}"
-        try:
-            path.mkdir(parents=True)
-        except OSError as err:
-            raise OptionError(f"the folder {path} cannot be made: {err.strerror}") from err
-        return path
+    @staticmethod
+    def _new_name(tool: type[ToolOptions]) -> str:
+        return f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}-{tool.name}"
 
     def find(self, name: str) -> Started:
         """The start with this folder name. Names are compared, never joined to a path. Raises KeyError."""
         return {started.name: started for started in self._all()}[name]
 
-    def recent(self) -> list[Started]:
-        """The newest starts, newest first."""
-        return self._all()[:MAX_LISTED]
+    def recent(self, of_run: str = "") -> list[Started]:
+        """The newest starts, newest first: those of the Tools tab, or those that drew with the files of a run."""
+        return [started for started in self._all() if started.order.of_run == of_run][:MAX_LISTED]
 
     def _all(self) -> list[Started]:
         processes.collect()
@@ -200,17 +218,29 @@ def _state(path: Path, order: Order) -> State:
     return "died" if code is None else "finished" if code == 0 else "failed"
 
 
+def drawing_tool(config: Path) -> type[ToolOptions] | None:
+    """The tool that draws with the saved files of the run that has this config.toml; None for families without one."""
+    try:
+        family = flat.run_of(flat.read_toml(config)).family
+    except OptionError:
+        # Settings of another program, or of another version.
+        return None
+    return next((tool for tool in TOOLS.values() if tool.family == family), None)
+
+
 def specification(output_dir: Path) -> dict[str, Any]:
-    """The forms of all tools, as tools.js draws them."""
-    tools = []
-    for tool in TOOLS.values():
-        fields = [
-            {**form.specification(field), "basic": field.show.basic or field.required}
-            for name, field in form.shown_fields(tool).items()
-            if name != REPORT
-        ]
-        tools.append({"name": tool.name, "label": tool.label, "about": " ".join((tool.__doc__ or "").split()), "fields": fields})
-    return {"tools": tools, "folder": str(output_dir)}
+    """The forms of the tools of the Tools tab, as tools.js draws them."""
+    return {"tools": [form_of(tool) for tool in TOOLS.values() if not tool.family], "folder": str(output_dir)}
+
+
+def form_of(tool: type[ToolOptions], without: Collection[str] = ()) -> dict[str, Any]:
+    """The form of a tool; the report's file is the studio's affair, and so are the options in `without`."""
+    fields = [
+        {**form.specification(field), "basic": field.show.basic or field.required}
+        for name, field in form.shown_fields(tool).items()
+        if name != REPORT and name not in without
+    ]
+    return {"name": tool.name, "label": tool.label, "about": " ".join((tool.__doc__ or "").split()), "fields": fields}
 
 
 def suggested(context: Context, bench: ToolBench) -> list[str]:
@@ -226,7 +256,8 @@ def suggested(context: Context, bench: ToolBench) -> list[str]:
     return [str(path) for path in sorted(found, key=lambda path: -found[path])][:MAX_SUGGESTED]
 
 
-def _row(started: Started) -> dict[str, Any]:
+def row(started: Started) -> dict[str, Any]:
+    """A start as a line of a list."""
     order = started.order
     output = Path(order.output) if order.output else None
     return {
@@ -238,17 +269,24 @@ def _row(started: Started) -> dict[str, Any]:
     }
 
 
-def _detail(started: Started, offset: int) -> dict[str, Any]:
+def report(started: Started) -> Any:
+    """The report of a start that has ended; None when there is none, or one that is too large to show."""
+    file = started.path / "report.json"
+    small = file.is_file() and file.stat().st_size <= MAX_REPORT_BYTES
+    return _json(file) if small and started.state != "running" else None
+
+
+def detail(started: Started, offset: int) -> dict[str, Any]:
+    """A start in full; offset: how far its console has been read, -1 for a first look."""
     chunk = console.read_console(started.path / "console.log", offset)
     percent = _PERCENT.findall(chunk.open)
-    report = started.path / "report.json"
-    small = report.is_file() and report.stat().st_size <= MAX_REPORT_BYTES
+    file = started.path / "report.json"
     return {
-        **_row(started),
+        **row(started),
         "console": asdict(chunk),
         "percent": min(100, int(percent[-1])) if percent else None,
-        "report": _json(report) if small and started.state != "running" else None,
-        "reportFile": str(report) if report.is_file() else "",
+        "report": report(started),
+        "reportFile": str(file) if file.is_file() else "",
         "command": {shell: shown(list(started.order.argv), shell) for shell in ("sh", "powershell")},
         "texts": started.order.texts,
     }
@@ -259,7 +297,7 @@ def routes(context: Context) -> list[Route]:
     bench = ToolBench(context.output_dir, context.roots)
 
     def tools(_request: Request) -> Response:
-        now = {"files": suggested(context, bench), "runs": [_row(item) for item in bench.recent()]}
+        now = {"files": suggested(context, bench), "runs": [row(item) for item in bench.recent()]}
         return JSONResponse({**specification(context.output_dir), **now})
 
     async def start(request: Request) -> Response:
@@ -273,12 +311,12 @@ def routes(context: Context) -> list[Route]:
             started = await run_in_threadpool(bench.start, str(order.get("tool")), order["texts"])
         except OptionError as err:
             return JSONResponse({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
-        return JSONResponse({"run": _row(started)})
+        return JSONResponse({"run": row(started)})
 
     def one(request: Request) -> Response:
         try:
             offset = int(request.query_params.get("console", "-1"))
-            return JSONResponse(_detail(bench.find(request.path_params["name"]), offset))
+            return JSONResponse(detail(bench.find(request.path_params["name"]), offset))
         except ValueError:
             return JSONResponse({"detail": "console is a whole number."}, 400)
         except KeyError:

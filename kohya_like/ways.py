@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FAMILIES = {"sdxl": "SDXL", "sd": "SD 1.5 / 2.x", "flux": "FLUX", "qwen_edit": "Qwen-Image-Edit"}
+FAMILIES = {"sdxl": "SDXL", "sd": "SD 1.5 / 2.x", "flux": "FLUX", "qwen_edit": "Qwen-Image-Edit", "zimage": "Z-Image", "ddpm": "Small DDPM"}
 """Model families by their name in RUNS, as the page writes them, in its order; one that is not listed is written as its name."""
 
 
@@ -29,7 +29,7 @@ class Way:
     first: tuple[str, ...] = ()
     """Options at the top of their accordion."""
     hidden: tuple[str, ...] = ()
-    """Options of the other way with the same method."""
+    """Options of the other way with the same method, or of no use here."""
     opens: bool = False
     """The accordion of the first options is open from the start."""
 
@@ -55,6 +55,13 @@ WAYS = (
         "The whole model learns from many pictures with captions, in text files or one metadata file.",
         title="Captions and metadata",
         first=("in_json", "dataset_config", "dataset_repeats"),
+        hidden=_CLASS_PICTURES,
+    ),
+    Way(
+        "scratch",
+        "From nothing",
+        "scratch",
+        "A small model that learns everything from your captioned pictures, its tokenizer included.",
         hidden=_CLASS_PICTURES,
     ),
 )

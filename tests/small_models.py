@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from diffusers import (
     DiffusionPipeline,
     EulerDiscreteScheduler,
@@ -13,9 +16,54 @@ from diffusers import (
     SchedulerMixin,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
+    ZImagePipeline,
 )
 
 from sd_scripts.library.protocols import Parts
+from sd_scripts.schema.model import ModelOptions
+from sd_scripts.schema.runs import RUNS
+
+NEW_MODEL: dict[str, Any] = {
+    "base_channels": 16,
+    "channel_multipliers": "1,2",
+    "layers_per_block": 1,
+    "attention_levels": "1",
+    "attention_head_dim": 8,
+    "text_width": 24,
+    "text_layers": 2,
+    "text_heads": 2,
+    "text_dropout": 0.1,
+    "vocab_size": 300,
+    "max_token_length": 32,
+    "self_conditioning": True,
+    "vae": "toy",
+}
+"""Options of a small model, for runs that make theirs; with everything that is drawn at random."""
+SMALL_DDPM: dict[str, Any] = {
+    "base_channels": 8,
+    "channel_multipliers": (1, 2),
+    "layers_per_block": 1,
+    "attention_levels": (1,),
+    "attention_head_dim": 8,
+    "max_token_length": 16,
+    "text_width": 16,
+    "text_layers": 1,
+    "text_heads": 2,
+    "vocab_size": 270,
+}
+"""Options of a still smaller one on pixels, for tests in this process."""
+
+
+def model_given(method: str, base: Path | str) -> dict[str, Any]:
+    """The options that name or describe the model of a run by this method."""
+    return dict(NEW_MODEL) if method == "scratch" else {"pretrained_model_name_or_path": base}
+
+
+def model_options(family: str) -> type[ModelOptions]:
+    """The options of the model in the runs of a family."""
+    found: Any = next(run for (name, _), run in RUNS.items() if name == family).model_fields["model"].annotation
+    assert issubclass(found, ModelOptions)
+    return found
 
 
 def pipeline_of(
@@ -80,6 +128,19 @@ def qwen_pipeline_of(parts: Parts) -> DiffusionPipeline:
         transformer=parts.backbone,
         scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
         **({} if parts.processor is None else {"processor": parts.processor}),
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def zimage_pipeline_of(parts: Parts) -> ZImagePipeline:
+    """The parts of a Z-Image model in diffusers' pipeline; the networks are shared, not copied."""
+    pipeline = ZImagePipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders["te1"],
+        tokenizer=parts.tokenizers["te1"],
+        transformer=parts.backbone,
+        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts.scheduler_config),
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

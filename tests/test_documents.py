@@ -19,6 +19,7 @@ import gui
 from kohya_like import exporting
 from sd_scripts.dataset.config import read_config
 from sd_scripts.schema import flat
+from sd_scripts.schema.cluster import ClusterOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.predict import QwenImagePredict
@@ -31,13 +32,13 @@ from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_tex
 OPTIONS = {name: field for run in reversed(RUNS.values()) for name, field in flat.fields(run).items()}
 """Of all kinds of run; where they differ, the field of the first kind."""
 OWN_FLAGS = {"config_file", "run_dir", "dry_run", "cache_only", "network_args"}
-COMMANDS = {tool.script: tool for tool in (*TOOLS.values(), QwenImagePredict)}
+COMMANDS = {tool.script: tool for tool in (*TOOLS.values(), QwenImagePredict, ClusterOptions)}
 """What is not a training, by its script."""
 SCRIPTS = {run.script: run for run in RUNS.values()}
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
 LAUNCHER_FLAGS = {"num_processes", "num_machines", "mixed_precision", "dynamo_backend", "multi_gpu"}
-OTHER_FLAGS = {"all", "help", "test", "index-url"}
-"""Of setup.sh, gui.py, the doctor and pip."""
+OTHER_FLAGS = {"all", "help", "test", "index-url", "check", "yes"}
+"""Of setup.sh, gui.py, the doctor, pip and the export for a cluster."""
 
 
 def page_ids(path: Path) -> str:

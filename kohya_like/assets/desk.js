@@ -166,9 +166,10 @@
       // The report is about what stands in the form; another file takes it away.
       if (value.fill) window.kl.showImport(imported, value.imported);
       if (value.output) showOutput(output, value.output);
-      if (value.output && value.download) download(value.output.name, value.output.toml);
+      if (value.output && value.download) download(value.output.name, new Blob([value.output.toml], { type: "text/plain" }));
       if (value.report !== undefined) showReport(report, value.report);
       if (value.seen) store(SEEN, true);
+      window.kl.foresee(0);
     }
     watch("value", () => props.value && answer(props.value));
   };
@@ -223,8 +224,10 @@
     area.remove();
   }
 
-  function download(name, text) {
-    const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  window.kl.download = download;
+
+  function download(name, blob) {
+    const url = URL.createObjectURL(blob);
     const link = make("a", { href: url, download: name });
     document.body.append(link);
     link.click();

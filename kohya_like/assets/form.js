@@ -90,6 +90,27 @@
   // An option that the chosen way leaves out is shown all the same when it has a value, since it will take effect, or a problem.
   const isShown = (spec) => !way.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
   const isGuest = (spec) => way.hidden.includes(spec.name);
+
+  // What a field needs before it has an effect is another option: any value but its default, or one of some values. One that the kind of
+  // run does not have is no hindrance.
+  const specOf = (name) => fieldsOf(run).find((spec) => spec.name === name);
+  function hindrance(spec) {
+    const [name, ...values] = spec.needs || [];
+    const other = name && specOf(name);
+    if (!other) return null;
+    const met = values.length ? values.includes(String(drafts[run][name])) : isChanged(other);
+    return hindrance(other) || (met ? null : { other, values });
+  }
+
+  const needed = new Set(schema.fields.flatMap((spec) => (spec.needs || []).slice(0, 1)));
+
+  // Without effect, and nobody has given it a value or asked for it: left out.
+  const isIdle = (spec) => !isChanged(spec) && !problems.has(spec.name) && !wanted.has(spec.name) && hindrance(spec) !== null;
+
+  function condition({ other, values }) {
+    if (values.length) return `${other.label} is ${values.join(" or ")}`;
+    return other.control === "check" ? `${other.label} is on` : `${other.label} is not ${shownDefault(other)}`;
+  }
   const ownerOf = (spec) => schema.ways.find((other) => other !== way && other.method === way.method && !other.hidden.includes(spec.name));
 
   function same(spec, left, right) {
@@ -152,7 +173,9 @@
     if (view) {
       publish(view);
       view.count();
+      countFolds(view);
     }
+    if (needed.has(spec.name)) applyFilter();
     saveSoon();
     listeners.forEach((listen) => listen());
   }
@@ -199,6 +222,7 @@
   // Brings options on the page that the chosen way leaves out, once they have a value or a problem.
   function showMore() {
     for (const view of views.values()) if (view.isStale()) view.draw();
+    applyFilter();
   }
 
   function choose(family, name) {
@@ -269,7 +293,7 @@
   function drawControl(spec) {
     const node = input(spec);
     const isCheck = spec.control === "check";
-    const wide = ["area", "lines", "prompts"].includes(spec.control) || (spec.group === "Basics" && spec.control === "text");
+    const wide = ["area", "lines", "prompts", "start", "gpus"].includes(spec.control) || (spec.group === "Basics" && spec.control === "text");
     const facts = [spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`].filter(Boolean).join(" · ");
     const help = make("p", { class: "kl-help", id: `${id(spec.name)}-help` }, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts }));
     const error = make("p", { class: "kl-error", id: `${id(spec.name)}-error`, hidden: true });
@@ -289,7 +313,8 @@
     }
     const owner = isGuest(spec) && ownerOf(spec);
     const guest = owner && make("p", { class: "kl-note kl-guest", text: `An option of ${owner.label}, shown because it is set and takes effect.` });
-    const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, guest || null, body, error, help);
+    const idle = spec.needs && make("p", { class: "kl-note", hidden: true });
+    const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, guest || null, idle || null, body, error, help);
     const read = () => (isCheck ? node.checked : node.value);
 
     function set(text) {
@@ -310,6 +335,12 @@
         const changed = isChanged(spec);
         root.classList.toggle("kl-changed", changed);
         reset.hidden = !changed || spec.required === true;
+      },
+      explain() {
+        if (!spec.needs) return;
+        const missing = hindrance(spec);
+        idle.hidden = missing === null;
+        idle.textContent = missing ? `Has no effect until ${condition(missing)}.` : "";
       },
     };
     node.addEventListener(isCheck || spec.control === "select" ? "change" : "input", () => edit(spec, read()));
@@ -345,15 +376,74 @@
     return [{ about: way.title, specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
   }
 
-  function drawBlocks(blocks) {
-    return blocks.map(({ about, specs }) => make("div", { class: "kl-block" },
-      blocks.length > 1 ? make("h3", { class: "kl-about", text: about }) : null,
-      make("div", { class: "kl-grid" }, ...specs.map(drawControl))));
+  // What is built of a view is noted in it: areas are {specs, more}, folds, which hide some of them, {specs, fold, count, opened}.
+  function drawBlocks(view, blocks) {
+    return blocks.map(({ about, specs }) => {
+      const folds = [...new Set(specs.map((spec) => spec.fold).filter(Boolean))];
+      return make("div", { class: "kl-block" }, blocks.length > 1 ? make("h3", { class: "kl-about", text: about }) : null,
+        ...drawFields(view, specs.filter((spec) => !spec.fold)), ...folds.map((title) => drawFold(view, title, specs.filter((spec) => spec.fold === title))));
+    });
+  }
+
+  // Fields, and a button for each condition that some of them wait for.
+  function drawFields(view, specs) {
+    const more = make("div", { class: "kl-waiting" });
+    view.areas.push({ specs, more });
+    return [make("div", { class: "kl-grid" }, ...specs.map(drawControl)), more];
+  }
+
+  function drawFold(view, title, specs) {
+    const count = make("span", { class: "kl-facts" });
+    const fold = make("details", { class: "kl-fold" }, make("summary", {}, make("span", { text: title }), count), ...drawFields(view, specs));
+    view.folds.push({ specs, fold, count, opened: null });
+    return fold;
+  }
+
+  function countFolds(view) {
+    for (const { specs, count } of view.folds) {
+      const changed = specs.filter(isChanged).length;
+      count.textContent = changed ? `${changed} changed` : plural(specs.length, "setting", "settings");
+    }
+  }
+
+  // Shows and leaves out what is built of a group: what a search finds, or else what has an effect.
+  function tidy(view) {
+    const active = isSifting();
+    for (const { specs, more } of view.areas) {
+      const waiting = new Map();
+      for (const spec of specs) {
+        const control = controls.get(spec.name);
+        control.root.hidden = active ? !matches(spec) : isIdle(spec);
+        control.explain();
+        if (!control.root.hidden || active) continue;
+        const text = condition(hindrance(spec));
+        waiting.set(text, [...(waiting.get(text) || []), spec]);
+      }
+      more.replaceChildren(...[...waiting].map(([text, idle]) => make("button", {
+        type: "button", class: "kl-quiet", text: `Show ${plural(idle.length, "more setting", "more settings")}, for when ${text}`,
+        onclick: () => {
+          idle.forEach((spec) => wanted.add(spec.name));
+          tidy(view);
+          controls.get(idle[0].name).focus();
+        },
+      })));
+    }
+    countFolds(view);
+    for (const each of view.folds) {
+      const shown = each.specs.filter((spec) => !controls.get(spec.name).root.hidden);
+      const wrong = each.specs.some((spec) => problems.has(spec.name));
+      each.fold.hidden = active && !shown.length;
+      if (active && each.opened === null) each.opened = each.fold.open;
+      if (active) each.fold.open = shown.length > 0;
+      else if (each.opened !== null) each.fold.open = each.opened;
+      if (!active) each.opened = null;
+      if (wrong) each.fold.open = true;
+    }
   }
 
   parts.fieldset = ({ root, props, detail: title }) => {
     const basics = title === "Basics";
-    const view = { title, props, details: null, built: false, specs: [], draw, count() {}, build() {}, unfold() {}, isStale };
+    const view = { title, props, details: null, built: false, specs: [], areas: [], folds: [], draw, count() {}, build() {}, unfold() {}, isStale };
     views.set(title, view);
     let drawn = null;
 
@@ -365,11 +455,14 @@
     function draw() {
       const wasOpen = drawn === `${run} ${way.name}` && view.details && view.details.open;
       drawn = `${run} ${way.name}`;
+      // An option may stand in another group now, whose control is drawn already.
+      for (const spec of view.specs) if (controls.has(spec.name) && root.contains(controls.get(spec.name).root)) controls.delete(spec.name);
       root.replaceChildren();
       view.built = false;
+      view.areas = [];
+      view.folds = [];
       view.details = null;
       view.count = view.build = view.unfold = () => {};
-      for (const spec of view.specs) controls.delete(spec.name);
       const blocks = ordered(title);
       const specs = (view.specs = blocks.flatMap((block) => block.specs));
       root.hidden = specs.length === 0;
@@ -380,9 +473,10 @@
         view.built = true;
         fillBody();
         for (const spec of specs) showProblem(spec.name);
+        tidy(view);
       };
       const fillBody = () => {
-        const [first, ...rest] = drawBlocks(blocks);
+        const [first, ...rest] = drawBlocks(view, blocks);
         body.append(first);
         if (!rest.length) return;
         const others = make("div", { class: "kl-rest" }, ...rest);
@@ -433,11 +527,13 @@
 
   // ---- search, filter, open and close
 
+  const isSifting = () => filter.words.length > 0 || filter.changed;
+
   function applyFilter() {
-    const active = filter.words.length > 0 || filter.changed;
+    const active = isSifting();
     if (active && !filter.opened) filter.opened = new Map([...views].map(([title, view]) => [title, Boolean(view.details && view.details.open)]));
     let total = 0;
-    const elsewhere = filter.words.length ? fieldsOf(run).filter((spec) => !isShown(spec) && matches(spec)) : [];
+    const elsewhere = filter.words.length ? fieldsOf(run).filter((spec) => !isShown(spec) && ownerOf(spec) && matches(spec)) : [];
     for (const view of views.values()) {
       const { title, specs } = view;
       const found = new Set(specs.filter((spec) => matches(spec)).map((spec) => spec.name));
@@ -447,13 +543,12 @@
         view.details.hidden = active && !found.size;
         view.details.open = active ? found.size > 0 : filter.opened ? filter.opened.get(title) === true : view.details.open;
       }
-      for (const spec of specs) if (controls.has(spec.name)) controls.get(spec.name).root.hidden = active && !found.has(spec.name);
+      tidy(view);
     }
     if (!active) filter.opened = null;
     document.body.classList.toggle("kl-sifting", active);
     document.querySelectorAll(".kl-fieldset .kl-about").forEach((heading) => {
-      const grid = heading.nextElementSibling;
-      heading.hidden = active && ![...grid.children].some((field) => !field.hidden);
+      heading.hidden = active && ![...heading.parentElement.querySelectorAll(".kl-field")].some((field) => !field.hidden);
     });
     return { active, total, elsewhere };
   }
@@ -482,6 +577,7 @@
         if (open) view.build();
         view.details.open = open;
         view.unfold();
+        for (const { fold } of view.folds) fold.open = open;
       }
     };
     search.addEventListener("input", update);
@@ -505,8 +601,11 @@
     if (view.isStale()) view.draw();
     view.build();
     if (view.details) view.details.open = true;
+    applyFilter();
     let control = controls.get(name);
     if (control.root.closest(".kl-rest")) view.unfold();
+    const fold = control.root.closest(".kl-fold");
+    if (fold) fold.open = true;
     if (control.root.hidden || (view.details && view.details.hidden)) {
       filter.clear();
       if (view.details) view.details.open = true;

@@ -6,7 +6,7 @@
   if (kl.live) return;
 
   const { make, say, figure, duration, bytes, address, withToken, ask, repeat, Refused } = kl.tools;
-  const { Curve, Previews, Console } = kl;
+  const { Curve, Times, Gpus, Previews, Draw, Console } = kl;
   const WORDS = {
     queued: "Waiting",
     running: "Running",
@@ -71,7 +71,10 @@
       this.cause = make("div", { class: "kr-cause", hidden: true });
       this.warnings = make("div", { class: "kr-warnings", hidden: true });
       this.curve = new Curve(compact);
+      this.times = new Times(compact);
+      this.gpus = new Gpus(compact);
       this.previews = new Previews(compact);
+      this.draw = new Draw(compact);
       this.console = new Console();
       this.files = make("section", { class: "kr-files", "aria-label": "Files", hidden: true }, make("h3", { text: "Files" }));
       this.fileList = make("ul");
@@ -88,13 +91,17 @@
         this.cause,
         this.tileBox,
         this.curve.root,
+        this.times.root,
+        this.gpus.root,
         this.warnings,
         this.previews.root,
+        this.draw.root,
         compact ? null : this.files,
         this.console.root,
       );
       this.root.hidden = true;
       this.poll = repeat(options.element, () => this.read());
+      repeat(options.element, () => this.readMachine());
     }
 
     buttons() {
@@ -104,7 +111,8 @@
       this.resume = button("Resume", () => this.order("resume", "Continues from the last saved state."), "kr-primary");
       this.use = button("Use these settings", () => this.options.use(this.name));
       this.copy = button("Copy command", () => this.copyCommand());
-      return make("div", { class: "kr-actions", role: "group", "aria-label": "This run" }, this.stop, this.kill, this.resume, this.use, this.copy);
+      this.drawButton = button("Draw", () => this.draw.open());
+      return make("div", { class: "kr-actions", role: "group", "aria-label": "This run" }, this.stop, this.kill, this.resume, this.drawButton, this.use, this.copy);
     }
 
     forget() {
@@ -119,6 +127,9 @@
       this.root.hidden = true;
       say(this.status, "");
       this.previews.reset();
+      this.draw.reset();
+      this.gpus.reset();
+      for (const name of ["Processor", "Memory now"]) this.tile(name, null, "");
       this.poll();
     }
 
@@ -136,6 +147,25 @@
         if (name === this.name) this.trouble(error);
         return 2;
       }
+    }
+
+    async readMachine() {
+      const name = this.name;
+      const running = !this.root.hidden && this.root.dataset.state === "running";
+      if (!running) {
+        this.gpus.root.hidden = true;
+        return 0.5;
+      }
+      try {
+        const answer = await ask(address(name, `/machine?since=${this.gpus.since}`));
+        if (name !== this.name) return 0;
+        this.gpus.update(answer);
+        this.usage(answer.usage);
+      } catch (error) {
+        // The other poll says so.
+        console.info("No readings of the machine:", error.message);
+      }
+      return 2;
     }
 
     trouble(error) {
@@ -188,6 +218,7 @@
       this.figures(answer);
       const fresh = answer.generation !== this.have.generation;
       this.curve.update(answer, fresh);
+      this.times.update(this.curve.points);
       this.console.update(answer.console);
       if (answer.samples) this.lists(answer);
       this.why(answer);
@@ -236,20 +267,21 @@
       this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null, "of the training");
       const wait = answer.data_fetch && seconds ? (100 * answer.data_fetch) / seconds : null;
       this.tile("Waiting for data", wait === null ? null : `${figure(wait, 2)} %`, "of a step");
-      if (answer.gpu) {
-        const all = answer.gpu.aggregate;
-        const many = answer.gpu.devices.length > 1 ? `${answer.gpu.devices.length} GPUs` : answer.gpu.devices[0].name;
-        this.tile("GPU", all.utilisation_percent === null ? null : `${Math.round(all.utilisation_percent)} %`, many);
-        const memory = all.memory_used_gib === null ? null : `${figure(all.memory_used_gib, 3)} GiB`;
-        this.tile("GPU memory", memory, all.memory_total_gib ? `of ${figure(all.memory_total_gib, 3)} GiB` : "");
-        const heat = [all.temperature_celsius === null ? "" : `${all.temperature_celsius} °C`, all.power_watts === null ? "" : `${Math.round(all.power_watts)} W`];
-        this.tile("Heat and power", heat.filter(Boolean).join(" · ") || null, "");
-      }
-      if (answer.usage) {
-        this.tile("Processor", answer.usage.cpu_percent === undefined ? null : `${Math.round(answer.usage.cpu_percent)} %`, "100 % is one core");
-        this.tile("Memory now", `${figure(answer.usage.memory_gib, 3)} GiB`, `of ${figure(answer.usage.memory_total_gib, 3)} GiB`);
-      }
-      if (answer.state !== "running") for (const name of ["GPU", "GPU memory", "Heat and power", "Processor", "Memory now"]) this.tile(name, null, "");
+      this.session(answer);
+      if (answer.state !== "running") this.usage(null);
+    }
+
+    session({ session, total, sessions }) {
+      const pauses = (seconds) => (seconds >= 0.5 ? `, ${duration(seconds)} in pauses` : "");
+      const steps = session.steps === 1 ? "1 step" : `${session.steps.toLocaleString()} steps`;
+      this.tile("This session", session.steps ? duration(session.trained_seconds) : null, `${steps}${pauses(session.paused_seconds)}`);
+      const many = sessions > 1 || (sessions === 1 && !session.steps);
+      this.tile("In total", many ? duration(total.trained_seconds) : null, `${sessions} sessions${pauses(total.paused_seconds)}`.replace(/^1 sessions/, "1 session"));
+    }
+
+    usage(usage) {
+      this.tile("Processor", usage && usage.cpu_percent !== undefined ? `${Math.round(usage.cpu_percent)} %` : null, "100 % is one core");
+      this.tile("Memory now", usage ? `${figure(usage.memory_gib, 3)} GiB` : null, usage ? `of ${figure(usage.memory_total_gib, 3)} GiB` : "");
     }
 
     tile(name, value, note) {
@@ -269,19 +301,24 @@
     lists(answer) {
       this.command = answer.command;
       this.previews.update(answer.name, answer.samples);
+      this.draw.update(answer.name, answer.draws, answer.samples);
+      // Verify knows files for a base model, not models of a family that draws by itself.
+      this.drawsPictures = answer.draws;
+      this.drawButton.hidden = !answer.draws;
       this.warnings.hidden = answer.warnings.length === 0;
       const items = answer.warnings.map(([text, count]) => make("li", { text: count > 1 ? `${text} (${count} times)` : text }));
       this.warnings.replaceChildren(make("h3", { text: items.length === 1 ? "Warning" : "Warnings" }), make("ul", {}, ...items));
       this.files.hidden = answer.files.length === 0;
       const links = answer.files.map((file) => {
-        const href = withToken(address(answer.name, `/file/${encodeURIComponent(file.name)}`));
-        return make("li", {}, make("a", { href, download: file.name, text: file.name }), make("span", { class: "kr-size", text: bytes(file.bytes) }), this.verifier(file));
+        const href = withToken(address(answer.name, `/file/${file.name.split("/").map(encodeURIComponent).join("/")}`));
+        const about = [file.note, bytes(file.bytes)].filter(Boolean).join(" · ");
+        return make("li", {}, make("a", { href, download: file.name.split("/").pop(), text: file.name }), make("span", { class: "kr-size", text: about }), this.verifier(file));
       });
       this.fileList.replaceChildren(...links);
     }
 
     verifier(file) {
-      if (!/\.safetensors$/i.test(file.name) || !kl.openTool) return null;
+      if (!/\.safetensors$/i.test(file.name) || !kl.openTool || this.drawsPictures) return null;
       return make("button", { type: "button", class: "kr-button", text: "Verify", "aria-label": `Verify ${file.name}`, onclick: () => kl.openTool("verify_lora", { model: file.path }) });
     }
 

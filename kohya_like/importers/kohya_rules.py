@@ -12,7 +12,7 @@ from sd_scripts.schema import prompts
 from sd_scripts.schema.samples import SAMPLERS, SampleOptions
 
 from .kohya_sheet import KohyaSheet, Table, rules
-from .sheet import is_empty, is_off, number, shown
+from .sheet import is_empty, is_off, number, parts, shown
 
 RULES: Table = {}
 rule = rules(RULES)
@@ -43,20 +43,73 @@ def _state_of_the_page(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "captions are read beside the pictures and latents are cached by themselves; in_json takes a metadata file")
 
 
-@rule("num_processes", "num_machines")
+# --- the start -------------------------------------------------------------------------------------------------------
+
+
+def _num_processes(sheet: KohyaSheet) -> int:
+    """Processes on all machines, as accelerate launch was told."""
+    return max(1, int(sheet.number("num_processes") or 1))
+
+
+def _has_several(sheet: KohyaSheet) -> bool:
+    return _num_processes(sheet) > 1 or (sheet.number("num_machines") or 1) > 1
+
+
+@rule("num_processes")
 def _processes(sheet: KohyaSheet, key: str) -> None:
-    if (sheet.number(key) or 1) <= 1:
+    machines = max(1, int(sheet.number("num_machines") or 1))
+    if _num_processes(sheet) == 1:
         sheet.skip(key, "one is what a run has")
+        return
+    sheet.put("multi_gpu", True, key)
+    here = _num_processes(sheet) // machines
+    if len(parts(sheet.value("gpu_ids") or "")) == here:
+        sheet.write(key, "renamed", "multi_gpu = on, with a process for each of gpu_ids")
     else:
-        sheet.refuse(key, "the page starts one process; for more, print the command and start it with accelerate launch")
+        sheet.take(
+            key, "num_gpus", here, "with multi_gpu on" + (f"; a part of {_num_processes(sheet)} on each machine" if machines > 1 else "")
+        )
 
 
-@rule("multi_gpu", "gpu_ids", "main_process_port", "extra_accelerate_launch_args")
-def _launching(sheet: KohyaSheet, key: str) -> None:
+@rule("multi_gpu")
+def _multi_gpu(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
+        sheet.skip(key, "num_processes says it" if _has_several(sheet) else "it is off")
+    elif not _has_several(sheet):
+        sheet.skip(key, "num_processes is 1, so one process trained")
     else:
-        sheet.refuse(key, "it belongs to the start, not to the settings; choose the GPU with CUDA_VISIBLE_DEVICES")
+        sheet.take(key, key, True)
+
+
+@rule("gpu_ids")
+def _gpus(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)) and str(sheet.value(key)).strip() != "0":
+        sheet.skip(key, "it is empty")
+    elif str(sheet.value(key)).strip() == "all":
+        sheet.skip(key, "all is what an empty list means")
+    elif not _has_several(sheet) and len(parts(sheet.value(key))) > 1:
+        sheet.take(key, key, parts(sheet.value(key))[:1], "num_processes is 1, so one process trained on the first of them")
+    else:
+        sheet.take(key, key, parts(sheet.value(key)))
+
+
+@rule("num_machines", "machine_rank")
+def _machines(sheet: KohyaSheet, key: str) -> None:
+    if (sheet.number("num_machines") or 1) <= 1:
+        sheet.skip(key, "one machine is what a run has")
+    else:
+        sheet.put("multi_gpu", True, key)
+        sheet.take(key, key, sheet.value(key))
+
+
+@rule("main_process_port", "main_process_ip")
+def _meeting_place(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is empty or 0")
+    elif not _has_several(sheet) or (key == "main_process_ip" and (sheet.number("num_machines") or 1) <= 1):
+        sheet.skip(key, "processes of one machine find each other by themselves" if _has_several(sheet) else "one process meets nobody")
+    else:
+        sheet.take(key, key, sheet.value(key))
 
 
 @rule("sd3_checkbox", "hunyuan_image_checkbox", "anima_checkbox", "lumina_checkbox", "model_type")

@@ -98,7 +98,7 @@ def _opened_row(sheet: KohyaSheet, key: str, names: list[str]) -> None:
 
 
 def opened(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, list[str]]]:
-    """The settings with network_args and additional_parameters opened into names of their own, which win; and what each became."""
+    """The settings with network_args and pieces of command lines opened into names of their own, which win; and what each became."""
     merged = dict(given)
     split: dict[str, list[str]] = {}
     if "network_args" in given:
@@ -106,10 +106,11 @@ def opened(given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, li
         found: dict[str, object] = {key.strip(): text.strip() for key, equals, text in pairs if key.strip() and equals}
         split["network_args"] = list(found)
         merged |= found
-    if "additional_parameters" in given:
-        found = _flags(given["additional_parameters"])
-        split["additional_parameters"] = list(found)
-        merged |= found
+    for key in ("additional_parameters", "extra_accelerate_launch_args"):
+        if key in given:
+            found = _flags(given[key])
+            split[key] = list(found)
+            merged |= found
     return merged, split
 
 

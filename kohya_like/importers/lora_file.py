@@ -106,7 +106,11 @@ def _of_ours(name: str, header: Header) -> Imported:
             sheet.take(key, key, value)
         else:
             sheet.refuse(key, sheet.advice(key, value))
-    found = sheet.settle(f"{OWN_ORIGIN}: {run.label}", _missing_of_ours(settings, base))
+    missing = _missing_of_ours(settings, base)
+    if not base and not sheet.known["pretrained_model_name_or_path"].required:
+        # A model from nothing has no base.
+        del missing["pretrained_model_name_or_path"]
+    found = sheet.settle(f"{OWN_ORIGIN}: {run.label}", missing)
     rows = [Row(CONFIG, "…", "taken", f"{len(settings)} settings, which follow")]
     others = [_fact(key, text) for key, text in header.texts.items() if key != CONFIG]
     return Imported(found.run, found.values, rows + found.rows + others, found.missing, found.origin)

@@ -10,20 +10,20 @@ from typing import Any
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 
-from . import kohya_ss, lora_file, own_toml, qwen_yaml, safetensors_header
+from . import acrf, kohya_ss, lora_file, own_toml, qwen_yaml, safetensors_header
 from .report import Imported
 
 MAX_TEXT_BYTES = 4 << 20
 """More than any configuration; a larger file is something else."""
 _ACCEPTED = (
     "a kohya_ss configuration (.json or .toml), an sd-scripts configuration (.toml), a file of Save TOML, a qwen-image-finetune "
-    "configuration (.yaml), or a LoRA (.safetensors)"
+    "configuration (.yaml), one of the AC-RF trainer (.toml or .json), or a LoRA (.safetensors)"
 )
 
 
 def read(name: str, data: bytes) -> Imported:
-    """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, qwen-image-finetune's YAML, or a
-    LoRA .safetensors.
+    """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, qwen-image-finetune's YAML, the
+    AC-RF trainer's TOML or JSON, or a LoRA .safetensors.
 
     name is the file's name, for messages and as a hint at the family. Of a .safetensors file the header is enough (see
     safetensors_header.needed_bytes), so the page need not send the weights. Raises OptionError with a sentence for a file that is none
@@ -52,14 +52,19 @@ def _of_json(name: str, text: str) -> Imported:
     except (ValueError, RecursionError) as err:
         raise OptionError(f"{name} is not valid JSON: {err}") from err
     _no_data_set(name, given)
+    if acrf.looks_like(given):
+        return acrf.read(given)
     if not kohya_ss.looks_like_kohya(given):
         raise OptionError(f"{name} has no settings that kohya_ss saves; give {_ACCEPTED}")
     return kohya_ss.from_json(given, name)
 
 
 def _of_toml(name: str, text: str) -> Imported:
+    tables = _tables(name, text)
+    if acrf.looks_like(tables):
+        return acrf.read(tables)
     if text.lstrip().startswith("["):
-        _no_data_set(name, _tables(name, text))
+        _no_data_set(name, tables)
     given = flat.parse_toml(text, name)
     if "script" in given:
         return own_toml.imported(given, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import get_args
 
@@ -17,7 +18,7 @@ SECRETS = {"wandb_api_key", "wandb_key", "huggingface_token"}
 HIDDEN = "…"
 PLACEHOLDER = "toy"
 """Stands for what the file cannot give while the rest is checked."""
-FAMILIES = {"sd": "Stable Diffusion", "sdxl": "SDXL", "flux": "FLUX"}
+FAMILIES = {"sd": "Stable Diffusion", "sdxl": "SDXL", "flux": "FLUX", "qwen_edit": "Qwen-Image-Edit", "zimage": "Z-Image"}
 _OFF_WORDS = ("", "none", "no", "false", "off", "default")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
 
@@ -175,8 +176,13 @@ class Sheet:
         """The other kinds of run that have this option, in words; empty when there is none."""
         having = {key for key, run in RUNS.items() if name in flat.fields(run)}
         by_family = {family: [method for kin, method in having if kin == family] for family in FAMILIES}
-        methods = {"network": "adapters", "full": "whole models"}
-        said = [FAMILIES[family] + ("" if len(found) == 2 else f" ({methods[found[0]]})") for family, found in by_family.items() if found]
+        all_of = Counter(kin for kin, _method in RUNS)
+        methods = {"network": "adapters", "full": "whole models", "scratch": "models from nothing"}
+        said = [
+            FAMILIES[family] + ("" if len(found) == all_of[family] else f" ({methods[found[0]]})")
+            for family, found in by_family.items()
+            if found
+        ]
         return " and ".join(said)
 
     def _is_default(self, field: FlatField, value: object) -> bool:

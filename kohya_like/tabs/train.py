@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import secrets
 import threading
+import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from sd_scripts.schema import flat
-from sd_scripts.schema.command import launch_command, shown
+from sd_scripts.schema import cluster, flat
+from sd_scripts.schema.command import launch_command, launch_environment, shown
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RUNS, RunOptions
 
-from .. import dataset_view, files, form, importers, live, look, presets
+from .. import dataset_view, files, form, gpu, importers, live, look, presets, resuming
 from ..context import Context, TrainDoor
+from ..gpu_drivers import Readings
 from ..supervisor import Job
 
 Answer = dict[str, Any]
@@ -70,9 +78,9 @@ class Desk:
             config = self._written(options, toml)
         except OptionError as err:
             return refusal(err)
-        command = launch_command(options, config=config)
+        command, environment = launch_command(options, config=config), launch_environment(options)
         output = {
-            "commands": {shell: shown(command, shell) for shell in ("sh", "powershell")},
+            "commands": {shell: shown(command, shell, environment) for shell in ("sh", "powershell")},
             "toml": toml,
             "name": f"{flat.flatten(options)['output_name']}.toml",
             "about": "Start runs exactly this, with the config.toml of the run's own folder. The file in the command is there already.",
@@ -91,13 +99,43 @@ class Desk:
         return path
 
     def start(self, payloads: Iterable[Any]) -> tuple[Answer, Job | None]:
-        """Starts the run on the page, or says what is wrong."""
+        """Starts the run on the page, or says what is wrong. Where it begins is what the page has shown."""
         try:
             options = self.options(payloads)
-            job = self.context.supervisor.start(options.script, options)
+            outlook = resuming.outlook(options, self._is_at_work)
+            if not outlook.starts:
+                raise OptionError(Problem("resume", f"resume: {outlook.text}"))
+            if outlook.kind == "from state":
+                options = flat.build(type(options), {**_given(options), "resume": str(outlook.state)})
+            job = self.context.supervisor.start(options.script, options, resume=outlook.run)
         except OptionError as err:
             return refusal(err), None
-        return answer(_begun(job), problems=[], seen=True), job
+        return answer(f"{outlook.text} {_begun(job)}", problems=[], seen=True), job
+
+    def _is_at_work(self, run: Path) -> bool:
+        job = self.context.supervisor.find(run.name)
+        return job is not None and job.path == run.resolve() and job.state in ("running", "queued")
+
+    def foresight(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """What Start would do with the form as it is. Nothing while something is wrong in it, unless it is the field resume."""
+        try:
+            return resuming.foresight(self.options([payload]), self._is_at_work).as_page()
+        except OptionError as err:
+            text = " ".join(str(problem) for problem in err.problems if problem.option == "resume")
+            return resuming.Foresight("refused" if text else "", text).as_page()
+
+    def exported(self, texts: Mapping[str, Any], payloads: Iterable[Any]) -> dict[str, Any]:
+        """The files that train what is in the form on a cluster, and the same as a .zip; or what is wrong. Nothing is started."""
+        try:
+            options = self.options(payloads)
+            known = form.shown_fields(cluster.ClusterOptions)
+            values = {name: form.from_text(known[name], text) for name, text in texts.items() if name in known}
+            made = cluster.files(options, flat.build(cluster.ClusterOptions, values).cluster)
+        except OptionError as err:
+            return {"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]}
+        name = f"{files.safe_name(options.output.output_name)}-{values.get('kind', 'slurm')}"
+        packed = base64.b64encode(_zipped(made, name)).decode()
+        return {"files": [{"name": file, "text": text} for file, text in made.items()], "name": f"{name}.zip", "zip": packed}
 
     def demo(self) -> tuple[Answer, Job | None]:
         """Puts the demo preset into the form and starts it."""
@@ -234,6 +272,22 @@ class Desk:
         return {**self.preset_list(), "message": f"Saved as {preset.title}."}, answer(problems=[])
 
 
+def _given(options: RunOptions) -> dict[str, Any]:
+    """All values but those that are None, which is always a default."""
+    return {name: value for name, value in flat.flatten(options).items() if value is not None}
+
+
+def _zipped(made: Mapping[str, str], folder: str) -> bytes:
+    """A .zip with the texts in one folder; scripts may be run."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in made.items():
+            entry = zipfile.ZipInfo(f"{folder}/{name}", time.localtime()[:6])
+            entry.external_attr = (0o755 if name.endswith((".sh", ".sbatch")) else 0o644) << 16
+            archive.writestr(entry, text)
+    return stream.getvalue()
+
+
 def _preset_id(preset: presets.Preset) -> str:
     return f"{'own' if preset.own else 'built'}:{preset.name}"
 
@@ -300,9 +354,11 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
         with gr.Column(scale=5, min_width=300, elem_classes=["kl-side"]):
             with gr.Row(elem_classes=["kl-buttons"]):
                 start = gr.Button("Start training", variant="primary", elem_id="kl-start")
+                form.part("foresight", elem_classes=["kl-foresight"])
                 stop = gr.Button("Stop", elem_id="kl-stop")
                 show = gr.Button("Print command", elem_id="kl-print")
                 check = gr.Button("Check data set", elem_id="kl-check")
+            form.part("export", cluster_fields())
             board = form.part("desk", None, elem_id="kl-desk")
             following = live.panel(context)
             keeper = form.part("keep", None, ("open_file", "save_file"))
@@ -312,6 +368,50 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
         {"start": start, "stop": stop, "print": show, "check": check},
     )
     return TrainDoor(outputs=(board, tabs), fill=lambda config: (desk.load_path(config), gr.Tabs(selected="train")))
+
+
+def cluster_fields() -> list[dict[str, Any]]:
+    """The fields of the export, as the page draws them."""
+    return [form.specification(field) | {"basic": field.show.basic} for field in form.shown_fields(cluster.ClusterOptions).values()]
+
+
+def routes(context: Context) -> list[Route]:
+    """What the Train tab asks beside its buttons; the guard asks all of them for the token of the page."""
+    desk = Desk(context)
+
+    def answered(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[Request], Any]:
+        async def answer_to(request: Request) -> Response:
+            try:
+                order = await request.json()
+            except ValueError:
+                order = None
+            if not isinstance(order, dict) or not isinstance(order.get("form"), dict):
+                return JSONResponse({"detail": "This is not an order of the page."}, 400)
+            return JSONResponse(await run_in_threadpool(work, order))
+
+        return answer_to
+
+    def export(order: Mapping[str, Any]) -> dict[str, Any]:
+        texts = order.get("texts")
+        return desk.exported(texts if isinstance(texts, dict) else {}, [order["form"]])
+
+    def here(_request: Request) -> Response:
+        return JSONResponse(gpus_as_page(gpu.read()))
+
+    return [
+        Route("/kl/train/foresight", answered(lambda order: desk.foresight(order["form"])), methods=["POST"]),
+        Route("/kl/train/cluster", answered(export), methods=["POST"]),
+        Route("/kl/train/gpus", here),
+    ]
+
+
+def gpus_as_page(readings: Readings) -> dict[str, Any]:
+    """The GPUs that the form offers to choose from, and a sentence when there are none."""
+    found = [
+        {"number": str(device.index), "uuid": device.uuid or "", "name": device.name, "memory_gib": device.memory_total_gib}
+        for device in readings.devices
+    ]
+    return {"gpus": found, "problem": readings.problem}
 
 
 def _is_used(group: str) -> bool:

@@ -1,7 +1,7 @@
 """What text a picture is shown with: the caption pipeline, in kohya's order.
 
 prefix + caption + suffix -> drop the whole caption -> wildcards -> split into kept head, flexible parts, kept tail -> token
-warm-up -> shuffle -> per-part dropout -> join -> secondary separator becomes the separator.
+warm-up -> shuffle -> per-part dropout -> per-word dropout -> join -> secondary separator becomes the separator.
 
 A caption is a function of (seed, picture, variant, step within token warm-up), so all texts of a run are known before it starts
 and their embeddings can be cached. Which variant a sample shows, and whether its caption is dropped, are draws of the sample.
@@ -36,6 +36,7 @@ class CaptionRules:
     dropout_rate: float = 0.0
     dropout_every_n_epochs: int = 0
     part_dropout_rate: float = 0.0
+    word_dropout_rate: float = 0.0
     warmup_min: int = 1
     warmup_steps: float = 0.0
     variants: int = 16
@@ -43,12 +44,16 @@ class CaptionRules:
     @property
     def splits(self) -> bool:
         """Whether captions are taken apart at the separator."""
-        return self.shuffle or self.part_dropout_rate > 0 or self.warmup_steps > 0
+        return self.shuffle or self._thins or self.warmup_steps > 0
+
+    @property
+    def _thins(self) -> bool:
+        return self.part_dropout_rate > 0 or self.word_dropout_rate > 0
 
     @property
     def random(self) -> bool:
         """Whether a picture's caption may differ from sample to sample, apart from being dropped and from warm-up."""
-        return self.shuffle or self.part_dropout_rate > 0 or self.wildcards
+        return self.shuffle or self._thins or self.wildcards
 
 
 def rules_of(options: DatasetOptions, num_steps: int = 0) -> CaptionRules:
@@ -66,6 +71,7 @@ def rules_of(options: DatasetOptions, num_steps: int = 0) -> CaptionRules:
         dropout_rate=options.caption_dropout_rate,
         dropout_every_n_epochs=options.caption_dropout_every_n_epochs,
         part_dropout_rate=options.caption_tag_dropout_rate,
+        word_dropout_rate=options.caption_token_dropout_rate,
         warmup_min=options.token_warmup_min,
         warmup_steps=warmup * num_steps if warmup < 1 else warmup,
         variants=options.caption_variants,
@@ -168,4 +174,14 @@ def _rearrange(rules: CaptionRules, text: str, rng: random.Random, stage: int) -
         rng.shuffle(flexible)
     if rules.part_dropout_rate > 0:
         flexible = [part for part in flexible if rng.random() >= rules.part_dropout_rate]
+    if rules.word_dropout_rate > 0:
+        flexible = [thinned for part in flexible if (thinned := _without_words(rules, part, rng))]
     return _joint(rules).join(head + flexible + tail)
+
+
+def _without_words(rules: CaptionRules, part: str, rng: random.Random) -> str:
+    """A part with each of its words left out by chance. Marks of the secondary separator stay between what is left."""
+    mark = rules.secondary_separator
+    pieces = part.split(mark) if mark else [part]
+    left = [" ".join(word for word in piece.split() if rng.random() >= rules.word_dropout_rate) for piece in pieces]
+    return mark.join(piece for piece in left if piece)

@@ -20,6 +20,8 @@ from pydantic import ValidationError
 from sd_scripts.dataset.images import EXTENSIONS
 from sd_scripts.dataset.metadata import lists_controls
 from sd_scripts.dataset.pairs import control_folder_problems, control_folders, pair_folders
+from sd_scripts.dataset.weights import NAMES as WEIGHT_KEYS
+from sd_scripts.dataset.weights import Weights, weights_of
 from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 
@@ -47,6 +49,7 @@ SUBSET_KEYS = (
     "caption_dropout_rate",
     "caption_dropout_every_n_epochs",
     "caption_tag_dropout_rate",
+    "caption_token_dropout_rate",
     "token_warmup_min",
     "token_warmup_step",
     "caption_variants",
@@ -58,7 +61,7 @@ SUBSET_KEYS = (
     "conditioning_data_dir",
 )
 _ONLY_SUBSET = ("image_dir", "is_reg", "class_tokens", "metadata_file")
-_SHARED_SUBSET = (*SUBSET_KEYS, "num_repeats")
+_SHARED_SUBSET = (*SUBSET_KEYS, "num_repeats", *WEIGHT_KEYS)
 _ONLY_DATASET = (*DATASET_KEYS, "batch_size")
 _ALIASES = {
     "train_batch_size": "batch_size",
@@ -107,6 +110,8 @@ class Subset:
     """Folders with the control pictures of edit pairs: first, second, third."""
     masks: Path | None = None
     """Folder with masks that belongs to the pairs; conditioning_data_dir wins."""
+    weights: Weights = ()
+    """Weights in the loss that its pictures have unless they have their own."""
 
     @property
     def listed_only(self) -> bool:
@@ -384,13 +389,25 @@ class _Reader:
             values["control_data_dir"] = [values["control_data_dir"]]
         self._batch_size(values.pop("batch_size", self.options.train_batch_size), place)
         values["dataset_repeats"] = values.pop("num_repeats", self.options.dataset_repeats)
+        weights, wrong = weights_of({key: values.pop(key) for key in WEIGHT_KEYS if key in values})
+        for message in wrong:
+            self._problem(place, message)
         options = self._options(values, place)
         for problem in control_folder_problems(options) if options is not None else ():
             self._problem(place, problem.message)
         if len(self.problems) > before or folder is None or options is None:
             return None
         return _paired(
-            Subset(folder, options, options.dataset_repeats, is_reg, class_tokens, metadata_file, recursive=metadata_file is not None)
+            Subset(
+                folder,
+                options,
+                options.dataset_repeats,
+                is_reg,
+                class_tokens,
+                metadata_file,
+                recursive=metadata_file is not None,
+                weights=weights,
+            )
         )
 
     def _batch_size(self, value: Any, place: str) -> None:

@@ -28,6 +28,19 @@ def findings_of(plan: Plan) -> list[str]:
     return [*_captions(plan, own), *_buckets(plan, own), *_pairs(plan, own)]
 
 
+def findings_of_length(plan: Plan, num_steps: int) -> list[str]:
+    """Sentences about what a run of this many steps leaves out, if it is as long as an epoch."""
+    rows = plan.unshown(num_steps)
+    if not rows or num_steps * plan.global_batch_size < plan.samples_per_epoch:
+        return []
+    sizes = ", ".join(f"{row.width}x{row.height}" for row in rows[:_SHOWN_SIZES])
+    return [
+        f"{len(rows)} buckets with {sum(row.pictures for row in rows)} pictures ({sizes}) do not fill one step of "
+        f"{plan.global_batch_size} samples in {num_steps} steps, so this run never shows them; more steps, a smaller global batch or a "
+        "larger bucket_reso_steps would"
+    ]
+
+
 def _names(plan: Plan, indices: Sequence[int]) -> str:
     return some_names([plan.pictures[index].name for index in indices])
 

@@ -1,4 +1,5 @@
-"""Captions, control pictures and masks of many pictures in one file: JSON lines, the JSON that kohya's tools write, or a table (CSV)."""
+"""Captions, control pictures, masks and weights of many pictures in one file: JSON lines, the JSON that kohya's tools write, or a table
+(CSV)."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.dataset.weights import NAMES as WEIGHTS
+from sd_scripts.dataset.weights import Weights, weights_of
 from sd_scripts.schema.errors import OptionError, Problem
 
 _NAMES = ("file_name", "image_path", "target", "target_path", "absolute_path")
@@ -29,6 +32,7 @@ class Listed:
     caption: str
     controls: tuple[str, ...] = ()
     mask: str = ""
+    weights: Weights = ()
 
 
 def read_metadata(path: Path, separator: str) -> dict[str, Listed]:
@@ -45,6 +49,8 @@ def read_metadata(path: Path, separator: str) -> dict[str, Listed]:
     entries = _table_entries(path, text, problems) if path.suffix.lower() == ".csv" else _json_entries(path, text, problems)
     for place, name, entry in entries:
         known = _listed(entry, separator)
+        weights, wrong = weights_of(entry if isinstance(entry, dict) else {})
+        problems += [Problem("in_json", f"{path.name}, {place}: {message}") for message in wrong]
         if known is None or not isinstance(name, str) or not name:
             problems.append(
                 Problem(
@@ -54,7 +60,7 @@ def read_metadata(path: Path, separator: str) -> dict[str, Listed]:
                 )
             )
         else:
-            listed[os.path.normpath(name).replace(os.sep, "/")] = known
+            listed[os.path.normpath(name).replace(os.sep, "/")] = replace(known, weights=weights)
     if problems:
         rest = len(problems) - _SHOWN_PROBLEMS
         more = [Problem("in_json", f"{path.name}: and {rest} more like these")] if rest > 0 else []
@@ -97,7 +103,7 @@ def _json_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[tu
 
 
 def _table_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any, Any]]:
-    """Rows of a table with the columns path_target, prompt, path_control..., path_mask, as entries of the names above."""
+    """Rows of a table with the columns path_target, prompt, path_control..., path_mask and weights, as entries of the names above."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = [column.strip() for column in reader.fieldnames or []]
@@ -119,10 +125,19 @@ def _table_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[t
                 )
                 continue
             files = [_from(path, cells[column]) for column in controls if cells[column]]
-            entry = {"caption": cells[text_column], "controls": files, "mask": _from(path, cells.get("path_mask", ""))}
+            weights = {column: _number(cells[column]) for column in WEIGHTS if cells.get(column)}
+            entry = {"caption": cells[text_column], "controls": files, "mask": _from(path, cells.get("path_mask", "")), **weights}
             yield place, _from(path, cells[name_column]), entry
     except csv.Error as err:
         problems.append(Problem("in_json", f"{path.name}, line {reader.line_num} is not valid CSV: {err}"))
+
+
+def _number(cell: str) -> float | str:
+    """The number in a cell; a text that is none stays one, and is refused where weights are read."""
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def _from(table: Path, cell: str) -> str:

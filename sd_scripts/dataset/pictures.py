@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sd_scripts.dataset.config import Subset
+from sd_scripts.dataset.weights import Weights
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total); total is 0 while it is unknown."""
@@ -43,6 +44,8 @@ class Picture:
     mask_identity: str = ""
     controls: tuple[ControlPicture, ...] = ()
     """What it is an edit of, first, second and third; empty for pictures that are not edits."""
+    weights: Weights = ()
+    """Its own weights in the loss, which win over those of its subset."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -103,6 +104,7 @@ class Plan:
         accumulation: int,
         warnings: Sequence[str] = (),
         control_size: ControlSize | None = None,
+        terms: Mapping[str, float] | None = None,
     ) -> None:
         self.subsets: tuple[Subset, ...] = dataset.subsets
         self.pictures: tuple[Picture, ...] = dataset.pictures
@@ -112,6 +114,7 @@ class Plan:
         self.global_batch_size = batch_size * processes * accumulation
         self.held_out = tuple(held_out)
         self._control_size = control_size or buckets.area_size
+        self._terms = terms or {}
         self._rules: tuple[tuple[BucketRules, ...], ...] = tuple(buckets.rules_of(subset.options) for subset in self.subsets)
         self._buckets = self._group(np.asarray(entries, dtype=np.int64).reshape(-1, 3))
         self._sizes = np.array([len(bucket) for bucket in self._buckets], dtype=np.int64)
@@ -229,8 +232,7 @@ class Plan:
     def _refs(self, step: int, start: int, stop: int) -> list[SampleRef]:
         epoch = self.epoch_of(step)
         place = int(self._epoch_order(epoch)[step - self.steps_of_epochs(epoch)])
-        before = self._sizes * epoch // self.global_batch_size
-        counts = self._sizes * (epoch + 1) // self.global_batch_size - before
+        before, counts = self._batches(epoch)
         ends = np.cumsum(counts)
         number = int(np.searchsorted(ends, place, side="right"))
         bucket = self._buckets[number]
@@ -244,9 +246,45 @@ class Plan:
             refs.append(SampleRef(sample, step, epoch, picture, resolution, bucket.shape[0], self.weight_of(picture)))
         return refs
 
+    def _batches(self, epoch: int) -> tuple[Integers, Integers]:
+        """Global batches that each bucket gives before an epoch, and in it."""
+        before = self._sizes * epoch // self.global_batch_size
+        return before, self._sizes * (epoch + 1) // self.global_batch_size - before
+
+    def unshown(self, num_steps: int) -> list[BucketRow]:
+        """The buckets that give no step to a run of this many steps, because they fill less than one by then."""
+        epoch = self.epoch_of(num_steps)
+        before, counts = self._batches(epoch)
+        part = self._epoch_order(epoch)[: num_steps - self.steps_of_epochs(epoch)]
+        given = before + np.bincount(np.searchsorted(np.cumsum(counts), part, side="right"), minlength=len(before))
+        return [row for row, number in zip(self.table(), given.tolist(), strict=True) if number == 0]
+
     def weight_of(self, picture: int) -> float:
         """Weight of a picture in the loss."""
-        return self.options.prior_loss_weight if self.subset_of(picture).is_reg else 1.0
+        prior = self.options.prior_loss_weight if self.subset_of(picture).is_reg else 1.0
+        return prior * self._own_weights(picture).get("loss_weight", 1.0)
+
+    def terms_of(self, picture: int) -> dict[str, float]:
+        """Weights of the further terms of a picture's loss: those for which any data set or picture has a weight of its own."""
+        own = self._own_weights(picture)
+        return {name: own.get(name, self._terms[name]) for name in self.own_terms}
+
+    @cached_property
+    def own_terms(self) -> tuple[str, ...]:
+        """Terms of the run's loss for which a data set or a picture has a weight of its own."""
+        given = {name for name, _ in self._all_weights()}
+        return tuple(name for name in self._terms if name in given)
+
+    def unknown_terms(self) -> list[str]:
+        """Terms that a data set or a picture weights, and that the run's loss does not have."""
+        return sorted({name for name, _ in self._all_weights() if name != "loss_weight"} - self._terms.keys())
+
+    def _all_weights(self) -> Iterator[tuple[str, float]]:
+        for weights in (*(subset.weights for subset in self.subsets), *(picture.weights for picture in self.pictures)):
+            yield from weights
+
+    def _own_weights(self, picture: int) -> dict[str, float]:
+        return dict((*self.subset_of(picture).weights, *self.pictures[picture].weights))
 
     def _epoch_order(self, epoch: int) -> Integers:
         return self._permutation("epoch", epoch, self.steps_of_epochs(epoch + 1) - self.steps_of_epochs(epoch))
@@ -289,14 +327,28 @@ class Plan:
         used = np.concatenate([bucket.pictures for bucket in self._buckets]) if self._buckets else np.empty(0, np.int64)
         return [int(index) for index in np.unique(used)]
 
-    def validation_batches(self) -> list[list[SampleRef]]:
-        """The held-out pictures once each at their first training size, in batches of one bucket; the last of a bucket may be short."""
+    def captions(self) -> list[str]:
+        """The captions of all pictures in training with nothing shuffled, thinned or dropped, each once, sorted."""
+        rules = self.caption_rules(0)
+        trained = ((index, self.pictures[index]) for index in self.trained_pictures())
+        return sorted({captions.render_plain(rules[item.subset], item.caption, self.seed, self.key_of(index)) for index, item in trained})
+
+    def sizes(self) -> list[Size]:
+        """(width, height) of all buckets, sorted."""
+        return sorted({bucket.shape[0] for bucket in self._buckets})
+
+    def validation_batches(self, fewest: int = 0) -> list[list[SampleRef]]:
+        """The held-out pictures at their first training size, in batches of one bucket; the last of a bucket may be short.
+
+        Once each, or as often as it takes for `fewest` samples, whose numbers go on from one pass to the next.
+        """
         by_shape: dict[Shape, list[int]] = {}
         for picture in self.held_out:
             by_shape.setdefault(self.shape_of(picture, 0), []).append(picture)
         batches: list[list[SampleRef]] = []
         number = 0
-        for shape in sorted(by_shape):
+        passes = max(1, -(-fewest // len(self.held_out))) if self.held_out else 0
+        for shape in sorted(by_shape) * passes:
             for start in range(0, len(by_shape[shape]), self.batch_size):
                 part = by_shape[shape][start : start + self.batch_size]
                 batches.append([SampleRef(number + index, -1, -1, picture, 0, shape[0], 1.0) for index, picture in enumerate(part)])
@@ -315,12 +367,15 @@ class Plan:
         digest = hashlib.blake2b(digest_size=16)
         for subset in self.subsets:
             settings = subset.options.model_dump(mode="json", exclude=_NOT_CONTENT)
-            digest.update(json.dumps([settings, subset.repeats, subset.is_reg, subset.class_tokens], sort_keys=True).encode())
+            facts = [settings, subset.repeats, subset.is_reg, subset.class_tokens, *([subset.weights] if subset.weights else ())]
+            digest.update(json.dumps(facts, sort_keys=True).encode())
         for picture in self.pictures:
             seen = picture.identity or f"{picture.num_bytes} bytes"
             row: list[Any] = [picture.subset, picture.name, seen, picture.width, picture.height, picture.caption, picture.mask_identity]
             if picture.controls:
                 row.append([control.identity or f"{control.num_bytes} bytes" for control in picture.controls])
+            if picture.weights:
+                row.append(["weights", picture.weights])
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()
 
@@ -366,12 +421,15 @@ def make_plan(
     processes: int = 1,
     accumulation: int = 1,
     control_size: ControlSize | None = None,
+    terms: Mapping[str, float] | None = None,
 ) -> Plan:
     """The plan of a run. grid: picture sides the model needs are multiples of this. batch_size None takes train_batch_size.
 
     control_size gives the size at which the model takes a control picture of a given size; None takes the rule of Qwen-Image-Edit.
+    terms are the further terms of the run's loss with their weights, see `weights.terms_of`.
 
-    Raises OptionError for sizes off the grid and for a validation split that leaves no training picture.
+    Raises OptionError for sizes off the grid, for a validation split that leaves no training picture, and for weights of terms that the
+    run's loss does not have.
     """
     problems: dict[str, Problem] = {}
     for subset in dataset.subsets:
@@ -384,7 +442,7 @@ def make_plan(
         raise OptionError(
             Problem("validation_split", f"validation_split: all {len(held_out)} pictures are held out and none is left to train on")
         )
-    return Plan(
+    plan = Plan(
         dataset,
         train + reg,
         held_out,
@@ -395,7 +453,12 @@ def make_plan(
         accumulation=accumulation,
         warnings=warnings,
         control_size=control_size,
+        terms=terms,
     )
+    if unknown := plan.unknown_terms():
+        text = f"{', '.join(unknown)}: the data set has weights for terms of the loss that this kind of model is trained without"
+        raise OptionError(Problem("dataset_config", f"{text}; remove them, or train Z-Image"))
+    return plan
 
 
 def _held_out(dataset: Dataset, seed: int) -> list[int]:

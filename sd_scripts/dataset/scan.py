@@ -24,6 +24,7 @@ from sd_scripts.dataset.metadata import Listed, read_metadata
 from sd_scripts.dataset.pairs import TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, layouts, walk
 from sd_scripts.dataset.pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
 from sd_scripts.dataset.verify import identity_of, verify
+from sd_scripts.dataset.weights import Weights
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 
@@ -181,6 +182,7 @@ class _Found:
     controls: list[str] = field(default_factory=list)
     reason: str = ""
     """Why it cannot be used, or ""."""
+    weights: Weights = ()
 
 
 class _SubsetScan:
@@ -285,7 +287,8 @@ class _SubsetScan:
         return self._of_entry(os.path.join(folder, name), prefix + name, self.listed[key], stems)
 
     def _of_entry(self, path: str, name: str, entry: Listed, stems: Collection[str]) -> _Found:
-        found = _Found(path, name, entry.caption, mask=self._mask(name, self._listed_file(entry.mask) if entry.mask else ""))
+        mask = self._mask(name, self._listed_file(entry.mask) if entry.mask else "")
+        found = _Found(path, name, entry.caption, mask=mask, weights=entry.weights)
         if entry.controls:
             found.controls = [self._listed_file(control) for control in entry.controls]
         else:
@@ -328,6 +331,7 @@ class _SubsetScan:
             prefix + name,
             entry.caption if entry is not None else self.subset.class_tokens,
             mask=self._mask(prefix + name, mask),
+            weights=entry.weights if entry is not None else (),
         )
         sidecar = next((stem + ending for ending in self.endings if stem + ending in files), None)
         if sidecar is not None:
@@ -385,7 +389,9 @@ class _SubsetScan:
             caption = self._caption(found.sidecar, known, found.path) if found.sidecar else found.caption
             controls = self._controls(found, known)
             if caption is not None and controls is not None:
-                yield Picture(found.path, found.name, self.number, *size, caption, *stat, found.mask, controls=controls)
+                yield Picture(
+                    found.path, found.name, self.number, *size, caption, *stat, found.mask, controls=controls, weights=found.weights
+                )
 
     def _controls(self, found: _Found, known: Known) -> tuple[ControlPicture, ...] | None:
         """None for what has been added to the bad ones."""

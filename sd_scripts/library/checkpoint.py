@@ -7,7 +7,6 @@ a tensor, and `manifest.json` with the size and SHA-256 of each file. Nothing in
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -28,14 +27,14 @@ from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.rundir import RunDirectory
 
 from .errors import TrainingError
+from .states import FORMAT, BrokenState, check_state, sha256, state_folders
 
-FORMAT = 1
 State = dict[str, Any]
 """Group name -> nested dictionaries and lists of tensors, numbers, texts and None."""
 
 
-class BrokenState(ValueError):
-    """A state folder that is not whole; the message says what is wrong with it."""
+MOST_NAMES = 10
+"""Of each kind in a table of weights that do not fit."""
 
 
 class NoRoomLeft(TrainingError):
@@ -80,14 +79,36 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
+def mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """A table of what is not the same in saved weights and in those that a run trains; empty when names and shapes agree."""
+    rows: dict[str, list[tuple[str, str, str]]] = {
+        "missing": [("-", _shape(wanted[name]), name) for name in wanted if name not in saved],
+        "unexpected": [(_shape(saved[name]), "-", name) for name in saved if name not in wanted],
+        "of another shape": [
+            (_shape(saved[name]), _shape(wanted[name]), name)
+            for name in wanted
+            if name in saved and saved[name].shape != wanted[name].shape
+        ],
+    }
+    if not any(rows.values()):
+        return ""
+    shown = [("", "in the state", "in this run", "weight")]
+    for kind, found in rows.items():
+        shown += [(kind, *row) for row in found[:MOST_NAMES]]
+        shown += [("", "", "", f"and {len(found) - MOST_NAMES} more {kind}")] if len(found) > MOST_NAMES else []
+    widths = [max(len(row[column]) for row in shown) for column in range(3)]
+    lines = ["  " + "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]) for row in shown]
+    counts = ", ".join(f"{len(found)} {kind}" for kind, found in rows.items())
+    return "\n".join([f"{counts}, of {len(wanted)}", *lines])
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
 def _fsync_file(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -118,47 +139,6 @@ def remove_leftovers(run: RunDirectory) -> list[str]:
                 path.unlink()
             removed.append(path.name)
     return removed
-
-
-def check_state(path: Path) -> dict[str, Any]:
-    """The manifest of a whole state folder. Raises BrokenState with the reason for any other."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
-        manifest["step"] = int(manifest["step"])
-    except FileNotFoundError as err:
-        raise BrokenState("manifest.json is missing") from err
-    except (OSError, ValueError, KeyError, TypeError) as err:
-        raise BrokenState(f"manifest.json cannot be read ({err})") from err
-    if manifest.get("format") != FORMAT:
-        raise BrokenState(f"it has format {manifest.get('format')}, this version reads {FORMAT}")
-    for name, wanted in files.items():
-        file = path / name
-        if not file.is_file():
-            raise BrokenState(f"{name} is missing")
-        if file.stat().st_size != wanted["size"]:
-            raise BrokenState(f"{name} has {file.stat().st_size} bytes instead of {wanted['size']}")
-        if _sha256(file) != wanted["sha256"]:
-            raise BrokenState(f"{name} has changed since it was written (SHA-256 differs)")
-    return dict(manifest)
-
-
-def state_folders(folder: Path) -> list[Path]:
-    """State folders inside `state/`, oldest first, whole or not."""
-    return sorted((path for path in folder.glob("[0-9]*") if path.is_dir() and path.name.isdigit()), key=lambda path: int(path.name))
-
-
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole state inside `state/`, and a sentence for each newer one that is broken."""
-    broken = []
-    for path in reversed(state_folders(folder)):
-        try:
-            check_state(path)
-        except BrokenState as err:
-            broken.append(f"the state of step {int(path.name)} is broken and is not used: {err}")
-            continue
-        return path, broken
-    return None, broken
 
 
 def read_state(path: Path) -> tuple[State, dict[str, Any]]:
@@ -238,7 +218,7 @@ class Checkpointer:
         files = {}
         for file in sorted(folder.iterdir()):
             _fsync_file(file)
-            files[file.name] = {"size": file.stat().st_size, "sha256": _sha256(file)}
+            files[file.name] = {"size": file.stat().st_size, "sha256": sha256(file)}
         manifest = {
             "format": FORMAT,
             "step": step,
@@ -284,6 +264,16 @@ class Checkpointer:
         """The file (or folder, for a diffusers model) of a step; the last one has the plain name."""
         name, ending = self._options.output_name, self._options.ending
         return self._run.path / (f"{name}{ending}" if step >= self._total else f"{name}-{step:06d}{ending}")
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the file of the lowest held-out loss is kept."""
+        return self._options.save_best
+
+    @property
+    def best_path(self) -> Path:
+        """That file (or folder); no rule removes it."""
+        return self._run.path / f"{self._options.output_name}-best{self._options.ending}"
 
     def exported(self, step: int, path: Path) -> None:
         """Logs a file that was written, and removes those that save_last_n_steps and save_last_n_epochs no longer keep."""

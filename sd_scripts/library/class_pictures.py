@@ -16,9 +16,11 @@ import torch
 from tqdm import tqdm
 
 from sd_scripts.dataset.images import EXTENSIONS
+from sd_scripts.schema.ddpm import DdpmModelOptions
+from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.prompts import Defaults, nearest_size
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import FluxSampleOptions, UNetSampleOptions
+from sd_scripts.schema.samples import FluxSampleOptions, SamplerSampleOptions
 
 from .protocols import ModelFamily, Parts, Preview
 from .rng import seed_for
@@ -62,10 +64,16 @@ class ClassPictures:
 
 
 def wanted(options: RunOptions, grid: int) -> ClassPictures | None:
-    """The class pictures that num_class_images asks for; None when it is 0. Without requests none are missing."""
+    """The class pictures that num_class_images asks for; None when it is 0. Without requests none are missing.
+
+    Raises OptionError for a model that is made by its run.
+    """
     data = options.dataset
     if not data.num_class_images:
         return None
+    if isinstance(options.model, DdpmModelOptions) and options.model.pretrained_model_name_or_path is None:
+        text = "num_class_images: a new model can make no pictures yet; set it to 0, or give pictures of your own in reg_data_dir"
+        raise OptionError(Problem("num_class_images", text))
     folder = Path(data.reg_data_dir) if data.reg_data_dir else Path(options.output.output_dir) / FOLDER / _digest(options)
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0].isdigit()) if folder.is_dir() else []
     target = inside[0] if inside else folder
@@ -86,7 +94,7 @@ def _request(options: RunOptions, grid: int, number: int) -> Preview:
         seed=seed_for(options.training.seed, number, "class picture"),
         steps=samples.sample_steps,
         cfg_scale=samples.sample_cfg_scale,
-        sampler=samples.sample_sampler if isinstance(samples, UNetSampleOptions) else "auto",
+        sampler=samples.sample_sampler if isinstance(samples, SamplerSampleOptions) else "auto",
         guidance=samples.sample_guidance_scale if isinstance(samples, FluxSampleOptions) else 3.5,
     )
 

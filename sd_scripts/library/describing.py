@@ -6,12 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.plan import Plan
+from sd_scripts.schema.runs import RunOptions
 
 from .data.pipeline import Kept
+from .families.caption_encoder import CaptionEncoder
 from .metadata import BaseFacts, DatasetFacts, Version
 from .networks.names import names_of
 from .protocols import Parts
+from .resume import Start
+from .run_meta import devices
 
 _QWEN_VERSIONS: dict[str, Version] = {
     "image": "qwen-image",
@@ -23,11 +28,15 @@ _QWEN_VERSIONS: dict[str, Version] = {
 
 def base_facts(parts: Parts) -> BaseFacts:
     """What the saved file's header says about the base model."""
+    if isinstance(parts.text_encoders.get("te1"), CaptionEncoder):
+        return BaseFacts(parts.source, parts.kind, "ddpm")
     family = names_of(parts).family
     if family == "flux":
         return BaseFacts(parts.source, parts.kind, "flux-dev" if parts.backbone.config.guidance_embeds else "flux-schnell")
     if family == "qwen_edit":
         return BaseFacts(parts.source, parts.kind, _QWEN_VERSIONS[parts.settings["model_version"]])
+    if family == "zimage":
+        return BaseFacts(parts.source, parts.kind, "z-image", parts.scheduler_config.get("shift", 1.0), parts.training_adapter)
     return BaseFacts(parts.source, parts.kind, family)
 
 
@@ -90,3 +99,25 @@ def about_caches(kept: Sequence[Kept], folder: Path) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
+
+
+def about_start(options: RunOptions, plan: Plan, total_steps: int, start: Start, num_previews: int, num_class_pictures: int) -> str:
+    """What a start would do, for --dry_run. num_class_pictures: how many of them would be made first."""
+    if start.finished:
+        begins = f"{start.run.path if start.run else ''} is finished already, so nothing would be trained"
+    elif start.state is not None:
+        begins = f"from step {start.step} of {start.state}"
+    else:
+        begins = "from the first step"
+    lines = [
+        f"{options.label}: {options.model.pretrained_model_name_or_path or 'a new model'}",
+        *lines_about_pictures(plan),
+        f"steps: {total_steps} of {plan.global_batch_size} samples, {plan.steps_of_epochs(1)} in the first epoch",
+        f"starts: {begins}",
+        f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
+        f"previews: {num_previews}",
+        *([f"class pictures: {num_class_pictures} will be made before training"] if num_class_pictures else []),
+        *(f"note: {text}" for text in (*start.warnings, *plan.warnings, *findings_of_length(plan, total_steps))),
+        "Nothing was started (--dry_run).",
+    ]
+    return "\n".join(lines)

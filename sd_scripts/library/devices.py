@@ -6,6 +6,8 @@ import torch
 
 from sd_scripts.schema.errors import OptionError, Problem
 
+PRECISIONS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
 
 def device_of(option: str, name: str | None, default: torch.device) -> torch.device:
     """The device that an option names; default for None. Raises OptionError for one that this machine does not have."""
@@ -19,6 +21,15 @@ def device_of(option: str, name: str | None, default: torch.device) -> torch.dev
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise OptionError(Problem(option, f"{option}: mps asked, but this machine has no Apple GPU; write cpu, or leave it empty"))
     return device
+
+
+def precision_for(asked: str, device: torch.device) -> torch.dtype:
+    """The precision of networks that are only run; auto takes the best that their device has."""
+    if asked != "auto":
+        return PRECISIONS[asked]
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
 def _gpus(count: int) -> str:

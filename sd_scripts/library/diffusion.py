@@ -137,10 +137,10 @@ def kind_of(config: Mapping[str, Any]) -> Kind:
             "(Karras et al. 2022), which cannot be trained here"
         )
     kind = config.get("prediction_type", "epsilon")
-    if kind not in ("epsilon", "v_prediction"):
+    if kind not in ("epsilon", "v_prediction", "sample"):
         raise OptionError(
-            f"the model's scheduler configuration has prediction_type = {kind}; epsilon, v_prediction and flow models can be trained here. "
-            "If the file is mistaken, set prediction_type"
+            f"the model's scheduler configuration has prediction_type = {kind}; epsilon, v_prediction, sample and flow models can be "
+            "trained here. If the file is mistaken, set prediction_type"
         )
     return kind
 
@@ -154,9 +154,11 @@ def add_noise(path: Path, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
 def target(kind: Kind, path: Path, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
     """What a perfect network of this kind predicts, float32, shape of x0.
 
-    epsilon: noise; v_prediction: a noise - s x0 (Salimans and Ho 2022, arXiv 2202.00512); velocity: noise - x0.
+    epsilon: noise; v_prediction: a noise - s x0 (Salimans and Ho 2022, arXiv 2202.00512); velocity: noise - x0; sample: x0.
     """
     x0, noise = x0.float(), noise.float()
+    if kind == "sample":
+        return x0
     if kind == "epsilon":
         return noise
     if kind == "velocity":
@@ -177,15 +179,19 @@ def to_x0(kind: Kind, path: Path, x_t: Tensor, prediction: Tensor, t: Tensor) ->
     x_t, prediction = x_t.float(), prediction.float()
     if kind == "epsilon":
         return (x_t - s * prediction) / a
+    if kind == "sample":
+        return prediction
     if kind == "velocity":
         return (x_t - s * prediction) / (a + s)
     return (a * x_t - s * prediction) / (a**2 + s**2)
 
 
 def to_noise(kind: Kind, path: Path, x_t: Tensor, prediction: Tensor, t: Tensor) -> Tensor:
-    """The noise that a prediction implies, float32; finite at all times."""
+    """The noise that a prediction implies, float32; finite at all times, for sample only where s is not 0."""
     a, s = _coefficients(path, t, x_t)
     x_t, prediction = x_t.float(), prediction.float()
+    if kind == "sample":
+        return (x_t - a * prediction) / s
     if kind == "epsilon":
         return prediction
     if kind == "velocity":
@@ -199,6 +205,20 @@ def _coefficients(path: Path, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     shape = (-1, *[1] * (like.ndim - 1))
     a, s = path.coefficients(t.to(like.device))
     return a.view(shape), s.view(shape)
+
+
+def anchor_sigmas(num_steps: int, shift: float) -> list[float]:
+    """Noise levels at which a sampler of num_steps Euler steps asks the network, falling from 1; the 0 it ends at is left out.
+
+    sigma = s u / (1 + (s - 1) u) of u = 1 - i / num_steps (Esser et al. 2024, arXiv 2403.03206, equation 23), in float64: what a
+    FlowMatchEulerDiscreteScheduler with shift s makes of these u.
+    """
+    return [shift * u / (1 + (shift - 1) * u) for u in even_sigmas(num_steps)]
+
+
+def even_sigmas(num_steps: int) -> list[float]:
+    """The u of anchor_sigmas, which a scheduler that shifts by itself is given: 1 - i / num_steps."""
+    return [1 - i / num_steps for i in range(num_steps)]
 
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

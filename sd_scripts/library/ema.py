@@ -1,4 +1,7 @@
-"""The exponential moving average of the trained weights, and showing it instead of them for a while."""
+"""The exponential moving average of the trained weights, and showing it instead of them for a while.
+
+Of weights that are shared out over processes each keeps the average of its share.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .protocols import StateDict
+from .sharding import own, shared_out
 
 
 class MovingAverage:
@@ -19,23 +23,27 @@ class MovingAverage:
         self._decay = decay
         self._average = {name: weight.detach().clone() for name, weight in weights.items()}
 
+    def decay_at(self, step: int) -> float:
+        """d of optimizer step `step` (from 0)."""
+        return min(self._decay, (1 + step) / (10 + step))
+
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Takes the weights after optimizer step `step` (from 0) into the average."""
-        decay = min(self._decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self._average.values()), list(self._weights.values()), 1 - decay)
+        averages, weights = ([own(tensor) for tensor in group.values()] for group in (self._average, self._weights))
+        torch._foreach_lerp_(averages, weights, 1 - self.decay_at(step))
 
     def state_dict(self) -> StateDict:
-        """The average of each weight by its name."""
+        """The average of each weight by its name, shared out as the weights are."""
         return dict(self._average)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Puts a saved average back. Raises ValueError when names differ."""
+        """Puts a saved average back, of whole weights. Raises ValueError when names differ."""
         if state.keys() != self._average.keys():
             raise ValueError("the saved moving average belongs to other weights")
         for name, average in self._average.items():
-            average.copy_(state[name])
+            own(average).copy_(own(shared_out(state[name], average)))
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -50,4 +58,4 @@ class MovingAverage:
     @torch.no_grad()
     def _copy(self, values: Mapping[str, Tensor]) -> None:
         for name, weight in self._weights.items():
-            weight.copy_(values[name])
+            own(weight).copy_(own(values[name]))

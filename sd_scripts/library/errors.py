@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sd_scripts.schema.errors import OptionError
 
 __all__ = ["NonFiniteLoss", "OptionError", "OutOfMemory", "TrainingError"]
@@ -14,11 +16,14 @@ class TrainingError(RuntimeError):
 class NonFiniteLoss(TrainingError):
     """The loss or the gradient is not a number; raised before the optimizer step."""
 
-    def __init__(self, step: int, names: list[str], what: str = "loss") -> None:
+    def __init__(self, step: int, names: list[str], what: str = "loss", report: Path | None = None) -> None:
+        """report: folder with what is known of the step."""
         self.step, self.names = step, names
+        kept = "" if report is None else f" Each sample's loss and picture are in {report}."
         super().__init__(
-            f"step {step}: the {what} is not a finite number. Pictures in the batch: {', '.join(names)}. The last good state is kept; "
-            "a lower learning_rate, mixed_precision = bf16 or no, or max_grad_norm = 1 usually helps, and the pictures are worth a look"
+            f"step {step}: the {what} is not a finite number. Pictures in the batch: {', '.join(names)}.{kept} The last good state is "
+            "kept; a lower learning_rate, mixed_precision = bf16 or no, or max_grad_norm = 1 usually helps, and the pictures are worth a "
+            "look"
         )
 
 

@@ -23,10 +23,12 @@ from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS, RunOptions
 
 from .errors import TrainingError
+from .ranks import REFUSED_FILE
 from .schedules import factor_at, key_values
 from .stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
+    from .peers import PeerLost
     from .session import Session
 
 log = logging.getLogger("sd_scripts")
@@ -53,8 +55,17 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def _mark_refusal() -> None:
+    """Tells a launcher around us that a second start would end the same."""
+    file = os.environ.get(REFUSED_FILE)
+    if file:
+        with suppress(OSError):
+            Path(file).touch()
+
+
 def _log_refusal(arguments: Sequence[str], err: OptionError) -> None:
     """A run folder that was made already gets its last word even when its configuration is refused."""
+    _mark_refusal()
     given = [value for name, value in itertools.pairwise(arguments) if name == "--run_dir"]
     if _rank() == 0 and given and Path(given[-1]).is_dir():
         with suppress(OSError):
@@ -133,10 +144,10 @@ def _check_upload(options: RunOptions) -> None:
 
 
 def _check_resume(options: RunOptions) -> None:
-    resume = options.output.resume
-    if resume not in ("auto", "none") and not resume.isdigit() and not Path(resume).expanduser().is_dir():
+    resume = options.distributed.resume
+    if resume not in ("auto", "latest", "none") and not resume.isdigit() and not Path(resume).expanduser().is_dir():
         raise OptionError(
-            Problem("resume", f"resume: {resume} is not a folder; give auto, none, a step, or the folder of a state or of a run")
+            Problem("resume", f"resume: {resume} is not a folder; give auto, latest, none, a step, or the folder of a state or of a run")
         )
 
 
@@ -169,7 +180,7 @@ def start(asked: flat.Invocation) -> int:
             session.last_word("finished" if done else "stopped", text=session.closing)
             return 0
     except Stopped:
-        return _stopped(session)
+        return _stopped(session, asked)
     except Exception as err:
         return _failed(session, err, asked)
     finally:
@@ -177,8 +188,13 @@ def start(asked: flat.Invocation) -> int:
             session.close()
 
 
-def _stopped(session: Session | None) -> int:
+def _stopped(session: Session | None, asked: flat.Invocation) -> int:
     if session is not None:
+        lost = session.peers.lost()
+        if lost is not None:
+            # A launcher asks the others to stop when one process has ended; why that one did is what counts.
+            return _failed(session, lost, asked)
+        session.peers.tell_end("stopped", stopped=True)
         session.last_word("stopped", text=session.closing or "stopped; what is cached and saved stays")
     log.info("stopped")
     return 0
@@ -186,8 +202,10 @@ def _stopped(session: Session | None) -> int:
 
 def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> int:
     """The sentence on the console, the `failed` event, and the exit code of an error."""
-    text, remedy, code, everywhere = _one_line(err), "the whole error is in console.log; please report it", 1, False
+    text, remedy, code = _one_line(err), "the whole error is in console.log; please report it", 1
+    lost = _is_lost(err)
     if isinstance(err, OptionError):
+        _mark_refusal()
         text, remedy, code = str(err), "change these options and start again", 2
         if _rank() == 0:
             sys.stderr.write(f"{asked.options.script}: nothing was trained:\n" + "".join(f"  - {problem}\n" for problem in err.problems))
@@ -195,8 +213,13 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
         # Nothing below may be importable then either.
         remedy = "bash setup.sh doctor names the package that is wrong, bash setup.sh install brings it back"
         log.error("a package this needs cannot be imported; %s", remedy, exc_info=err)
+    elif lost is not None:
+        assert session is not None
+        text, remedy = session.about_loss(lost), lost.remedy
+        if session.peers.speaks:
+            sys.stderr.write(f"{text}\n")
     elif _is_out_of_memory(err):
-        text, everywhere = "the device has no memory left", True
+        text = "the device has no memory left"
         remedy = session.levers() if session is not None else "a smaller model"
         sys.stderr.write(f"{text}. What would help most: {remedy}\n")
         log.debug("out of memory", exc_info=err)
@@ -205,12 +228,24 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
         sys.stderr.write(f"{text}\n")
     else:
         log.error("unexpected error", exc_info=err)
-    if session is not None and (_rank() == 0 or everywhere):
-        session.last_word("failed", text=text, remedy=remedy)
+    if session is not None:
+        if lost is None:
+            session.peers.tell_end(text, remedy)
+        if session.peers.speaks or "distributed_timeout" in text:
+            session.last_word("failed", text=text, remedy=remedy)
     elif session is None and _rank() == 0 and asked.run_dir is not None and asked.run_dir.is_dir():
         with suppress(OSError):
             RunDirectory(asked.run_dir).log("failed", step=0, text=text, remedy=remedy)
     return code
+
+
+def _is_lost(err: Exception) -> PeerLost | None:
+    if not isinstance(err, TrainingError):
+        # The module below needs what may not be importable just now.
+        return None
+    from .peers import PeerLost
+
+    return err if isinstance(err, PeerLost) else None
 
 
 def _is_out_of_memory(err: Exception) -> bool:

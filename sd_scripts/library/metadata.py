@@ -14,17 +14,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from sd_scripts.library.protocols import Kind, StateDict
+from sd_scripts.library.diffusion import anchor_sigmas
+from sd_scripts.library.protocols import Kind, StateDict, TrainingAdapter
 from sd_scripts.library.safetensors_file import serialise
+from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts.schema.ddpm import DdpmModelOptions
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, UNetModelOptions
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, TextNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, UNetModelOptions, ZImageModelOptions
+from sd_scripts.schema.network import (
+    FluxNetworkOptions,
+    NetworkOptions,
+    QwenImageNetworkOptions,
+    TextNetworkOptions,
+    UNetNetworkOptions,
+    ZImageNetworkOptions,
+)
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
-Version = Literal["sd1", "sd2", "sdxl", "flux-dev", "flux-schnell", "qwen-image", "qwen-edit", "qwen-edit-2509", "qwen-edit-2511"]
+Version = Literal[
+    "sd1", "sd2", "sdxl", "flux-dev", "flux-schnell", "qwen-image", "qwen-edit", "qwen-edit-2509", "qwen-edit-2511", "z-image", "ddpm"
+]
 
 _MINIMAL = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args")
 _SAI, _FLUX = "https://github.com/Stability-AI/generative-models", "https://github.com/black-forest-labs/flux"
@@ -39,13 +51,20 @@ _VERSIONS: dict[Version, tuple[str, str, str]] = {
     "qwen-edit": ("qwen_image_edit", "Qwen-Image-Edit", _QWEN),
     "qwen-edit-2509": ("qwen_image_edit", "Qwen-Image-Edit-Plus", _QWEN),
     "qwen-edit-2511": ("qwen_image_edit", "Qwen-Image-Edit-2511", _QWEN),
+    "z-image": ("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),
+    "ddpm": ("ddpm", "text-ddpm", "diffusers"),
 }
 """ss_base_model_version, modelspec.architecture, and modelspec.implementation for names in the original layout: it names the layout, not
-the program. The texts are those of kohya's library/sai_model_spec.py and train_util.py, and of musubi-tuner for Qwen-Image."""
-_LORA_MODULES = ((FluxNetworkOptions, "networks.lora_flux"), (QwenImageNetworkOptions, "networks.lora_qwen_image"))
+the program. The texts of published models are those of kohya's library/sai_model_spec.py and train_util.py, and of musubi-tuner for
+Qwen-Image and Z-Image."""
+_LORA_MODULES = (
+    (FluxNetworkOptions, "networks.lora_flux"),
+    (QwenImageNetworkOptions, "networks.lora_qwen_image"),
+    (ZImageNetworkOptions, "networks.lora_zimage"),
+)
 """Families whose lora has a module of its own in kohya's programs."""
 _NETWORK_MODULES = {"lora": "networks.lora", "dora": "networks.lora", "loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
-_PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow"}
+_PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow", "sample": "sample"}
 # Kept out of the settings in the header: they say where things are or how this start came about, not what was trained.
 _NOT_SETTINGS = ("resume", "log_tracker_name", "wandb_run_name", "sample_prompts", "vae_device", "text_encoder_device")
 
@@ -59,6 +78,10 @@ class BaseFacts:
     kind: Kind
     """What its network predicts."""
     version: Version
+    shift: float = 1.0
+    """Of its scheduler, which places the sampler's steps."""
+    training_adapter: TrainingAdapter | None = None
+    """What was on it in training and is not in the file."""
 
     @property
     def texts(self) -> tuple[str, str, str]:
@@ -109,7 +132,7 @@ def build(
     if options.output.metadata == "minimal":
         return {key: value for key, value in texts.items() if key in _MINIMAL or key.startswith("modelspec.")}
     settings = effective_settings(options, base.name)
-    texts |= _training(options, step, epoch, base.name, base_hash)
+    texts |= _training(options, step, epoch, base.name, base_hash) | _anchors(options, base) | _training_adapter(base)
     texts |= _dataset(options, dataset or DatasetFacts())
     texts[CONFIG] = json.dumps(settings, sort_keys=True, ensure_ascii=False)
     # kohya: a random number of 31 bits for each start. Here every start of the same run has the same one.
@@ -127,7 +150,8 @@ def effective_settings(options: RunOptions, base: str) -> dict[str, object]:
             if show.kind in ("folder", "file") or show.cli_only or name in _NOT_SETTINGS:
                 continue
             settings[name] = getattr(values, name)
-    return json.loads(json.dumps({"script": options.script} | settings | {"pretrained_model_name_or_path": base}))
+    named = None if options.model.pretrained_model_name_or_path is None else base
+    return json.loads(json.dumps({"script": options.script} | settings | {"pretrained_model_name_or_path": named}))
 
 
 def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
@@ -144,7 +168,9 @@ def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
 
 def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     network = options.network
-    texts = {"ss_v2": str(base.version == "sd2"), "ss_base_model_version": base.texts[0]}
+    texts = {"ss_base_model_version": base.texts[0]}
+    if base.version != "ddpm":
+        texts["ss_v2"] = str(base.version == "sd2")
     if not isinstance(network, NetworkOptions):
         return texts
     module = _NETWORK_MODULES[network.network_type]
@@ -171,7 +197,7 @@ _ARGUMENTS = ("rank_dropout", "module_dropout", "network_reg_dims", "network_reg
 
 def _own_arguments(network: NetworkOptions) -> tuple[str, ...]:
     """The network arguments that only a family's adapter has, by the names of kohya's scripts."""
-    own = {UNetNetworkOptions, FluxNetworkOptions, QwenImageNetworkOptions}.intersection(type(network).__mro__)
+    own = {UNetNetworkOptions, FluxNetworkOptions, QwenImageNetworkOptions, ZImageNetworkOptions}.intersection(type(network).__mro__)
     return tuple(name for kind in own for name in kind.model_fields if name not in TextNetworkOptions.model_fields)
 
 
@@ -233,9 +259,9 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         "huber_scale": objective.huber_scale,
         "huber_c": objective.huber_c,
         "training_comment": output.training_comment,
-        "sd_model_name": Path(base).name,
-        "new_sd_model_hash": base_hash,
     }
+    if options.model.pretrained_model_name_or_path is not None:
+        values |= {"sd_model_name": Path(base).name, "new_sd_model_hash": base_hash}
     if isinstance(network, NetworkOptions):
         values |= {"network_dropout": network.network_dropout or None, "scale_weight_norms": network.scale_weight_norms}
     if isinstance(objective, FlowObjectiveOptions):
@@ -248,6 +274,29 @@ _FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_
 )
 
 
+def _anchors(options: RunOptions, base: BaseFacts) -> dict[str, str]:
+    """The noise levels that acrf has trained, in the sampler's order: pictures are made with as many steps, at these."""
+    objective = options.objective
+    if not isinstance(objective, ZImageObjectiveOptions):
+        return {}
+    texts = {"ss_scheduler_shift": str(base.shift)}
+    if objective.objective == "acrf":
+        texts["ss_turbo_steps"] = str(objective.turbo_steps)
+        texts["ss_acrf_sigmas"] = json.dumps(anchor_sigmas(objective.turbo_steps, base.shift))
+    return texts
+
+
+def _training_adapter(base: BaseFacts) -> dict[str, str]:
+    adapter = base.training_adapter
+    if adapter is None:
+        return {}
+    return {
+        "ss_training_adapter": adapter.name,
+        "ss_training_adapter_sha256": adapter.sha256,
+        "ss_training_adapter_multiplier": str(adapter.strength),
+    }
+
+
 def _model(options: RunOptions) -> dict[str, object]:
     """How the base model was read."""
     model = options.model
@@ -258,13 +307,16 @@ def _model(options: RunOptions) -> dict[str, object]:
             "guidance_scale": model.guidance_scale,
         }
         return values | ({"vae_name": Path(model.ae).name} if model.ae else {})
-    if isinstance(model, QwenImageModelOptions):
+    if isinstance(model, QwenImageModelOptions | ZImageModelOptions):
         return {
-            "model_type": "qwen_image",
+            "model_type": "qwen_image" if isinstance(model, QwenImageModelOptions) else "z_image",
             "max_token_length": model.max_token_length,
             "transformer_quantization": model.transformer_quantization,
             "vae_name": None if model.vae is None else Path(model.vae).name,
         }
+    if isinstance(model, DdpmModelOptions):
+        vae = None if model.vae is None else Path(model.vae).name
+        return {"model_type": "ddpm", "max_token_length": model.max_token_length, "vae_name": vae}
     assert isinstance(model, UNetModelOptions)
     return {
         "max_token_length": model.max_token_length,

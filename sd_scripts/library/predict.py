@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.library.devices import device_of
+from sd_scripts.library.devices import device_of, precision_for
 from sd_scripts.library.families.pictures import as_pictures, evaluating, place
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.qwen_sampling import noise, schedule
@@ -35,7 +35,6 @@ CPU = torch.device("cpu")
 KEPT_BYTES = 256 * 2**20
 """Text rows and encoded control pictures that are kept from call to call, in main memory; the least used go first."""
 MAX_SEED = 2**32
-DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -313,15 +312,6 @@ def devices_for(options: QwenImagePredict) -> Devices:
         raise OptionError(problems)
     assert vae is not None and encoder is not None
     return Devices(transformer, vae, encoder)
-
-
-def precision_for(asked: str, device: torch.device) -> torch.dtype:
-    """The precision of transformer and text encoder; auto takes the best that the transformer's device has."""
-    if asked != "auto":
-        return DTYPES[asked]
-    if device.type != "cuda":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
 def read_pictures(given: Sequence[Image.Image | str | Path]) -> list[Image.Image]:

@@ -1,4 +1,8 @@
-"""What the processes of a run tell each other: sums of gradients in few messages, weights, a text. One process tells nobody."""
+"""Tensors that the processes of a run exchange: sums of gradients in few messages, weights. One process exchanges nothing.
+
+This is what DistributedDataParallel does after the last micro-batch, without its wrapper: the weights of an adapter lie in many places of
+a network that is called in more than one way, and only what is trained travels, once in an optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +39,6 @@ def broadcast(weights: Iterable[Tensor], accelerator: Accelerator) -> None:
         torch.distributed.broadcast(weight, src=0)
 
 
-def same_text(text: str, accelerator: Accelerator) -> str:
-    """The first process's text, in all processes."""
-    if accelerator.num_processes == 1:
-        return text
-    data = text.encode()
-    length = torch.tensor([len(data)], device=accelerator.device)
-    torch.distributed.broadcast(length, src=0)
-    letters = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
-    if accelerator.is_main_process:
-        letters.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    torch.distributed.broadcast(letters, src=0)
-    return bytes(letters.tolist()).decode()
-
-
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     for tensor in tensors:
@@ -57,10 +47,3 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             bucket = []
         bucket.append(tensor)
     yield bucket
-
-
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all gradients together, float32, on their device."""
-    if not gradients:
-        return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack([norm.float() for norm in torch._foreach_norm(list(gradients))]))

@@ -9,6 +9,7 @@ Shapes: B samples, C latent channels, h w latent sides, H W picture sides in pix
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, Protocol
@@ -17,11 +18,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-Kind = Literal["epsilon", "v_prediction", "velocity"]
-"""What a network predicts: noise, v = a noise - s x0 (Salimans and Ho 2022), or velocity = noise - x0."""
+Kind = Literal["epsilon", "v_prediction", "velocity", "sample"]
+"""What a network predicts: noise, v = a noise - s x0 (Salimans and Ho 2022), velocity = noise - x0, or x0 itself."""
 
 Condition = dict[str, Tensor]
 """What one sample is conditioned on, without a batch dimension; cacheable. Padding and masks are made in `denoise`."""
+
+ESTIMATE = "estimate"
+"""Entry of a condition with the network's own estimate of x0 (C, h, w), in models with self-conditioning; without it there is none."""
 
 StateDict = dict[str, Tensor]
 
@@ -34,6 +38,27 @@ class Path(Protocol):
 
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """a and s of times t (B,) in [0, 1], float32, shape (B,)."""
+        ...
+
+
+class TrainingAdapter(Protocol):
+    """An adapter file that is on a frozen backbone while a run trains another one beside it."""
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Of the file."""
+        ...
+
+    @property
+    def strength(self) -> float: ...
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Inside, the model is what it was without this adapter; others stay."""
         ...
 
 
@@ -58,7 +83,15 @@ class Parts:
     processor: Any | None = None
     """What prepares control pictures for a text encoder that sees, in families that have one."""
     denoising: dict[str, Any] = field(default_factory=dict)
-    """Settings of the family that denoise alone needs, such as guidance_scale."""
+    """Settings of the family that denoise alone needs, such as guidance_scale; self_conditioning where the network takes an estimate."""
+
+    training_adapter: TrainingAdapter | None = None
+    """What is on the backbone in training and in validation, also of the base that a prior compares with, but in no preview and in no saved
+    file."""
+
+    def without_training_adapter(self) -> AbstractContextManager[None]:
+        """Inside, the model is what it is without training_adapter."""
+        return nullcontext() if self.training_adapter is None else self.training_adapter.disabled()
 
     def modules(self) -> dict[str, nn.Module]:
         """All networks by name: backbone, vae, te1, te2, ..."""
@@ -184,10 +217,64 @@ class EditingFamily(ModelFamily, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """What a model that is made by its run is made from."""
+
+    seed: int
+    sizes: tuple[tuple[int, int], ...]
+    """(width, height) of all buckets and previews, in pixels."""
+    files: Mapping[str, str]
+    """Content of the text files of `NewFamily.files`, by name."""
+
+
+class NewFamily(ModelFamily, Protocol):
+    """A family whose models are made by the run that trains them."""
+
+    file_names: ClassVar[tuple[str, ...]]
+    """Names of what `files` makes."""
+
+    def is_new(self, options: Any) -> bool:
+        """Whether these model options ask for a new model, and not for one that is loaded."""
+        ...
+
+    def files(self, options: Any, captions: Collection[str]) -> dict[str, str]:
+        """Text files that the model cannot do without, by name, such as a tokenizer made from captions.
+
+        Called once in the life of a run, in its first process; the run folder keeps them, and later starts read them there.
+        """
+        ...
+
+    def check_sizes(self, parts: Parts, sizes: Collection[tuple[int, int]]) -> None:
+        """Raises OptionError when the model cannot work on pictures (width, height) of all these sizes, in pixels."""
+        ...
+
+    def build(self, options: Any, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """A model with random weights, which follow from beginning.seed alone; the counterpart of `load`.
+
+        Raises OptionError with every problem: sizes that the architecture cannot halve, files that cannot be read.
+        """
+        ...
+
+
 class Denoiser(Protocol):
     """What an objective sees of family, parts, network and conditions."""
 
     kind: Kind
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all processes must call the network equally often, because each holds a share of it."""
+        ...
+
+    @property
+    def takes_estimate(self) -> bool:
+        """Whether the network is one with self-conditioning, see with_estimate."""
+        ...
+
+    def only(self, rows: Sequence[int]) -> Denoiser:
+        """The denoiser of these samples of the batch."""
+        ...
 
     def __call__(self, x_t: Tensor, t: Tensor) -> Tensor:
         """Prediction at times t (B,); conditions are bound already."""
@@ -195,6 +282,14 @@ class Denoiser(Protocol):
 
     def base(self, x_t: Tensor, t: Tensor) -> Tensor:
         """The same without the adapter and without gradient."""
+        ...
+
+    def without_text(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """The same with the condition of the empty caption in place of each sample's text."""
+        ...
+
+    def with_estimate(self, x0: Tensor) -> Denoiser:
+        """The denoiser that is told an estimate of the clean latents (B, C, h, w), for networks with self-conditioning; 0 is none."""
         ...
 
 
@@ -217,6 +312,14 @@ class Batch:
     """(B, C, h, w) latents an objective compares with, or None."""
     captions: list[str] = field(default_factory=list)
     """The caption each sample got, for live text encoding and for logs."""
+    regularisation: Tensor | None = None
+    """(B,) bool: the sample is a regularisation picture; None is as good as all False."""
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """(B,) weight of a term of the loss by its name (schema.acrf.TERMS), where data sets or samples have weights of their own."""
+    step: int = 0
+    """Optimizer step that the batch belongs to, from 0; -1 for held-out pictures."""
+    progress: float = 0.0
+    """Share of the run's steps that are done before it, in [0, 1)."""
 
 
 @dataclass(frozen=True)

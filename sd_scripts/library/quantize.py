@@ -8,24 +8,28 @@ is looked up and not multiplied.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
+from sd_scripts.library.loading.weights import Finish
+
 logger = logging.getLogger(__name__)
 
-_BLOCKS = ("transformer_blocks", "model.language_model.layers")
-"""Lists of blocks, by their names in the networks that have them."""
+_BLOCKS = ("transformer_blocks", "model.language_model.layers", "noise_refiner", "context_refiner", "layers")
+"""Lists of blocks, by their names in the networks that have them: Qwen-Image, Qwen2.5-VL, the refiners of Z-Image, Z-Image and Qwen3."""
 
 
 def blocks_of(network: nn.Module) -> list[str]:
     """Names of the blocks whose linear layers are quantised."""
-    for name, module in network.named_modules():
-        if name in _BLOCKS and isinstance(module, nn.ModuleList):
-            return [f"{name}.{number}" for number in range(len(module))]
-    raise AssertionError(f"{type(network).__name__} has no blocks that are known here")
+    lists = {name: module for name, module in network.named_modules() if name in _BLOCKS and isinstance(module, nn.ModuleList)}
+    assert lists, f"{type(network).__name__} has no blocks that are known here"
+    return [f"{name}.{number}" for name, module in lists.items() for number in range(len(module))]
 
 
 @dataclass
@@ -75,6 +79,37 @@ def quantize_network(network: nn.Module, kind: str) -> Report:
         report.quantize(name, network.get_submodule(name))
     report.log()
     return report
+
+
+class Chosen(Protocol):
+    """Options that say what is held in 8 bits."""
+
+    transformer_quantization: Literal["none", "qint8", "qfloat8"]
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"]
+
+
+def chosen(options: Chosen, without: Collection[str]) -> dict[str, str]:
+    """Kind of quantisation of each network that is quantised, but not of those named in `without`."""
+    wanted = {"backbone": options.transformer_quantization, "te1": options.text_encoder_quantization}
+    return {name: kind for name, kind in wanted.items() if kind != "none" and name not in without}
+
+
+@contextmanager
+def while_reading(networks: Mapping[str, nn.Module], kinds: Mapping[str, str]) -> Iterator[dict[str, tuple[list[str], Finish]]]:
+    """What makes these networks smaller block by block while they are read within the block (see common.read_networks); logs afterwards.
+
+    networks have no weights yet. kinds: the kind of each that is quantised.
+    """
+    reports = {name: Report(kind, type(networks[name]).__name__) for name, kind in kinds.items()}
+    yield {name: (blocks_of(networks[name]), report.quantize) for name, report in reports.items()}
+    for report in reports.values():
+        report.log()
+
+
+def quantize_chosen(networks: Mapping[str, nn.Module], kinds: Mapping[str, str]) -> None:
+    """Quantises networks that are read already, each to the kind named for it."""
+    for name, kind in kinds.items():
+        quantize_network(networks[name], kind)
 
 
 def is_quantized(network: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from sd_scripts.library.devices import device_of
+from sd_scripts.library.environment import CPU, DTYPES, make_accelerator, with_precision
 from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.pictures import as_pictures, evaluating
 from sd_scripts.library.families.qwen_edit import QwenEdit
@@ -27,7 +28,7 @@ from sd_scripts.library.predicting.memory import give_back
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.quantize import quantize_network
 from sd_scripts.library.schedules import Factor
-from sd_scripts.library.session import CPU, DTYPES, Session, make_accelerator, with_precision
+from sd_scripts.library.session import Session
 from sd_scripts.library.stopping import StopRequest
 from sd_scripts.schema import flat, qwen_yaml
 from sd_scripts.schema.predict import LoadingSection, PredictModelOptions, PredictSection, QwenImagePredict

@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from sd_scripts.schema.ddpm import DdpmModelOptions
+from sd_scripts.schema.model import QwenImageModelOptions, ZImageModelOptions
 from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
@@ -20,7 +22,9 @@ def levers(options: RunOptions, on_gpu: bool, work: Work = "train") -> list[str]
 
 def _caching(options: RunOptions) -> list[tuple[bool, str]]:
     data, model = options.dataset, options.model
+    whole = isinstance(model, QwenImageModelOptions | ZImageModelOptions) and model.text_encoder_quantization == "none"
     return [
+        (whole, "text_encoder_quantization = qint8, half the memory of the text encoder"),
         (data.vae_batch_size > 1, f"vae_batch_size = 1 instead of {data.vae_batch_size}"),
         (data.text_encoder_batch_size > 1, f"text_encoder_batch_size = 1 instead of {data.text_encoder_batch_size}"),
         (model.vae_dtype == "float", "vae_dtype = bf16, half the memory of the VAE"),
@@ -33,7 +37,11 @@ def _training(options: RunOptions, on_gpu: bool) -> list[tuple[bool, str]]:
     batch, accumulation = data.train_batch_size, training.gradient_accumulation_steps
     adapter = isinstance(network, NetworkOptions)
     wide = adapter and (network.network_dim > 32 or network.wants_convolutions)
+    model = options.model
+    small = isinstance(model, DdpmModelOptions)
+    whole = adapter and isinstance(model, QwenImageModelOptions | ZImageModelOptions) and model.transformer_quantization == "none"
     return [
+        (on_gpu and whole, "transformer_quantization = qint8: half the memory of the frozen transformer, nearly the same result"),
         (not training.gradient_checkpointing, "gradient_checkpointing on: the largest saving, about a third slower, same result"),
         (
             batch > 1,
@@ -47,11 +55,18 @@ def _training(options: RunOptions, on_gpu: bool) -> list[tuple[bool, str]]:
         (not data.cache_latents, "cache_latents on: the VAE leaves the device"),
         (on_gpu and training.mixed_precision == "no", "mixed_precision = bf16: half the memory of the base model"),
         (min(data.resolution) > 512, _smaller(data.resolution)),
-        (network.train_text_encoder, "train_text_encoder off"),
+        (network.train_text_encoder and "train_text_encoder" in type(network).model_fields, "train_text_encoder off"),
         (wide, "a network on fewer layers: conv_dim removed, network_dim = 16, or target_modules such as attn"),
         (not adapter and options.optimizer.optimizer_type != "Adafactor", "optimizer_type = Adafactor, which keeps almost no state"),
         (on_gpu and adapter and options.optimizer.optimizer_type in ("AdamW", "Prodigy"), "optimizer_type = AdamW8bit"),
-        (not adapter and not network.target_modules, "target_modules = attn: train only a part of the weights, or train a LoRA"),
+        (
+            small and model.pretrained_model_name_or_path is None,
+            "a smaller model: half of base_channels is a quarter of the weights, and fewer attention_levels need less",
+        ),
+        (
+            not adapter and not small and not network.target_modules,
+            "target_modules = attn: train only a part of the weights, or a LoRA",
+        ),
         (training.use_ema, "use_ema off"),
     ]
 

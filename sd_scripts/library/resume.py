@@ -17,10 +17,10 @@ from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
-from .checkpoint import BrokenState, check_state, newest_whole, state_folders
+from .states import BrokenState, check_state, newest_whole, state_folders
 
 HARMLESS = {
-    *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "fsdp"),
+    *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "profile"),
     "allow_custom_modules",
     *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "control_data_dir"),
     *("vae_device", "text_encoder_device"),
@@ -31,8 +31,8 @@ HARMLESS = {
 }
 """Options that leave every training step what it is, beside those of whole sections. Folders are told apart by the pictures in them and
 their captions, batch sizes by their product."""
-HARMLESS_SECTIONS = ("output", "samples")
-"""What is saved and shown changes nothing that is trained."""
+HARMLESS_SECTIONS = ("output", "samples", "distributed", "compile")
+"""What is saved and shown, where it runs and how its code is made, changes nothing that is trained."""
 
 
 def training_settings(options: RunOptions, global_batch: int) -> dict[str, Any]:
@@ -53,6 +53,7 @@ class Wanted:
     """What a start asks for. run_dir: the folder given with --run_dir; settings and dataset: what it would train."""
 
     options: OutputOptions
+    resume: str
     run_dir: Path | None
     settings: dict[str, Any]
     dataset: str
@@ -79,7 +80,7 @@ class Start:
 
 def choose(wanted: Wanted) -> Start:
     """Follows --resume and --run_dir. Raises OptionError with what there is instead of what was asked for."""
-    resume = wanted.options.resume
+    resume = wanted.resume
     run = None if wanted.run_dir is None else RunDirectory(wanted.run_dir)
     if resume == "none":
         if run is not None and state_folders(run.state):
@@ -87,6 +88,8 @@ def choose(wanted: Wanted) -> Start:
         return Start(run)
     if resume == "auto":
         return _continued(run, wanted) if run is not None else _newest(wanted)
+    if resume == "latest":
+        return _latest(run, wanted)
     if resume.isdigit():
         return _from_step(run, int(resume), wanted)
     return _from_path(run, Path(resume).expanduser(), wanted)
@@ -96,11 +99,11 @@ def _problem(message: str) -> OptionError:
     return OptionError(Problem("resume", f"resume: {message}"))
 
 
-def is_finished(run: RunDirectory, name: str, total_steps: int) -> bool:
-    """Whether the run came to this many steps or more, and its file is there."""
+def is_finished(run: RunDirectory, output: OutputOptions, total_steps: int) -> bool:
+    """Whether the run came to this many steps or more, and its file (or folder, for a diffusers model) is there."""
     words = [event for event in run.events()[0] if event["kind"] in LAST_WORDS]
     done = bool(words) and words[-1]["kind"] == "finished" and words[-1].get("step", 0) >= total_steps
-    return done and (run.path / f"{name}.safetensors").is_file()
+    return done and (run.path / f"{output.output_name}{output.ending}").exists()
 
 
 def runs_named(output_dir: Path, name: str) -> list[RunDirectory]:
@@ -114,7 +117,8 @@ def runs_named(output_dir: Path, name: str) -> list[RunDirectory]:
     return found
 
 
-def _meta(run: RunDirectory) -> dict[str, Any]:
+def meta_of(run: RunDirectory) -> dict[str, Any]:
+    """run_meta.json of a run; empty without one."""
     with suppress(OSError, ValueError):
         meta = json.loads(run.meta.read_text(encoding="utf-8"))
         if isinstance(meta, dict):
@@ -125,20 +129,31 @@ def _meta(run: RunDirectory) -> dict[str, Any]:
 def _newest(wanted: Wanted) -> Start:
     """auto without a folder: the newest run of the same name, settings and pictures; without one, a new run."""
     for run in runs_named(Path(wanted.options.output_dir), wanted.options.output_name):
-        meta = _meta(run)
+        meta = meta_of(run)
         if meta.get("fingerprint") == wanted.fingerprint and meta.get("dataset_hash") == wanted.dataset:
             return _continued(run, wanted)
     return Start(None)
 
 
+def _latest(run: RunDirectory | None, wanted: Wanted) -> Start:
+    """latest: the newest whole state of the run in run_dir, or of the newest run of this name that has one."""
+    name, folder = wanted.options.output_name, Path(wanted.options.output_dir)
+    candidates = [run] if run is not None else runs_named(folder, name)
+    for candidate in candidates:
+        if newest_whole(candidate.state)[0] is not None or is_finished(candidate, wanted.options, wanted.total_steps):
+            return _continued(candidate, wanted)
+    where = str(run.path) if run is not None else f"a run named {name} in {folder}"
+    raise _problem(f"latest needs a saved state, and there is none of {where}; auto starts a new run where there is none")
+
+
 def _continued(run: RunDirectory, wanted: Wanted) -> Start:
     """Goes on in a run's own folder, from its newest whole state."""
-    if is_finished(run, wanted.options.output_name, wanted.total_steps):
+    if is_finished(run, wanted.options, wanted.total_steps):
         return Start(run, finished=True)
     state, broken = newest_whole(run.state)
     if state is None:
         return Start(run, warnings=(*broken, *(["no whole state is left; training starts from the first step"] if broken else [])))
-    differences = _differences(_meta(run).get("settings"), wanted.settings)
+    differences = differing_settings(meta_of(run).get("settings"), wanted.settings)
     if check_state(state)["fingerprint"] != wanted.fingerprint:
         raise _problem(
             f"{run.path} was trained with other settings ({differences}); to go on with the new ones all the same give the state itself, "
@@ -167,7 +182,7 @@ def _from_step(run: RunDirectory | None, step: int, wanted: Wanted) -> Start:
 def _from_path(run: RunDirectory | None, path: Path, wanted: Wanted) -> Start:
     """A state folder, or a run folder whose newest whole state is taken."""
     if not path.is_dir():
-        raise _problem(f"{path} is not a folder; give auto, none, a step, or the folder of a state or of a run")
+        raise _problem(f"{path} is not a folder; give auto, latest, none, a step, or the folder of a state or of a run")
     if (path / "manifest.json").is_file() or path.parent.name == "state":
         return _from_state(run, path, wanted)
     state, broken = newest_whole(path / "state")
@@ -185,20 +200,20 @@ def _from_state(run: RunDirectory | None, state: Path, wanted: Wanted) -> Start:
         raise _problem(f"{state} cannot be used: {err}") from err
     warnings = list(_dataset_warning(state, wanted))
     if manifest["fingerprint"] != wanted.fingerprint:
-        differences = _differences(_meta(RunDirectory(state.parent.parent)).get("settings"), wanted.settings)
+        differences = differing_settings(meta_of(RunDirectory(state.parent.parent)).get("settings"), wanted.settings)
         warnings.append(f"the state was trained with other settings ({differences}); training goes on with the new ones")
     return Start(run, state, tuple(warnings))
 
 
-def _differences(old: object, new: dict[str, Any]) -> str:
-    """Names of the settings that differ, for messages."""
+def differing_settings(old: object, new: dict[str, Any]) -> str:
+    """Names of the settings that differ, with both values, for messages."""
     if not isinstance(old, dict):
         return "which ones is not known"
-    plain = json.loads(json.dumps(new, default=list))
+    before, now = (json.loads(json.dumps(settings, default=list)) for settings in (old, new))
     names = [
-        f"{name}: {old.get(name)!r}, now {plain.get(name)!r}"
-        for name in sorted(old.keys() | plain.keys())
-        if old.get(name) != plain.get(name)
+        f"{name}: {before.get(name)!r}, now {now.get(name)!r}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
     ]
     return "; ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -59,11 +60,12 @@ def save_picture(
     step: int | None = None,
     controls: Sequence[str] = (),
     adapters: Sequence[Mapping[str, Any]] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Writes a PNG whose text says what made it, in the line that other tools read (`parameters`) and as JSON (`request`).
 
     controls: files of the request's control pictures, of which the names are written down. adapters: name, weight and sha256 of each file
-    that is on the model.
+    that is on the model. more: settings that a Preview has no place for, by name.
     """
     settings = {
         "Steps": request.steps,
@@ -78,10 +80,11 @@ def save_picture(
     if adapters:
         # As other tools write it: the short hash of the file.
         settings["Lora hashes"] = '"' + ", ".join(f"{Path(one['name']).stem}: {one['sha256'][:10]}" for one in adapters) + '"'
+    settings |= {name.replace("_", " ").capitalize(): value for name, value in more.items()}
     lines = [request.prompt, *([f"Negative prompt: {request.negative_prompt}"] if request.negative_prompt else [])]
     text = PngImagePlugin.PngInfo()
     text.add_itxt("parameters", "\n".join([*lines, ", ".join(f"{key}: {value}" for key, value in settings.items())]))
-    named: dict[str, Any] = {"controls": [Path(file).name for file in controls]}
+    named: dict[str, Any] = {"controls": [Path(file).name for file in controls], **more}
     if adapters:
         named["adapters"] = list(adapters)
     text.add_itxt("request", json.dumps({**vars(request), **named, "source": source, "step": step}, ensure_ascii=False))
@@ -120,6 +123,8 @@ class Previews:
     """Off in processes that only lend their share of a sharded network to the one that saves."""
     agreed: Callable[[list[int]], list[int]] = list
     """Gives the first process's choice of prompts to all that render together."""
+    progress: Callable[[], None] = lambda: None
+    """Called after each batch of pictures, for those who wait."""
 
     def path(self, step: int, index: int) -> Path:
         return self.run.samples / f"{self.name}-{step:06d}-{index:02d}.png"
@@ -136,6 +141,7 @@ class Previews:
             for batch in _batches(wanted):
                 self._render_batch(step, batch)
                 bar.update(len(batch))
+                self.progress()
 
     def _request(self, step: int, index: int) -> Preview | None:
         """The request of a prompt; None, after a warning, when one of its control pictures cannot be read any more."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from torch import Tensor, nn
 
 from sd_scripts.dataset import plan as plans
+from sd_scripts.dataset import weights as loss_weights
+from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import read_dataset
@@ -25,38 +25,35 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
-from . import families, hub, objectives, resume
-from .checkpoint import Checkpointer, Identity, ends_period, read_state, remove_leftovers, room_for
+from . import compiling, families, objectives, resume
+from .checkpoint import Checkpointer, Identity, read_state, remove_leftovers
 from .class_pictures import wanted as wanted_class_pictures
 from .data.cache import open_caches
 from .data.pipeline import DataPipeline
-from .describing import about_caches, base_facts, dataset_facts, lines_about_pictures
+from .describing import about_caches, about_start, dataset_facts
 from .editing import check_control_area, check_prompts, control_size, encoder_devices, with_controls
-from .errors import TrainingError
-from .metadata import DatasetFacts, build
+from .environment import CPU, DTYPES, check_processes, make_accelerator, start_trackers, with_global_batch, with_precision
+from .exporting import Exporter
 from .meter import Phases
-from .networks import Network, attach, export
+from .networks import Network, attach
 from .networks.full import WholeNetwork, train_whole
 from .optim import learning_rate_at, make_optimizer
-from .processes import same_text
-from .protocols import Parts
+from .peers import PeerLost, Peers
+from .protocols import Beginning, Dtypes, NewFamily, Parts
 from .remedies import Work, levers
 from .run_meta import devices, write_meta
 from .sample import Previews
-from .sharding import shard
+from .sharding import check_optimizer, shard, skeleton_of
+from .states import state_folders
 from .stopping import StopRequest
-from .trainer import Timetable, Trainer
+from .timetable import timetable_of
+from .trainer import Trainer
 
 log = logging.getLogger("sd_scripts")
-
-DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-SAVED = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-CPU = torch.device("cpu")
 
 
 class Session:
@@ -74,11 +71,17 @@ class Session:
         self._data: DataPipeline | None = None
         self._lock: resume.RunLock | None = None
         self._parts: Parts | None = None
-        self._uploads: hub.Uploads | None = None
+        self._begins_with: Path | None = None
+        """The state that training goes on from."""
+        self._exporter: Exporter | None = None
         self._console: logging.Handler | None = None
+        self._whole_backbone: Callable[[Iterable[tuple[str, Tensor]]], nn.Module] | None = None
+        """What makes a whole network of the weights of one that is shared out and trained."""
+        check_processes(asked.options)
         self.accelerator = make_accelerator(asked.options)
         self.device = self.accelerator.device
-        self.options = with_precision(asked.options, self.device)
+        self.peers = Peers(60.0 * asked.options.distributed.distributed_timeout, self._end_without_return)
+        self.options = with_global_batch(with_precision(asked.options, self.device), self.peers.world)
         self.family = families.family(self.options.family)
         self.vae_device, self.text_encoder_device = encoder_devices(self.options.model, self.device)
         if asked.run_dir is not None and not asked.dry_run and self.accelerator.is_main_process:
@@ -93,6 +96,7 @@ class Session:
         self.plan = self._scan()
         self.total_steps = self._total_steps()
         prompts = self._prompts()
+        compiling.check(options.compile, self.device)
         start = self._begin()
         if start.finished:
             assert start.run is not None
@@ -111,9 +115,10 @@ class Session:
         trainer = self._make_trainer(parts, network, data, optimizer, prompts, start)
         self._log_start(trainer)
         self._trainer, self.work = trainer, "train"
-        done = trainer.fit()
-        self._finish_uploads()
-        self.accelerator.wait_for_everyone()
+        with compiling.explained():
+            done = trainer.fit()
+        assert self._exporter is not None
+        self._exporter.finish_uploads()
         self.closing = f"{trainer.step} of {self.total_steps} steps are done"
         return done
 
@@ -157,7 +162,7 @@ class Session:
             pictures.make(self.family, parts, self._cached)
             for module in parts.modules().values():
                 module.to(CPU)
-        self.accelerator.wait_for_everyone()
+        self.peers.barrier()
         dataset = self.options.dataset.model_copy(update={"reg_data_dir": str(pictures.folder)})
         self.options = self.options.model_copy(update={"dataset": dataset})
 
@@ -166,9 +171,9 @@ class Session:
         self.phases.enter("scan")
         folder = plans.cache_folder(options.dataset, options.output.output_dir)
         # The first process fills the index of pictures, the others read it.
-        with accelerator.main_process_first(), Bars(self._checked, shown=accelerator.is_main_process) as bars:
+        with self.peers.first_before_others(), Bars(self._checked, shown=accelerator.is_main_process) as bars:
             dataset = read_dataset(options.dataset, folder, bars, controls=controls_of(options.model))
-        return plans.make_plan(
+        plan = plans.make_plan(
             dataset,
             options.dataset,
             seed=options.training.seed,
@@ -176,10 +181,18 @@ class Session:
             processes=accelerator.num_processes,
             accumulation=options.training.gradient_accumulation_steps,
             control_size=control_size(options.model),
+            terms=loss_weights.terms_of(options.objective),
         )
+        if options.output.save_best and not plan.held_out:
+            raise OptionError(Problem("save_best", "save_best: no picture is held out, so no loss is the lowest; set a validation_split"))
+        # Class pictures that are not made yet will be there.
+        if not options.dataset.num_class_images:
+            objectives.check_prior(options.objective, any(plan.subset_of(picture).is_reg for picture in plan.trained_pictures()))
+        return plan
 
     def _checked(self, what: str, done: int, total: int) -> None:
         """Progress of long work before the loop: a chance to stop."""
+        self.peers.progress()
         self.stop.check()
 
     def _total_steps(self) -> int:
@@ -204,24 +217,28 @@ class Session:
 
     def _begin(self) -> resume.Start:
         """Chooses where to start, in the first process, and opens the run folder."""
-        options, accelerator = self.options, self.accelerator
-        settings = resume.training_settings(options, self.plan.global_batch_size)
-        wanted = resume.Wanted(options.output, self.asked.run_dir, settings, self.plan.dataset_hash, self.total_steps)
-        self.identity = Identity(wanted.fingerprint, self.plan.dataset_hash, accelerator.num_processes)
+        wanted = self._wanted()
+        self.identity = Identity(wanted.fingerprint, self.plan.dataset_hash, self.accelerator.num_processes)
         start = resume.Start(None)
-        if accelerator.is_main_process:
+        if self.accelerator.is_main_process:
             start = resume.choose(wanted)
             if not start.finished:
-                start = self._open_for(start, settings)
+                start = self._open_for(start, wanted.settings)
         told = {"run": str(start.run.path) if start.run else "", "state": str(start.state or ""), "finished": start.finished}
-        heard = json.loads(same_text(json.dumps(told), accelerator))
+        heard = json.loads(self.peers.same_text(json.dumps(told)))
         start = resume.Start(
             RunDirectory(Path(heard["run"])), Path(heard["state"]) if heard["state"] else None, start.warnings, heard["finished"]
         )
         if not start.finished:
             self.run_dir = start.run
             self.stop.run = start.run
+            self._begins_with = start.state
         return start
+
+    def _wanted(self) -> resume.Wanted:
+        options, plan = self.options, self.plan
+        settings = resume.training_settings(options, plan.global_batch_size)
+        return resume.Wanted(options.output, options.distributed.resume, self.asked.run_dir, settings, plan.dataset_hash, self.total_steps)
 
     def _open_for(self, start: resume.Start, settings: dict[str, object]) -> resume.Start:
         """The first process: makes the folder where there is none, and writes down with what this start trains."""
@@ -244,7 +261,7 @@ class Session:
             seed=options.training.seed,
             processes=self.accelerator.num_processes,
         )
-        for text in (*start.warnings, *self.plan.warnings):
+        for text in (*start.warnings, *self.plan.warnings, *findings_of_length(self.plan, self.total_steps)):
             self._warn(text)
         return replace(start, run=run)
 
@@ -281,8 +298,38 @@ class Session:
             torch.backends.cudnn.benchmark = False
         precision, trained = DTYPES[self.options.training.mixed_precision], self._trained()
         dtypes = {name: torch.float32 if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}
-        self._parts = self.family.load(self.options.model, CPU, dtypes, without)
+        maker = families.maker_of(self.family)
+        if maker is None:
+            self._parts = self.family.load(self.options.model, CPU, dtypes, without)
+        else:
+            self._parts = self._made(maker, dtypes, without)
         return self._parts
+
+    def _made(self, family: NewFamily, dtypes: Dtypes, without: Collection[str]) -> Parts:
+        """The model of a family whose runs make their model, or go on from one that such a run has saved."""
+        sizes = tuple(dict.fromkeys((*self.plan.sizes(), *((spec.width, spec.height) for spec in self._prompts()))))
+        if family.is_new(self.options.model):
+            return family.build(self.options.model, Beginning(self.options.training.seed, sizes, self._files(family)), CPU, dtypes, without)
+        parts = family.load(self.options.model, CPU, dtypes, without)
+        family.check_sizes(parts, sizes)
+        return parts
+
+    def _files(self, family: NewFamily) -> dict[str, str]:
+        """The text files of a new model: those that the run has kept, or that of the state it begins with; in a first start new ones."""
+        found: dict[str, str] = {}
+        if self.peers.is_first:
+            folders = [self.run_dir.path] if self.run_dir is not None else []
+            folders += [self._begins_with.parent.parent] if self._begins_with is not None else []
+            kept = next((folder for folder in folders if all((folder / name).is_file() for name in family.file_names)), None)
+            if kept is None:
+                found = family.files(self.options.model, self.plan.captions())
+            else:
+                found = {name: (kept / name).read_text(encoding="utf-8") for name in family.file_names}
+            if self.run_dir is not None and kept != self.run_dir.path:
+                for name, text in found.items():
+                    write_atomically(self.run_dir.path / name, text)
+        told: dict[str, str] = json.loads(self.peers.same_text(json.dumps(found)))
+        return told
 
     def _trained(self) -> tuple[str, ...]:
         """Networks whose own weights are trained, which are read in float32: what 16 bits have lost does not come back."""
@@ -318,9 +365,11 @@ class Session:
             options.training.seed,
             num_steps=self.total_steps,
             trained_encoders=trained_encoders(options, parts),
+            empty_text=objectives.wants_empty_text(options.objective),
+            validation_samples=objectives.num_anchors(options.objective),
             rank=accelerator.process_index,
             world=accelerator.num_processes,
-            barrier=accelerator.wait_for_everyone,
+            barrier=self.peers.barrier,
             warn=self._warn,
         )
         self._data = data
@@ -339,6 +388,7 @@ class Session:
     def _cached(self, what: str, done: int, total: int) -> None:
         if self.run_dir is not None and self.accelerator.is_main_process:
             self.run_dir.log("cached", what=what, done=done, total=total)
+        self.peers.progress()
         self.stop.check()
 
     def _attach(self, parts: Parts) -> Network | WholeNetwork:
@@ -351,13 +401,24 @@ class Session:
         else:
             network = train_whole(parts, network_options, self.family)
         if self._shares_out:
-            shard(parts.backbone, network.parameters(), self.device, self.accelerator.num_processes)
+            self._share_out(parts, network)
         if options.training.gradient_checkpointing:
             parts.backbone.enable_gradient_checkpointing()
             if network_options.train_text_encoder:
                 for encoder in parts.text_encoders.values():
                     encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if options.compile.compile:
+            compiling.compile_network(parts.backbone, options.compile)
         return network
+
+    def _share_out(self, parts: Parts, network: Network | WholeNetwork) -> None:
+        """Leaves this process with its share of the backbone: of what is frozen when an adapter is trained, else of everything."""
+        whole = network.parameters()
+        if isinstance(network, WholeNetwork):
+            check_optimizer(self.options.optimizer.optimizer_type)
+            self._whole_backbone = skeleton_of(parts.backbone)
+            whole = []
+        shard(parts.backbone, whole, self.device, self.peers.world)
 
     def _make_trainer(
         self,
@@ -370,22 +431,29 @@ class Session:
     ) -> Trainer:
         options, run = self.options, self.run_dir
         assert run is not None
+        # The one that loads fastest waits here, and not in the exchange of weights, which has a limit.
+        self.peers.barrier()
+        facts = dataset_facts(self.plan, self.total_steps)
+        self._exporter = Exporter(
+            options, self.family, parts, network, facts, self.plan.epoch_of, run, self.peers, self._warn, self._whole_backbone
+        )
         trainer = Trainer(
             options.training,
-            self._timetable(),
+            timetable_of(options, self.plan, self.total_steps),
             self.family,
             parts,
             network,
-            objectives.make(options.objective, parts.path, parts.kind),
+            objectives.make(options.objective, parts.path, parts.kind, parts.scheduler_config, self._colours(parts, data)),
             data,
             optimizer,
             Checkpointer(run, options.output, self.identity, self.plan.epoch_of, self.total_steps),
-            partial(self._export, network, parts, dataset_facts(self.plan, self.total_steps)),
+            self._exporter,
             self._previews(parts, prompts, run) if prompts else None,
             run,
             self.accelerator,
             self.stop,
             self.phases,
+            self.peers,
         )
         if start.state is not None:
             state, manifest = read_state(start.state)
@@ -393,84 +461,39 @@ class Session:
                 trainer.load_state_dict(state)
             except ValueError as err:
                 raise OptionError(Problem("resume", f"resume: the state {start.state} does not fit: {err}")) from err
-            if self.accelerator.is_main_process and start.state.parent == run.state:
+            if start.state.parent == run.state:
                 trainer.checkpointer.saved_step = manifest["step"]
+            if self.accelerator.is_main_process and start.state.parent == run.state:
                 dropped = trainer.checkpointer.drop_states_after(manifest["step"])
                 if dropped:
                     run.log("warning", text=f"training goes back to step {manifest['step']}; later states are removed: {dropped}")
         return trainer
 
+    def _colours(self, parts: Parts, data: DataPipeline) -> torch.Tensor | None:
+        """The map from latents to colours, where a term of the loss looks at them."""
+        if not objectives.wants_colours(self.options.objective, self.plan.own_terms):
+            return None
+        place = next(parts.vae.parameters()).device
+        parts.vae.to(self.vae_device)
+        colours = objectives.fit_colours(
+            data.first_latents(objectives.NUM_PICTURES), lambda latents: self.family.decode(parts, latents.to(self.vae_device))
+        )
+        parts.vae.to(place)
+        return colours
+
     @property
     def _shares_out(self) -> bool:
-        """Whether the frozen base is shared out over the processes."""
-        return self.options.training.fsdp and self.accelerator.num_processes > 1
+        """Whether the network is shared out over the processes."""
+        return self.options.distributed.distributed_strategy == "fsdp2" and self.accelerator.num_processes > 1
 
     def _previews(self, parts: Parts, prompts: list[PromptSpec], run: RunDirectory) -> Previews:
         """Previews by the first process; of a base that is shared out by all of them together."""
-        accelerator = self.accelerator
 
         def agreed(chosen: list[int]) -> list[int]:
-            return list(json.loads(same_text(json.dumps(chosen), accelerator))) if self._shares_out else chosen
+            return list(json.loads(self.peers.same_text(json.dumps(chosen)))) if self._shares_out else chosen
 
-        return Previews(self.family, parts, prompts, run, self.options.output.output_name, accelerator.is_main_process, agreed)
-
-    def _timetable(self) -> Timetable:
-        options = self.options
-        samples, data, optimizer = options.samples, options.dataset, options.optimizer
-        epochs_done = self.plan.epoch_of
-
-        def sample_due(step: int) -> bool:
-            if step == 0:
-                return samples.sample_at_first
-            steps, epochs = samples.sample_every_n_steps, samples.sample_every_n_epochs
-            return (steps is not None and step % steps == 0) or (epochs is not None and ends_period(epochs_done, step, epochs))
-
-        def validation_due(step: int) -> bool:
-            return data.validate_every_n_steps is not None and step % data.validate_every_n_steps == 0
-
-        held_out = bool(self.plan.held_out)
-        return Timetable(
-            total_steps=self.total_steps,
-            epochs_done=epochs_done,
-            learning_rate_at=learning_rate_at(optimizer, self.total_steps),
-            sample_due=sample_due,
-            samples_with_saves=samples.sample_every_n_steps is None,
-            validation_due=validation_due if held_out else lambda step: False,
-            validates_with_saves=held_out and data.validate_every_n_steps is None,
-            global_batch=self.plan.global_batch_size,
-            max_grad_norm=optimizer.max_grad_norm,
-            state_on_train_end=options.output.save_state_on_train_end,
-            names_of=lambda step: [self.plan.pictures[ref.picture].path for ref in self.plan.global_batch(step)],
-        )
-
-    def _export(self, network: Network | WholeNetwork, parts: Parts, facts: DatasetFacts, path: Path, step: int) -> None:
-        """Writes what users take away: the adapter, or the whole model."""
-        output = self.options.output
-        texts = build(self.options, base_facts(parts), step=step, epoch=self.plan.epoch_of(step), dataset=facts)
-        with room_for(f"{path.name}", path.parent):
-            if isinstance(output, AdapterOutputOptions):
-                assert isinstance(network, Network)
-                export(network, parts, path, save_model_as=output.save_model_as, precision=output.save_precision, metadata=texts)
-            else:
-                assert isinstance(output, ModelOutputOptions)
-                self.family.save(parts, path, output.save_model_as, SAVED[output.save_precision], texts)
-        if output.huggingface_repo_id is not None:
-            if self._uploads is None:
-                self._uploads = hub.Uploads(output, self._warn, self._uploaded)
-            self._uploads.put(path)
-
-    def _uploaded(self, address: str) -> None:
-        log.info("uploaded %s", address)
-        if self.run_dir is not None:
-            self.run_dir.log("uploaded", text=address)
-
-    def _finish_uploads(self) -> None:
-        """A run ends when its uploads have."""
-        if self._uploads is not None:
-            if self._uploads.left:
-                log.info("waiting for %d uploads", self._uploads.left)
-            self._uploads.finish()
-            self._uploads = None
+        name, first = self.options.output.output_name, self.peers.is_first
+        return Previews(self.family, parts, prompts, run, name, first, agreed, self.peers.progress)
 
     def _log_start(self, trainer: Trainer) -> None:
         if not self.accelerator.is_main_process or self.run_dir is None:
@@ -514,26 +537,9 @@ class Session:
             options.optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": options.optimizer.learning_rate, "name": "all"}]
         )
         learning_rate_at(options.optimizer, self.total_steps)
-        settings = resume.training_settings(options, self.plan.global_batch_size)
-        start = resume.choose(resume.Wanted(options.output, self.asked.run_dir, settings, self.plan.dataset_hash, self.total_steps))
-        if start.finished:
-            begins = f"{start.run.path if start.run else ''} is finished already, so nothing would be trained"
-        elif start.state is not None:
-            begins = f"from step {start.step} of {start.state}"
-        else:
-            begins = "from the first step"
-        lines = [
-            f"{options.label}: {options.model.pretrained_model_name_or_path}",
-            *lines_about_pictures(self.plan),
-            f"steps: {self.total_steps} of {self.plan.global_batch_size} samples, {self.plan.steps_of_epochs(1)} in the first epoch",
-            f"starts: {begins}",
-            f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
-            f"previews: {len(prompts)}",
-            *([f"class pictures: {missing} will be made before training"] if missing else []),
-            *(f"note: {text}" for text in (*start.warnings, *self.plan.warnings)),
-            "Nothing was started (--dry_run).",
-        ]
-        return "\n".join(lines)
+        compiling.check(options.compile, self.device)
+        start = resume.choose(self._wanted())
+        return about_start(options, self.plan, self.total_steps, start, len(prompts), missing)
 
     def _expected_class_pictures(self) -> int:
         """How many class pictures a start would make; those that are there are counted among the pictures."""
@@ -567,9 +573,29 @@ class Session:
         with suppress(OSError):
             run.log(kind, step=self.step, text=text, remedy=remedy)
 
+    def saved_step(self) -> int | None:
+        """Step of the newest state on disk."""
+        folders = state_folders(self.run_dir.state) if self.run_dir is not None else []
+        return int(folders[-1].name) if folders else None
+
+    def about_loss(self, err: PeerLost) -> str:
+        """The sentence about a process that is gone, and what is left."""
+        saved = self.saved_step()
+        left = "nothing is saved yet" if saved is None else f"the last saved state is that of step {saved}"
+        return f"{err}; {left}. Start again to go on"
+
+    def _end_without_return(self, err: PeerLost) -> None:
+        """The last word of a process whose main thread waits for one that is gone."""
+        if self.peers.speaks or "distributed_timeout" in str(err):
+            text = self.about_loss(err)
+            sys.stderr.write(f"{text}\n")
+            self.last_word("failed", text=text, remedy=err.remedy)
+
     def close(self) -> None:
         """Gives everything back that outlives a process."""
-        self._finish_uploads()
+        if self._exporter is not None:
+            self._exporter.finish_uploads()
+        self.peers.leave()
         if self._data is not None:
             self._data.close()
         with suppress(RuntimeError):
@@ -581,39 +607,6 @@ class Session:
             self._lock.release()
 
 
-def make_accelerator(options: RunOptions) -> Accelerator:
-    """Devices and processes. Raises TrainingError when the launcher started another number of processes than it said."""
-    trackers = {"none": None, "all": ["tensorboard", "wandb"]}.get(options.output.log_with, options.output.log_with)
-    accelerator = Accelerator(
-        # Precision is the trainer's own business: it casts, scales and checks by itself.
-        mixed_precision="no",
-        # Without a GPU accelerate joins the processes of a launch only when it is told that this is meant.
-        cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
-        log_with=trackers,
-        project_dir=options.output.output_dir,
-        # The first process caches and draws previews while the others wait for its gradients.
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],
-    )
-    promised = int(os.environ.get("WORLD_SIZE", "1"))
-    if accelerator.num_processes != promised:
-        raise TrainingError(
-            f"the launcher started {promised} processes, but only {accelerator.num_processes} of them found each other, so each would "
-            "train alone. On machines without a GPU set ACCELERATE_USE_CPU=true and launch with --multi_gpu --num_processes N"
-        )
-    return accelerator
-
-
-def with_precision(options: RunOptions, device: torch.device) -> RunOptions:
-    """The options with mixed_precision = auto replaced by what this device does best."""
-    if options.training.mixed_precision != "auto":
-        return options
-    if device.type == "cuda":
-        chosen = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-    else:
-        chosen = "no"
-    return options.model_copy(update={"training": options.training.model_copy(update={"mixed_precision": chosen})})
-
-
 def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:
     """Text encoders whose outputs change with every step: all, or for FLUX CLIP-L alone, or none."""
     network = options.network
@@ -621,20 +614,3 @@ def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:
         return ()
     frozen_t5 = isinstance(network, FluxNetworkOptions) and not network.train_t5xxl
     return ("te1",) if frozen_t5 else tuple(sorted(parts.text_encoders))
-
-
-def start_trackers(accelerator: Accelerator, options: RunOptions, run: RunDirectory) -> None:
-    """TensorBoard and Weights & Biases, when asked for. They get the settings of the run without folders and files."""
-    output = options.output
-    if output.log_with == "none":
-        return
-    # Known only now: the accelerator was made before the run had a folder.
-    accelerator.project_configuration.logging_dir = str(run.path / "trackers")
-    known = flat.fields(type(options))
-    shown = {name: value for name, value in flat.flatten(options).items() if known[name].show.kind not in ("folder", "file")}
-    config = {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in shown.items()}
-    accelerator.init_trackers(
-        output.log_tracker_name or output.output_name,
-        config=config,
-        init_kwargs={"wandb": {"name": output.wandb_run_name or run.name, "dir": str(run.path)}},
-    )

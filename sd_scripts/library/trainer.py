@@ -6,11 +6,12 @@ rate from the step. So the loop has nothing to remember but the step, on any num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -20,17 +21,22 @@ from tqdm import tqdm
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.training import TrainingOptions
 
-from .checkpoint import Checkpointer, NoRoomLeft, State
+from .checkpoint import Checkpointer, NoRoomLeft, State, mismatch
+from .compiling import plain_code
 from .ema import MovingAverage
 from .errors import NonFiniteLoss
-from .meter import Meter, Phases, Sections, StepLog
+from .meter import PAUSES, Meter, Phases, Sections, StepLog, largest, marks_of, peak_gib
+from .nonfinite import Shown, write_report
 from .optim import restore
-from .processes import add_up, broadcast, total_norm
-from .protocols import Batch, Denoiser, Kind, ModelFamily, Objective, Parts
+from .peers import Peers
+from .processes import add_up, broadcast
+from .profiling import StepProfiler
+from .protocols import ESTIMATE, Batch, Denoiser, Kind, ModelFamily, Objective, Parts
 from .remedies import is_out_of_memory
 from .rng import seed_for
-from .sharding import is_sharded
+from .sharding import gathered, is_sharded, own, shared_out, shared_out_optimizer_state, total_norm
 from .stopping import StopRequest
+from .timetable import Timetable
 
 SMALLEST_SCALE = 1.0
 """fp16: a loss scale that fell below this will not recover; the gradients themselves are broken."""
@@ -65,6 +71,8 @@ class Data(Protocol):
 
     def validation_batches(self) -> Sequence[Callable[[], Batch]]: ...
 
+    def empty_text(self) -> dict[str, Tensor]: ...
+
 
 class Samples(Protocol):
     """Previews."""
@@ -80,13 +88,37 @@ class Conditioned:
     parts: Parts
     network: Network
     conditions: list[dict[str, Tensor]]
+    empty: Callable[[], dict[str, Tensor]]
+    """Gives the text part of the empty caption's condition."""
+    seen: list[Tensor] = field(default_factory=list)
+    """The times that the network was called with, in order."""
 
     @property
     def kind(self) -> Kind:
         return self.parts.kind
 
+    @property
+    def in_step(self) -> bool:
+        return is_sharded(self.parts.backbone)
+
+    @property
+    def takes_estimate(self) -> bool:
+        return bool(self.parts.denoising.get("self_conditioning", False))
+
+    def only(self, rows: Sequence[int]) -> Denoiser:
+        return replace(self, conditions=[self.conditions[row] for row in rows])
+
     def __call__(self, x_t: Tensor, t: Tensor) -> Tensor:
+        self.seen.append(t)
         return self.family.denoise(self.parts, x_t, t, self.conditions)
+
+    def without_text(self, x_t: Tensor, t: Tensor) -> Tensor:
+        empty = self.empty()
+        return self.family.denoise(self.parts, x_t, t, [{**condition, **empty} for condition in self.conditions])
+
+    def with_estimate(self, x0: Tensor) -> Denoiser:
+        told = [{**condition, ESTIMATE: estimate} for condition, estimate in zip(self.conditions, x0, strict=True)]
+        return replace(self, conditions=told)
 
     @torch.no_grad()
     def base(self, x_t: Tensor, t: Tensor) -> Tensor:
@@ -94,24 +126,18 @@ class Conditioned:
             return self.family.denoise(self.parts, x_t, t, self.conditions)
 
 
-@dataclass(frozen=True)
-class Timetable:
-    """When what happens. epochs_done: whole epochs before a step; what is due is asked with the number of steps done."""
+class Due(NamedTuple):
+    """What happens between two steps."""
 
-    total_steps: int
-    epochs_done: Callable[[int], int]
-    learning_rate_at: Callable[[int], float]
-    """Factor on the peak rates, from the number of the step about to be done."""
-    sample_due: Callable[[int], bool]
-    samples_with_saves: bool
-    validation_due: Callable[[int], bool]
-    validates_with_saves: bool
-    global_batch: int
-    """Samples in an optimizer step, over all processes and micro-batches."""
-    max_grad_norm: float
-    state_on_train_end: bool
-    names_of: Callable[[int], list[str]]
-    """Files of all pictures of a step, over all processes, for messages."""
+    exports: bool
+    state: bool
+    samples: bool
+    validates: bool
+
+    def pauses(self) -> tuple[str, ...]:
+        """The phases it takes, of meter.PAUSES."""
+        due = {"save": self.exports or self.state, "sample": self.samples, "validate": self.validates}
+        return tuple(name for name in PAUSES if due[name])
 
 
 class Trainer:
@@ -134,50 +160,65 @@ class Trainer:
         accelerator: Accelerator,
         stop: StopRequest,
         phases: Phases,
+        peers: Peers | None = None,
     ) -> None:
         self.options, self.timetable, self.family, self.parts = options, timetable, family, parts
         self.network, self.objective, self.data, self.optimizer = network, objective, data, optimizer
         self.checkpointer, self.export, self.samples = checkpointer, export, samples
         self.run, self.accelerator = run, accelerator
         self.stop, self.phases = stop, phases
+        self.peers = Peers() if peers is None else peers
         self.step = 0
         """Optimizer steps done; the only state of the loop itself."""
         self.weights = {name: weight for name, weight in network.named_parameters().items() if weight.requires_grad}
         self._peak_rates = [group["lr"] for group in optimizer.param_groups]
         self._main = accelerator.is_main_process
-        self._takes_part = self._main or is_sharded(parts.backbone)
+        self._sharded = is_sharded(parts.backbone)
+        self._takes_part = self._main or self._sharded
         """Whether this process computes previews and held-out losses: alone, or because the others need its share of the network."""
         self._moving = False
         device = accelerator.device
         precision = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(options.mixed_precision)
         self._autocast = lambda: torch.autocast(device.type, dtype=precision) if precision is not None else nullcontext()
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
-        broadcast(self.weights.values(), accelerator)
+        self._whole = [weight for weight in self.weights.values() if own(weight) is weight]
+        """Trained weights that every process has: their gradients are summed here, those of shared weights in the backward pass."""
+        broadcast(self._whole, accelerator)
         self.average = MovingAverage(self.weights, options.ema_decay) if options.use_ema else None
         self.meter = Meter(timetable.global_batch, device)
+        self.profiler = StepProfiler(run, options.profile if self._main else 0, device)
+        self.best: tuple[float, int] | None = None
+        """Lowest held-out loss whose file is kept, and its step; see save_best."""
 
     def state_dict(self) -> State:
-        """Everything that a later process needs to go on from here."""
-        return {
+        """Everything that a later process needs to go on from here, whole in the first process, on any number of processes.
+
+        When the network is shared out all processes must call it together.
+        """
+        state = {
             "weights": {name: weight.detach().float() for name, weight in self.weights.items()},
             "optimizer": self.optimizer.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
-            "loop": {"step": self.step, "scaler": self.scaler.state_dict()},
+            "loop": {"step": self.step, "scaler": self.scaler.state_dict(), "best": self.best},
         }
+        return {name: gathered(group, keep=self._main) for name, group in state.items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Goes back to a saved state. Raises ValueError when it belongs to other weights or another optimizer."""
-        if state["weights"].keys() != self.weights.keys():
-            raise ValueError("it holds other weights than this run trains")
+        """Goes back to a saved state. Raises ValueError when it belongs to other weights, with a table of them, or another optimizer."""
+        if found := mismatch(state["weights"], self.weights):
+            raise ValueError(f"it holds other weights than this run trains: {found}")
         for name, weight in self.weights.items():
-            weight.copy_(state["weights"][name])
-        restore(self.optimizer, state["optimizer"])
+            own(weight).copy_(own(shared_out(state["weights"][name], weight)))
+        restore(self.optimizer, shared_out_optimizer_state(self.optimizer, state["optimizer"]))
         if self.average is not None:
             self.average.load_state_dict(state["average"] or state["weights"])
         if self.scaler.is_enabled() and state["loop"]["scaler"]:
             self.scaler.load_state_dict(state["loop"]["scaler"])
         self.step = state["loop"]["step"]
+        # A state of an earlier version says nothing of it, and a new run folder has no file of it.
+        best = state["loop"].get("best")
+        self.best = best if best is not None and self.checkpointer.best_path.exists() else None
 
     def fit(self) -> bool:
         """Trains to the last step and saves; True at the end, False after a request to stop.
@@ -188,67 +229,82 @@ class Trainer:
         self.network.train()
         with self.stop.finishing_steps(), tqdm(total=total, initial=self.step, desc="train", unit="step", disable=not self._main) as bar:
             try:
+                self.meter.begin(total, self._planned(), self.phases.seconds())
                 self._after_step(again=True)
                 first, stopped = self.step, False
                 self.phases.enter("warmup")
+                self.meter.paused(self.phases.seconds())
                 while self.step < total and not stopped:
-                    log = self.train_step(self.step)
+                    self.profiler.before_step()
+                    # A shared network exchanges weights and gradients all the time, a whole one when the gradients are summed.
+                    with self._together():
+                        log = self.train_step(self.step)
                     self.step += 1
+                    self.profiler.after_step(self.step)
                     if self.step == first + 1:
                         self.phases.enter("train")
                     self._report(log, self.step == first + 1, bar)
                     stopped = log.stop and self.step < total
                     self._after_step(stopping=stopped)
+                    self.meter.paused(self.phases.seconds())
+                self.profiler.finish(self.step)
             except BaseException as err:
+                with suppress(OSError):
+                    self.profiler.finish(self.step)
                 self._rescue(err)
+                self._sum_up()
                 raise
+            self._sum_up()
         return self.step >= total
 
     def train_step(self, step: int) -> StepLog:
         """One optimizer step over the global batch of `step`. Raises NonFiniteLoss before the weights are touched."""
-        sections = Sections()
+        sections, shown = Sections(marks_of(self.accelerator.device)), list[Shown]()
         micro_batches = self.options.gradient_accumulation_steps
         sums: dict[str, Tensor] = {}
         for micro in range(micro_batches):
             with sections.of("data_fetch"):
                 batch = self._to_device(self.data.micro_batch(step, micro, self.accelerator.process_index))
-            with sections.of("forward_backward"):
+            with sections.of("fwd_bwd"):
                 # Dropout inside modules draws from the global generator: the same step drops the same, resumed or not.
                 torch.manual_seed(seed_for(self.options.seed, step * micro_batches + micro, f"dropout/{self.accelerator.process_index}"))
                 with self._autocast():
-                    losses = self.objective(self._denoiser(batch), batch, self.options.seed)
+                    denoiser = self._denoiser(batch)
+                    losses = self.objective(denoiser, batch, self.options.seed)
+                shown.append(Shown.of(batch, losses.loss, denoiser.seen))
                 share = losses.loss.sum() / self.timetable.global_batch
                 self.scaler.scale(share).backward()
                 for name, value in {"loss": losses.loss, **losses.parts}.items():
                     sums[name] = sums.get(name, 0) + value.detach().sum().float() / self.timetable.global_batch
-        with sections.of("forward_backward"):
+        with sections.of("fwd_bwd"):
             sums["stop"] = torch.tensor(float(self.stop.requested()), device=self.accelerator.device)
             for weight in self.weights.values():
                 # A layer that was dropped, or whose output nobody reads: another process may have used it, and sums need a partner.
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             gradients = [weight.grad for weight in self.weights.values()]
-            add_up(gradients, sums, self.accelerator)
-            if self.scaler.is_enabled():
-                self.scaler.unscale_(self.optimizer)
-            norm = total_norm(gradients)
-            # The one place where the loop waits for the device.
-            *values, grad_norm = torch.stack([*sums.values(), norm]).tolist()
+            with self.peers.exchanging():
+                add_up([weight.grad for weight in self._whole], sums, self.accelerator)
+                if self.scaler.is_enabled():
+                    self.scaler.unscale_(self.optimizer)
+                norm = total_norm(gradients)
+                # The one place where the loop waits for the device.
+                *values, grad_norm = torch.stack([*sums.values(), norm]).tolist()
         found = dict(zip(sums, values))
         stop, loss = found.pop("stop") > 0, found.pop("loss")
-        with sections.of("optimizer"):
-            overflowed = self._optimizer_step(step, loss, grad_norm, gradients)
-        return StepLog(loss, grad_norm, found, sections.all(), overflowed, stop)
+        with sections.of("opt_step"):
+            overflowed = self._optimizer_step(step, loss, grad_norm, gradients, shown)
+        return StepLog(loss, grad_norm, found, sections.all(), overflowed, stop, sections.marks)
 
-    def _optimizer_step(self, step: int, loss: float, grad_norm: float, gradients: list[Tensor]) -> bool:
+    def _optimizer_step(self, step: int, loss: float, grad_norm: float, gradients: list[Tensor], shown: Sequence[Shown]) -> bool:
         """Moves the weights; in fp16 a step whose scaled gradients overflowed is left out, which is what the return value says."""
         finite_loss, finite_norm = loss - loss == 0, grad_norm - grad_norm == 0
         overflowed = self.scaler.is_enabled() and finite_loss and not finite_norm
         if not finite_loss or (not finite_norm and (not overflowed or self.scaler.get_scale() < SMALLEST_SCALE)):
             self.optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteLoss(step, self.timetable.names_of(step), "gradient" if finite_loss else "loss")
+            raise self._not_finite(step, loss, grad_norm, shown)
         limit = self.timetable.max_grad_norm
         if limit and grad_norm > limit and not overflowed:
-            torch._foreach_mul_(gradients, limit / (grad_norm + 1e-6))
+            torch._foreach_mul_([own(gradient) for gradient in gradients], limit / (grad_norm + 1e-6))
         for group, peak in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = peak * self.timetable.learning_rate_at(step)
         self._moving = True
@@ -262,13 +318,34 @@ class Trainer:
         self._moving = False
         return overflowed
 
-    def _denoiser(self, batch: Batch) -> Denoiser:
+    def _not_finite(self, step: int, loss: float, grad_norm: float, shown: Sequence[Shown]) -> NonFiniteLoss:
+        """Writes what is known of a step whose loss or gradient is no number, and makes the error."""
+        facts = {
+            "step": step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": [peak * self.timetable.learning_rate_at(step) for peak in self._peak_rates],
+            "scale": self.scaler.get_scale() if self.scaler.is_enabled() else None,
+            "mixed_precision": self.options.mixed_precision,
+        }
+        folder = write_report(self.run.path / f"nonfinite-{step:06d}", shown, self.accelerator.process_index, facts)
+        return NonFiniteLoss(step, self.timetable.names_of(step), "gradient" if loss - loss == 0 else "loss", folder)
+
+    def _denoiser(self, batch: Batch) -> Conditioned:
         conditions = batch.conditions
         if self.data.trained_encoders:
-            live = self.data.trained_encoders if self.family.separate_texts else None
-            texts = self.family.encode_prompts(self.parts, batch.captions, live)
-            conditions = [{**condition, **text} for condition, text in zip(conditions, texts, strict=True)]
-        return Conditioned(self.family, self.parts, self.network, conditions)
+            conditions = [{**condition, **text} for condition, text in zip(conditions, self._live_texts(batch.captions), strict=True)]
+        return Conditioned(self.family, self.parts, self.network, conditions, self._empty_text)
+
+    def _live_texts(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
+        """What the trained text encoders make of captions."""
+        encoders = self.data.trained_encoders if self.family.separate_texts else None
+        return self.family.encode_prompts(self.parts, captions, encoders)
+
+    def _empty_text(self) -> dict[str, Tensor]:
+        """The text part of the empty caption's condition, on the device."""
+        kept = {name: tensor.to(self.accelerator.device) for name, tensor in self.data.empty_text().items()}
+        return {**kept, **self._live_texts([""])[0]} if self.data.trained_encoders else kept
 
     def _to_device(self, batch: Batch) -> Batch:
         device = self.accelerator.device
@@ -283,6 +360,7 @@ class Trainer:
             weights=moved(batch.weights),
             masks=moved(batch.masks),
             references=moved(batch.references),
+            terms={name: moved(tensor) for name, tensor in batch.terms.items()},
             conditions=conditions,
         )
 
@@ -292,42 +370,106 @@ class Trainer:
         if log.overflowed and self._main:
             self.run.log("warning", text=f"step {self.step}: a gradient overflowed in fp16; the step was left out, the loss scale halved")
         last = log.stop or self.step == self.timetable.total_steps
-        if not self._main or (self.step % self.options.log_every_n_steps and not last):
+        if self.step % self.options.log_every_n_steps and not last:
             return
-        point = self.meter.point(self.timetable.total_steps - self.step)
+        # Of the process that took most: together they need a machine on which each has that much.
+        with self.peers.exchanging():
+            peak = largest(peak_gib(self.accelerator.device), self.accelerator)
+        if not self._main:
+            return
+        scaled = {"scale": self.scaler.get_scale(), "overflowed": self.meter.overflowed} if self.scaler.is_enabled() else {}
+        averaged = {} if self.average is None else {"ema_decay": self.average.decay_at(self.step - 1)}
+        point = self.meter.point(self.step, peak) | scaled | averaged
         # The largest of the groups' rates: LoRA+ and text encoders have their own.
         point["lr"] = max(group["lr"] * group.get("d", 1.0) for group in self.optimizer.param_groups)
         self.run.log("step", step=self.step, epoch=self.timetable.epochs_done(self.step - 1), **point)
         self.accelerator.log(point, step=self.step)
         bar.set_postfix(loss=f"{point['loss']:.4f}", refresh=False)
 
-    def _after_step(self, again: bool = False, stopping: bool = False) -> None:
-        """Validates, saves and samples what is due after `self.step` steps; again: only what a killed process did not come to."""
-        step, table = self.step, self.timetable
+    def _planned(self) -> dict[str, list[int]]:
+        """The steps after which each kind of pause is still to come."""
+        planned: dict[str, list[int]] = {name: [] for name in PAUSES}
+        for step in range(self.step + 1, self.timetable.total_steps + 1) if self._main else ():
+            for name in self._due(step).pauses():
+                planned[name].append(step)
+        return planned
+
+    def _sum_up(self) -> None:
+        """Says how long this session has trained and paused, and all sessions of the run together."""
+        if self._main and self.meter.steps:
+            self.meter.paused(self.phases.seconds())
+            # A disk that is full now must not hide why.
+            with suppress(OSError):
+                self.run.log("session", step=self.step, **self.meter.summary(self.run.events()[0]))
+
+    def _due(self, step: int) -> Due:
+        """What the options want done after `step` steps."""
+        table = self.timetable
         ended, started = step >= table.total_steps, step == 0
         exports = (ended or self.checkpointer.export_due(step)) and not started
-        validates = not again and (table.validation_due(step) or (exports and table.validates_with_saves))
-        samples = self.samples is not None and (table.sample_due(step) or (exports and table.samples_with_saves))
-        state = not again and (stopping or self.checkpointer.state_due(step) or (ended and table.state_on_train_end))
+        return Due(
+            exports=exports,
+            state=self.checkpointer.state_due(step) or (ended and table.state_on_train_end),
+            samples=self.samples is not None and (table.sample_due(step) or (exports and table.samples_with_saves)),
+            validates=table.validation_due(step) or (exports and table.validates_with_saves),
+        )
+
+    def _after_step(self, again: bool = False, stopping: bool = False) -> None:
+        """Validates, saves and samples what is due after `self.step` steps; again: only what a killed process did not come to."""
+        step = self.step
+        ended = step >= self.timetable.total_steps
+        exports, state, samples, validates = self._due(step)
+        state = not again and (stopping or state)
+        validates = not again and validates
         if again and exports:
-            exports = not self.checkpointer.export_path(step).exists()
+            exports = self.peers.same_text("" if self.checkpointer.export_path(step).exists() else "missing") == "missing"
         if not (exports or validates or samples or state):
             return
-        if state and self._main:
-            self.phases.enter("save")
-            self.checkpointer.save_state(step, self.state_dict())
-        with self.average.shown() if self.average is not None else nullcontext():
-            if validates:
+        if validates:
+            with self._averaged():
                 self._validate()
-            if exports and self._main:
-                self.phases.enter("save")
-                self.export(self.checkpointer.export_path(step), step)
-                self.checkpointer.exported(step, self.checkpointer.export_path(step))
+        # After validation, so that a state knows which file is the best.
+        if state:
+            self._save_state()
+        with self._averaged() if exports or samples else nullcontext():
+            if exports and self._takes_part:
+                self._export(self.checkpointer.export_path(step))
+                if self._main:
+                    self.checkpointer.exported(step, self.checkpointer.export_path(step))
             if samples and self._takes_part and self.samples is not None:
                 self.phases.enter("sample")
-                self.samples.render(step, missing_only=again)
+                with self._together(), plain_code(self.parts.backbone):
+                    self.samples.render(step, missing_only=again)
+        # Those who had nothing to do wait here, however long it takes, and not in the next sum of gradients, which has a limit.
+        self.peers.barrier()
         if not (again or ended or stopping):
             self.phases.enter("train")
+
+    def _save_state(self) -> None:
+        """The first process writes the state; when the network is shared out the others give their part."""
+        if self._takes_part:
+            self.phases.enter("save")
+            with self._together():
+                state = self.state_dict()
+            if self._main:
+                self.checkpointer.save_state(self.step, state)
+            self.checkpointer.saved_step = self.step
+            self.peers.progress()
+
+    def _export(self, path: Path) -> None:
+        """Writes the file of the weights as they are shown now."""
+        self.phases.enter("save")
+        with self._together():
+            self.export(path, self.step)
+        self.peers.progress()
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Within the block the networks carry the moving average, where there is one."""
+        return nullcontext() if self.average is None else self.average.shown()
+
+    def _together(self) -> AbstractContextManager[None]:
+        """Around what all processes do together when the network is shared out, and the first one alone otherwise."""
+        return self.peers.exchanging() if self._sharded else nullcontext()
 
     @torch.no_grad()
     def _validate(self) -> None:
@@ -339,14 +481,29 @@ class Trainer:
             batches = self.data.validation_batches()
             for make in tqdm(batches, desc="validate", unit="batch", leave=False, disable=not self._main) if self._takes_part else ():
                 batch = self._to_device(make())
-                with self._autocast():
+                with self._together(), self._autocast(), plain_code(self.parts.backbone):
                     loss = self.objective(self._denoiser(batch), batch, seed).loss
+                self.peers.progress()
                 total, count = total + float(loss.sum()), count + len(batch.names)
         finally:
             self.network.train()
         if count and self._main:
             self.run.log("validation", step=self.step, loss=total / count)
             self.accelerator.log({"validation_loss": total / count}, step=self.step)
+        if count and self.checkpointer.keeps_best:
+            self._keep_best(total / count)
+
+    def _keep_best(self, loss: float) -> None:
+        """Writes the file of the lowest held-out loss so far, in the processes that measured it."""
+        better = math.isfinite(loss) and (self.best is None or loss < self.best[0])
+        if self._sharded:
+            better = self.peers.same_text("better" if better else "") == "better"
+        if better:
+            path = self.checkpointer.best_path
+            self._export(path)
+            self.best = (loss, self.step)
+            if self._main:
+                self.run.log("saved", step=self.step, what="best", file=path.name, loss=loss)
 
     def _rescue(self, err: BaseException) -> None:
         """After an error: saves the last good step's state, unless the weights were being moved or nothing new was done."""
@@ -355,5 +512,7 @@ class Trainer:
         if is_out_of_memory(err) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         new = self.step > (self.checkpointer.saved_step or 0)
-        if self._main and new and not self._moving and not isinstance(err, NoRoomLeft):
-            self.checkpointer.save_state(self.step, self.state_dict())
+        # A state of shared weights needs all processes, and only numbers that are no numbers reach all of them in the same step.
+        possible = isinstance(err, NonFiniteLoss) if self._sharded else self._main
+        if new and possible and not self._moving and not isinstance(err, NoRoomLeft):
+            self._save_state()

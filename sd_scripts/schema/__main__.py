@@ -1,16 +1,63 @@
-"""`python -m sd_scripts.schema docs` writes docs/options.md."""
+"""`python -m sd_scripts.schema docs` writes docs/options.md; `... cluster --run FILE --save_to DIR` writes the files of a cluster run."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from . import cluster, flat
 from .docs import page
+from .errors import OptionError
 from .files import write_atomically
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+USAGE = """usage: python -m sd_scripts.schema docs
+       python -m sd_scripts.schema cluster --run FILE --save_to DIR [--kind slurm|torchrun|kubernetes] [--option value ...]
+       python -m sd_scripts.schema cluster --check JOB.YAML
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code of the command: 0 done, 1 something is left to do in a checked file, 2 wrong options."""
+    if arguments == ["docs"]:
+        write_atomically(PATH, page())
+        return 0
+    if arguments[:1] != ["cluster"]:
+        sys.stderr.write(USAGE)
+        return 2
+    try:
+        if arguments[1:2] == ["--check"] and len(arguments) == 3:
+            return _check(Path(arguments[2]))
+        return _export(flat.parse_tool(cluster.ClusterOptions, arguments[1:]))
+    except OptionError as err:
+        flat.fail(err, cluster.ClusterOptions.script)
+
+
+def _check(path: Path) -> int:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise OptionError(f"{path} cannot be read: {err}") from err
+    problems = cluster.manifest_problems(text)
+    sys.stdout.write("".join(f"{path}: {problem}\n" for problem in problems) or f"{path}: nothing is missing\n")
+    return 1 if problems else 0
+
+
+def _export(options: cluster.ClusterOptions) -> int:
+    export = options.export
+    if not export.run or not export.save_to:
+        raise OptionError("--run FILE (the run, as Save TOML writes it) and --save_to DIR (a folder for the files) are both needed")
+    values = flat.read_toml(Path(export.run))
+    run = flat.build(flat.run_of(values), values, origin=Path(export.run).name)
+    folder = Path(export.save_to)
+    for name, text in cluster.files(run, options.cluster).items():
+        try:
+            write_atomically(folder / name, text)
+        except OSError as err:
+            raise OptionError(f"save_to: {folder / name} cannot be written: {err.strerror or err}") from err
+        sys.stdout.write(f"{folder / name}\n")
+    return 0
+
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["docs"]:
-        raise SystemExit("usage: python -m sd_scripts.schema docs")
-    write_atomically(PATH, page())
+    raise SystemExit(main(sys.argv[1:]))

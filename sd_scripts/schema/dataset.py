@@ -89,13 +89,15 @@ class DatasetOptions(Section):
     """Every N-th epoch is shown with empty captions; 0 never."""
     caption_tag_dropout_rate: Annotated[Fraction, Field(lt=1)] = 0.0
     """Chance that each part of a caption, apart from the kept ones, is left out."""
+    caption_token_dropout_rate: Annotated[Fraction, Field(lt=1)] = 0.0
+    """Chance that each word of a caption, apart from the kept parts, is left out."""
     token_warmup_min: Count = 1
     """Parts of a caption shown at the start of token warm-up, besides the kept ones."""
     token_warmup_step: NotNegative = 0.0
     """Optimizer steps (below 1: fraction of the run) until all parts of a caption are shown; 0 turns token warm-up off."""
     caption_variants: WholeNumber = 16
-    """When captions are random (shuffle, wildcards, tag dropout), draw from this many versions of each caption, so that text embeddings can
-    be cached; 0 draws a new one every time."""
+    """When captions are random (shuffle, wildcards, dropout of tags or words), draw from this many versions of each caption, so that text
+    embeddings can be cached; 0 draws a new one every time."""
     dataset_repeats: Count = 1
     """How often each picture is shown in an epoch, for folders without kohya's number and for in_json."""
     prior_loss_weight: NotNegative = 1.0

@@ -26,9 +26,14 @@ class Show:
 
     basic: bool = False
     unit: str = ""
-    kind: Literal["", "folder", "file", "text"] = ""
+    kind: Literal["", "folder", "file", "text", "start", "gpus"] = ""
     suggestions: tuple[str, ...] = ()
     cli_only: bool = False
+    needs: str = ""
+    """The option without which this one has no effect: `name` when it differs from its default, `name=value|value` when it has one of these
+    values. The page leaves the field out until then. Kinds of run without that option always show it."""
+    fold: str = ""
+    """Heading under which the page folds the field away, together with the others of the same heading."""
 
 
 class Section(BaseModel):
@@ -38,6 +43,8 @@ class Section(BaseModel):
 
     title: ClassVar[str] = ""
     """Name of the accordion in which the page shows the section; sections may share one."""
+    leading: ClassVar[tuple[str, ...]] = ()
+    """Options that the page puts before the others, among them those that a section has of its own and not from the one it extends."""
 
 
 class Options(BaseModel):

@@ -52,6 +52,20 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         aside.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def free_path(folder: Path, stem: str) -> Path:
+    """A path for a new PNG, with an empty file there that keeps it: two processes never get the same one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = folder / f"{stem}{'' if number == 1 else f'-{number}'}.png"
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            number += 1
+            continue
+        return path
+
+
 def _umask() -> int:
     """The process's umask: mkstemp makes private files, but what we write is meant to be read like any other file."""
     mask = os.umask(0)

@@ -7,13 +7,24 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import NotNegative, Section, Show, Side, raise_all
+from .fields import NotNegative, Positive, Section, Show, Side, raise_all
 
 
 class ModelOptions(Section):
-    """The base model of any family."""
+    """The model of any family."""
 
     title: ClassVar[str] = "Model"
+
+    pretrained_model_name_or_path: str | None = None
+    """The model that training begins with; families that cannot make one need it."""
+    vae_dtype: Literal["float", "fp16", "bf16"] = "float"
+    """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
+
+
+class BaseModelOptions(ModelOptions):
+    """A published model that training begins with."""
+
+    leading: ClassVar[tuple[str, ...]] = ("pretrained_model_name_or_path", "revision", "variant", "base_weights", "base_weights_multiplier")
 
     pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file", suggestions=("toy",))]
     """Base model: a .safetensors file, a diffusers folder, a hub id, or `toy` for the small built-in model that trains on any CPU."""
@@ -25,8 +36,6 @@ class ModelOptions(Section):
     """LoRA files that are merged into the base model before training, in this order."""
     base_weights_multiplier: tuple[float, ...] = ()
     """Strength of each file in base_weights; empty means 1.0 for all."""
-    vae_dtype: Literal["float", "fp16", "bf16"] = "float"
-    """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
 
     @model_validator(mode="after")
     def _one_multiplier_for_each_file(self) -> Self:
@@ -38,7 +47,7 @@ class ModelOptions(Section):
         return self
 
 
-class UNetModelOptions(ModelOptions):
+class UNetModelOptions(BaseModelOptions):
     """A base model with a UNet on a noise schedule, CLIP text encoders and a VAE."""
 
     vae: Annotated[str | None, Show(kind="file")] = None
@@ -67,7 +76,7 @@ class SdModelOptions(UNetModelOptions):
     way. Use the same number when you make pictures."""
 
 
-class QwenImageModelOptions(ModelOptions):
+class QwenImageModelOptions(BaseModelOptions):
     """The Qwen-Image base model: the text-to-image model, or one of the editing models."""
 
     model_version: Literal["auto", "edit", "edit-2509", "edit-2511", "image"] = "auto"
@@ -104,6 +113,37 @@ class QwenImageModelOptions(ModelOptions):
         return self
 
 
+class ZImageModelOptions(BaseModelOptions):
+    """The Z-Image base model: Turbo, which draws in 8 steps without guidance, or the base model."""
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE (FLUX's): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The Qwen3 text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the base
+    model."""
+    max_token_length: Annotated[int, Field(ge=16, le=1024)] = 512
+    """Tokens of a caption that are read, with those of the chat template around it."""
+    scheduler_shift: Positive | None = None
+    """The s in sigma = s u / (1 + (s - 1) u), by which training and previews place their steps; None reads it from the model's scheduler
+    configuration. Turbo's is 3, the base model's 6; a single file does not say it, and None then means 3."""
+    training_adapter: Annotated[str | None, Show(kind="file")] = None
+    """A LoRA file that undoes the distillation of Turbo, active while training and left out of previews and saved files, so that long runs
+    keep the few-step ability (ostris' `zimage_turbo_training_adapter` is one); None trains on the model as it is."""
+    training_adapter_multiplier: float = 1.0
+    """Strength of the training adapter."""
+    transformer_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the frozen transformer in 8 bits, which halves its memory; the adapter is trained on top in full precision. qint8 is four to ten
+    times more exact than qfloat8."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+
+    @model_validator(mode="after")
+    def _adapter_and_strength(self) -> Self:
+        if self.training_adapter is None and self.training_adapter_multiplier != 1.0:
+            raise_all(["training_adapter_multiplier has no effect without training_adapter; name the file or remove it"])
+        return self
+
+
 def device_problems(option: str, name: str | None) -> list[str]:
     """What is wrong with the name of a device; whether the machine has it is asked when it is used."""
     if name is None or re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
@@ -111,7 +151,7 @@ def device_problems(option: str, name: str | None) -> list[str]:
     return [f"{option}: {name!r} is not a device; write cpu, cuda, cuda:0, cuda:1 ... or mps"]
 
 
-class FluxModelOptions(ModelOptions):
+class FluxModelOptions(BaseModelOptions):
     """The FLUX.1 base model: dev, schnell or one made from them."""
 
     ae: Annotated[str | None, Show(kind="file")] = None

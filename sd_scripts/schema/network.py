@@ -256,6 +256,16 @@ class QwenImageNetworkOptions(TransformerNetworkOptions):
     """Numbers of the transformer blocks that get an adapter: all, or such as 0-29,55."""
 
 
+class ZImageNetworkOptions(TransformerNetworkOptions):
+    """The adapter on a Z-Image transformer."""
+
+    lora_targets: Literal["attention", "attention_and_mlp", "all"] = "attention_and_mlp"
+    """Layers of each of the 30 blocks that get an adapter: attention alone (120 layers in the full model), the MLPs as well (210, as most
+    files for Z-Image have), or also the modulation and the refiner blocks. target_modules, when given, chooses among all."""
+    train_block_indices: Indices = "all"
+    """Numbers of the transformer blocks that get an adapter: all, or such as 0-14,29."""
+
+
 class FullOptions(Section):
     """The model's own weights: DreamBooth and fine-tuning."""
 
@@ -310,9 +320,21 @@ class SdxlFullOptions(UNetFullOptions):
         return self
 
 
-class FluxFullOptions(FullOptions):
-    """The weights of a FLUX transformer; its text encoders stay as they are."""
+class TransformerFullOptions(FullOptions):
+    """The weights of a transformer; its text encoders stay as they are."""
 
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = False
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()
+
+
+class FluxFullOptions(TransformerFullOptions):
+    """The weights of a FLUX transformer; its text encoders stay as they are."""
+
+
+class ZImageFullOptions(TransformerFullOptions):
+    """The weights of a Z-Image transformer; its text encoder stays as it is."""
+
+    trained_layers: Literal["all", "attention", "mlp", "norm"] = "all"
+    """Which layers of the blocks are trained; embeddings and the last layer only with all. target_modules and exclude_modules choose among
+    them."""

@@ -6,7 +6,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import Fraction, NotNegative, Positive, Section, WholeNumber, raise_all
+from .fields import Fraction, NotNegative, Positive, Section, Show, WholeNumber, raise_all
+
+_HUBER = Show(needs="loss_type=huber|smooth_l1")
+_TIMES = Show(needs="objective=flow")
+"""What chooses and weights free times; a family with another objective has its own."""
 
 
 class RegressionOptions(Section):
@@ -14,26 +18,27 @@ class RegressionOptions(Section):
 
     title: ClassVar[str] = "Advanced Training"
 
-    loss_type: Literal["l2", "l1", "huber", "smooth_l1"] = "l2"
-    """Distance between prediction and target: l2, l1, huber = 2c(sqrt(d^2+c^2)-c), smooth_l1 = 2(sqrt(d^2+c^2)-c)."""
-    huber_schedule: Literal["constant", "exponential", "snr"] = "snr"
+    loss_type: Literal["l2", "l1", "huber", "smooth_l1", "charbonnier"] = "l2"
+    """Distance between prediction and target: l2, l1, huber = 2c(sqrt(d^2+c^2)-c), smooth_l1 = 2(sqrt(d^2+c^2)-c), charbonnier =
+    sqrt(d^2+1e-6). The best answer to l2 is the mean, which a sampler needs; to the others it is closer to the median."""
+    huber_schedule: Annotated[Literal["constant", "exponential", "snr"], _HUBER] = "snr"
     """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
     ratio."""
-    huber_c: Positive = 0.1
+    huber_c: Annotated[Positive, _HUBER] = 0.1
     """The c of huber and smooth_l1 at the noisiest time (constant: everywhere)."""
-    huber_scale: Positive = 1.0
+    huber_scale: Annotated[Positive, _HUBER] = 1.0
     """Factor on c for the constant and exponential schedules."""
-    min_timestep: Annotated[WholeNumber, Field(le=999)] = 0
+    min_timestep: Annotated[WholeNumber, Field(le=999), _TIMES] = 0
     """Lowest time trained on, of 1000."""
-    max_timestep: Annotated[int, Field(ge=1, le=1000)] = 1000
+    max_timestep: Annotated[int, Field(ge=1, le=1000), _TIMES] = 1000
     """Times trained on stay below this, of 1000."""
-    sigmoid_scale: Positive = 1.0
+    sigmoid_scale: Annotated[Positive, _TIMES] = 1.0
     """Width of the normal variable in sigmoid and shift."""
-    logit_mean: float = 0.0
+    logit_mean: Annotated[float, _TIMES] = 0.0
     """Mean of logit_normal; above 0 trains more on noisy times."""
-    logit_std: Positive = 1.0
+    logit_std: Annotated[Positive, _TIMES] = 1.0
     """Standard deviation of logit_normal."""
-    discrete_flow_shift: Positive = 3.0
+    discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift (FLUX: and sigma); above 1 trains more on noisy times."""
 
     @model_validator(mode="after")
@@ -49,7 +54,8 @@ class ObjectiveOptions(RegressionOptions):
     min_snr_gamma: Positive | None = None
     """Min-SNR weighting (Hang et al. 2023), 5 is usual; None is off."""
     debiased_estimation_loss: bool = False
-    """Weight by 1/sqrt(SNR) for noise prediction, 1/(SNR+1) for v (Yu et al. 2023)."""
+    """Weight by 1/sqrt(SNR) for noise prediction, 1/(SNR+1) for v (Yu et al. 2023); sqrt(SNR) where the picture is predicted, which is as
+    for noise."""
     scale_v_pred_loss_like_noise_pred: bool = False
     """Weight a v loss by SNR/(SNR+1), which makes it count like a noise loss."""
     v_pred_like_loss: NotNegative = 0.0
@@ -91,18 +97,18 @@ class ObjectiveOptions(RegressionOptions):
 class FlowObjectiveOptions(RegressionOptions):
     """The training objective of a flow-matching transformer: the velocity from picture to noise."""
 
-    huber_schedule: Literal["constant", "exponential", "snr"] = "constant"
+    huber_schedule: Annotated[Literal["constant", "exponential", "snr"], _HUBER] = "constant"
     """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
     ratio."""
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "qwen_shift", "mode", "sigma"] = "shift"
     """Density of the training times; each family says which of them it has."""
-    mode_scale: Annotated[float, Field(ge=-1, le=1.75)] = 1.29
+    mode_scale: Annotated[float, Field(ge=-1, le=1.75), _TIMES] = 1.29
     """Weight of mode sampling (Esser et al. 2024): above 0 favours the middle, below 0 the ends."""
-    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = "raw"
+    model_prediction_type: Annotated[Literal["raw", "additive", "sigma_scaled"], _TIMES] = "raw"
     """What is compared with noise - picture: raw is the prediction itself and the right choice; additive (prediction + x_t) and
     sigma_scaled (x_t - sigma prediction) are kohya's others, with which a correct model does not reach a small loss. They are here to
     repeat old runs."""
-    weighting_scheme: Literal["none", "sigma_sqrt", "cosmap"] = "none"
+    weighting_scheme: Annotated[Literal["none", "sigma_sqrt", "cosmap"], _TIMES] = "none"
     """Weight of a time in the loss: none, sigma_sqrt = 1/sigma^2, cosmap = 2/(pi (1 - 2 sigma + 2 sigma^2)) (Esser et al. 2024). kohya's
     scripts apply it with sigma_scaled only; here it always counts."""
 

@@ -1,4 +1,4 @@
-"""What is written, where, how often, and what a new start continues."""
+"""What is written, where and how often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f/\\:*?\"<>|.][^\x00-\x1f/\\:*?
 
 
 class OutputOptions(Section):
-    """Run folder, saved files, states, resume, trackers, metadata."""
+    """Run folder, saved files, states, trackers, metadata."""
 
     title: ClassVar[str] = "Saving"
 
@@ -30,6 +30,8 @@ class OutputOptions(Section):
     """Keep only files saved within the last N steps; None keeps all. The final file always stays."""
     save_last_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
     """Keep only files saved within the last N epochs; None keeps all. The final file always stays."""
+    save_best: bool = False
+    """Also keep the file of the lowest held-out loss so far as `<output_name>-best`, whatever else is removed. Needs validation_split."""
     save_precision: Literal["float", "fp16", "bf16"] = "fp16"
     """Precision of the saved file."""
     save_state: bool = True
@@ -40,9 +42,6 @@ class OutputOptions(Section):
     """Save the training state when the run ends, so that it can be made longer later."""
     save_last_n_states: Count = 2
     """Keep this many newest training states."""
-    resume: str = "auto"
-    """Where to start: auto continues the newest run with this output_name and the same settings, none starts afresh, a folder is a state or
-    run folder to continue from, a number is a step of the run."""
     huggingface_repo_id: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")] = None
     """Upload every saved file to this repository of the Hugging Face hub (owner/name, made when it is not there); None uploads nothing. The
     token is read from the environment variable HF_TOKEN, never from a file."""
@@ -103,7 +102,7 @@ class OutputOptions(Section):
 
 
 class AdapterOutputOptions(OutputOptions):
-    """Run folder, saved adapter files, states, resume, trackers, metadata."""
+    """Run folder, saved adapter files, states, trackers, metadata."""
 
     output_name: Annotated[Name, Show(basic=True)] = "lora"
     """Name of the saved files, without folder and ending."""
@@ -112,8 +111,16 @@ class AdapterOutputOptions(OutputOptions):
     diffusers; comfyui writes ComfyUI's generic `diffusion_model.` names."""
 
 
+class ZImageAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
+    """Names inside the saved .safetensors file: comfyui writes `diffusion_model.` names with alphas, which ComfyUI and diffusers read as
+    they are; diffusers' own are read by both too; kohya's by kohya's scripts and diffusers, but ComfyUI leaves their attention out."""
+
+
 class ModelOutputOptions(OutputOptions):
-    """Run folder, saved models, states, resume, trackers, metadata."""
+    """Run folder, saved models, states, trackers, metadata."""
 
     save_model_as: Literal["safetensors", "diffusers"] = "safetensors"
     """How the model is written. safetensors: one file in the model's original layout, which every tool reads (FLUX: the transformer, as it
@@ -126,6 +133,6 @@ class ModelOutputOptions(OutputOptions):
 
     @model_validator(mode="after")
     def _folder_is_free(self) -> Self:
-        if self.save_model_as == "diffusers" and self.output_name in ("state", "samples", "trackers"):
+        if self.save_model_as == "diffusers" and self.output_name in ("state", "samples", "trackers", "profile"):
             raise_all([f"output_name: the run's folder has a folder {self.output_name} already; choose another name for the saved folder"])
         return self

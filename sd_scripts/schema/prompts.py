@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError, Problem
-from .samples import SAMPLERS, FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions
+from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, SamplerSampleOptions, samplers_of
 
 OPTION = "sample_prompts"
 FLAGS = {
@@ -31,11 +31,12 @@ REPEATED = ("control_image",)
 MAX_CONTROLS = 3
 """Control pictures that the models with the most of them take."""
 _ONLY = {
-    "ss": (UNetSampleOptions, "which has one sampler, its own"),
     "g": (FluxSampleOptions, "only FLUX has an embedding of guidance"),
     "ci": (QwenImageSampleOptions, "only Qwen-Image-Edit has control pictures"),
 }
 """Flags that mean something to some families only: their sample options, and what to tell the others."""
+_SAMPLER = "ss"
+"""The flag of families that can be rendered with different samplers."""
 _OTHER_MODELS = {
     "cn": "control image",
     "ctr": "CFG truncation",
@@ -66,7 +67,8 @@ class PromptSpec:
 def flags_of(options: SampleOptions | type[SampleOptions]) -> dict[str, str]:
     """The flags that mean something to a family, by its sample options."""
     kind = options if isinstance(options, type) else type(options)
-    return {flag: key for flag, key in FLAGS.items() if flag not in _ONLY or issubclass(kind, _ONLY[flag][0])}
+    known = {flag: key for flag, key in FLAGS.items() if flag not in _ONLY or issubclass(kind, _ONLY[flag][0])}
+    return known if samplers_of(kind) else {flag: key for flag, key in known.items() if flag != _SAMPLER}
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def _take_flag(values: dict[str, Any], known: Mapping[str, str], name: str, valu
     if name in _OTHER_MODELS:
         problems.append(_problem(f"{where}: --{name} ({_OTHER_MODELS[name]}) means nothing to this model; remove it"))
     elif name in FLAGS and name not in known:
-        problems.append(_problem(f"{where}: --{name} means nothing to this model, {_ONLY[name][1]}; remove it"))
+        problems.append(_problem(f"{where}: --{name} means nothing to this model, {_reason(name)}; remove it"))
     elif name not in known:
         problems.append(_problem(f"{where}: there is no flag --{name}; known are {', '.join(f'--{flag}' for flag in known)}"))
     elif FLAGS[name] in REPEATED:
@@ -160,6 +162,11 @@ def _take_flag(values: dict[str, Any], known: Mapping[str, str], name: str, valu
         problems.append(_problem(f"{where}: --{name} stands twice; keep one"))
     else:
         values[FLAGS[name]] = value
+
+
+def _reason(flag: str) -> str:
+    """Why a flag means nothing to a model."""
+    return "which has one sampler, its own" if flag == _SAMPLER else _ONLY[flag][1]
 
 
 def _from_toml(data: Mapping[str, Any], name: str, problems: list[Problem]) -> list[_Entry]:
@@ -239,9 +246,10 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
     scale = _scale(values, "scale", options.sample_cfg_scale, where, problems)
     own_guidance = options.sample_guidance_scale if isinstance(options, FluxSampleOptions) else 3.5
     guidance = _scale(values, "guidance_scale", own_guidance, where, problems)
-    sampler = values.get("sample_sampler", options.sample_sampler if isinstance(options, UNetSampleOptions) else "auto")
-    if sampler not in ("auto", *SAMPLERS):
-        problems.append(_problem(f"{where}: {_named('sample_sampler')} {sampler!r} is not one of auto, {', '.join(SAMPLERS)}"))
+    samplers = samplers_of(type(options)) or ("auto",)
+    sampler = values.get("sample_sampler", options.sample_sampler if isinstance(options, SamplerSampleOptions) else "auto")
+    if sampler not in samplers:
+        problems.append(_problem(f"{where}: {_named('sample_sampler')} {sampler!r} is not one of {', '.join(samplers)}"))
     controls = _controls(values, where, problems)
     if len(problems) > before:
         return None

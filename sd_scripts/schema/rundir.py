@@ -33,8 +33,11 @@ class RunDirectory:
         self.stop_file = path / "stop.request"
 
     @classmethod
-    def create(cls, parent: Path, name: str, options: RunOptions) -> RunDirectory:
-        """Makes `<parent>/<date>-<time>-<name>/` with config.toml in it; two starts in one second get different folders."""
+    def create(cls, parent: Path, name: str, options: RunOptions | str) -> RunDirectory:
+        """Makes `<parent>/<date>-<time>-<name>/` with config.toml in it; two starts in one second get different folders.
+
+        options may be the text of config.toml, for runs of other programs.
+        """
         from .flat import to_toml
 
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -47,7 +50,7 @@ class RunDirectory:
             except OSError as err:
                 raise OptionError(f"output_dir: cannot make the folder {path}: {err.strerror}; choose a folder you may write to") from err
             run = cls(path)
-            write_atomically(run.config, to_toml(options))
+            write_atomically(run.config, options if isinstance(options, str) else to_toml(options))
             return run
         raise OptionError(f"output_dir: {parent} holds too many runs of the same second")
 

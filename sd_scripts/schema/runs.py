@@ -6,23 +6,47 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
+from .acrf import ZImageObjectiveOptions
+from .compile import CompileOptions
 from .dataset import DatasetOptions, QwenImageDatasetOptions, SdDatasetOptions
+from .ddpm import (
+    DdpmDatasetOptions,
+    DdpmModelOptions,
+    DdpmNetworkOptions,
+    DdpmObjectiveOptions,
+    DdpmOptimizerOptions,
+    DdpmOutputOptions,
+    DdpmSampleOptions,
+    DdpmTrainingOptions,
+)
+from .distributed import DistributedOptions
 from .fields import Options, raise_all
-from .model import FluxModelOptions, ModelOptions, QwenImageModelOptions, SdModelOptions, SdxlModelOptions, UNetModelOptions
+from .model import (
+    FluxModelOptions,
+    ModelOptions,
+    QwenImageModelOptions,
+    SdModelOptions,
+    SdxlModelOptions,
+    UNetModelOptions,
+    ZImageModelOptions,
+)
 from .network import (
     FluxFullOptions,
     FluxNetworkOptions,
     QwenImageNetworkOptions,
     SdxlFullOptions,
     TextNetworkOptions,
+    TransformerFullOptions,
     TransformerNetworkOptions,
     UNetFullOptions,
     UNetNetworkOptions,
+    ZImageFullOptions,
+    ZImageNetworkOptions,
 )
 from .objective import FluxFlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions, RegressionOptions
 from .optimizer import OPTIMIZERS, FullOptimizerOptions, OptimizerOptions
-from .output import AdapterOutputOptions, ModelOutputOptions, OutputOptions
-from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions
+from .output import AdapterOutputOptions, ModelOutputOptions, OutputOptions, ZImageAdapterOutputOptions
+from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions, ZImageSampleOptions
 from .training import TrainingOptions
 
 
@@ -31,13 +55,15 @@ class RunOptions(Options):
 
     family: ClassVar[str]
     method: ClassVar[str]
-    """network trains an adapter on a frozen model, full the model itself."""
+    """network trains an adapter on a frozen model, full the model itself, scratch a model that is made by the run."""
 
     model: ModelOptions
     dataset: DatasetOptions
-    network: TextNetworkOptions | TransformerNetworkOptions | UNetFullOptions | FluxFullOptions
+    network: TextNetworkOptions | TransformerNetworkOptions | UNetFullOptions | TransformerFullOptions | DdpmNetworkOptions
     optimizer: OptimizerOptions = OptimizerOptions()
     training: TrainingOptions = TrainingOptions()
+    compile: CompileOptions = CompileOptions()
+    distributed: DistributedOptions = DistributedOptions()
     objective: RegressionOptions
     samples: SampleOptions
     output: OutputOptions
@@ -51,8 +77,13 @@ class RunOptions(Options):
                 "train_text_encoder changes the text embeddings in every step, so cache_text_encoder_outputs must be off; "
                 "turn one of them off"
             )
-        if self.training.fsdp and self.method != "network":
-            problems.append("fsdp shares out a frozen base, but this run trains the base itself; turn fsdp off")
+        training, distributed = self.training, self.distributed
+        if distributed.global_batch_size is not None and training.gradient_accumulation_steps != 1:
+            problems.append("gradient_accumulation_steps follows from global_batch_size; remove one of them")
+        if self.compile.compile and distributed.distributed_strategy == "fsdp2":
+            problems.append("compile works on a network that each process holds whole; turn it off, or set distributed_strategy to ddp")
+        if self.output.save_best and not self.dataset.validation_split and self.dataset.dataset_config is None:
+            problems.append("save_best keeps the file of the lowest held-out loss; set a validation_split, such as 0.1")
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:
@@ -193,13 +224,105 @@ class QwenImageNetwork(RunOptions):
         problems = []
         if self.model.modulation_table and self.network.lora_targets == "all_with_modulation":
             problems.append("modulation_table keeps the modulation as it is, but lora_targets trains it; turn one of them off")
-        if self.training.fsdp and self.model.transformer_quantization != "none":
-            problems.append("fsdp cannot share out a quantised transformer; set transformer_quantization to none or turn fsdp off")
+        problems += _sharding_problems(self.distributed, self.model)
         raise_all(problems)
         return self
 
 
+def _sharding_problems(distributed: DistributedOptions, model: QwenImageModelOptions | ZImageModelOptions) -> list[str]:
+    """8-bit weights cannot be shared out."""
+    if distributed.distributed_strategy == "fsdp2" and model.transformer_quantization != "none":
+        return [
+            f"distributed_strategy {distributed.distributed_strategy} cannot share out a quantised transformer; set "
+            "transformer_quantization to none, or distributed_strategy to ddp"
+        ]
+    return []
+
+
+class _ZImageRun(RunOptions):
+    family: ClassVar[str] = "zimage"
+
+    model: ZImageModelOptions
+    objective: ZImageObjectiveOptions = ZImageObjectiveOptions()
+    samples: ZImageSampleOptions = ZImageSampleOptions()
+
+    @model_validator(mode="after")
+    def _prior_has_pictures(self) -> Self:
+        data = self.dataset
+        pictures = data.reg_data_dir is not None or data.num_class_images or data.dataset_config is not None
+        toy = data.train_data_dir is not None and data.train_data_dir.startswith("toy:")
+        if self.objective.base_prior_weight and not (pictures or toy):
+            raise_all(
+                [
+                    "base_prior_weight compares with the base model on regularisation pictures; give reg_data_dir, or num_class_images, "
+                    "which makes them"
+                ]
+            )
+        return self
+
+
+class ZImageNetwork(_ZImageRun):
+    """LoRA and its relatives on Z-Image."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "zimage_train_network.py"
+    label: ClassVar[str] = "Z-Image LoRA"
+
+    network: ZImageNetworkOptions = ZImageNetworkOptions()
+    output: ZImageAdapterOutputOptions = ZImageAdapterOutputOptions()
+
+    @model_validator(mode="after")
+    def _levers_go_together(self) -> Self:
+        raise_all(_sharding_problems(self.distributed, self.model))
+        return self
+
+
+class ZImageFull(_ZImageRun):
+    """DreamBooth and fine-tuning of Z-Image."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "zimage_train.py"
+    label: ClassVar[str] = "Z-Image DreamBooth and fine-tuning"
+
+    network: ZImageFullOptions = ZImageFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+    @model_validator(mode="after")
+    def _weights_are_plain(self) -> Self:
+        problems = []
+        if self.model.transformer_quantization != "none":
+            problems.append("transformer_quantization holds a frozen transformer in 8 bits, but this run trains it; set it to none")
+        if self.model.training_adapter is not None:
+            problems.append(
+                "training_adapter is for adapters; a model that is trained itself cannot leave it out of the saved file. Remove it"
+            )
+        if self.objective.base_prior_weight:
+            problems.append("base_prior_weight needs the base model beside the trained one, which only an adapter run has; set it to 0")
+        raise_all(problems)
+        return self
+
+
+class Ddpm(RunOptions):
+    """A small text-conditioned diffusion model, trained from nothing."""
+
+    family: ClassVar[str] = "ddpm"
+    method: ClassVar[str] = "scratch"
+    script: ClassVar[str] = "ddpm_train.py"
+    label: ClassVar[str] = "Small DDPM from scratch"
+
+    model: DdpmModelOptions = DdpmModelOptions()
+    dataset: DdpmDatasetOptions
+    network: DdpmNetworkOptions = DdpmNetworkOptions()
+    optimizer: DdpmOptimizerOptions = DdpmOptimizerOptions()
+    training: DdpmTrainingOptions = DdpmTrainingOptions()
+    objective: DdpmObjectiveOptions = DdpmObjectiveOptions()
+    samples: DdpmSampleOptions = DdpmSampleOptions()
+    output: DdpmOutputOptions = DdpmOutputOptions()
+
+
 RUNS: dict[tuple[str, str], type[RunOptions]] = {
-    (run.family, run.method): run for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull, QwenImageNetwork)
+    (run.family, run.method): run
+    for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull, QwenImageNetwork, ZImageNetwork, ZImageFull, Ddpm)
 }
 """Kinds of runs by (family, method)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -36,11 +36,24 @@ class SampleOptions(Section):
     """Width,height of a preview without --w and --h; None takes resolution."""
 
 
-class UNetSampleOptions(SampleOptions):
+class SamplerSampleOptions(SampleOptions):
+    """Previews of a model that different samplers can render; each family has its own list of them."""
+
+    sample_sampler: str = "auto"
+    """Sampler of the previews."""
+
+
+class UNetSampleOptions(SamplerSampleOptions):
     """Previews of a model on a noise schedule."""
 
     sample_sampler: Sampler = "auto"
     """Sampler of the previews; auto takes the one in the model's scheduler configuration, or euler."""
+
+
+def samplers_of(options: type[SampleOptions]) -> tuple[str, ...]:
+    """Names of the samplers that a family's previews can be rendered with; none for families with one of their own."""
+    field = options.model_fields.get("sample_sampler")
+    return () if field is None else get_args(field.annotation)
 
 
 class FluxSampleOptions(SampleOptions):
@@ -64,3 +77,13 @@ class QwenImageSampleOptions(SampleOptions):
     """Denoising steps of a preview without --s."""
     sample_cfg_scale: NotNegative = 4.0
     """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
+
+
+class ZImageSampleOptions(SampleOptions):
+    """Previews of a Z-Image model, at exactly the steps that the objective acrf trains."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Denoising steps of a preview without --s: 8 for Turbo, about 30 to 50 for the base model."""
+    sample_cfg_scale: NotNegative = 1.0
+    """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, which is right for Turbo (diffusers'
+    guidance_scale is this minus 1). The base model wants about 4 to 5."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from .drawing import DrawSection
 from .fields import Count, NotNegative, Options, Section, Show, WholeNumber, raise_all
 from .network import Rank
 
@@ -29,6 +30,8 @@ class ToolOptions(Options):
 
     name: ClassVar[str]
     """As in TOOLS and in the name of the script."""
+    family: ClassVar[str] = ""
+    """The model family whose saved files the tool draws pictures with, from its options `ckpt` to `out`; empty for all other tools."""
 
 
 class MergeSection(Section):
@@ -321,7 +324,26 @@ class EditMetadata(ToolOptions):
     report: ReportOptions = ReportOptions()
 
 
+class DdpmDraw(ToolOptions):
+    """Draw pictures with a small DDPM that was trained from nothing."""
+
+    name: ClassVar[str] = "ddpm_sample"
+    family: ClassVar[str] = "ddpm"
+    script: ClassVar[str] = "ddpm_sample.py"
+    label: ClassVar[str] = "Draw with a DDPM"
+    renamed: ClassVar[dict[str, str]] = {
+        "negative_prompt": "neg_prompt",
+        "cfg_scale": "cfg",
+        "guidance_scale": "cfg",
+        "num_inference_steps": "steps",
+        "num_images": "n",
+    }
+
+    draw: DrawSection
+    report: ReportOptions = ReportOptions()
+
+
 TOOLS: dict[str, type[ToolOptions]] = {
-    tool.name: tool for tool in (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata)
+    tool.name: tool for tool in (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata, DdpmDraw)
 }
 """The tools by name, in the order of the page."""

@@ -31,13 +31,13 @@ class TrainingOptions(Section):
     """Keep an exponential moving average of the trained weights; previews and saved files use it."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
     """Decay of the moving average per step; it warms up as (1 + step) / (10 + step)."""
-    fsdp: bool = False
-    """With several processes, each holds only its share of the frozen base (FSDP2) and the others lend theirs block by block: models that
-    fit no single device can be trained, more slowly. For adapters; the base must not be quantised."""
     deterministic: bool = False
     """Use only deterministic GPU kernels (slower), so that a resumed run repeats bit for bit on a GPU too."""
     log_every_n_steps: Annotated[Count, Show(unit="steps")] = 1
     """Write one point of the curve every this many steps, with the mean loss since the last one."""
+    profile: Annotated[WholeNumber, Field(le=1000), Show(unit="steps")] = 0
+    """Record this many steps after the third with torch's profiler: the run's folder gets `profile/`, with a trace for Perfetto or
+    chrome://tracing and a text of what took longest. The recorded steps are slower; 0 records none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

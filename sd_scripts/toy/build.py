@@ -1,6 +1,7 @@
 """Build a toy base from nothing: `python -m sd_scripts.toy.build sdxl`. Owns the base folders and their record.
 
-A base is an ordinary diffusers pipeline folder in fp16, with BUILD.json beside model_index.json saying how it was made.
+A base is a diffusers pipeline folder in fp16, with BUILD.json beside model_index.json saying how it was made. The VAE's file is
+shared where it is the same, see sharing.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sd_scripts.toy import edits, measure, worlds
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, DiffusionPipeline
+    from diffusers import AutoencoderKL, AutoencoderKLQwenImage, DiffusionPipeline, ZImagePipeline
 
     from sd_scripts.toy.pretraining import BaseSettings
 
@@ -57,6 +58,8 @@ class Built:
 
     pipeline: DiffusionPipeline
     settings: dict[str, float]
+    teacher: ZImagePipeline | None = None
+    """What the pipeline was distilled from."""
 
 
 def _build_sd(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
@@ -75,6 +78,15 @@ def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
     from sd_scripts.toy import flux
 
     return _built(flux.train_flux, vae, flux.FluxSettings(), seed, changes)
+
+
+def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
+    from sd_scripts.toy import zimage
+
+    settings = replace(zimage.ZImageSettings(), **changes)
+    teacher = zimage.train_teacher(vae, settings, seed)
+    student = zimage.distil(teacher, settings, seed)
+    return Built(zimage.as_pipeline(student, vae), asdict(settings), zimage.as_pipeline(teacher, vae))
 
 
 def _build_qwen_edit(vae: AutoencoderKLQwenImage, seed: int, changes: Changes) -> Built:
@@ -98,6 +110,7 @@ FAMILIES: dict[str, Callable[[AutoencoderKL, int, Changes], Built]] = {
     "sd": _build_sd,
     "sdxl": _build_sdxl,
     "flux": _build_flux,
+    "zimage": _build_zimage,
 }
 """Family -> (vae, seed, changes) -> trained pipeline. These draw pictures from captions."""
 
@@ -111,6 +124,8 @@ class Plan:
     """Folder of the base; what was there is replaced once the new one is complete."""
     seed: int = 0
     num_steps: int | None = None
+    num_distilled_steps: int | None = None
+    """Steps of the distillation, for the family that has one."""
     vae: Path | None = None
     """Folder of a trained toy VAE to use; None trains one."""
     num_vae_steps: int | None = None
@@ -123,12 +138,12 @@ class Plan:
 def build(plan: Plan) -> dict[str, object]:
     """Trains and stores a base, and returns what its BUILD.json says.
 
-    Raises ValueError when the folder would be larger than MAX_BYTES; the old base then stays.
+    Raises ValueError when the folder would be larger than MAX_BYTES, or when other bases would lose their VAE; the old base then stays.
     """
     vae, vae_record = _get_vae(plan)
     started = time.process_time()
     train = _build_qwen_edit if plan.family == EDITING else FAMILIES[plan.family]
-    asked = {"num_steps": plan.num_steps, "num_pictures": plan.num_pictures}
+    asked = {"num_steps": plan.num_steps, "num_distilled_steps": plan.num_distilled_steps, "num_pictures": plan.num_pictures}
     built = train(vae, plan.seed, {name: value for name, value in asked.items() if value is not None})
     record: dict[str, object] = {
         "family": plan.family,
@@ -139,6 +154,8 @@ def build(plan: Plan) -> dict[str, object]:
         "libraries": {name: version(name).split("+")[0] for name in _RECORDED_LIBRARIES},
         "python": platform.python_version(),
     }
+    if built.teacher is not None:
+        record["teacher_scores"] = _teacher_scores(built.teacher, plan)
     plan.out.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(mkdtemp(prefix=f".{plan.out.name}.", dir=plan.out.parent))
     try:
@@ -151,12 +168,27 @@ def build(plan: Plan) -> dict[str, object]:
         num_bytes = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if num_bytes > MAX_BYTES:
             raise ValueError(f"the base has {num_bytes / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are accepted")
+        _check_users(plan.out, new)
         if plan.out.exists():
             plan.out.rename(aside / "old")
         new.rename(plan.out)
+        if plan.family != EDITING:
+            from sd_scripts.toy import sharing
+
+            sharing.share(plan.out)
     finally:
         shutil.rmtree(aside)
     return record
+
+
+def _check_users(old: Path, new: Path) -> None:
+    from sd_scripts.toy import sharing
+
+    users = sharing.users_of(old)
+    if users and (old / "vae" / sharing.WEIGHTS).read_bytes() != (new / "vae" / sharing.WEIGHTS).read_bytes():
+        raise ValueError(
+            f"the new VAE differs from that of {old}, which {', '.join(users)} beside it use; give --out, or remove those first"
+        )
 
 
 def score_again(folder: Path, num_prompts: int) -> None:
@@ -177,15 +209,16 @@ def existing_vae(family: str = "sdxl") -> Path | None:
 
 def _get_vae(plan: Plan) -> tuple[Vae, dict[str, object]]:
     import torch
-    from diffusers import AutoencoderKL, AutoencoderKLQwenImage
+    from diffusers import AutoencoderKLQwenImage
 
-    from sd_scripts.toy import autoencoder, qwen_vae
+    from sd_scripts.toy import autoencoder, qwen_vae, sharing
 
     if plan.vae is not None:
         logger.info("using the VAE in %s", plan.vae)
-        kind = AutoencoderKLQwenImage if plan.family == EDITING else AutoencoderKL
-        vae = kind.from_pretrained(plan.vae, local_files_only=True, dtype=torch.float32)
         record = json.loads((plan.vae.parent / "BUILD.json").read_text(encoding="utf-8"))["vae"]
+        if plan.family != EDITING:
+            return sharing.load_vae(plan.vae), record
+        vae = AutoencoderKLQwenImage.from_pretrained(plan.vae, local_files_only=True, dtype=torch.float32)
         return vae.eval().requires_grad_(False), record
     started = time.process_time()
     settings = qwen_vae.QwenVaeSettings() if plan.family == EDITING else autoencoder.VaeSettings()
@@ -204,6 +237,11 @@ def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
             # torch's own half: the libraries' say that it is inconsistent, naming no module that is.
             torch.nn.Module.half(part)
     pipeline.save_pretrained(folder, safe_serialization=True)
+    template = folder / "tokenizer" / "chat_template.jinja"
+    if template.exists():
+        # Inside the tokenizer's configuration, where published models have it and older versions look.
+        pipeline.tokenizer.save_pretrained(template.parent, save_jinja_files=False)
+        template.unlink()
     for path in folder.rglob("*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "_name_or_path" in content:
@@ -245,21 +283,32 @@ def _sync(path: Path) -> None:
 
 def score_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict[str, object]:
     """How well a stored base obeys, over num prompts of each kind at all sizes; star, and teal where it is new, should be near 0."""
-    import torch
-    from diffusers import DiffusionPipeline
-
     from sd_scripts.toy.render import render_with
+    from sd_scripts.toy.sharing import load_pipeline
 
-    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    render = render_with(pipeline)
-    colors = worlds.colors_of(family)
     kinds: list[measure.Kind] = ["old", "held_out", "star"]
-    if not set(worlds.NEW_COLORS) <= set(colors):
+    if not set(worlds.NEW_COLORS) <= set(worlds.colors_of(family)):
         kinds.append("teal")
+    return scores_of(render_with(load_pipeline(folder)), family, kinds, num, seed)
+
+
+def scores_of(render: measure.Render, family: str, kinds: Sequence[measure.Kind], num: int, seed: int = 1) -> dict[str, object]:
+    """How well what is behind render obeys num prompts of each of these kinds."""
+    colors = worlds.colors_of(family)
     scores = {kind: measure.obedience(render, measure.prompts(kind, num, seed, colors)) for kind in kinds}
     for kind, result in scores.items():
         logger.info("%s: %s", kind, result)
     return {kind: asdict(result) for kind, result in scores.items()}
+
+
+def _teacher_scores(teacher: ZImagePipeline, plan: Plan) -> dict[str, object]:
+    from sd_scripts.toy.render import render_with
+
+    ways = {"8 steps, no guidance": (8, 0.0), "32 steps, guidance 1": (32, 1.0)}
+    return {
+        name: scores_of(render_with(teacher, num_steps, guidance), plan.family, ("old", "held_out"), plan.num_prompts)
+        for name, (num_steps, guidance) in ways.items()
+    }
 
 
 def score_editing_base(folder: Path, num: int = 200, seed: int = 1) -> dict[str, object]:
@@ -289,6 +338,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="folder of the base; default: the family's place in sd_scripts/toy/bases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_steps", type=int, help="training steps of the base; default: the family's own number")
+    parser.add_argument("--num_distilled_steps", type=int, help="steps of the distillation; default: the family's own number")
     parser.add_argument("--vae", type=Path, help="folder of a trained toy VAE; default: that of a base already built")
     parser.add_argument("--train_vae", action="store_true", help="train a new VAE in any case")
     parser.add_argument("--num_vae_steps", type=int, help="training steps of a new VAE")
@@ -311,6 +361,7 @@ def main(arguments: list[str] | None = None) -> None:
         out=out,
         seed=options.seed,
         num_steps=options.num_steps,
+        num_distilled_steps=options.num_distilled_steps,
         vae=None if options.train_vae else options.vae or existing_vae(options.family),
         num_vae_steps=options.num_vae_steps,
         num_prompts=options.num_prompts,

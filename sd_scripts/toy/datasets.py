@@ -29,11 +29,11 @@ DATASETS = {
     "subject": "12 pictures of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
     "edit_border": "pairs to learn from: 24 of 'add a border', which the base qwen_edit does not know, and 240 of old instructions",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
-    "shapes": "64 circles, squares and triangles: what the bases were trained on",
+    "shapes": "1920 circles, squares and triangles: what the bases were trained on, and enough to begin from nothing",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
 
-_RECIPE_VERSION = 4
+_RECIPE_VERSION = 5
 _RECORD = "dataset.json"
 
 # Half of the pictures have twice the sides a base works at, so that resizing into aspect buckets is real.
@@ -83,7 +83,7 @@ def _files(name: str) -> dict[str, bytes]:
     if name == "edits":
         return _pairs("train/1_edit", edits.OLD_KINDS, 64, 20)
     if name == "shapes":
-        return _pictures("train/1_shape", _old_scenes(64), 13)
+        return _pictures("train/1_shape", _old_scenes(1920), 13)
     close = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"toy dataset {name!r} is unknown; the datasets are {', '.join(DATASETS)}{hint}")
@@ -96,9 +96,10 @@ def _stars(num: int) -> list[Scene]:
 
 
 def _old_scenes(num: int, colors: tuple[str, ...] = tuple(worlds.COLORS)) -> list[Scene]:
+    # The whole world in a drawn order, as often as it takes.
     trained = worlds.trained(colors)
     order = worlds.rng_for(10, num).permutation(len(trained))
-    return [trained[index] for index in order[:num]]
+    return [trained[order[index % len(trained)]] for index in range(num)]
 
 
 def _pictures(folder: str, scenes: list[Scene], seed: int, caption_every: int = 1) -> dict[str, bytes]:

@@ -120,10 +120,10 @@ def positions(height: int, width: int) -> Tensor:
 def loss_of(parts: FluxParts, batch: Batch, settings: FluxSettings) -> Tensor:
     """Mean squared error of the predicted velocity noise - latents, a scalar. The batch's conditions are drawn_numbers."""
     guidance, capital, num_tokens = batch.conditions.unbind(dim=1)
-    captions = [text[:1].upper() + text[1:] if first else text for text, first in zip(batch.captions, capital.tolist(), strict=True)]
+    captions = pretraining.with_capitals(batch.captions, capital.tolist())
     # One batch has one length; its first sample decides.
     text, pooled = encode_captions(parts, captions, int(num_tokens[0]))
-    t = torch.sigmoid(settings.time_mean + settings.time_deviation * torch.special.ndtri(batch.u.clamp(1e-5, 1 - 1e-5)))
+    t = pretraining.logit_normal(batch.u, settings.time_mean, settings.time_deviation)
     x_t = torch.lerp(batch.latents, batch.noise, t[:, None, None, None])
     v = parts.transformer(
         hidden_states=packed(x_t),
@@ -153,10 +153,7 @@ def drawn_numbers(settings: FluxSettings) -> pretraining.Conditions:
 def train_flux(vae: AutoencoderKL, settings: FluxSettings, seed: int) -> FluxPipeline:
     """A pipeline trained from nothing but the VAE, on pictures of the known colours."""
     parts = new_parts(seed)
-    num_samples = settings.num_steps * settings.batch_size
-    shown = worlds.trained(worlds.KNOWN_COLORS)
-    pools = pretraining.encode_world(vae, min(settings.num_pictures, num_samples), seed, shown)
-    batches = pretraining.batches(pools, settings, seed, drawn_numbers(settings))
+    batches = pretraining.encoded_batches(vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS), drawn_numbers(settings))
     pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch, settings), batches, settings, "flux")
     return as_pipeline(parts, vae)
 

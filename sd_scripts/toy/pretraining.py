@@ -116,6 +116,24 @@ def batches(pools: tuple[Latents, ...], settings: BaseSettings, seed: int, condi
         yield Batch(torch.stack(latents), torch.stack(noise), strata, list(captions), torch.tensor(drawn))
 
 
+def encoded_batches(
+    vae: AutoencoderKL, settings: BaseSettings, seed: int, scenes: tuple[Scene, ...], conditions: Conditions = no_conditions
+) -> Iterator[Batch]:
+    """The batches of a training on pictures of these scenes, which are encoded first: no more of them than it can show."""
+    num_pictures = min(settings.num_pictures, settings.num_steps * settings.batch_size)
+    return batches(encode_world(vae, num_pictures, seed, scenes), settings, seed, conditions)
+
+
+def with_capitals(captions: list[str], capital: list[float]) -> list[str]:
+    """The captions, those whose number is 1 with a capital at the beginning."""
+    return [text[:1].upper() + text[1:] if first else text for text, first in zip(captions, capital, strict=True)]
+
+
+def logit_normal(u: Tensor, mean: float, deviation: float) -> Tensor:
+    """Logit-normal times of uniform numbers, same shape: sigmoid(mean + deviation * normal), Esser et al. 2024 (arXiv 2403.03206)."""
+    return torch.sigmoid(mean + deviation * torch.special.ndtri(u.clamp(1e-5, 1 - 1e-5)))
+
+
 def _sample(
     pool: Latents, settings: BaseSettings, rng: np.random.Generator, conditions: Conditions
 ) -> tuple[Tensor, Tensor, Tensor, str, tuple[float, ...]]:

@@ -285,7 +285,7 @@ def velocity(parts: QwenEditParts, x_t: Tensor, sources: Tensor, t: Tensor, text
 def loss_of(parts: QwenEditParts, batch: EditBatch, settings: QwenEditSettings) -> Tensor:
     """Mean squared error of the predicted velocity noise - latents on the targets' tokens, a scalar."""
     text, mask = encode_instructions(parts, batch.instructions, batch.patches, batch.grid)
-    t = torch.sigmoid(settings.time_mean + settings.time_deviation * torch.special.ndtri(batch.u.clamp(1e-5, 1 - 1e-5)))
+    t = pretraining.logit_normal(batch.u, settings.time_mean, settings.time_deviation)
     x_t = torch.lerp(batch.targets, batch.noise, t[:, None, None, None])
     v = velocity(parts, x_t, batch.sources, t, text, mask)
     return (v - packed(batch.noise - batch.targets)).square().mean()

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from diffusers import FluxPipeline
+from diffusers import FluxPipeline, ZImagePipeline
 from PIL import Image
 
 from sd_scripts.toy.measure import Render
-from sd_scripts.toy.tokens import T5_MAX_TOKENS
+from sd_scripts.toy.tokens import T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
 
 NUM_STEPS = 12
 GUIDANCE_SCALE = 2.0
+
+DISTILLED_NUM_STEPS = 8
+"""Of the base zimage, which was distilled to so many steps and to no guidance."""
 
 
 class TextToImage(Protocol):
@@ -27,11 +30,14 @@ class TextToImage(Protocol):
         ...
 
 
-def render_with(pipeline: TextToImage, num_steps: int = NUM_STEPS, guidance_scale: float = GUIDANCE_SCALE, batch_size: int = 32) -> Render:
+def render_with(pipeline: TextToImage, num_steps: int | None = None, guidance_scale: float | None = None, batch_size: int = 32) -> Render:
     """A render callable; each picture's noise comes from its own seed, whatever is drawn beside it.
 
-    Sides in pixels must be multiples of 16.
+    Steps and guidance of None are those that suit the family's base. Sides in pixels must be multiples of 16.
     """
+    distilled = isinstance(pipeline, ZImagePipeline)
+    steps = num_steps if num_steps is not None else DISTILLED_NUM_STEPS if distilled else NUM_STEPS
+    scale = guidance_scale if guidance_scale is not None else 0.0 if distilled else GUIDANCE_SCALE
     pipeline.set_progress_bar_config(disable=True)
 
     def render(prompts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
@@ -42,9 +48,9 @@ def render_with(pipeline: TextToImage, num_steps: int = NUM_STEPS, guidance_scal
                 prompts[chosen],
                 width=width,
                 height=height,
-                num_inference_steps=num_steps,
+                num_inference_steps=steps,
                 generator=[torch.Generator().manual_seed(seed) for seed in seeds[chosen]],
-                **_guidance(pipeline, guidance_scale, len(prompts[chosen])),
+                **_guidance(pipeline, scale, len(prompts[chosen])),
             )
             images.extend(result.images)
         return images
@@ -56,4 +62,6 @@ def _guidance(pipeline: TextToImage, scale: float, num_prompts: int) -> dict[str
     # FLUX means by guidance_scale a number that is embedded; what others call so is its true CFG, against the empty caption.
     if isinstance(pipeline, FluxPipeline):
         return {"true_cfg_scale": scale, "negative_prompt": [""] * num_prompts, "max_sequence_length": T5_MAX_TOKENS}
+    if isinstance(pipeline, ZImagePipeline):
+        return {"guidance_scale": scale, "max_sequence_length": ZIMAGE_MAX_TOKENS}
     return {"guidance_scale": scale}

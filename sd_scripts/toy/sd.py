@@ -84,10 +84,7 @@ def loss_of(parts: SdParts, batch: Batch) -> Tensor:
 def train_sd(vae: AutoencoderKL, settings: SdSettings, seed: int) -> StableDiffusionPipeline:
     """A pipeline trained from nothing but the VAE, on pictures of the known colours."""
     parts = new_parts(seed)
-    num_samples = settings.num_steps * settings.batch_size
-    shown = worlds.trained(worlds.KNOWN_COLORS)
-    pools = pretraining.encode_world(vae, min(settings.num_pictures, num_samples), seed, shown)
-    batches = pretraining.batches(pools, settings, seed)
+    batches = pretraining.encoded_batches(vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS))
     pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sd")
     return as_pipeline(parts, vae)
 

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionXLPipeline, U
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from sd_scripts.toy import autoencoder, pretraining
+from sd_scripts.toy import autoencoder, pretraining, worlds
 from sd_scripts.toy.parts import clip_text_config, zero_snr_scheduler
 from sd_scripts.toy.pretraining import BaseSettings, Batch, Latents
 from sd_scripts.toy.tokens import clip_tokenizer
@@ -102,7 +102,6 @@ def loss_of(parts: SdxlParts, batch: Batch) -> Tensor:
 def train_sdxl(vae: AutoencoderKL, settings: SdxlSettings, seed: int) -> StableDiffusionXLPipeline:
     """A pipeline trained from nothing but the VAE."""
     parts = new_parts(seed)
-    pools = pretraining.encode_world(vae, min(settings.num_pictures, settings.num_steps * settings.batch_size), seed)
 
     def size_numbers(pool: Latents, rng: np.random.Generator) -> tuple[float, ...]:
         # Original h w, crop y x, target h w.
@@ -110,7 +109,7 @@ def train_sdxl(vae: AutoencoderKL, settings: SdxlSettings, seed: int) -> StableD
         original = (float(round(pool.height * scale)), float(round(pool.width * scale)))
         return (*original, 0.0, 0.0, float(pool.height), float(pool.width))
 
-    batches = pretraining.batches(pools, settings, seed, size_numbers)
+    batches = pretraining.encoded_batches(vae, settings, seed, worlds.TRAINED, size_numbers)
     pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sdxl")
     return as_pipeline(parts, vae)
 

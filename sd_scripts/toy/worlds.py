@@ -48,8 +48,8 @@ SUBJECT_SHAPE, SUBJECT_COLOR = "circle", "teal"
 
 
 def colors_of(family: str) -> tuple[str, ...]:
-    """Colours that the toy base of this family was trained on."""
-    return tuple(COLORS) if family == "sdxl" else KNOWN_COLORS
+    """Colours that the toy base of this family was trained on; the data set shapes, from which ddpm begins, has all."""
+    return tuple(COLORS) if family in ("sdxl", "ddpm") else KNOWN_COLORS
 
 
 _COLUMNS = {"left": 0.3, "": 0.5, "right": 0.7}

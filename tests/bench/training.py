@@ -2,7 +2,7 @@
 
 Blocks of both kinds of steps alternate in one process, so that a busy machine slows both.
 
-usage: training.py [blocks, default 12] [batch, default 8] [kind, such as sdxl/network (default), sd/full, flux/network]
+usage: training.py [blocks, default 12] [batch, default 8] [kind, such as sdxl/network (default), sd/full, flux/network, ddpm/scratch]
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ STEPS_A_BLOCK = 5
 
 
 def session(folder: Path, batch: int, steps: int, kind: tuple[str, str]) -> Session:
-    """A start of a run on the toy model, with warm caches from here on."""
-    arguments = (
-        f"--pretrained_model_name_or_path toy --train_data_dir toy:star --output_dir {folder} --resolution 64 --min_bucket_reso 32".split()
-    )
+    """A start of a run on the toy model, or on a new one of middle size in pixels, with warm caches from here on."""
+    model = "--resolution 64 --pretrained_model_name_or_path toy"
+    if kind[1] == "scratch":
+        model = "--resolution 32 --base_channels 48 --channel_multipliers 1,2 --attention_levels 1 --attention_head_dim 16 --no_use_ema"
+    arguments = f"{model} --train_data_dir toy:star --output_dir {folder} --min_bucket_reso 32".split()
     arguments += f"--bucket_reso_steps 16 --train_batch_size {batch} --max_train_steps {steps} --no_save_state_on_train_end".split()
     return Session(parse_cli(RUNS[kind], arguments), StopRequest(None))
 
@@ -41,7 +42,10 @@ class BareLoop:
         self.optimizer = torch.optim.AdamW(self.weights, lr=1e-6, fused=True)
         self.batches = batches
         self.path = trainer.parts.path
+        self.encoder = trainer.parts.text_encoders["te1"]
         self.forward = self.flow if trainer.parts.kind == "velocity" else self.noised
+        if "ids" in batches[0][1]:
+            self.forward = self.read_and_noised
 
     def noised(self, x0: torch.Tensor, texts: dict[str, torch.Tensor]) -> torch.Tensor:
         """v-prediction on a noise schedule, SD and SDXL."""
@@ -53,6 +57,24 @@ class BareLoop:
             a * x0 + s * noise, k, encoder_hidden_states=texts["prompt_embeds"], added_cond_kwargs=added, return_dict=False
         )[0]
         return torch.nn.functional.mse_loss(out, a * noise - s * x0)
+
+    def read_and_noised(self, x0: torch.Tensor, texts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """v-prediction of a U-Net that is trained together with its encoder of captions."""
+        mask = texts["mask"]
+        states = self.encoder(texts["ids"], mask) * mask[:, :, None]
+        abar = self.path.alphas_cumprod.float()
+        noise, k = torch.randn_like(x0), torch.randint(1000, (len(x0),))
+        a, s = abar[k].sqrt().view(-1, 1, 1, 1), (1 - abar[k]).sqrt().view(-1, 1, 1, 1)
+        out = self.backbone(
+            a * x0 + s * noise,
+            k,
+            encoder_hidden_states=states,
+            encoder_attention_mask=mask,
+            class_labels=states.sum(1) / mask.sum(1, keepdim=True),
+            return_dict=False,
+        )[0]
+        weight = (abar / (1 - abar)).clamp(max=5.0)[k] * (1 - abar[k])
+        return (weight * (out - (a * noise - s * x0)).square().mean((1, 2, 3))).mean()
 
     def flow(self, x0: torch.Tensor, texts: dict[str, torch.Tensor]) -> torch.Tensor:
         """The velocity of FLUX, on packed latents."""
@@ -85,6 +107,15 @@ class BareLoop:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+def tokens_of(parts, captions: list[str]) -> dict[str, torch.Tensor]:  # type: ignore[no-untyped-def]
+    """What an encoder that is trained reads."""
+    encoded = parts.tokenizers["te1"].encode_batch(captions)
+    return {
+        "ids": torch.tensor([one.ids for one in encoded]),
+        "mask": torch.tensor([one.attention_mask for one in encoded], dtype=torch.bool),
+    }
+
+
 def measure(blocks: int, batch: int, kind: tuple[str, str]) -> None:
     """Alternates blocks of both loops and reports the ratio of their medians."""
     with tempfile.TemporaryDirectory() as name:
@@ -103,7 +134,7 @@ def measure(blocks: int, batch: int, kind: tuple[str, str]) -> None:
         for step in range(40):
             made = data.micro_batch(step, 0, 0)
             texts = {key: torch.stack([condition[key] for condition in made.conditions]).float() for key in made.conditions[0]}
-            ready.append((made.x0, texts))
+            ready.append((made.x0, texts or tokens_of(parts, made.captions)))
         bare = BareLoop(trainer, ready)
         ours, theirs, waits = [], [], []
         for number in range(blocks + 1):
@@ -113,7 +144,7 @@ def measure(blocks: int, batch: int, kind: tuple[str, str]) -> None:
                 for step in range(first, first + STEPS_A_BLOCK):
                     if which is ours:
                         log = trainer.train_step(step % 40)
-                        waits.append(log.seconds["data_fetch"] / log.seconds["total"])
+                        waits.append(log.seconds["data_fetch"] / log.seconds["step_total"])
                     else:
                         bare.step(step % 40)
                 which.append((time.perf_counter() - began_at) / STEPS_A_BLOCK)

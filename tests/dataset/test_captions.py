@@ -118,6 +118,36 @@ def test_part_dropout_leaves_out_about_the_rate() -> None:
     assert abs(sum(kept) / 2000 / 7 - 0.75) < 0.02
 
 
+def test_word_dropout_leaves_out_about_the_rate_of_the_words_and_keeps_their_order() -> None:
+    rules, words = CaptionRules(word_dropout_rate=0.3), [f"w{number}" for number in range(50)]
+    assert rules.random and not CaptionRules().random
+    left = [shown(rules, " ".join(words), variant).split() for variant in range(200)]
+    assert 0.67 < sum(map(len, left)) / (200 * 50) < 0.73
+    assert all(some == sorted(some, key=words.index) for some in left) and len({tuple(some) for some in left}) > 150
+
+
+def test_word_dropout_leaves_kept_parts_alone_and_no_empty_part() -> None:
+    kept = CaptionRules(word_dropout_rate=0.9, keep_separator="|||")
+    for variant in range(60):
+        text = shown(kept, "zwx dog, old ||| red hat, blue sky, hill ||| by nobody at all", variant)
+        assert text.startswith("zwx dog, old") and text.endswith("by nobody at all") and ", ," not in text
+        assert {*parts(text)} <= {"zwx dog", "old", "red hat", "red", "hat", "blue sky", "blue", "sky", "hill", "by nobody at all"}
+    counted = CaptionRules(word_dropout_rate=0.9, keep_tokens=2)
+    assert all(shown(counted, "zwx dog, old man, red hat", variant).startswith("zwx dog, old man") for variant in range(60))
+
+
+def test_word_dropout_keeps_what_moves_together_apart_from_its_words() -> None:
+    rules = CaptionRules(word_dropout_rate=0.5, secondary_separator=";;;")
+    found = {shown(rules, "red hat;;;blue sky", variant) for variant in range(200)}
+    whole = {"", "red", "hat", "red hat"}
+    assert found == {",".join(filter(None, (a, b))) for a in whole for b in {"", "blue", "sky", "blue sky"}}
+
+
+def test_word_dropout_leaves_held_out_captions_whole_and_changes_no_other_draw() -> None:
+    assert render_plain(CaptionRules(word_dropout_rate=0.9), TAGS, 7, "0/a.png") == TAGS
+    assert shown(replace(SHUFFLED, word_dropout_rate=1e-12), TAGS, 3) == shown(SHUFFLED, TAGS, 3)
+
+
 def test_part_dropout_without_shuffle_keeps_the_order() -> None:
     rules = CaptionRules(part_dropout_rate=0.4)
     order = parts(TAGS)

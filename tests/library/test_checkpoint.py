@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from sd_scripts.library.checkpoint import (
-    BrokenState,
     Checkpointer,
     Identity,
     NoRoomLeft,
     ends_period,
-    newest_whole,
+    mismatch,
     pack,
     read_state,
     remove_leftovers,
     unpack,
 )
+from sd_scripts.library.states import BrokenState, newest_whole
 from sd_scripts.schema.files import TEMPORARY_MARK
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.rundir import RunDirectory
@@ -227,3 +229,58 @@ def test_an_epoch_that_is_passed_over_still_counts() -> None:
     done = [0, 0, 2, 2, 3, 5].__getitem__
     assert [step for step in range(6) if ends_period(done, step, 1)] == [2, 4, 5]
     assert [step for step in range(6) if ends_period(done, step, 2)] == [2, 5]
+
+
+def test_every_order_of_saves_bests_and_stops_keeps_the_best_the_final_and_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All histories of up to six saves, each with or without a new best, of which one may be a stop, against the rules in plain words."""
+    total, number = 6, 0
+    # Thousands of saves; that they survive a power cut is not the question here.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    for keep_states, keep_files in ((1, None), (2, 1), (3, 2), (1, 3)):
+        for length in range(1, total + 1):
+            for bests in itertools.product((False, True), repeat=length):
+                number += 1
+                folder = tmp_path / f"{number}"
+                folder.mkdir()
+                options = {"save_every_n_steps": 1, "save_last_n_steps": keep_files, "save_last_n_states": keep_states, "save_best": True}
+                keeper = checkpointer(folder, total=total, **options)
+                run_history(keeper, folder, bests, total)
+                files = {path.name for path in folder.glob("lora*")}
+                # The last step of a history that ends early is a stop: its state is there, and its file as it was due.
+                kept = range(1, length + 1) if keep_files is None else range(max(1, length - keep_files + 1), length + 1)
+                wanted = {f"lora-{step:06d}.safetensors" for step in kept if step < total}
+                wanted |= {"lora.safetensors"} if length == total else set()
+                wanted |= {"lora-best.safetensors"} if any(bests) else set()
+                assert files == wanted, (options, bests)
+                if any(bests):
+                    last_best = max(step for step, best in enumerate(bests, 1) if best)
+                    assert (folder / "lora-best.safetensors").read_text() == str(last_best)
+                states = sorted(int(path.name) for path in (folder / "state").iterdir())
+                assert states == list(range(1, length + 1))[-keep_states:]
+
+
+def run_history(keeper: Checkpointer, folder: Path, bests: tuple[bool, ...], total: int) -> None:
+    """What the loop does in a run whose steps all save, in its order; empty folders stand for states."""
+    for step, best in enumerate(bests, 1):
+        if best:
+            keeper.best_path.write_text(str(step))
+        keeper.save_state(step, {})
+        path = keeper.export_path(step)
+        path.write_text(str(step))
+        keeper.exported(step, path)
+
+
+def test_weights_that_do_not_fit_are_a_table_of_names_and_shapes() -> None:
+    shapes = {"same": (2, 2), **{f"gone{number}": (number + 1,) for number in range(12)}, "grown": (3, 4)}
+    run = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    saved = {"same": torch.zeros(2, 2), "grown": torch.zeros(3, 5), "foreign": torch.zeros(())}
+    assert mismatch(run, run) == ""
+    count, head, *lines = mismatch(saved, run).splitlines()
+    assert count == "12 missing, 1 unexpected, 1 of another shape, of 14"
+    assert head.split("  ")[-1] == "weight" and "in the state" in head
+    rows = [line.split() for line in lines]
+    assert rows[0] == ["missing", "-", "1", "gone0"] and rows[10] == ["and", "2", "more", "missing"]
+    assert rows[11:] == [["unexpected", "scalar", "-", "foreign"], ["of", "another", "shape", "3x5", "3x4", "grown"]]
+    assert len({line.index(name) for line, name in zip(lines[:2], ("gone0", "gone1"))} | {head.index("weight")}) == 1, "columns are aligned"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler
+from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch.testing import assert_close
 
 from sd_scripts.library import diffusion
@@ -105,15 +105,33 @@ def test_the_flow_path_is_straight():
 @pytest.mark.parametrize("name", all_paths())
 def test_the_perfect_prediction_gives_back_picture_and_noise(name, kind):
     path = all_paths()[name]
-    # At the noisy end a is small, and an epsilon prediction is divided by it.
-    t = fresh_times(8) * (0.6 if kind == "epsilon" else 1.0)
+    # At the noisy end a is small, and an epsilon prediction is divided by it; at the clean end s, which divides what a sample leaves.
+    t = {"epsilon": fresh_times(8) * 0.6, "sample": 0.05 + 0.95 * fresh_times(8)}.get(kind, fresh_times(8))
     x0, noise = fresh(8, 3, 4, 4), fresh(8, 3, 4, 4)
     x_t, prediction = diffusion.add_noise(path, x0, noise, t), diffusion.target(kind, path, x0, noise, t)
     assert_close(diffusion.to_x0(kind, path, x_t, prediction, t), x0, atol=1e-4, rtol=1e-4)
     assert_close(diffusion.to_noise(kind, path, x_t, prediction, t), noise, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["v_prediction", "velocity"])
+@pytest.mark.parametrize("name", ["linear", "cosine", "zero_snr"])
+def test_v_noise_and_picture_follow_from_one_another_to_a_millionth(name):
+    path = all_paths()[name]
+    k = torch.randint(50, path.num_steps // 2, (64,), generator=GENERATOR)
+    t = path.times(k)
+    x0, noise = (torch.rand((64, 3, 4), generator=GENERATOR) * 2 - 1 for _ in range(2))
+    x_t = diffusion.add_noise(path, x0, noise, t)
+    kinds = ("epsilon", "v_prediction", "sample")
+    true = {kind: diffusion.target(kind, path, x0, noise, t) for kind in kinds}
+    a, s = (part.view(-1, 1, 1) for part in path.coefficients(t))
+    for kind in kinds:
+        picture = diffusion.to_x0(kind, path, x_t, true[kind], t)
+        eps = diffusion.to_noise(kind, path, x_t, true[kind], t)
+        for found, wanted in ((picture, x0), (eps, noise), (a * eps - s * picture, true["v_prediction"])):
+            # What a or s divides loses as many digits.
+            assert (found - wanted).mul(torch.minimum(a, s)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["v_prediction", "velocity", "sample"])
 def test_at_pure_noise_a_prediction_still_gives_the_picture(kind):
     path, t = diffusion.path_of(ZERO_SNR), torch.ones(4)
     x0, noise = fresh(4, 2, 2), fresh(4, 2, 2)
@@ -135,8 +153,9 @@ def test_a_scheduler_configuration_says_what_the_network_predicts():
     assert diffusion.kind_of({"prediction_type": "v_prediction"}) == "v_prediction"
     assert diffusion.kind_of({"_class_name": "FlowMatchEulerDiscreteScheduler"}) == "velocity"
     assert isinstance(diffusion.path_of({"_class_name": "FlowMatchEulerDiscreteScheduler"}), FlowPath)
-    with pytest.raises(OptionError, match="prediction_type = sample"):
-        diffusion.kind_of({"prediction_type": "sample"})
+    assert diffusion.kind_of({"prediction_type": "sample"}) == "sample"
+    with pytest.raises(OptionError, match=r"prediction_type = noise.*epsilon, v_prediction, sample"):
+        diffusion.kind_of({"prediction_type": "noise"})
     with pytest.raises(OptionError, match="EDMEulerScheduler"):
         diffusion.kind_of({"_class_name": "EDMEulerScheduler"})
 
@@ -144,3 +163,19 @@ def test_a_scheduler_configuration_says_what_the_network_predicts():
 def test_an_unknown_noise_schedule_is_named():
     with pytest.raises(OptionError, match=r"beta_schedule = sigmoid.*scaled_linear"):
         diffusion.path_of({"beta_schedule": "sigmoid"})
+
+
+def test_anchors_of_eight_steps_are_those_that_are_known():
+    known = [1, 21 / 22, 9 / 10, 5 / 6, 3 / 4, 9 / 14, 1 / 2, 3 / 10]
+    assert diffusion.anchor_sigmas(8, 3.0) == pytest.approx(known, abs=1e-15)
+    assert [round(sigma, 4) for sigma in known] == [1, 0.9545, 0.9, 0.8333, 0.75, 0.6429, 0.5, 0.3]
+    assert diffusion.anchor_sigmas(1, 6.0) == [1.0] and diffusion.anchor_sigmas(4, 1.0) == [1.0, 0.75, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
+@pytest.mark.parametrize("num_steps", [1, 8, 9, 50])
+def test_anchors_are_the_noise_levels_of_diffusers_scheduler(num_steps, shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    scheduler.set_timesteps(sigmas=diffusion.even_sigmas(num_steps))
+    assert_close(torch.tensor(diffusion.anchor_sigmas(num_steps, shift)), scheduler.sigmas[:-1], atol=1e-6, rtol=0)
+    assert scheduler.sigmas[-1] == 0

@@ -17,6 +17,7 @@ from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdxlModelOptions
+from tests.library.loading_in_small import assert_same
 from tests.small_models import pipeline_of
 
 SDXL = family("sdxl")
@@ -65,13 +66,6 @@ def sentence(value: Path | str, **more) -> str:
     with pytest.raises(OptionError) as raised:
         load(value, **more)
     return str(raised.value)
-
-
-def assert_same(parts: Parts, expected: Parts, names: tuple[str, ...] = ("backbone", "vae", "te1", "te2")) -> None:
-    for name in names:
-        state, wanted = parts.modules()[name].state_dict(), expected.modules()[name].state_dict()
-        assert state.keys() == wanted.keys()
-        assert all(torch.equal(state[key], wanted[key]) for key in wanted), name
 
 
 # What can be loaded
@@ -433,7 +427,7 @@ def test_all_problems_are_told_at_once(tmp_path, single):
     text = sentence("nothing", vae="nowhere", base_weights=("gone.safetensors", str(single)))
     assert f"{NAME}: there is no file or folder nothing" in text and "vae: there is no file or folder nowhere" in text
     assert "base_weights: there is no file gone.safetensors" in text
-    assert "base_weights: one.safetensors is an SDXL checkpoint; LoRA files are merged here" in text
+    assert "base_weights: one.safetensors is an SDXL checkpoint; a LoRA file belongs here" in text
 
 
 def test_no_sentence_shows_the_path_of_a_folder_that_was_found(folder, single):

@@ -22,13 +22,13 @@ from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.protocols import Parts, StateDict
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import FluxModelOptions, SdxlModelOptions
+from tests.library.loading_in_small import assert_same
 from tests.small_models import flux_pipeline_of
 
 FLUX = family("flux")
 pytestmark = pytest.mark.usefixtures("no_network")
 CPU = torch.device("cpu")
 NAME = "pretrained_model_name_or_path"
-NETWORKS = ("backbone", "vae", "te1", "te3")
 FP8 = torch.float8_e4m3fn
 
 
@@ -91,13 +91,6 @@ def sentence(*places: Path | str, **more) -> str:
     with pytest.raises(OptionError) as raised:
         load(*places, **more)
     return str(raised.value)
-
-
-def assert_same(parts: Parts, expected: Parts, names: tuple[str, ...] = NETWORKS) -> None:
-    for name in names:
-        state, wanted = parts.modules()[name].state_dict(), expected.modules()[name].state_dict()
-        assert state.keys() == wanted.keys()
-        assert all(torch.equal(state[key], wanted[key]) for key in wanted), name
 
 
 # What can be loaded

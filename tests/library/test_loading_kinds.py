@@ -43,6 +43,10 @@ FILES: dict[str, tuple[Shapes, str]] = {
         "a Qwen-Image transformer",
     ),
     "zimage": ({"noise_refiner.0.attention.to_q.weight": (1,), "cap_pad_token": (1,)}, "a Z-Image transformer"),
+    "zimage published": (
+        {f"{_UNET}noise_refiner.0.attention.qkv.weight": (3, 1), f"{_UNET}cap_pad_token": (1, 1)},
+        "a Z-Image transformer",
+    ),
     "sd1": (
         {
             "cond_stage_model.transformer.text_model.final_layer_norm.bias": (1,),
@@ -69,6 +73,10 @@ FILES: dict[str, tuple[Shapes, str]] = {
     "vae": ({"encoder.conv_in.weight": (1,), "decoder.conv_in.weight": (1,)}, "a VAE alone"),
     "clip": ({"text_model.encoder.layers.0.self_attn.q_proj.weight": (1,)}, "a CLIP text encoder"),
     "open clip": ({"transformer.resblocks.0.attn.in_proj_weight": (1,)}, "a CLIP text encoder"),
+    "qwen3": (
+        {"model.layers.0.self_attn.q_proj.weight": (1,), "model.layers.0.self_attn.q_norm.weight": (1,)},
+        "a Qwen3 text encoder",
+    ),
     "t5": ({"encoder.block.0.layer.0.SelfAttention.q.weight": (1,)}, "a T5 text encoder"),
     "controlnet": ({"control_model.input_blocks.0.0.weight": (1,)}, "a ControlNet"),
     "flux controlnet": ({"controlnet_blocks.0.weight": (1,), "double_blocks.0.img_attn.qkv.weight": (1,)}, "a ControlNet"),

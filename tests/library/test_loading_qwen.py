@@ -28,7 +28,8 @@ from sd_scripts.library.protocols import Parts, StateDict
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import QwenImageModelOptions
 from sd_scripts.schema.runs import RUNS
-from tests.small_models import qwen_pipeline_of
+from tests.library.loading_in_small import assert_same, original_state, prefixed
+from tests.small_models import model_options, qwen_pipeline_of
 
 QWEN = QwenEdit()
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -63,23 +64,12 @@ def with_index(folder: Path, **changes) -> Path:
     return folder
 
 
-def original_state(parts: Parts, name: str) -> StateDict:
-    """A network under the names of its single files."""
-    module = parts.modules()[name]
-    state = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
-    return original.to_original(original.places(qwen.SPEC.parts[name].layout, state, config_of(module)), state)
-
-
-def prefixed(state: StateDict, prefix: str) -> StateDict:
-    return {prefix + key: tensor for key, tensor in state.items()}
-
-
 @pytest.fixture
 def pieces(tiny, folder) -> dict[str, str]:
     """A transformer file and its companions, beside the configuration and tokenizer of the tiny model; as options."""
     files = {NAME: "backbone", "vae": "vae", "text_encoder": "te1"}
     for option, name in files.items():
-        save_file(original_state(tiny, name), folder / f"{option}.safetensors")
+        save_file(original_state(qwen.SPEC, tiny, name), folder / f"{option}.safetensors")
     return {option: str(folder / f"{option}.safetensors") for option in files}
 
 
@@ -93,13 +83,6 @@ def sentence(*places: Path | str, **more) -> str:
     with pytest.raises(OptionError) as raised:
         load(*places, **more)
     return str(raised.value)
-
-
-def assert_same(parts: Parts, expected: Parts, names: tuple[str, ...] = NETWORKS) -> None:
-    for name in names:
-        state, wanted = parts.modules()[name].state_dict(), expected.modules()[name].state_dict()
-        assert state.keys() == wanted.keys()
-        assert all(torch.equal(state[key], wanted[key]) for key in wanted), name
 
 
 # What can be loaded
@@ -151,7 +134,7 @@ def test_a_model_without_a_side_of_its_own_has_pictures_of_a_million_pixels(fold
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "diffusion_model."])
 def test_a_transformer_file_is_loaded_with_its_companions(prefix, tiny, pieces):
-    save_file(prefixed(original_state(tiny, "backbone"), prefix), pieces[NAME])
+    save_file(prefixed(original_state(qwen.SPEC, tiny, "backbone"), prefix), pieces[NAME])
     parts = load(**pieces)
     assert_same(parts, tiny)
     assert parts.settings == tiny.settings and parts.source == f"{NAME}.safetensors"
@@ -161,16 +144,16 @@ def test_networks_of_one_file_or_folder_are_taken_for_their_options(tiny, pieces
     for option, place in (("vae", folder / "vae"), ("vae", folder), ("text_encoder", folder / "text_encoder"), ("text_encoder", folder)):
         assert_same(load(**{**pieces, option: str(place)}), tiny)
     whole = {
-        **prefixed(original_state(tiny, "backbone"), "model.diffusion_model."),
-        **prefixed(original_state(tiny, "vae"), "vae."),
-        **prefixed(original_state(tiny, "te1"), "text_encoders.qwen25_7b.transformer."),
+        **prefixed(original_state(qwen.SPEC, tiny, "backbone"), "model.diffusion_model."),
+        **prefixed(original_state(qwen.SPEC, tiny, "vae"), "vae."),
+        **prefixed(original_state(qwen.SPEC, tiny, "te1"), "text_encoders.qwen25_7b.transformer."),
     }
     save_file(whole, folder / "whole.safetensors")
     assert_same(load(folder / "whole.safetensors"), tiny)
 
 
 def test_a_text_encoder_without_a_head_is_read_in_either_spelling(tiny, pieces):
-    for state in (tiny.text_encoders["te1"].state_dict(), original_state(tiny, "te1")):
+    for state in (tiny.text_encoders["te1"].state_dict(), original_state(qwen.SPEC, tiny, "te1")):
         save_file({key: tensor.contiguous() for key, tensor in state.items() if key != "lm_head.weight"}, pieces["text_encoder"])
         encoder = load(**pieces).text_encoders["te1"]
         assert torch.equal(encoder.lm_head.weight, encoder.model.language_model.embed_tokens.weight)
@@ -179,7 +162,7 @@ def test_a_text_encoder_without_a_head_is_read_in_either_spelling(tiny, pieces):
 
 
 def test_fp8_files_are_read_with_their_scales(tiny, pieces):
-    plain = original_state(tiny, "backbone")
+    plain = original_state(qwen.SPEC, tiny, "backbone")
     scaled: StateDict = {}
     for key, tensor in plain.items():
         if key.endswith(".weight") and tensor.ndim == 2:
@@ -200,7 +183,7 @@ def test_a_single_file_needs_a_version_unless_it_says_it(tiny, pieces, folder, t
     (tmp_path / "alone").mkdir()
     shutil.copytree(folder / "tokenizer", tmp_path / "alone" / "tokenizer")
     alone = tmp_path / "alone" / "transformer.safetensors"
-    state = original_state(tiny, "backbone")
+    state = original_state(qwen.SPEC, tiny, "backbone")
     save_file(state, alone)
     companions = {option: str(folder / folder_name) for option, folder_name in (("vae", "vae"), ("text_encoder", "text_encoder"))}
     told = sentence(alone, **companions)
@@ -289,8 +272,7 @@ def test_networks_left_out_have_their_structure_and_none_of_their_weights_is_rea
     family = families.family(name)
     whole = family.tiny()
     family.save(whole, tmp_path / "model", "diffusers", None, {})
-    options = RUNS[(name, "network")].model_fields["model"].annotation
-    assert options is not None
+    options = model_options(name)
     every = list(whole.modules())
     for without in (("backbone",), ("vae", *whole.text_encoders)):
         copy = Path(shutil.copytree(tmp_path / "model", tmp_path / f"without-{without[0]}"))
@@ -356,7 +338,7 @@ def test_models_of_other_families_are_told_apart_both_ways(name, words, tmp_path
     assert "; you chose Qwen-Image. Choose its own family, or a Qwen-Image transformer" in sentence(tmp_path / "other")
     options = RUNS[(name, "network")].model_fields["model"].annotation
     assert options is not None
-    save_file(original_state(tiny, "backbone"), tmp_path / "qwen.safetensors")
+    save_file(original_state(qwen.SPEC, tiny, "backbone"), tmp_path / "qwen.safetensors")
     for place, told in ((tmp_path / "qwen.safetensors", "is a Qwen-Image transformer; you chose"), (saved, "is a QwenImageEditPlus model")):
         with pytest.raises(OptionError, match=told):
             other.load(options(pretrained_model_name_or_path=str(place)), CPU, torch.float32)

@@ -16,6 +16,7 @@ from sd_scripts.library.loading.common import configs_for
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdModelOptions
+from tests.library.loading_in_small import assert_same
 from tests.small_models import sd_pipeline_of
 
 SD = Sd()
@@ -54,13 +55,6 @@ def sentence(value: Path | str, **more) -> str:
     with pytest.raises(OptionError) as raised:
         load(value, **more)
     return str(raised.value)
-
-
-def assert_same(parts: Parts, expected: Parts) -> None:
-    for name, module in expected.modules().items():
-        state = parts.modules()[name].state_dict()
-        assert state.keys() == module.state_dict().keys()
-        assert all(torch.equal(state[key], tensor) for key, tensor in module.state_dict().items()), name
 
 
 def test_a_folder_and_a_file_give_the_same_networks_ready_and_frozen(folder, single, parts):

@@ -19,6 +19,7 @@ from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, write_folder
 from sd_scripts.library.protocols import Parts, Preview
 from sd_scripts.schema.model import SdModelOptions, SdxlModelOptions
+from tests.library.loading_in_small import assert_same
 
 MODELS: dict[str, Callable[[], Parts]] = {
     "sd1": lambda: Sd().tiny(),
@@ -47,13 +48,6 @@ def family(model: str) -> Sd | Sdxl:
 def load(model: str, path: Path) -> Parts:
     made = SdxlModelOptions if model == "sdxl" else SdModelOptions
     return family(model).load(made(pretrained_model_name_or_path=str(path)), torch.device("cpu"), torch.float32)
-
-
-def assert_same(parts: Parts, expected: Parts) -> None:
-    for name, module in expected.modules().items():
-        state = parts.modules()[name].state_dict()
-        assert state.keys() == module.state_dict().keys()
-        assert all(torch.equal(state[key], tensor) for key, tensor in module.state_dict().items()), name
 
 
 def picture(pipeline: DiffusionPipeline) -> torch.Tensor:

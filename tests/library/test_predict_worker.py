@@ -19,12 +19,12 @@ from PIL import Image
 
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.networks import attach, export
-from sd_scripts.library.predicting import pictures
 from sd_scripts.library.predicting.in_process import InProcess
 from sd_scripts.library.predicting.orders import order_of
 from sd_scripts.library.predicting.serve import Worker
 from sd_scripts.library.predicting.work import Workbench, failed
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import free_path
 from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import shaken
 
@@ -130,7 +130,7 @@ def test_a_file_tells_what_made_it_and_never_where_things_are(request_of: Callab
 
 def test_pictures_of_the_same_second_get_names_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"somebody's")
-    found = [pictures.free_path(tmp_path, "x") for _ in range(3)]
+    found = [free_path(tmp_path, "x") for _ in range(3)]
     assert [path.name for path in found] == ["x-2.png", "x-3.png", "x-4.png"]
     assert (tmp_path / "x.png").read_bytes() == b"somebody's"
 

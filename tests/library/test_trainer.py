@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from sd_scripts.library import objectives
 from sd_scripts.library.checkpoint import Checkpointer, Identity, read_state
 from sd_scripts.library.errors import NonFiniteLoss
 from sd_scripts.library.families import family
-from sd_scripts.library.meter import Phases
+from sd_scripts.library.meter import Phases, StepLog
 from sd_scripts.library.networks import attach
 from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.protocols import Batch, Geometry
+from sd_scripts.library.protocols import Batch, Geometry, Losses
 from sd_scripts.library.remedies import is_out_of_memory
 from sd_scripts.library.rng import rng_for
 from sd_scripts.library.stopping import StopRequest
-from sd_scripts.library.trainer import Timetable, Trainer
+from sd_scripts.library.timetable import Timetable
+from sd_scripts.library.trainer import Trainer
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
@@ -218,11 +220,45 @@ def test_files_states_and_points_come_when_they_are_due(tmp_path: Path) -> None:
     assert [event["step"] for event in points] == [2, 4, 6, 7]
     assert [event["epoch"] for event in points] == [0, 0, 1, 1]
     for event in points:
-        assert event["seconds"] >= event["data_fetch"] + event["forward_backward"] + event["optimizer"] - 0.002
+        assert event["step_total"] >= event["data_fetch"] + event["fwd_bwd"] + event["opt_step"] - 0.002
         assert event["lr"] == 1e-2 and event["images_per_second"] > 0 and event["peak_gib"] > 0
     assert points[-1]["eta_seconds"] == 0
     validation = [event for event in events if event["kind"] == "validation"]
     assert [event["step"] for event in validation] == [3, 6]
+
+
+def test_a_resumed_run_measures_its_own_steps_and_adds_up_its_sessions(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for steps, done in ((4, 4), (7, 3)):
+        trainer = make(tmp_path, steps=steps, save_every_n_steps=3, save_state=True)
+        if steps == 7:
+            trainer.load_state_dict(read_state(tmp_path / "state" / "000004")[0])
+        run.log("started", steps=steps)
+        assert trainer.fit()
+        *_, last = (event for event in run.events()[0] if event["kind"] == "step")
+        session = run.events()[0][-1]
+        assert session["kind"] == "session" and session["step"] == last["step"] == steps
+        assert session["step_in_session"] == last["step_in_session"] == done
+        assert session["trained_seconds"] == last["trained_seconds"] > 0 < session["save_seconds"] <= session["paused_seconds"]
+    assert (session["sessions"], session["total_steps_done"]) == (2, 7)
+    first = next(event for event in run.events()[0] if event["kind"] == "session")
+    for name in ("trained_seconds", "paused_seconds"):
+        assert session[f"total_{name}"] == pytest.approx(first[name] + session[name], abs=0.002)
+
+
+def test_the_remaining_time_knows_the_pauses_to_come(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=12, save_every_n_steps=5, save_state=True, validates=True)
+    assert trainer._planned() == {"save": [5, 10, 12], "sample": [], "validate": [3, 6, 9, 12]}
+    trainer.step = 9
+    assert trainer._planned() == {"save": [10, 12], "sample": [], "validate": [12]}
+    trainer.step = 0
+    trainer.export = lambda path, step: time.sleep(0.4)
+    assert trainer.fit()
+    points = {event["step"]: event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"}
+    # After the first save, two more are expected, and after the second one.
+    assert points[6]["eta_seconds"] >= 0.8 and 0.4 <= points[11]["eta_seconds"] < points[6]["eta_seconds"]
+    assert points[4]["eta_seconds"] < 0.4 + 20 * points[4]["seconds_per_step"] and points[12]["eta_seconds"] == 0
+    assert points[6]["paused_seconds"] >= 0.4 > points[4]["paused_seconds"]
 
 
 def test_the_held_out_loss_is_the_same_for_the_same_weights(tmp_path: Path) -> None:
@@ -250,6 +286,138 @@ def test_an_overflow_in_fp16_leaves_the_step_out_and_halves_the_scale(tmp_path: 
     assert not trainer.train_step(1).overflowed and not torch.equal(weights(trainer), before)
 
 
+def test_overflows_at_the_start_of_fp16_leave_steps_out_until_the_scale_fits(tmp_path: Path) -> None:
+    trainer = make(tmp_path, mixed_precision="fp16", use_ema=True, steps=5)
+    # 2^127 and 2^70 are too much, 2^13 is not.
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-57)
+    assert trainer.average is not None
+    update, after_step = trainer.average.update, trainer.network.after_step
+    averaged, told = [], []
+    trainer.average.update = lambda step: (averaged.append(step), update(step))[1]  # type: ignore[method-assign, func-returns-value]
+    trainer.network.after_step = lambda: (told.append(0), after_step())[1]  # type: ignore[method-assign]
+    before = weights(trainer)
+    assert trainer.fit() and torch.isfinite(weights(trainer)).all() and not torch.equal(weights(trainer), before)
+    points = [event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"]
+    assert [point["scale"] for point in points] == [2.0**70, 2.0**13, 2.0**13, 2.0**13, 2.0**13]
+    assert [point["overflowed"] for point in points] == [1, 1, 0, 0, 0]
+    assert averaged == [2, 3, 4] and len(told) == 3
+    assert [point["ema_decay"] for point in points] == pytest.approx([(1 + step) / (10 + step) for step in range(5)])
+
+
+def test_fields_of_what_is_off_are_not_there(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=1)
+    trainer.fit()
+    (point,) = [event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"]
+    assert not {"scale", "overflowed", "ema_decay", "fwd_bwd_gpu"} & point.keys()
+
+
+def test_the_sections_of_a_step_add_up_to_it(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=6, accumulation=2)
+    trainer.fit()
+    points = [event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"][1:]
+    parts = [sum(point[name] for name in ("data_fetch", "fwd_bwd", "opt_step")) for point in points]
+    assert all(part <= point["step_total"] + 5e-5 for part, point in zip(parts, points))
+    assert sum(parts) >= 0.95 * sum(point["step_total"] for point in points)
+
+
+def test_each_line_has_the_mean_loss_of_the_steps_since_the_last_one(tmp_path: Path) -> None:
+    """Also in the short windows before a stop, after a resume and at the end."""
+    recorded: dict[int, float] = {}
+
+    def recording(trainer: Trainer, stop_after: int) -> Trainer:
+        train = trainer.train_step
+
+        def step_of(step: int) -> StepLog:
+            log = train(step)
+            recorded[step + 1] = log.loss
+            return replace(log, stop=step + 1 == stop_after)
+
+        trainer.train_step = step_of  # type: ignore[method-assign]
+        return trainer
+
+    options = {"steps": 11, "log_every_n_steps": 3}
+    assert not recording(make(tmp_path, **options), stop_after=5).fit()
+    resumed = recording(make(tmp_path, **options), stop_after=0)
+    resumed.load_state_dict(read_state(tmp_path / "state" / "000005")[0])
+    assert resumed.fit()
+    told = {event["step"]: event["loss"] for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"}
+    windows = {3: (1, 2, 3), 5: (4, 5), 6: (6,), 9: (7, 8, 9), 11: (10, 11)}
+    assert told == {last: pytest.approx(sum(recorded[step] for step in steps) / len(steps), abs=1e-6) for last, steps in windows.items()}
+
+
+def test_the_best_file_is_that_of_the_lowest_held_out_loss_and_a_resumed_run_knows_it(tmp_path: Path) -> None:
+    options = {"validates": True, "save_best": True, "save_state_every_n_steps": 3, "save_last_n_states": 99, "use_ema": True}
+    run, trainer = RunDirectory(tmp_path), make(tmp_path, steps=12, **options)
+    measured = iter([3.0, 2.0, 2.5, 1.0])
+    trainer.export = lambda path, step: path.write_text(str(step))  # type: ignore[func-returns-value, assignment, return-value]
+    spoil_losses(trainer, measured)
+    assert trainer.fit()
+    bests = [(event["step"], event["loss"], event["file"]) for event in run.events()[0] if event.get("what") == "best"]
+    assert bests == [(3, 3.0, "lora-best.safetensors"), (6, 2.0, "lora-best.safetensors"), (12, 1.0, "lora-best.safetensors")]
+    assert trainer.best == (1.0, 12) and (tmp_path / "lora-best.safetensors").read_text() == "12"
+
+    again = make(tmp_path, steps=12, **options)
+    saved = read_state(tmp_path / "state" / "000009")[0]
+    again.load_state_dict(saved)
+    assert again.best == (2.0, 6)
+    (tmp_path / "lora-best.safetensors").unlink()
+    again.load_state_dict(saved)
+    assert again.best is None, "in a folder without the file the next one is the best"
+    (tmp_path / "lora-best.safetensors").write_bytes(b"x")
+    del saved["loop"]["best"]
+    again.load_state_dict(saved)
+    assert again.best is None and again.step == 9, "a state of an earlier version"
+
+
+def test_a_held_out_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=6, validates=True, save_best=True)
+    spoil_losses(trainer, iter([math.nan, 5.0]))
+    assert trainer.fit() and trainer.best == (5.0, 6)
+
+
+def spoil_losses(trainer: Trainer, measured: Iterator[float]) -> None:
+    """Gives these numbers as held-out losses, one for each validation."""
+    objective, current = trainer.objective, [0.0]
+
+    def told(model: Any, batch: Batch, seed: int) -> Losses:
+        if torch.is_grad_enabled():
+            return objective(model, batch, seed)
+        current[0] = next(measured) if batch.numbers[0] == 0 else current[0]
+        return Losses(torch.full((len(batch.names),), current[0]))
+
+    trainer.objective = told
+
+
+def test_a_broken_step_leaves_a_report_and_its_pictures(tmp_path: Path) -> None:
+    trainer = make(tmp_path / "run", spoiled=9, accumulation=2, steps=6)
+    fetch, shown = trainer.data.micro_batch, {}
+    for number in range(24):
+        (tmp_path / f"{number}.png").write_bytes(f"picture {number}".encode())
+
+    def named(step: int, micro: int, rank: int) -> Batch:
+        batch = fetch(step, micro, rank)
+        shown.update(zip(batch.numbers.tolist(), batch.x0))
+        return replace(batch, names=[str(tmp_path / name) for name in batch.names])
+
+    trainer.data.micro_batch = named  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteLoss, match="nonfinite-000002"):
+        trainer.fit()
+    folder = tmp_path / "run" / "nonfinite-000002"
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["step"], report["loss"], report["process"], report["scale"], report["lr"]) == (2, "nan", 0, None, [1e-2])
+    assert [sample["number"] for sample in report["samples"]] == [8, 9, 10, 11]
+    for sample in report["samples"]:
+        number, x0 = sample["number"], shown[sample["number"]]
+        assert (folder / sample["picture"]).read_bytes() == f"picture {number}".encode()
+        assert sample["caption"] == f"caption {number % 5}" and sample["weight"] == 1.0 and 0 <= sample["time"] <= 1
+        if number == 9:
+            assert sample["loss"] == "nan" and sample["x0"]["mean"] == "nan" and sample["x0"]["not_finite"] == x0.numel()
+        else:
+            assert 0 < sample["loss"] < 100 and sample["x0"]["not_finite"] == 0
+            told = [sample["x0"][name] for name in ("mean", "std", "min", "max")]
+            assert told == pytest.approx([float(x0.mean()), float(x0.std(correction=0)), float(x0.min()), float(x0.max())], abs=1e-6)
+
+
 def test_when_memory_runs_out_the_last_good_state_is_saved(tmp_path: Path) -> None:
     trainer = make(tmp_path, steps=9)
     fetch = trainer.data.micro_batch
@@ -267,8 +435,16 @@ def test_when_memory_runs_out_the_last_good_state_is_saved(tmp_path: Path) -> No
 
 def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:
     small, other = make(tmp_path / "a"), make(tmp_path / "b", target_modules=("attn2",))
-    with pytest.raises(ValueError, match="other weights"):
+    with pytest.raises(ValueError, match=r"(?s)other weights .* missing, [1-9]\d* unexpected, 0 of another shape.*in the state") as caught:
         other.load_state_dict(small.state_dict())
+    assert "lora_A" in str(caught.value) or "lora_down" in str(caught.value)
+    state = small.state_dict()
+    name = next(iter(state["weights"]))
+    state["weights"][name] = state["weights"][name][:1]
+    before = weights(small)
+    with pytest.raises(ValueError, match="0 missing, 0 unexpected, 1 of another shape"):
+        small.load_state_dict(state)
+    assert torch.equal(weights(small), before)
 
 
 @pytest.mark.long

@@ -24,6 +24,8 @@ from sd_scripts.library.launch import main
 from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
+from tests.forked import forked
+from tests.small_models import model_given
 
 PATIENCE_SECONDS = 240.0
 
@@ -92,7 +94,7 @@ def pairs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Runs:
-    """Starts training processes that share one output folder."""
+    """Starts training processes that share one output folder. Methods that make their model do not look at base."""
 
     base: Path
     pictures: Path
@@ -103,7 +105,7 @@ class Runs:
     def arguments(self, **options: Any) -> list[str]:
         """A command line for the tiny model; True stands for a switch, None takes an option out."""
         values: dict[str, Any] = {
-            "pretrained_model_name_or_path": self.base,
+            **model_given(self.method, self.base),
             "train_data_dir": self.pictures,
             "output_dir": self.output,
             "resolution": 64,
@@ -125,13 +127,7 @@ class Runs:
 
     def begin(self, **options: Any) -> BaseProcess:
         """Starts a process and does not wait for it. It is forked from a server that has imported the libraries once."""
-        # Threads of a tiny model cost more than they bring, and the server hands its environment down.
-        os.environ["OMP_NUM_THREADS"] = "1"
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["sd_scripts.library.session"])
-        process = context.Process(target=main, args=(self.family, self.method, self.arguments(**options)))
-        process.start()
-        return process
+        return forked(main, self.family, self.method, self.arguments(**options))
 
     def train(self, code: int = 0, **options: Any) -> RunDirectory:
         """Trains to the end of the process; the newest run folder."""

@@ -14,6 +14,7 @@ from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
 from tests.runs.conftest import PATIENCE_SECONDS, Runs
+from tests.runs.together import Together
 
 TEXTS: dict[str, Any] = {"caption_dropout_rate": 0.3, "shuffle_caption": True, "caption_variants": 2}
 
@@ -26,13 +27,21 @@ def without_backbone(base: Path, folder: str, copy: Path) -> Path:
     return copy
 
 
-def said_by(runs: Runs, code: int = 0, **options: Any) -> str:
+def said_by(runs: Runs, **options: Any) -> str:
     """What the script itself says, in one process."""
     script = SCRIPTS / RUNS[runs.family, runs.method].script
     command = [sys.executable, str(script), *runs.arguments(cache_only=True, **options)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    assert ended.returncode == code, (ended.stdout + ended.stderr)[-4000:]
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
     return ended.stdout + ended.stderr
+
+
+def refused(runs: Runs, folder: Path, **options: Any) -> str:
+    """What a start says that ends with exit code 2."""
+    started = Together(runs, 1, folder, cache_only=True, **options)
+    codes, said = started.end(), started.said()
+    assert codes == [2], said[-4000:]
+    return said
 
 
 def kept(runs: Runs) -> dict[str, str]:
@@ -44,9 +53,9 @@ def test_two_processes_fill_the_caches_without_the_backbone_and_training_finds_e
 ) -> None:
     runs.family, runs.pictures = "qwen_edit", pairs
     runs.base = without_backbone(tiny_bases["qwen_edit"], "transformer", tmp_path / "encoders")
-    with runs.launch(2, cache_only=True, train_batch_size=1, **TEXTS) as started:
-        said = started.communicate(timeout=PATIENCE_SECONDS)[0]
-    assert started.returncode == 0, said[-4000:]
+    started = Together(runs, 2, tmp_path / "start", cache_only=True, train_batch_size=1, **TEXTS)
+    codes, said = started.end(), started.said()
+    assert codes == [0, 0], said[-4000:]
     assert not runs.folders() and not list(runs.output.glob("*/events.jsonl")), "no run folder is made"
     entries = kept(runs)
     told = re.search(r"instructions \d+ entries .* together (\d+) entries, ([\d.]+) MiB", said)
@@ -65,9 +74,9 @@ def test_a_run_folder_that_was_given_gets_the_last_word(runs: Runs, tmp_path: Pa
     assert last["kind"] == "finished" and last["text"] in said and f"together {len(kept(runs))} entries" in last["text"]
 
 
-def test_caches_in_memory_and_devices_that_are_not_here_are_sentences(runs: Runs) -> None:
+def test_caches_in_memory_and_devices_that_are_not_here_are_sentences(runs: Runs, tmp_path: Path) -> None:
     options = {"no_cache_latents_to_disk": True, "no_cache_text_encoder_outputs_to_disk": True}
-    assert "cache_only fills the caches on disk, and all are off" in said_by(runs, code=2, **options)
+    assert "cache_only fills the caches on disk, and all are off" in refused(runs, tmp_path / "memory", **options)
     runs.family = "qwen_edit"
-    said = said_by(runs, code=2, vae_device="cuda:5", text_encoder_device="cuda:7")
+    said = refused(runs, tmp_path / "devices", vae_device="cuda:5", text_encoder_device="cuda:7")
     assert re.search(r"vae_device: cuda:5 asked, (no GPU|\d GPUs?) here", said) and "text_encoder_device: cuda:7 asked" in said

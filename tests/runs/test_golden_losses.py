@@ -19,6 +19,7 @@ from sd_scripts.library.launch import main
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
+from tests.small_models import model_given
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_losses.json"
 EDITING = ("qwen_edit",)
@@ -32,8 +33,9 @@ SETTINGS = (
 def losses(kind: tuple[str, str], folder: Path) -> list[float]:
     """The losses of a short run of this kind on the family's tiny model and drawn pictures; the same everywhere, up to rounding."""
     family = families.family(kind[0])
-    # CLIP's attention and its MLP draw their first values from torch's generator, which families seed themselves.
-    family.save(family.tiny(), folder / "base", "diffusers", None, {})
+    if kind[1] != "scratch":
+        # CLIP's attention and its MLP draw their first values from torch's generator, which families seed themselves.
+        family.save(family.tiny(), folder / "base", "diffusers", None, {})
     draw = np.random.default_rng(5)
     pictures = folder / "pictures" / ("target" if kind[0] in EDITING else "")
     pictures.mkdir(parents=True)
@@ -46,7 +48,9 @@ def losses(kind: tuple[str, str], folder: Path) -> list[float]:
         for number in range(6):
             size = ((64, 64, 3), (48, 80, 3))[number % 2]
             Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(folder / "pictures" / "control" / f"{number}.png")
-    argv = ["--pretrained_model_name_or_path", str(folder / "base"), "--train_data_dir", str(folder / "pictures")]
+    model = model_given(kind[1], folder / "base")
+    argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in model.items()]
+    argv += ["--train_data_dir", str(folder / "pictures")]
     with pytest.raises(SystemExit) as ended:
         main(*kind, [*argv, "--output_dir", str(folder / "out"), *SETTINGS])
     assert ended.value.code == 0

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from sd_scripts.library.checkpoint import newest_whole
+from sd_scripts.library.states import newest_whole
 from sd_scripts.schema.rundir import RunDirectory
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
+
+from sd_scripts.schema.rundir import RunDirectory
+from tests.runs.conftest import Runs
+from tests.runs.together import Together, trained_together
 
 SAME: dict[str, Any] = {
     "max_train_steps": 10,
@@ -57,14 +64,83 @@ def test_one_process_through_accelerate_launch_is_the_same_run(runs: Any) -> Non
     assert (launched.path / "lora.safetensors").read_bytes() == (direct.path / "lora.safetensors").read_bytes()
 
 
-def test_both_processes_stop_after_the_same_step(runs: Any) -> None:
-    with runs.launch(2, train_batch_size=1, max_train_steps=5000, use_ema=True) as started:
-        end = time.monotonic() + 200
-        while not any(event["kind"] == "step" for event in runs.events()):
-            assert started.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
-        runs.newest().request_stop()
-        said = started.communicate(timeout=200)[0]
-    assert started.returncode == 0, said[:4000]
+def test_both_processes_stop_after_the_same_step(runs: Runs, tmp_path: Path) -> None:
+    started = Together(runs, 2, tmp_path / "start", train_batch_size=1, max_train_steps=5000, use_ema=True)
+    started.wait(lambda: any(event["kind"] == "step" for event in runs.events()))
+    runs.newest().request_stop()
+    assert started.end() == [0, 0], started.said()
     last = runs.newest().events()[0][-1]
     assert last["kind"] == "stopped" and (runs.newest().state / f"{last['step']:06d}" / "manifest.json").is_file()
+
+
+NEVER_SAME: dict[str, Any] = {
+    "max_train_steps": 10,
+    "train_batch_size": 1,
+    "save_state_every_n_steps": 3,
+    "network_dropout": 0.1,
+    "use_ema": True,
+    "shuffle_caption": True,
+    "caption_dropout_rate": 0.2,
+}
+"""Whatever could remember something."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed_pair(tiny_base: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Two processes that were left alone, from caches of their own."""
+    folder = tmp_path_factory.mktemp("pair")
+    return trained_together(Runs(tiny_base, pictures, folder / "out"), 2, folder / "start", **NEVER_SAME)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("moment", ["caching", "a step"])
+def test_when_one_of_two_is_killed_the_other_ends_with_a_sentence_and_both_continue_to_the_same_bytes(
+    moment: str, victim: int, runs: Runs, undisturbed_pair: RunDirectory, tmp_path: Path
+) -> None:
+    def has_come() -> bool:
+        if moment == "caching":
+            return len(list((runs.output / ".cache" / "latents").glob("*/*.safetensors"))) > 2
+        return any(event["kind"] == "step" and event["step"] >= 4 for event in runs.events())
+
+    started = Together(runs, 2, tmp_path / "first", **NEVER_SAME)
+    started.wait(has_come)
+    killed = started.processes[victim]
+    assert killed.pid is not None
+    os.kill(killed.pid, signal.SIGKILL)
+    since = time.monotonic()
+    codes = started.end()
+    assert codes[victim] == -9 and codes[1 - victim] == 1, started.said()
+    assert time.monotonic() - since < 60, "half an hour is the timeout"
+    last = runs.newest().events()[0][-1]
+    assert last["kind"] == "failed" and last["text"].startswith(f"process {victim + 1} of 2 ended without a word")
+    assert last["text"] in started.said() and "Traceback" not in started.said()
+    if moment == "a step":
+        states = sorted(int(path.name) for path in runs.newest().state.iterdir())
+        assert f"the last saved state is that of step {states[-1]}" in last["text"]
+
+    run = trained_together(runs, 2, tmp_path / "second", **NEVER_SAME)
+    assert len(runs.folders()) == 1, "the second start continues the folder of the first"
+    assert (run.path / "lora.safetensors").read_bytes() == (undisturbed_pair.path / "lora.safetensors").read_bytes()
+
+
+def test_a_run_of_one_global_batch_goes_from_two_processes_to_one_and_back(runs: Runs, tmp_path: Path) -> None:
+    options = SAME | {"global_batch_size": 4, "train_batch_size": 1, "save_state_every_n_steps": 2}
+    once = runs.train(**options | {"train_batch_size": 2})
+    runs.output = tmp_path / "out-again"
+    for number, (processes, until) in enumerate([(2, 3), (1, 6)]):
+        started = Together(runs, processes, tmp_path / f"start-{number}", **options)
+        started.wait(lambda until=until: any(event["kind"] == "step" and event["step"] >= until for event in runs.events()))
+        for process in started.processes:
+            process.kill()
+        started.end()
+    last = trained_together(runs, 2, tmp_path / "last", **options)
+    assert len(runs.folders()) == 1, "it stays the same run"
+    begins = [event["start_step"] for event in last.events()[0] if event["kind"] == "started"]
+    assert begins[0] == 0 and 2 <= begins[1] < begins[2]
+    assert difference(last.state / "000010", once.state / "000010") < 1e-5
+
+
+def test_a_global_batch_that_does_not_fit_is_refused(runs: Runs, tmp_path: Path) -> None:
+    started = Together(runs, 2, tmp_path / "start", global_batch_size=5, train_batch_size=1)
+    assert 2 in started.end()
+    assert "5 samples cannot be shared evenly by 2 processes" in started.said() and "Traceback" not in started.said()

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
+from kohya_like.supervisor import Job, JobSupervisor
+from sd_scripts.library.process_trees import RUN_ID, carried, carriers, ranks
+from sd_scripts.schema.flat import parse_cli
 from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS
 
 
 def ask(how: str, process: Any, run: RunDirectory) -> None:
@@ -50,3 +57,106 @@ def test_a_run_stopped_while_it_caches_has_nothing_to_save_and_leaves_with_0(run
     last = runs.newest().events()[0][-1]
     assert (last["kind"], last["step"]) in {("stopped", step) for step in range(8)}
     assert runs.train().events()[0][-1]["kind"] == "finished"
+
+
+SEVERAL: dict[str, Any] = {
+    "multi_gpu": True,
+    "num_gpus": 2,
+    "train_batch_size": 1,
+    "max_data_loader_n_workers": 2,
+    "save_state_every_n_steps": 2,
+    "save_last_n_states": 3,
+}
+
+
+class Studio:
+    """A supervisor over the tiny model's runs, on two processes of the CPU."""
+
+    def __init__(self, runs: Any) -> None:
+        self.runs = runs
+        self.supervisor = JobSupervisor(runs.output)
+
+    def start(self, **options: Any) -> Job:
+        asked = parse_cli(RUNS["sdxl", "network"], self.runs.arguments(**SEVERAL, **options)).options
+        return self.supervisor.start(asked.script, asked)
+
+    def now(self, job: Job) -> Job:
+        found = self.supervisor.find(job.name)
+        assert found is not None
+        return found
+
+    def until(self, job: Job, condition: Callable[[Job], object]) -> Job:
+        end = time.monotonic() + 400
+        while not condition(self.now(job)):
+            assert time.monotonic() < end and (self.now(job).state in ("running", "queued") or condition(self.now(job))), self.said(job)
+            time.sleep(0.02)
+        return self.now(job)
+
+    def said(self, job: Job) -> str:
+        return job.run.console.read_text()[-4000:]
+
+    def members(self, job: Job) -> list[psutil.Process]:
+        return carriers(RUN_ID).get(job.run_id or "", [])
+
+    def rank(self, job: Job, number: int) -> psutil.Process:
+        return next(process for process in ranks(self.members(job)) if carried(process, "RANK") == str(number))
+
+
+@pytest.fixture
+def studio(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Studio]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    made = Studio(runs)
+    yield made
+    for job in made.supervisor.jobs():
+        made.supervisor.stop(job, grace_seconds=0)
+    made.supervisor.close()
+
+
+@pytest.mark.parametrize(
+    "launcher", ["filestore", pytest.param("accelerate", marks=pytest.mark.long), pytest.param("torchrun", marks=pytest.mark.long)]
+)
+def test_stopping_several_processes_saves_and_ends_every_rank_and_worker(launcher: str, studio: Studio) -> None:
+    job = studio.start(launcher=launcher, max_train_steps=5000)
+    studio.until(job, lambda now: now.summary.step >= 3)
+    assert len(ranks(studio.members(job))) == 2
+    studio.supervisor.stop(job, grace_seconds=60)
+    done = studio.now(job)
+    assert (done.state, done.returncode) == ("stopped", 0), studio.said(job)
+    assert studio.members(job) == []
+    last = job.run.events()[0][-1]
+    assert last["kind"] == "stopped" and (job.run.state / f"{last['step']:06d}" / "manifest.json").is_file()
+
+
+def test_a_killed_rank_ends_the_run_with_a_sentence_and_no_orphan(studio: Studio) -> None:
+    job = studio.start(launcher="filestore", max_train_steps=5000)
+    studio.until(job, lambda now: now.summary.step >= 3)
+    studio.rank(job, 1).kill()
+    done = studio.until(job, lambda now: now.state != "running")
+    assert done.state == "failed" and done.returncode == 128 + 9, studio.said(job)
+    assert "process 2 of 2 (rank 1) was killed (signal 9)" in studio.said(job)
+    assert studio.members(job) == []
+
+
+@pytest.mark.parametrize(
+    "launcher", ["filestore", pytest.param("accelerate", marks=pytest.mark.long), pytest.param("torchrun", marks=pytest.mark.long)]
+)
+def test_a_killed_rank_is_started_again_and_the_run_arrives(launcher: str, studio: Studio) -> None:
+    job = studio.start(launcher=launcher, max_train_steps=30, max_restarts=2, resume="none")
+    studio.until(job, lambda now: now.summary.step >= 6)
+    studio.rank(job, 1).kill()
+    done = studio.until(job, lambda now: now.state != "running")
+    assert (done.state, done.returncode) == ("finished", 0), studio.said(job)
+    events = job.run.events()[0]
+    starts = [event["start_step"] for event in events if event["kind"] == "started"]
+    assert starts[0] == 0 and len(starts) == 2 and starts[1] >= 4, "it goes on from the newest state"
+    assert any(event["kind"] == "warning" and "restart 1 of 2" in event["text"] for event in events)
+    assert (job.path / "lora.safetensors").is_file() and studio.members(job) == []
+
+
+def test_wrong_options_are_refused_once(studio: Studio) -> None:
+    # Found only by the processes themselves, after they have started.
+    job = studio.start(launcher="accelerate", max_restarts=3, max_train_epochs=1, max_train_steps=None, train_data_dir=studio.runs.output)
+    done = studio.until(job, lambda now: now.state != "running")
+    assert (done.state, done.returncode) == ("failed", 2), studio.said(job)
+    assert "started again" not in studio.said(job)

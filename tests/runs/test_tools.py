@@ -66,7 +66,8 @@ def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
 
 
 def test_every_option_of_a_tool_is_read() -> None:
-    code = "".join(path.read_text(encoding="utf-8") for path in (SCRIPTS / "library" / "tools").glob("*.py"))
+    files = [*(SCRIPTS / "library" / "tools").glob("*.py"), SCRIPTS / "library" / "drawing.py"]
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
     names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys"}
     assert [name for name in sorted(names) if f".{name}" not in code] == []
     assert ".keys_to_set" in code

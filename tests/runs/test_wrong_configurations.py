@@ -1,4 +1,4 @@
-"""Three hundred wrong configurations: each is told in sentences, with exit code 2, and nothing is started."""
+"""Hundreds of wrong configurations: each is told in sentences, with exit code 2, and nothing is started."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ CONTRADICTIONS: list[tuple[list[str], str]] = [
     (["--dataset_config=nothing.toml"], "dataset_config"),
     (["--v_parameterization"], "prediction_type"),
     (["--config_file=missing.toml"], "missing.toml"),
+    (["--save_best"], "validation_split"),
+    (["--compile_dynamic=true"], "compile"),
+    (["--compile", "--multi_gpu", "--distributed_strategy=fsdp2"], "distributed_strategy to ddp"),
 ]
 
 
@@ -83,16 +86,17 @@ FAULTS: st.SearchStrategy[tuple[list[str], str]] = st.one_of(
 
 
 @pytest.fixture
-def started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], tuple[int, str]]:
-    """Runs the script's main in this process: exit code and what it said."""
+def started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs the script's main in this process, SDXL's LoRA unless another kind is named: exit code and what it said."""
     capsys.readouterr()
 
-    def run(arguments: list[str]) -> tuple[int, str]:
+    def run(arguments: list[str], family: str = "sdxl", method: str = "network") -> tuple[int, str]:
         given_data = any(argument.startswith("--dataset_config") for argument in arguments)
-        needed = ["--pretrained_model_name_or_path=toy", f"--output_dir={tmp_path / 'runs'}"]
+        needed = [f"--output_dir={tmp_path / 'runs'}"]
+        needed += [] if method == "scratch" else ["--pretrained_model_name_or_path=toy"]
         needed += [] if given_data else ["--train_data_dir=toy:star"]
         with pytest.raises(SystemExit) as ended:
-            main("sdxl", "network", [*needed, *arguments])
+            main(family, method, [*needed, *arguments])
         return int(ended.value.code or 0), capsys.readouterr().err
 
     return run
@@ -115,6 +119,47 @@ def test_a_wrong_configuration_gives_sentences_and_starts_nothing(
     # Options given twice hide one another, so only a single fault must be named for certain.
     if len(faults) == 1:
         assert faults[0][1] in said
+
+
+NEW_MODELS: list[tuple[list[str], str]] = [
+    (["--attention_levels=1,4"], "attention_levels: there is no 4"),
+    (["--attention_levels=2,2"], "attention_levels names a level twice"),
+    (["--attention_head_dim=48"], "attention_head_dim: level 3 has 256 channels"),
+    (["--base_channels=20"], "base_channels"),
+    (["--channel_multipliers="], "channel_multipliers"),
+    (["--text_heads=3"], "text_heads: text_width 256 is not a multiple of 3"),
+    (["--vocab_size=200"], "vocab_size"),
+    (["--beta_start=0.1"], "beta_start (0.1) must be below beta_end"),
+    (["--zero_terminal_snr", "--prediction_type=epsilon"], "zero_terminal_snr ends in pure noise"),
+    (["--pretrained_model_name_or_path=a.safetensors", "--tokenizer=b.json"], "tokenizer: the model in"),
+    (["--prediction_type=flow"], "prediction_type"),
+    (["--network_dim=4"], "network_dim"),
+    (["--num_class_images=3", "--class_prompt=a star"], "num_class_images: a new model can make no pictures yet"),
+    (["--sample_prompts=a cat --ss pndm"], "'pndm' is not one of"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), NEW_MODELS, ids=lambda item: " ".join(item) if isinstance(item, list) else "")
+def test_a_new_model_that_cannot_be_is_told_in_sentences(
+    arguments: list[str], named: str, started: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    code, said = started(arguments, "ddpm", "scratch")
+    assert code == 2 and "Traceback" not in said and named in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--resolution=72", "--bucket_reso_steps=8"], "sides that are multiples of 16, but there are"),
+        (["--tokenizer=nothing.json"], "tokenizer: nothing.json cannot be read"),
+        (["--pretrained_model_name_or_path=nothing.safetensors"], "there is no file or folder nothing.safetensors"),
+        (["--vae=nothing"], "vae: there is no file or folder nothing"),
+    ],
+)
+def test_what_a_new_model_lacks_is_told_before_a_step(arguments: list[str], named: str, started: Callable[..., tuple[int, str]]) -> None:
+    code, said = started([*arguments, "--base_channels=32", "--channel_multipliers=1,1,1,1,1", "--attention_levels=3"], "ddpm", "scratch")
+    assert code == 2 and "Traceback" not in said and named in said
 
 
 def test_a_misspelt_option_is_answered_with_the_nearest_one(started: Callable[[list[str]], tuple[int, str]]) -> None:

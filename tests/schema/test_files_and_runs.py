@@ -1,9 +1,8 @@
-"""Files that are whole or absent, run folders, the command, the reference."""
+"""Files that are whole or absent, run folders, the reference."""
 
 from __future__ import annotations
 
 import multiprocessing
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,8 @@ import pytest
 
 from sd_scripts.schema import docs
 from sd_scripts.schema.__main__ import PATH
-from sd_scripts.schema.command import launch_command, shown
 from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically, written_aside
-from sd_scripts.schema.flat import build, parse_cli
+from sd_scripts.schema.flat import build
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import SdxlNetwork
 
@@ -77,28 +75,6 @@ def test_two_processes_may_write_events_at_once(tmp_path: Path) -> None:
     events, _ = RunDirectory(tmp_path).events()
     for name in "ab":
         assert [event["number"] for event in events if event["who"] == name] == list(range(300))
-
-
-def test_the_printed_command_is_the_command_for_sh(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "a folder's name", "lora", OPTIONS)
-    command = launch_command(OPTIONS, run.path)
-    assert shlex.split(shown(command)) == command
-    echoed = subprocess.run(
-        ["sh", "-c", f'printf "%s\\n" {shown(command)}'], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert echoed == command
-    script = command.index(next(part for part in command if part.endswith("sdxl_train_network.py")))
-    assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
-    assert parse_cli(SdxlNetwork, command[script + 1 :]).options == OPTIONS
-
-
-@pytest.mark.parametrize("text", ["plain-1.5", "with space", "it's", 'a$b `c` "d"', "", "@args", "x;y|z", "C:\\a b\\c"])
-def test_powershell_words_are_literal(text: str) -> None:
-    word = shown(["x", text], "powershell").removeprefix("& x ")
-    if word.startswith("'"):
-        assert word.endswith("'") and word[1:-1].replace("''", "'") == text and word[1:-1].count("'") % 2 == 0
-    else:
-        assert word == text and not set(text) & set(" '\"`$;|&(){}<>,#")
 
 
 def test_the_options_reference_is_fresh() -> None:

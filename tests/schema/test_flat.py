@@ -135,7 +135,26 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
         "huggingface_path_in_repo": {"huggingface_repo_id": "me/loras"},
         "huggingface_repo_visibility": {"huggingface_repo_id": "me/loras"},
         "train_t5xxl": {"train_text_encoder": True, "cache_text_encoder_outputs": False},
+        "num_gpus": {"multi_gpu": True},
+        "gpu_ids": {"multi_gpu": True},
+        "distributed_strategy": {"multi_gpu": True},
+        "num_machines": {"multi_gpu": True, "main_process_ip": "10.0.0.1", "main_process_port": 29500},
+        "machine_rank": {"multi_gpu": True, "num_machines": 5, "main_process_ip": "10.0.0.1", "main_process_port": 29500},
+        "main_process_ip": {"multi_gpu": True, "num_machines": 2, "main_process_port": 29500},
+        "training_adapter_multiplier": {"training_adapter": "a.safetensors"},
+        "snr_gamma": {"anchor_weighting": "min_snr"},
+        "snr_floor": {"anchor_weighting": "min_snr"},
+        "lf_magnitude_weight": {"beta_lf": 0.2},
+        "curvature_interval": {"curvature_weight": 0.1},
+        "curvature_start": {"curvature_weight": 0.1},
+        "cfg_training_ratio": {"cfg_training_scale": 2.0},
+        "compile_backend": {"compile": True},
+        "compile_dynamic": {"compile": True},
+        "save_best": {"validation_split": 0.1},
     }
+    flow = {"timestep_sampling", "weighting_scheme", "model_prediction_type", "min_timestep", "max_timestep"}
+    if run.family == "zimage" and name in flow:
+        company[name] = {"objective": "flow"}
     special: dict[str, Any] = {
         "lr_scheduler_type": None,
         "optimizer_type": "Lion",
@@ -155,14 +174,27 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
         "train_block_indices": "0-3,5",
         "vae_device": "cuda:1",
         "text_encoder_device": "cpu",
+        "gpu_ids": ("GPU-1a2b3c4d-0000-1111-2222-333344445555", "GPU-2a2b3c4d-0000-1111-2222-333344445555"),
+        "cfg_training_scale": 2.5,
+        "channel_multipliers": (1, 2, 2, 4),
+        "attention_levels": (0, 3),
+        "attention_head_dim": 64,
+        "vocab_size": 4096,
+        "text_heads": 8,
+        "beta_start": 0.001,
     }
+    if run.family == "ddpm":
+        special["max_token_length"] = 32
     field = fields(run)[name]
     value = special[name] if name in special else example(field)
+    # A model from nothing has no base.
+    base = {} if run.family == "ddpm" and name != "pretrained_model_name_or_path" else NEEDED
+    given = base | {"train_data_dir": NEEDED["train_data_dir"]}
     if value is None:
-        return_value = build(run, NEEDED)
+        return_value = build(run, given)
         assert getattr(getattr(return_value, field.section), name) is None
         return
-    needed = {key: item for key, item in NEEDED.items() if not (name == "dataset_config" and key == "train_data_dir")}
+    needed = {key: item for key, item in given.items() if not (name == "dataset_config" and key == "train_data_dir")}
     options = build(run, needed | company.get(name, {}) | {name: value})
     assert getattr(getattr(options, field.section), name) == value
     assert name in changed(options)

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline
 from safetensors import safe_open
-from transformers import CLIPTokenizer
+from transformers import CLIPTokenizer, Qwen2Tokenizer
 
 from sd_scripts.toy import autoencoder, build, measure, worlds
 from sd_scripts.toy.render import render_with
+from sd_scripts.toy.sharing import load_pipeline, load_vae
 
 FAMILIES = sorted(build.FAMILIES)
 
@@ -21,7 +21,7 @@ def folder(request):
 
 @pytest.fixture(scope="module")
 def pipeline(folder):
-    return DiffusionPipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    return load_pipeline(folder)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_picture_does_not_depend_on_what_is_drawn_beside_it(pipeline):
 
 
 def test_the_vae_keeps_every_shape(folder):
-    vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True, dtype=torch.float32).eval()
+    vae = load_vae(folder / "vae")
     scenes, pictures = [], []
     for index, size in enumerate(worlds.SIZES):
         chosen = worlds.scenes(worlds.SHAPES)[index::5]
@@ -68,7 +68,7 @@ def test_the_vae_keeps_every_shape(folder):
 
 
 def test_latents_of_the_world_have_mean_0_and_deviation_1(folder):
-    vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True, dtype=torch.float32).eval()
+    vae = load_vae(folder / "vae")
     pictures = [worlds.draw(scene, 64, 64, worlds.rng_for(10, n)) for n, scene in enumerate(worlds.TRAINED)]
     with torch.no_grad():
         latents = vae.encode(autoencoder.to_pixels(pictures)).latent_dist.sample(torch.Generator().manual_seed(0))
@@ -92,6 +92,10 @@ def test_a_base_is_small_half_precision_and_names_no_machine(folder):
             assert kinds == {torch.float16}, path
 
 
+def test_all_bases_together_are_under_32_mb():
+    assert sum(path.stat().st_size for path in build.BASES.rglob("*") if path.is_file()) < 32_000_000
+
+
 def test_a_base_records_how_it_was_made(folder):
     record = json.loads((folder / "BUILD.json").read_text(encoding="utf-8"))
     assert record["family"] == folder.name
@@ -106,18 +110,19 @@ def test_a_base_records_how_it_was_made(folder):
 
 def test_tokenizers_know_each_word_and_fit_their_encoders(pipeline):
     pairs = [(pipeline.components.get(f"tokenizer{n}"), pipeline.components.get(f"text_encoder{n}")) for n in ("", "_2")]
-    clip = [(tokenizer, encoder) for tokenizer, encoder in pairs if isinstance(tokenizer, CLIPTokenizer)]
-    assert clip
-    for tokenizer, encoder in clip:
+    known = [(tokenizer, encoder) for tokenizer, encoder in pairs if isinstance(tokenizer, CLIPTokenizer | Qwen2Tokenizer)]
+    assert known
+    for tokenizer, encoder in known:
         assert len(tokenizer) == encoder.config.vocab_size
         for word in (*worlds.SHAPES, *worlds.COLORS, "orange", "sks", worlds.SUBJECT_WORD):
             assert len(tokenizer.tokenize(word)) == 1, word
-        start, *_, end = tokenizer("Ein Äpfelchen? 42 日本").input_ids
-        assert (start, end) == (encoder.config.bos_token_id, encoder.config.eos_token_id)
+        if isinstance(tokenizer, CLIPTokenizer):
+            start, *_, end = tokenizer("Ein Äpfelchen? 42 日本").input_ids
+            assert (start, end) == (encoder.config.bos_token_id, encoder.config.eos_token_id)
 
 
 def test_no_negative_prompt_means_the_encoded_empty_caption_to_sdxl():
-    pipeline = DiffusionPipeline.from_pretrained(build.BASES / "sdxl", local_files_only=True, dtype=torch.float32)
+    pipeline = load_pipeline(build.BASES / "sdxl")
     _, absent, _, absent_pooled = pipeline.encode_prompt("a red circle", do_classifier_free_guidance=True)
     empty, _, empty_pooled, _ = pipeline.encode_prompt("", do_classifier_free_guidance=False)
     assert torch.equal(absent, empty)

@@ -134,16 +134,16 @@ def test_no_dataset_shows_a_held_out_scene(tmp_path):
 
 
 def test_a_written_dataset_is_left_alone(tmp_path):
-    written = write_dataset("shapes", tmp_path / "shapes")
+    written = write_dataset("edits", tmp_path / "edits")
     assert written.reg_data_dir is None
-    cache = written.train_data_dir / "1_shape" / "cache.safetensors"
+    cache = written.train_data_dir / "1_edit" / "cache.safetensors"
     cache.write_bytes(b"latents")
-    assert write_dataset("shapes", tmp_path / "shapes") == written
+    assert write_dataset("edits", tmp_path / "edits") == written
     assert cache.read_bytes() == b"latents"
 
 
 def test_another_toy_dataset_in_the_folder_is_replaced_whole(tmp_path):
-    write_dataset("shapes", tmp_path / "data")
+    write_dataset("teal", tmp_path / "data")
     write_dataset("star", tmp_path / "data")
     write_dataset("star", tmp_path / "fresh")
     assert _bytes_below(tmp_path / "data") == _bytes_below(tmp_path / "fresh")
@@ -172,7 +172,7 @@ def test_writers_at_the_same_time_do_not_disturb_each_other(tmp_path):
 
     def write():
         try:
-            write_dataset("shapes", tmp_path / "shared")
+            write_dataset("teal", tmp_path / "shared")
         except OSError as error:
             failures.append(error)
 
@@ -181,7 +181,7 @@ def test_writers_at_the_same_time_do_not_disturb_each_other(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    write_dataset("shapes", tmp_path / "alone")
+    write_dataset("teal", tmp_path / "alone")
     assert not failures
     assert _bytes_below(tmp_path / "shared") == _bytes_below(tmp_path / "alone")
     assert {path.name for path in tmp_path.iterdir()} == {"shared", "alone"}

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel, T5Tokeniz
 from sd_scripts.toy import autoencoder, build, flux, measure, pretraining, worlds
 from sd_scripts.toy.build import Plan
 from sd_scripts.toy.render import render_with
+from sd_scripts.toy.sharing import load_pipeline
 from sd_scripts.toy.tokens import T5_MAX_TOKENS, WORDS, t5_tokenizer
 
 FOLDER = build.BASES / "flux"
@@ -20,7 +21,7 @@ COLORS = worlds.colors_of("flux")
 
 @pytest.fixture(scope="module")
 def pipeline():
-    return FluxPipeline.from_pretrained(FOLDER, local_files_only=True, dtype=torch.float32)
+    return load_pipeline(FOLDER)
 
 
 def _parts(pipeline):

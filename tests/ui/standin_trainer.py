@@ -29,7 +29,10 @@ def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bo
         time.sleep(seconds)
         if first:
             loss = 1.0 / step + 0.1 + 0.02 * (step % 3)
-            run.log("step", step=step, epoch=0, loss=loss, lr=1e-4, seconds=seconds, eta_seconds=(steps - step) * seconds, peak_gib=0.5)
+            here = step - done
+            session = {"seconds_per_step": seconds, "step_in_session": here, "trained_seconds": here * seconds, "paused_seconds": 0.0}
+            ahead = {"eta_seconds": (steps - step) * seconds, "peak_gib": 0.5}
+            run.log("step", step=step, epoch=0, loss=loss, lr=1e-4, seconds=seconds, **session, **ahead)
             sys.stderr.write(f"\rtrain: {step}/{steps}")
             sys.stderr.flush()
             if pictures and step % 50 == 0:
@@ -71,6 +74,7 @@ BEHAVIOURS = {
     "train": train,
     "quick": lambda run: train(run, steps=5),
     "slow": lambda run: train(run, steps=3000, seconds=0.1, pictures=True),
+    "endless": lambda run: train(run, steps=100_000, seconds=0.1),
     "deaf": lambda run: train(run, steps=100_000, obey=False),
     "raise": lambda run: (run.log("started", steps=9, start_step=0), sys.exit("torch.OutOfMemoryError: CUDA out of memory.")),
     "die": die,

@@ -450,7 +450,6 @@ def test_what_is_off_is_not_needed_and_what_is_the_same_is_taken() -> None:
         "xformers": "none",
         "full_bf16": False,
         "blocks_to_swap": 0,
-        "compile": False,
         "color_aug": False,
         "gpu_ids": "",
         "dynamo_backend": "no",
@@ -459,8 +458,37 @@ def test_what_is_off_is_not_needed_and_what_is_the_same_is_taken() -> None:
     assert {row(imported, key)[0] for key in off if key != "color_aug"} == {"not needed"}
     assert row(imported, "shuffle_caption") == ("taken", "as it is")
     on = lora(xformers="xformers", full_bf16=True, blocks_to_swap=4, compile=True)
+    assert row(on, "compile") == ("taken", "as it is")
     assert row(on, "xformers")[0] == "not needed"
-    assert {row(on, key)[0] for key in ("full_bf16", "blocks_to_swap", "compile")} == {"not supported"}
+    assert {row(on, key)[0] for key in ("full_bf16", "blocks_to_swap")} == {"not supported"}
+
+
+def test_several_processes_become_several_gpus() -> None:
+    imported = lora(multi_gpu=True, num_processes=2, num_machines=1, gpu_ids="0,2", main_process_port=29501)
+    distributed = builds(imported).distributed
+    assert (distributed.multi_gpu, distributed.gpu_ids, distributed.num_gpus, distributed.main_process_port) == (True, ("0", "2"), 0, 29501)
+    assert row(imported, "num_processes") == ("renamed", "multi_gpu = on, with a process for each of gpu_ids")
+    assert row(imported, "multi_gpu") == ("taken", "as it is")
+    unsaid = builds(lora(num_processes=4, multi_gpu=False, gpu_ids="")).distributed
+    assert (unsaid.multi_gpu, unsaid.num_gpus) == (True, 4)
+
+
+def test_one_process_needs_no_launching() -> None:
+    imported = lora(multi_gpu=True, num_processes=1, num_machines=1, gpu_ids="1,0", main_process_port=29501)
+    distributed = builds(imported).distributed
+    assert (distributed.multi_gpu, distributed.gpu_ids, distributed.main_process_port) == (False, ("1",), 0)
+    assert {row(imported, key)[0] for key in ("multi_gpu", "num_processes", "num_machines", "main_process_port")} == {"not needed"}
+
+
+def test_several_machines_come_with_the_arguments_that_the_page_has_no_field_for() -> None:
+    more = "--main_process_ip 10.0.0.7 --machine_rank=1 --rdzv_backend static"
+    imported = lora(num_processes=8, num_machines=2, main_process_port=29500, extra_accelerate_launch_args=more)
+    distributed = builds(imported).distributed
+    assert (distributed.num_machines, distributed.num_gpus, distributed.machine_rank) == (2, 4, 1)
+    assert (distributed.main_process_ip, distributed.main_process_port) == ("10.0.0.7", 29500)
+    assert row(imported, "extra_accelerate_launch_args") == ("renamed", "opened into main_process_ip, machine_rank, rdzv_backend")
+    lost = lora(num_processes=8, num_machines=2, main_process_port=29500, extra_accelerate_launch_args="")
+    assert row(lost, "num_machines")[0] == "not supported" and "main_process_ip" in row(lost, "num_machines")[1]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from kohya_like.supervisor import JobSupervisor
 from sd_scripts.schema.flat import build
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
+from tests.ui.fake_nvml import DRIVER_NOT_LOADED, GIB, Card, FakeNvml
+from tests.ui.standin_runs import ROOT, SCRIPT, command, options, until
 
 TOKEN = "a-token-of-the-page"
 
@@ -66,10 +68,8 @@ def poll(client: TestClient, run: RunDirectory, **query: Any) -> dict[str, Any]:
 
 def test_every_route_but_the_script_needs_the_token(client: TestClient, run: RunDirectory) -> None:
     name = run.name
-    ways = [
-        ("GET", path)
-        for path in ("/kl/runs", f"/kl/run/{name}", f"/kl/run/{name}/sample/cat-000000-00.png", f"/kl/run/{name}/file/cat.safetensors")
-    ]
+    of_run = [f"/kl/run/{name}{rest}" for rest in ("", "/machine", "/sample/cat-000000-00.png", "/file/cat.safetensors")]
+    ways = [("GET", path) for path in ("/kl/runs", *of_run)]
     ways += [("POST", f"/kl/run/{name}/stop"), ("POST", f"/kl/run/{name}/resume")]
     for method, path in ways:
         for token in ("", "wrong", TOKEN[:-1], TOKEN + "x", "é"):
@@ -130,6 +130,37 @@ def test_downloads_come_whole_in_ranges_and_as_attachments(client: TestClient, r
     part = client.get(path, headers={"range": "bytes=100-199"})
     assert part.status_code == 206 and part.content == content[100:200]
     assert client.get(path, headers={"range": f"bytes={len(content) + 5}-"}).status_code == 416
+
+
+def test_what_a_profile_and_a_broken_loss_have_left_is_listed_after_the_weights_and_comes_down(
+    client: TestClient, run: RunDirectory, tmp_path: Path
+) -> None:
+    wanted = ["profile/top-000004.txt", "profile/trace-000004.json", "nonfinite-000030/report.json", "nonfinite-000030/one.png"]
+    unwanted = ["profile/code.py", "samples/report.json", "nonfinite-/report.json", "nonfinite-3x/report.json", "profile/.hidden.json"]
+    for name in (*wanted, *unwanted):
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).write_text(name)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "report.json").write_text("no")
+    os.symlink(tmp_path / "elsewhere", run.path / "nonfinite-000001")
+    (run.path / "tokenizer.json").write_text("{}")
+    (run.path / "run_meta.json").write_text("{}")
+    names = [file["name"] for file in poll(client, run)["files"]]
+    assert (names[0], set(names[1:3])) == ("cat.safetensors", {"config.toml", "tokenizer.json"})
+    assert sorted(names[3:]) == sorted(wanted)
+    for name in wanted:
+        assert client.get(f"/kl/run/{run.name}/file/{name}").text == name
+    for name in (*unwanted, "nonfinite-000001/report.json", "run_meta.json", "profile%2f..%2fconfig.toml", "profile"):
+        assert client.get(f"/kl/run/{run.name}/file/{name}").status_code == 404, name
+
+
+def test_a_saved_file_says_which_step_it_is_from_and_why_it_stays(client: TestClient, run: RunDirectory) -> None:
+    (run.path / "cat-best.safetensors").write_bytes(b"b")
+    run.log("saved", step=30, what="export", file="cat.safetensors")
+    run.log("saved", step=20, what="best", file="cat-best.safetensors")
+    run.log("saved", step=40, what="best", file="cat-best.safetensors")
+    notes = {file["name"]: file["note"] for file in poll(client, run)["files"]}
+    assert notes == {"cat.safetensors": "step 30", "cat-best.safetensors": "lowest validation loss, step 40", "config.toml": ""}
 
 
 def test_previews_come_small_and_full(client: TestClient, run: RunDirectory) -> None:
@@ -203,3 +234,86 @@ def test_a_run_that_cannot_be_resumed_says_so(client: TestClient, run: RunDirect
     run.config.write_text("[output]\noutput_dir = 5\n")
     response = client.post(f"/kl/run/{run.name}/resume")
     assert response.status_code == 409 and len(response.json()["detail"]) > 20
+
+
+# The machine
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """A driver of four GPUs."""
+    fake = FakeNvml([Card(uuid=f"GPU-{index}") for index in range(4)])
+    fake.install(monkeypatch.setattr)
+    return fake
+
+
+@pytest.fixture
+def working(tmp_path: Path, cards: FakeNvml) -> Iterator[RunDirectory]:
+    """A run that is under way on GPUs 1 and 3, with a process that holds memory on GPU 3, and one of somebody else's on GPU 0."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        supervisor = JobSupervisor(tmp_path, command("slow"))
+        job = supervisor.start(SCRIPT, options(tmp_path, output_name="busy"))
+    until(lambda: supervisor.find(job.name).summary.step > 2)  # type: ignore[union-attr]
+    record = json.loads((job.path / "run.json").read_text())
+    (job.path / "run.json").write_text(json.dumps({**record, "device": "1, GPU-3"}))
+    cards.cards[3].processes = [(process.pid, 2 * GIB) for process in supervisor.members(job)]
+    cards.cards[0].processes = [(os.getpid(), GIB)]
+    yield job.run
+    supervisor.stop(job, grace_seconds=0)
+    supervisor.close()
+
+
+def machine(client: TestClient, run: RunDirectory, since: float = 0.0) -> dict[str, Any]:
+    response = client.get(f"/kl/run/{run.name}/machine", params={"since": since})
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_a_run_sees_all_gpus_its_own_marked_and_its_own_processes_only(client: TestClient, working: RunDirectory) -> None:
+    answer = machine(client, working)
+    assert answer["gpu"]["numGpus"] == 4 and answer["gpu"]["name"] == "4x NVIDIA GeForce RTX 4090" and answer["problem"] == ""
+    assert answer["of_run"] == [1, 3]
+    assert [bool(each["processes"]) for each in answer["gpu"]["gpus"]] == [False, False, False, True]
+    assert all(each["memory"] == 2.0 for each in answer["gpu"]["gpus"][3]["processes"])
+
+
+def test_the_history_comes_once_and_then_only_what_is_new(client: TestClient, working: RunDirectory) -> None:
+    first = machine(client, working)
+    assert first["history"][0][1] == [[90, 25, 64, 310.0]] * 4 and first["history_seconds"] == 300
+    last = first["history"][-1][0]
+    assert machine(client, working, since=last)["history"] == []
+    until(lambda: machine(client, working, since=last)["history"])
+    # A second tab, or the same one after a reload, gets all of it.
+    assert len(machine(client, working)["history"]) >= 2
+    assert client.get(f"/kl/run/{working.name}/machine", params={"since": "now"}).status_code == 400
+
+
+def test_without_a_gpu_there_is_the_reason_and_what_the_processes_use(client: TestClient, working: RunDirectory, cards: FakeNvml) -> None:
+    cards.restart_driver()
+    cards.raises = DRIVER_NOT_LOADED
+    until(lambda: machine(client, working)["gpu"]["numGpus"] == 0)
+    answer = machine(client, working)
+    assert "driver" in answer["problem"] and answer["gpu"]["gpus"] == []
+    assert 0 < answer["usage"]["memory_gib"] < answer["usage"]["memory_total_gib"]
+
+
+def test_a_run_that_ended_uses_no_gpu_of_its_processes(client: TestClient, run: RunDirectory, cards: FakeNvml) -> None:
+    cards.cards[0].processes = [(999_999_999, GIB)]
+    answer = machine(client, run)
+    assert answer["of_run"] == [] and answer["gpu"]["gpus"][0]["processes"] == []
+
+
+def test_sessions_of_a_run_are_told_apart_and_together(client: TestClient, run: RunDirectory) -> None:
+    told = {"lr": 1e-4, "loss": 0.5}
+    run.log("started", steps=50, start_step=0)
+    run.log("step", step=30, step_in_session=30, trained_seconds=60.0, paused_seconds=4.0, seconds_per_step=2.0, eta_seconds=40.0, **told)
+    # Killed, and continued from a state at step 20.
+    run.log("started", steps=50, start_step=20)
+    begun = poll(client, run)
+    assert begun["session"]["steps"] == 0 and begun["seconds_per_step"] is None and begun["step"] == 20
+    run.log("step", step=25, step_in_session=5, trained_seconds=5.0, paused_seconds=0.5, seconds_per_step=1.0, eta_seconds=25.0, **told)
+    later = poll(client, run)
+    assert later["session"] == {"steps": 5, "trained_seconds": 5.0, "paused_seconds": 0.5} and later["seconds_per_step"] == 1.0
+    assert later["total"] == {"steps": 35, "trained_seconds": 65.0, "paused_seconds": 4.5} and later["sessions"] == 2

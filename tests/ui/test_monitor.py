@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kohya_like import causes, monitor
 from kohya_like.console import OPEN_BYTES, TAIL_BYTES, last_lines, plain, read_console
-from kohya_like.monitor import Curve, Progress, read_events, summary
+from kohya_like.monitor import GPU_SECTIONS, SECTIONS, Curve, Progress, read_events, sections, summary
 
 JSON = st.sampled_from(
     [None, True, False, 0, -3, 7, 10**12, 0.5, -1e30, 1e-300, "", "train", "cache", "é\u2028", [], [1.0, "x"], {}, {"unet": 1e-4}]
@@ -31,6 +31,13 @@ NAMES = (
     "loss",
     "lr",
     "seconds",
+    "data_fetch",
+    "fwd_bwd",
+    "opt_step",
+    "step_total",
+    "fwd_bwd_gpu",
+    "opt_step_gpu",
+    "step_total_gpu",
     "eta_seconds",
     "time",
     "name",
@@ -176,6 +183,19 @@ def test_a_resumed_run_forgets_what_it_will_do_again_and_its_old_farewell() -> N
     assert [point.step for point in progress.curve.points] == list(range(1, 45))
 
 
+def test_the_speed_and_the_end_of_a_resumed_run_are_those_of_its_new_session() -> None:
+    progress = Progress()
+    told = {"step_in_session": 59, "trained_seconds": 590.0, "paused_seconds": 9.0, "seconds_per_step": 10.0, "eta_seconds": 410.0}
+    progress.fold([{"kind": "started", "steps": 100}, *steps(1, 60, **told), {"kind": "stopped", "step": 59, "time": 160.0}])
+    # It stopped in good order, so it goes on from exactly the last step that was logged.
+    progress.fold([{"kind": "started", "steps": 100, "start_step": 59, "time": 5000.0}])
+    assert progress.step == 59 and progress.eta_seconds(5000.0) is None and progress.seconds_per_step is None
+    told = {"step_in_session": 1, "trained_seconds": 0.5, "paused_seconds": 0.0, "seconds_per_step": 0.5, "eta_seconds": 20.0}
+    progress.fold(steps(60, 61, **told))
+    assert progress.eta_seconds(160.0) == 20.0 and progress.seconds_per_step == 0.5
+    assert (progress.sessions.present.trained_seconds, progress.sessions.total.trained_seconds, progress.sessions.count) == (0.5, 590.5, 2)
+
+
 def test_a_repeated_preview_replaces_the_older_one_and_equal_warnings_are_counted() -> None:
     progress = Progress()
     progress.fold({"kind": "sample", "step": 5, "index": 0, "file": name} for name in ("a.png", "b.png"))
@@ -240,6 +260,34 @@ def test_a_log_of_any_length_stays_small_in_memory_and_is_read_in_bounded_pieces
 
 
 # The list of runs
+
+
+@quick
+@given(count=st.integers(1, 80), room=st.integers(2, 12), seed=st.integers(0, 2**32))
+def test_the_times_of_merged_points_are_the_means_of_theirs(count: int, room: int, seed: int) -> None:
+    draw = random.Random(seed)
+    rows = [[draw.random() for _ in (*SECTIONS, *GPU_SECTIONS)] for _ in range(count)]
+    progress = Progress(curve=Curve(max_points=room))
+    for step, row in enumerate(rows, 1):
+        told = dict(zip((*SECTIONS, *GPU_SECTIONS), row, strict=True))
+        progress.fold([{"kind": "step", "step": step, "loss": 1.0, "lr": 1e-4, **told}])
+    points = progress.curve.points
+    assert sum(point.count for point in points) == count
+    for column, values in enumerate(zip(*rows, strict=True)):
+        total = sum(point.seconds[column] * point.count for point in points)
+        assert total == pytest.approx(sum(values))
+
+
+def test_a_step_that_does_not_tell_all_its_times_tells_none() -> None:
+    told = {"data_fetch": 0.1, "fwd_bwd": 0.5, "opt_step": 0.2, "step_total": 0.9}
+    assert sections(told) == (0.1, 0.5, 0.2, 0.9)
+    assert sections({**told, "fwd_bwd_gpu": 0.4}) == (0.1, 0.5, 0.2, 0.9)
+    assert sections({**told, "fwd_bwd_gpu": 0.4, "opt_step_gpu": 0.1, "step_total_gpu": 0.6}) == (0.1, 0.5, 0.2, 0.9, 0.4, 0.1, 0.6)
+    assert sections({**told, "opt_step": None}) == ()
+    curve = Curve(max_points=1)
+    for step, seconds in enumerate([(), (1.0, 2.0, 3.0, 7.0), (3.0, 4.0, 5.0, 13.0), ()], 1):
+        curve.add(step, 1.0, 1e-4, seconds)
+    assert all(len(point.seconds) == 4 for point in curve.points), "a line without times takes nothing from its neighbour"
 
 
 def test_the_summary_of_a_long_log_reads_its_ends_only(tmp_path: Path) -> None:
@@ -350,6 +398,7 @@ def test_colours_cursor_moves_and_access_tokens_never_reach_the_page() -> None:
         ("huggingface_hub.errors.GatedRepoError: 401 Client Error", 1, "licence", "HF_TOKEN"),
         ("subprocess.CalledProcessError: Command died with <Signals.SIGKILL: 9>.", 1, "SIGKILL", "memory"),
         ("exitcode  : -9 (pid: 55)", 1, "SIGKILL", "memory"),
+        ("E1122 api.py:1002] failed (exitcode: -9) local_rank: 3 (pid: 13819) of binary: python", 1, "local rank 3 was killed", "memory"),
         ("PermissionError: [Errno 13] Permission denied: '/data/x'", 1, "/data/x", "permissions"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/gone.png'", 1, "/gone.png", "path"),
         ("", -9, "SIGKILL", "memory"),

@@ -13,10 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kohya_like import monitor, processes, supervisor
+from kohya_like import cleanup, monitor, processes, supervisor
 from kohya_like.supervisor import ENDED, Job, JobSupervisor
+from sd_scripts.schema import gpus
+from sd_scripts.schema.command import OWN_LAUNCHER
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RunOptions
 from tests.ui.standin_runs import ROOT, SCRIPT, STANDIN, command, options, until
 
 Supervise = Callable[..., JobSupervisor]
@@ -100,7 +103,7 @@ def test_a_stopped_run_resumes_in_its_folder_and_goes_on_counting(supervise: Sup
     stopped_at = studio.find(job.name).summary.step
     again = studio.resume(studio.find(job.name))
     assert again.path == job.path and again.run_id != job.run_id and again.state == "running"
-    assert again.run.options().output.resume == "auto" and not again.run.stop_requested()
+    assert again.run.options().distributed.resume == "auto" and not again.run.stop_requested()
     done = ended(studio, again)
     assert done.state == "finished" and done.summary.step > stopped_at
     with pytest.raises(OptionError, match="not a run folder"):
@@ -210,6 +213,197 @@ def test_each_gpu_gets_one_run(supervise: Supervise, tmp_path: Path, monkeypatch
     jobs = [studio.start(SCRIPT, options(tmp_path, output_name=name)) for name in ("a", "b", "c")]
     assert [studio.find(job.name).state for job in jobs] == ["running", "running", "queued"]
     assert [psutil.Process(job.pid).environ()["CUDA_VISIBLE_DEVICES"] for job in jobs[:2]] == ["3", "5"]
+
+
+def states(studio: JobSupervisor, *jobs: Job) -> list[str]:
+    return [studio.find(job.name).state for job in jobs]
+
+
+def seen_gpus(studio: JobSupervisor, name: str) -> str:
+    """The GPUs that a run's process is shown, once its pid is noted down and it has an environment of its own."""
+
+    def environment() -> dict[str, str]:
+        job = studio.find(name)
+        return {} if job is None or job.pid is None else psutil.Process(job.pid).environ()
+
+    until(lambda: "CUDA_VISIBLE_DEVICES" in environment())
+    return environment()["CUDA_VISIBLE_DEVICES"]
+
+
+def test_a_run_on_several_gpus_waits_for_all_of_them_and_is_not_overtaken(
+    supervise: Supervise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    studio = supervise("slow")
+    one = studio.start(SCRIPT, options(tmp_path, output_name="one"))
+    two = studio.start(SCRIPT, options(tmp_path, output_name="two", multi_gpu=True, num_gpus=2))
+    three = studio.start(SCRIPT, options(tmp_path, output_name="three", multi_gpu=True))
+    late = studio.start(SCRIPT, options(tmp_path, output_name="late"))
+    assert states(studio, one, two, three, late) == ["running", "running", "queued", "queued"]
+    assert (seen_gpus(studio, one.name), seen_gpus(studio, two.name)) == ("0", "1,2")
+    studio.stop(one, grace_seconds=0)
+    studio.jobs()
+    assert states(studio, three, late) == ["queued", "queued"], "a run on one GPU does not overtake the one that waits for three"
+    studio.stop(two, grace_seconds=0)
+    until(lambda: states(studio, three) == ["running"])
+    assert seen_gpus(studio, three.name) == "0,1,2" and states(studio, late) == ["queued"]
+
+
+def test_chosen_gpus_are_honoured_and_others_do_not_wait_for_them(
+    supervise: Supervise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    studio = supervise("slow")
+    chosen = studio.start(SCRIPT, options(tmp_path, output_name="chosen", gpu_ids=["2"]))
+    pair = studio.start(SCRIPT, options(tmp_path, output_name="pair", multi_gpu=True, gpu_ids=["3", "0"]))
+    waits = studio.start(SCRIPT, options(tmp_path, output_name="waits", multi_gpu=True, gpu_ids=["2", "3"]))
+    free = studio.start(SCRIPT, options(tmp_path, output_name="free"))
+    assert states(studio, chosen, pair, waits, free) == ["running", "running", "queued", "running"]
+    assert [seen_gpus(studio, job.name) for job in (chosen, pair, free)] == ["2", "3,0", "1"]
+    job = JobSupervisor(tmp_path).find(pair.name)
+    threads = str(max(1, (os.cpu_count() or 1) // 2))
+    expected = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "3,0",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+    }
+    assert job.environment == expected, "what stands in front of its command"
+
+
+def test_two_names_of_one_gpu_are_one_gpu_for_the_queue(supervise: Supervise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(gpus, "uuids", lambda: ["GPU-aaaa-1", "GPU-bbbb-2"])
+    studio = supervise("slow")
+    first = studio.start(SCRIPT, options(tmp_path, output_name="first", gpu_ids=["GPU-bbbb-2"]))
+    again = studio.start(SCRIPT, options(tmp_path, output_name="again", gpu_ids=["1"]))
+    free = studio.start(SCRIPT, options(tmp_path, output_name="free"))
+    assert states(studio, first, again, free) == ["running", "queued", "running"]
+    assert (seen_gpus(studio, first.name), seen_gpus(studio, free.name)) == ("GPU-bbbb-2", "0")
+
+
+@pytest.mark.parametrize(
+    ("visible", "values", "says"),
+    [
+        ("0,1", {"gpu_ids": ["5"]}, "gpu_ids: 5 is not here; the studio may use 0, 1"),
+        ("0,1", {"multi_gpu": True, "num_gpus": 4}, "num_gpus: 4 GPUs asked, 2 here"),
+        ("", {"gpu_ids": ["0"]}, "gpu_ids: 0 asked, but this machine shows no NVIDIA GPU"),
+    ],
+)
+def test_gpus_that_will_never_be_free_are_refused(
+    supervise: Supervise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, values: dict[str, object], says: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(OptionError, match=says):
+        supervise("slow").start(SCRIPT, options(tmp_path, **values))
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_on_the_cpu_are_as_many_as_asked_and_one_run_at_a_time(supervise: Supervise, tmp_path: Path) -> None:
+    studio = supervise("slow")
+    jobs = [studio.start(SCRIPT, options(tmp_path, output_name=name, multi_gpu=True, num_gpus=2)) for name in "ab"]
+    assert states(studio, *jobs) == ["running", "queued"]
+    assert seen_gpus(studio, jobs[0].name) == ""
+
+
+def with_own_launcher(*flags: str) -> Callable[[RunOptions, Path], list[str]]:
+    launcher = [sys.executable, str(OWN_LAUNCHER), "--num_processes", "2", *flags]
+    return lambda _options, run: [*launcher, str(STANDIN), str(run), "slow", "--run_dir", str(run)]
+
+
+def process_of(job: Job, condition: Callable[[psutil.Process], bool]) -> psutil.Process:
+    found = [psutil.Process(pid) for pid in alive(job)]
+    return min((process for process in found if condition(process)), key=lambda process: process.create_time())
+
+
+def launcher_of(studio: JobSupervisor, job: Job) -> psutil.Process:
+    noted = json.loads((job.path / "launcher.json").read_text())
+    assert noted["run_id"] == job.run_id
+    return psutil.Process(noted["pid"])
+
+
+def test_a_killed_rank_is_named_in_the_list_and_ends_the_run(tmp_path: Path) -> None:
+    studio = JobSupervisor(tmp_path, with_own_launcher("--grace", "0.5"))
+    job = studio.start(SCRIPT, options(tmp_path))
+    until(lambda: studio.find(job.name).summary.step > 2)
+    process_of(job, lambda process: process.environ().get("RANK") == "1").kill()
+    done = ended(studio, job)
+    assert done.state == "failed" and "process 2 of 2 (rank 1) was killed (signal 9)" in done.summary.farewell["text"]
+    assert json.loads((job.path / "exit.json").read_text())["returncode"] == 128 + 9
+    until(lambda: not alive(job))
+    studio.close()
+
+
+@pytest.mark.parametrize("launcher", ["own", "torchrun"])
+def test_a_killed_launcher_leaves_no_rank(launcher: str, tmp_path: Path) -> None:
+    studio = JobSupervisor(tmp_path, with_own_launcher() if launcher == "own" else command("slow", ranks=2))
+    job = studio.start(SCRIPT, options(tmp_path))
+    until(lambda: studio.find(job.name).summary.step > 2, seconds=120)
+    assert len(alive(job)) >= 4
+    launcher_of(studio, job).kill()
+    assert studio.find(job.name).state == "running", "its ranks are being ended"
+    until(lambda: not alive(job))
+    assert studio.find(job.name).state == "died" and studio.find(job.name).returncode == -9
+    studio.close()
+
+
+def cleaned(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    cleanup.main(["cleanup", *arguments])
+    return capsys.readouterr().out
+
+
+def test_cleanup_ends_ranks_whose_launcher_is_gone_and_nothing_else(
+    supervise: Supervise, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, other = tmp_path / "runs", tmp_path / "others"
+    studio, others = JobSupervisor(root, command("slow", ranks=2)), JobSupervisor(other, command("slow"))
+    orphaned, foreign = studio.start(SCRIPT, options(root)), others.start(SCRIPT, options(other))
+    until(lambda: studio.find(orphaned.name).summary.step > 2, seconds=120)
+    assert "No orphaned process" in cleaned(capsys, "--yes", str(root)), "a run that is watched"
+    runner = psutil.Process(orphaned.pid)
+    launcher = launcher_of(studio, orphaned)
+    runner.kill()
+    until(lambda: orphaned.pid not in alive(orphaned))
+    said = cleaned(capsys, "--yes", str(root))
+    assert "its launcher lives" in said and "No orphaned process" in said, "its launcher still watches it"
+    assert studio.find(orphaned.name).state == "running"
+    launcher.kill()
+    until(lambda: launcher.pid not in alive(orphaned))
+    ranks = alive(orphaned)
+    assert len(ranks) >= 2
+    said = cleaned(capsys, str(root))
+    assert f"orphaned: {orphaned.path}: its launcher is gone" in said and "rank 0" in said and "rank 1" in said
+    assert f"left alone: {foreign.path}: not in these folders" in said and "Nothing was ended" in said
+    assert alive(orphaned) == ranks
+    assert f"Ended: {len(ranks)} processes." in cleaned(capsys, "--yes", str(root))
+    assert not alive(orphaned) and studio.find(orphaned.name).state == "died"
+    assert others.find(foreign.name).state == "running"
+    others.stop(foreign, grace_seconds=0)
+    studio.close()
+    others.close()
+
+
+def test_cleanup_finds_what_an_earlier_start_has_left(supervise: Supervise, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    studio = supervise("slow")
+    job = studio.start(SCRIPT, options(tmp_path))
+    until(lambda: studio.find(job.name).summary.step > 2)
+    os.killpg(job.pid, signal.SIGSTOP)
+    trainer = launcher_of(studio, job)
+    psutil.Process(job.pid).kill()
+    until(lambda: alive(job) == [trainer.pid])
+    for name in ("run.json", "launcher.json"):
+        noted = json.loads((job.path / name).read_text())
+        (job.path / name).write_text(json.dumps({**noted, "run_id": "f" * 32}))
+    assert f"orphaned: {job.path}: left by an earlier start of this run" in cleaned(capsys, str(tmp_path))
+    assert "Ended: 1 process." in cleaned(capsys, "--yes", str(tmp_path))
+    assert not alive(job)
+
+
+def test_cleanup_from_a_terminal_needs_a_folder_of_runs(tmp_path: Path) -> None:
+    for folder, code, says in ((tmp_path, 0, "No orphaned process"), (tmp_path / "absent", 2, "there is no folder")):
+        done = subprocess.run(
+            [sys.executable, "-m", "kohya_like.supervisor", "cleanup", str(folder)], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == code and says in done.stdout + done.stderr
 
 
 def test_a_run_begun_in_a_terminal_is_shown_with_its_state(supervise: Supervise, tmp_path: Path) -> None:

@@ -42,10 +42,12 @@ def bench(tmp_path: Path) -> Iterator[tools.ToolBench]:
     yield bench
     for started in bench.recent():
         bench.cancel(started)
-        assert processes.of_runs().get(started.order.run_id, []) == []
+        # A tool has ended for the page when its exit is written down; its supervisor then has a moment of its own left.
+        _, left = psutil.wait_procs(processes.of_runs().get(started.order.run_id, []), timeout=10)
+        assert left == []
 
 
-@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+@pytest.mark.parametrize("tool", [tool for tool in TOOLS.values() if not tool.family], ids=lambda tool: tool.name)
 def test_every_option_of_every_tool_has_one_field_but_the_reports_file(tool: Any, tmp_path: Path) -> None:
     drawn = next(each for each in tools.specification(tmp_path)["tools"] if each["name"] == tool.name)
     assert [field["name"] for field in drawn["fields"]] == [name for name in flat.fields(tool) if name != tools.REPORT]

@@ -29,6 +29,10 @@ def test_each_tool_has_its_form_and_keeps_what_was_typed(studio: Any, visit: Cal
     open_tools(page)
     page.locator("#kl-tool-model").fill("mine.safetensors")
     for name, tool in TOOLS.items():
+        if tool.family:
+            # It draws with the files of a run, and stands beside it.
+            expect(page.locator(f"#kl-tool-{name}")).to_have_count(0)
+            continue
         page.locator(f"#kl-tool-{name}").check()
         expect(page.locator("#kl-tool-run")).to_have_text(tool.label)
     page.reload()

@@ -126,11 +126,13 @@ def test_every_kind_of_run_goes_through_a_file_and_the_page_unchanged(
     run = KEYS[key]
     page = visit(studio.url).page
     family, method = key.split("/")
-    choose(page, family=family, way="lora" if method == "network" else "finetune")
-    page.locator("#kl-pretrained_model_name_or_path").fill("toy")
+    choose(page, family=family, way={"network": "lora", "full": "finetune", "scratch": "scratch"}[method])
+    base = {} if method == "scratch" else {"pretrained_model_name_or_path": "toy"}
+    for name, text in base.items():
+        page.locator(f"#kl-{name}").fill(text)
     page.locator("#kl-train_data_dir").fill("toy:teal")
     first = saved(page, tmp_path / "first.toml")
-    wanted = flat.build(run, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:teal", "output_dir": str(studio.output_dir)})
+    wanted = flat.build(run, {**base, "train_data_dir": "toy:teal", "output_dir": str(studio.output_dir)})
     assert first["script"] == run.script and flat.build(run, first) == wanted
 
     settings = {

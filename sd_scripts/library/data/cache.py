@@ -175,6 +175,10 @@ class Cache:
             by_folder.setdefault(key[:2], set()).add(key)
         return {key for name, part in by_folder.items() for key in part - self._present(self.folder / name)}
 
+    def has(self, key: str) -> bool:
+        """Whether there is an entry, whatever is in it; for one key at a time."""
+        return key in self._memory if self.folder is None else self.path_of(key).exists()
+
     def num_bytes(self, keys: Iterable[str]) -> int:
         """Bytes that these entries take; those that are not there take none."""
         if self.folder is None:

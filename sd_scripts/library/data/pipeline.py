@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -66,7 +67,8 @@ class DataPipeline:
     num_steps is the length of the run: it decides which texts are encoded in advance. What the trained text encoders make of a caption
     is left to the trainer; the entries of the others are there, where the family has entries apart. With caches on disk each of `world`
     processes encodes its share and `barrier` waits for the others; with caches in memory each encodes all. warn gets sentences for the
-    log, also from background threads.
+    log, also from background threads. empty_text keeps the condition of the empty caption at hand, for objectives that ask for it.
+    validation_samples is how many samples a validation has at least: fewer held-out pictures are shown several times.
 
     Models that edit have their control pictures in the condition as well, control_0, control_1, ... (C, h, w), and a text of which the
     rows of the control pictures are kept apart from those of the instruction.
@@ -82,6 +84,8 @@ class DataPipeline:
         *,
         num_steps: int,
         trained_encoders: Collection[str] = (),
+        empty_text: bool = False,
+        validation_samples: int = 0,
         rank: int = 0,
         world: int = 1,
         barrier: Callable[[], None] = lambda: None,
@@ -91,6 +95,8 @@ class DataPipeline:
         self.num_steps, self.trained_encoders, self.rank, self.world = num_steps, tuple(trained_encoders), rank, world
         self._barrier, self._warn = barrier, warn
         self._caption_rules = plan.caption_rules(num_steps)
+        self._wants_empty, self._validation_samples = empty_text, validation_samples
+        self._empty: Condition | None = None
         self._parts: Parts | None = None
         self._encoding: Encoding | None = None
         self._picture_groups: list[list[Look]] = []
@@ -129,8 +135,11 @@ class DataPipeline:
                 self._row_groups = self._group_rows()
                 self._fill(self._rows_job(), self.cache.texts, bars, self._num_readers())
             elif self.cached_encoders:
-                self._text_groups = in_groups(texts_of_run(self.plan, self.num_steps), self.options.text_encoder_batch_size)
+                texts = {*texts_of_run(self.plan, self.num_steps), *([""] if self._wants_empty else ())}
+                self._text_groups = in_groups(sorted(texts), self.options.text_encoder_batch_size)
                 self._fill(self._texts_job(), self.cache.texts, bars, 1)
+        if self._wants_empty:
+            self._empty = self._encode_empty()
 
     def kept(self) -> list[Kept]:
         """What the caches hold for this run; after `prepare`."""
@@ -154,8 +163,17 @@ class DataPipeline:
 
     def validation_batches(self) -> list[Callable[[], Batch]]:
         """The held-out pictures, always the same batches; each is made when it is called."""
-        batches = self.plan.validation_batches()[: self.options.max_validation_steps]
+        batches = self.plan.validation_batches(self._validation_samples)[: self.options.max_validation_steps]
         return [partial(self._make, batch) for batch in batches]
+
+    def empty_text(self) -> Condition:
+        """The text part of the empty caption's condition, as far as untrained encoders make it; only with empty_text."""
+        assert self._empty is not None, "the empty caption is encoded only when the pipeline is told so"
+        return self._empty
+
+    def first_latents(self, count: int) -> list[Tensor]:
+        """Latents (C, h, w) of the first samples of the run, the same on every process and after every start."""
+        return [self._make([ref]).x0[0] for ref in islice(self.plan.samples(self.num_steps), count)]
 
     def close(self) -> None:
         """Ends the background threads."""
@@ -293,6 +311,7 @@ class DataPipeline:
             {f"control_{index}": latents.float() for index, latents in enumerate(row)}
             for row in ready.controls or self._encode_controls(ready)
         ]
+        step = ready.refs[0].step
         return Batch(
             x0=x0,
             conditions=[{**text, **size, **control} for text, size, control in zip(texts, sizes, controls, strict=True)],
@@ -301,7 +320,15 @@ class DataPipeline:
             names=[self.plan.pictures[ref.picture].path for ref in ready.refs],
             masks=self._masks([entry.get("mask") for entry in entries], x0) if self.options.masked_loss else None,
             captions=ready.captions,
+            regularisation=torch.tensor([self.plan.subset_of(ref.picture).is_reg for ref in ready.refs]),
+            terms=self._term_weights(ready.refs),
+            step=step,
+            progress=max(0, step) / self.num_steps,
         )
+
+    def _term_weights(self, refs: Sequence[SampleRef]) -> dict[str, Tensor]:
+        rows = [self.plan.terms_of(ref.picture) for ref in refs]
+        return {name: torch.tensor([row[name] for row in rows]) for name in self.plan.own_terms}
 
     def _encode_controls(self, ready: _Ready) -> list[list[Tensor]]:
         """Latents of each sample's control pictures, those of one place together: in a batch they have one size."""
@@ -315,6 +342,12 @@ class DataPipeline:
         if not encoding.edits:
             return encoding.encode_texts(ready.captions)
         return [joined(*encoding.encode_instructions(shown, [caption])) for shown, caption in zip(ready.shown, ready.captions, strict=True)]
+
+    def _encode_empty(self) -> Condition:
+        assert not self._known_encoding().edits, "no objective of an editing model asks for the empty caption"
+        if self.cached_encoders:
+            return self._cached_text("")
+        return self._known_encoding().encode_texts([""])[0] if self.untrained_encoders else {}
 
     def _masks(self, masks: Sequence[Tensor | None], x0: Tensor) -> Tensor:
         whole = torch.ones(1, *x0.shape[-2:])

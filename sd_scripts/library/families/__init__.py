@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import cast
 
-from sd_scripts.library.protocols import ModelFamily
+from sd_scripts.library.protocols import ModelFamily, NewFamily
 from sd_scripts.schema.errors import OptionError
 
 FAMILIES: dict[str, str] = {
@@ -12,6 +13,8 @@ FAMILIES: dict[str, str] = {
     "sdxl": "sd_scripts.library.families.sdxl:Sdxl",
     "flux": "sd_scripts.library.families.flux:Flux",
     "qwen_edit": "sd_scripts.library.families.qwen_edit:QwenEdit",
+    "zimage": "sd_scripts.library.families.zimage:ZImage",
+    "ddpm": "sd_scripts.library.families.ddpm:Ddpm",
 }
 """Import path of each family's class by the family's name."""
 
@@ -25,3 +28,8 @@ def family(name: str) -> ModelFamily:
     module, _, attribute = FAMILIES[name].partition(":")
     made: ModelFamily = getattr(import_module(module), attribute)()
     return made
+
+
+def maker_of(family: ModelFamily) -> NewFamily | None:
+    """The family as one whose runs make their model; None where models are only loaded."""
+    return cast(NewFamily, family) if hasattr(family, "is_new") else None

@@ -16,11 +16,10 @@ from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
-from sd_scripts.library import diffusion
 from sd_scripts.library.families.packing import packed, unpacked
-from sd_scripts.library.families.pictures import PictureFamily, evaluating, place, quiet_transformers
+from sd_scripts.library.families.pictures import PictureFamily, evaluating, first_of, place, quiet_transformers
 from sd_scripts.library.families.samplers import scheduler_for
-from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
+from sd_scripts.library.families.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
 from sd_scripts.library.loading import flux as loading
 from sd_scripts.library.protocols import Condition, Dtypes, Geometry, Parts, Preview
 from sd_scripts.schema.model import FluxModelOptions
@@ -55,21 +54,10 @@ class Flux(PictureFamily):
             te1 = CLIPTextModel(tiny_clip_config(tokenizers["te1"], width=16, projection=16))
             te3 = T5EncoderModel(_tiny_t5_config(tokenizers["te3"], width=24))
             transformer, vae = _tiny_transformer(text_width=24, pooled_width=16), tiny_vae(16, 0.3611, 0.1159)
-        scheduler = loading.published_scheduler(guidance_embeds=True)
-        parts = Parts(
-            backbone=transformer,
-            vae=vae,
-            text_encoders={"te1": te1, "te3": te3},
-            tokenizers=tokenizers,
-            path=diffusion.path_of(scheduler),
-            kind=diffusion.kind_of(scheduler),
-            scheduler_config=scheduler,
-            source="tiny",
-            settings={"t5xxl_max_token_length": 32, "apply_t5_attn_mask": False},
-            denoising={"guidance_scale": 1.0},
-        )
-        for module in parts.modules().values():
-            module.eval().requires_grad_(False)
+        networks = {"backbone": transformer, "vae": vae, "te1": te1, "te3": te3}
+        settings = {"t5xxl_max_token_length": 32, "apply_t5_attn_mask": False}
+        parts = tiny_parts(networks, tokenizers, loading.published_scheduler(guidance_embeds=True), settings)
+        parts.denoising = {"guidance_scale": 1.0}
         return parts
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
@@ -151,11 +139,7 @@ class Flux(PictureFamily):
         """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
         if not requests:
             return torch.empty(0, 3, 0, 0)
-        first = requests[0]
-        same = {(r.width, r.height, r.steps, r.cfg_scale, r.guidance, r.sampler) for r in requests}
-        assert len(same) == 1, f"one batch has one size, steps, cfg_scale, guidance and sampler, not {same}"
-        if first.width % self.grid or first.height % self.grid:
-            raise ValueError(f"picture sides {first.width} x {first.height} are not multiples of {self.grid}")
+        first = first_of(requests, self.grid)
         # Without VAE and text encoders the pipeline runs on the device of its transformer, wherever the others are.
         pipeline = _pipeline_class()(
             vae=None,

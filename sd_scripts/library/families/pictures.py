@@ -86,6 +86,19 @@ class PictureFamily(ABC):
         """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
 
 
+def first_of(requests: Sequence[Preview], grid: int) -> Preview:
+    """The first of requests that are rendered in one batch, which speaks for all but their prompts and seeds.
+
+    Raises ValueError for sides that are not multiples of grid.
+    """
+    first = requests[0]
+    same = {(r.width, r.height, r.steps, r.cfg_scale, r.guidance, r.sampler) for r in requests}
+    assert len(same) == 1, f"one batch has one size, steps, cfg_scale, guidance and sampler, not {same}"
+    if first.width % grid or first.height % grid:
+        raise ValueError(f"picture sides {first.width} x {first.height} are not multiples of {grid}")
+    return first
+
+
 def _latent_scale(vae: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     """Factor and shift, (1, C or 1, 1, 1), with scaled latents = (z - shift) factor, as the pipelines undo it."""
     config = vae.config

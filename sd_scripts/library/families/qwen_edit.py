@@ -16,12 +16,12 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.library import diffusion
 from sd_scripts.library.families import qwen_prompts, qwen_sampling, tiny_qwen
 from sd_scripts.library.families.modulation import tabulate
 from sd_scripts.library.families.packing import packed, unpacked
-from sd_scripts.library.families.pictures import PictureFamily, evaluating, place
+from sd_scripts.library.families.pictures import PictureFamily, evaluating, first_of, place
 from sd_scripts.library.families.qwen_prompts import MAX_POSITIONS
+from sd_scripts.library.families.tiny import tiny_parts
 from sd_scripts.library.loading import qwen as loading
 from sd_scripts.library.loading import qwen_processor, qwen_templates
 from sd_scripts.library.loading.qwen_templates import MAX_CONTROLS
@@ -62,21 +62,10 @@ class QwenEdit(PictureFamily):
             transformer = tiny_qwen.tiny_qwen_transformer(zero_cond_t=version == "edit-2511")
         # The vision part sees 56 x 56 pixels at most, four tokens, of whatever the pictures are resized to.
         pictures = None if version == "image" else qwen_processor.pictures_of({"min_pixels": 3136, "max_pixels": 60 * 60})
-        scheduler = loading.published_scheduler()
-        parts = Parts(
-            backbone=transformer,
-            vae=vae,
-            text_encoders={"te1": encoder},
-            tokenizers={"te1": tokenizer},
-            path=diffusion.path_of(scheduler),
-            kind=diffusion.kind_of(scheduler),
-            scheduler_config=scheduler,
-            source="tiny",
-            settings=qwen_templates.settings_of(version, 512, 64 * 64, 64 * 64, pictures),
-            processor=None if pictures is None else qwen_processor.PictureProcessor(pictures, tokenizer),
-        )
-        for module in parts.modules().values():
-            module.eval().requires_grad_(False)
+        settings = qwen_templates.settings_of(version, 512, 64 * 64, 64 * 64, pictures)
+        networks = {"backbone": transformer, "vae": vae, "te1": encoder}
+        parts = tiny_parts(networks, {"te1": tokenizer}, loading.published_scheduler(), settings)
+        parts.processor = None if pictures is None else qwen_processor.PictureProcessor(pictures, tokenizer)
         return parts
 
     @torch.no_grad()
@@ -235,11 +224,7 @@ class QwenEdit(PictureFamily):
         on_step: OnStep | None = None,
     ) -> Tensor:
         """Scaled latents (B, 16, h, w), float32, of requests with these conditions, each from noise of its own seed."""
-        first = requests[0]
-        same = {(r.width, r.height, r.steps, r.cfg_scale, r.sampler) for r in requests}
-        assert len(same) == 1, f"one batch has one size, steps, cfg_scale and sampler, not {same}"
-        if first.width % self.grid or first.height % self.grid:
-            raise ValueError(f"picture sides {first.width} x {first.height} are not multiples of {self.grid}")
+        first = first_of(requests, self.grid)
         device, _ = place(parts.backbone)
         height, width = first.height // 8, first.width // 8
         scheduler = qwen_sampling.schedule(first.sampler, parts.scheduler_config, first.steps, height * width // 4, device)

@@ -1,9 +1,34 @@
-"""Small networks that the families' tiny models are made of; weights come from torch's generator as the caller has set it."""
+"""What the families' tiny models are made of; weights come from torch's generator as the caller has set it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from diffusers import AutoencoderKL
+from torch import nn
 from transformers import CLIPTextConfig, CLIPTokenizer
+
+from sd_scripts.library import diffusion
+from sd_scripts.library.protocols import Parts
+
+
+def tiny_parts(networks: Mapping[str, nn.Module], tokenizers: dict[str, Any], scheduler: dict[str, Any], settings: dict[str, Any]) -> Parts:
+    """Parts of these networks with the schedule of this configuration, frozen and in eval mode; every text encoder has a tokenizer."""
+    parts = Parts(
+        backbone=networks["backbone"],
+        vae=networks["vae"],
+        text_encoders={name: networks[name] for name in tokenizers},
+        tokenizers=tokenizers,
+        path=diffusion.path_of(scheduler),
+        kind=diffusion.kind_of(scheduler),
+        scheduler_config=scheduler,
+        source="tiny",
+        settings=settings,
+    )
+    for module in parts.modules().values():
+        module.eval().requires_grad_(False)
+    return parts
 
 
 def tiny_clip_tokenizer(pad_token: str) -> CLIPTokenizer:

@@ -16,9 +16,9 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
-from sd_scripts.library import diffusion
+from sd_scripts.library.families import tiny
 from sd_scripts.library.families.clip_prompts import tokenize
-from sd_scripts.library.families.pictures import decode, evaluating, place
+from sd_scripts.library.families.pictures import decode, evaluating, first_of, place
 from sd_scripts.library.families.samplers import scheduler_for
 from sd_scripts.library.loading.common import FamilySpec, read_json
 from sd_scripts.library.protocols import Condition, Parts, Preview
@@ -116,11 +116,7 @@ def render(
     """
     if not requests:
         return torch.empty(0, 3, 0, 0)
-    first = requests[0]
-    same = {(r.width, r.height, r.steps, r.cfg_scale, r.sampler) for r in requests}
-    assert len(same) == 1, f"one batch has one size, steps, cfg_scale and sampler, not {same}"
-    if first.width % grid or first.height % grid:
-        raise ValueError(f"picture sides {first.width} x {first.height} are not multiples of {grid}")
+    first = first_of(requests, grid)
     pipeline = make_pipeline(scheduler_for(first.sampler, parts.scheduler_config))
     pipeline.set_progress_bar_config(disable=True)
     with evaluating(parts):
@@ -139,17 +135,4 @@ def render(
 def tiny_parts(spec: FamilySpec, networks: dict[str, nn.Module], tokenizers: dict[str, Any], settings: dict[str, Any]) -> Parts:
     """Parts of these networks with the published schedule, frozen and in eval mode."""
     scheduler = read_json(spec.configs / "scheduler" / "scheduler_config.json", "tiny")
-    parts = Parts(
-        backbone=networks["backbone"],
-        vae=networks["vae"],
-        text_encoders={name: networks[name] for name in spec.tokenizers},
-        tokenizers=tokenizers,
-        path=diffusion.path_of(scheduler),
-        kind=diffusion.kind_of(scheduler),
-        scheduler_config=scheduler,
-        source="tiny",
-        settings=settings,
-    )
-    for module in parts.modules().values():
-        module.eval().requires_grad_(False)
-    return parts
+    return tiny.tiny_parts(networks, tokenizers, scheduler, settings)

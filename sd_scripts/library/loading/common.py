@@ -58,11 +58,19 @@ class PartSpec:
     """What what_is calls a file of this network alone."""
     extras: Extras = no_extras
     """Tensors of the original layout that the network does not have."""
+    unread: tuple[str, ...] = ()
+    """Tensors of some files that say something else, or nothing, and are not written."""
     tokenizer: TokenizerSpec | None = None
     stem: str = "diffusion_pytorch_model"
     """Name of its weights in the diffusers layout, without ending."""
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """Tensors that a file may lack because nothing reads them, and the tensors of the same shape that stand for them."""
+    other_classes: tuple[str, ...] = ()
+    """Classes that hold the same network, and more that nobody reads, by whose names its configuration may go."""
+
+    def is_class(self, name: str | None) -> bool:
+        """Whether a configuration of the class of this name describes the network."""
+        return name == self.class_name or name in self.other_classes
 
 
 @dataclass(frozen=True)
@@ -170,6 +178,19 @@ def from_file(spec: FamilySpec, source: Source, header: Header, configs: Path, o
     return Base(spec, source, networks, dict(zip(words, read)), scheduler, read_json(configs / "model_index.json", BASE))
 
 
+def described_by(spec: FamilySpec, place: Path) -> Path:
+    """The folder with the configuration of a model at this place: its own where there is one, or the published one."""
+    if place.is_file():
+        return configs_for(spec, place)
+    complete = all((place / part.folder / "config.json").is_file() for part in spec.parts.values())
+    return place if complete else spec.configs
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
 def configs_for(spec: FamilySpec, file: Path) -> Path:
     """The folder with a single file's configuration: its own, where a diffusers folder of the family holds it, or the published one."""
     index = file.parent / "model_index.json"
@@ -227,8 +248,8 @@ def given(spec: FamilySpec, name: str, option: str, value: str, variant: str | N
     noun = f"a {name.upper()}" if name == "vae" else f"a {part.class_name}"
     source = find(option, value, spec.name, folders=(part.folder,))
     if not source.is_file:
-        folder = source.path if class_in(source.path, option) == part.class_name else source.path / part.folder
-        if class_in(folder, option) != part.class_name:
+        folder = source.path if part.is_class(class_in(source.path, option)) else source.path / part.folder
+        if not part.is_class(class_in(folder, option)):
             raise OptionError(
                 f"{option}: the folder {source.label} has no {noun.removeprefix('a ')}: neither its config.json nor "
                 f"{part.folder}/config.json is one of {_with_article(part.class_name)}"
@@ -242,7 +263,7 @@ def given(spec: FamilySpec, name: str, option: str, value: str, variant: str | N
     if what not in (*part.kinds, *also) and not whole:
         raise OptionError(f"{option}: {source.label} is {what}; {noun} for {spec.label} is needed")
     beside = source.path.parent
-    own = class_in(beside, option) == part.class_name
+    own = part.is_class(class_in(beside, option))
     config = read_json((beside if own else spec.configs / part.folder) / "config.json", option)
     prefix = next((prefix for prefix in part.prefixes if header.starts(prefix)), "")
     tensors = entries(header, option, prefix)
@@ -285,7 +306,7 @@ def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, E
     pairs = {key: (tensors[stored.name], stored) for key, stored in placed.items() if stored.name in tensors}
     pairs |= {key: pairs[other] for key, other in part.stand_ins.items() if key not in pairs and other in pairs}
     found = {key: shape_from_original(stored, entry.shape) for key, (entry, stored) in pairs.items()}
-    used = {stored.name for stored in placed.values()} | set(part.extras(config_of(module)))
+    used = {stored.name for stored in placed.values()} | set(part.extras(config_of(module))) | set(part.unread)
     found |= {key: entry.shape for key, entry in tensors.items() if key not in used}
     check(module, found, what, option)
     return Found(pairs, module)
@@ -311,7 +332,7 @@ def make(spec: FamilySpec, name: str, config: Config, option: str, what: str) ->
     """A network from its configuration. Raises OptionError for a configuration of another class, and for one that makes no network."""
     wanted = spec.parts[name].class_name
     class_name = config.get("_class_name") or next(iter(config.get("architectures") or []), wanted)
-    if class_name != wanted:
+    if not spec.parts[name].is_class(class_name):
         raise OptionError(f"{option}: {what} is a {class_name}; {spec.label} has {_with_article(wanted)} there")
     try:
         return spec.parts[name].make(config)
@@ -332,14 +353,14 @@ def tokenizer_for(base: Base, name: str) -> Any:
     return tokenizers.find_for_file(file, base.spec.configs, [tokenizer], [config], option)[0]
 
 
-def adapter(value: str) -> Path:
-    """A LoRA file of base_weights. Raises OptionError unless it is one."""
+def adapter(value: str, option: str = "base_weights") -> Path:
+    """A LoRA file that an option names. Raises OptionError unless it is one."""
     path = Path(value).expanduser()
     if not path.is_file():
-        raise OptionError(f"base_weights: there is no file {value}")
-    what = what_is(read_header(path, "base_weights"))
+        raise OptionError(f"{option}: there is no file {value}")
+    what = what_is(read_header(path, option))
     if what != LORA:
-        raise OptionError(f"base_weights: {path.name} is {what}; LoRA files are merged here")
+        raise OptionError(f"{option}: {path.name} is {what}; a LoRA file belongs here")
     return path
 
 

@@ -83,6 +83,8 @@ T5 = "a T5 text encoder"
 QWEN = "a Qwen-Image transformer"
 QWEN_VAE = "a VAE of Qwen-Image alone"
 QWEN_VL = "a Qwen2.5-VL text encoder"
+ZIMAGE = "a Z-Image transformer"
+QWEN3 = "a Qwen3 text encoder"
 LORA = "a LoRA file"
 UNKNOWN = "an unknown kind of file"
 
@@ -140,7 +142,7 @@ _KINDS = (
     (FLUX, lambda h: h.has("double_blocks.0.", "single_transformer_blocks.0.")),
     ("an SD3 model", lambda h: h.has("joint_blocks.0.")),
     (QWEN, lambda h: h.has("transformer_blocks.0.img_mod.1.")),
-    ("a Z-Image transformer", lambda h: h.has("noise_refiner.0.") and h.has("cap_pad_token", "all_x_embedder")),
+    (ZIMAGE, lambda h: h.has("noise_refiner.0.") and h.has("cap_pad_token", "all_x_embedder")),
     ("an SD3 model", lambda h: h.has("transformer_blocks.0.attn.add_q_proj.")),
     (SD1, lambda h: h.starts("cond_stage_model.transformer.")),
     (SD2, lambda h: h.starts("cond_stage_model.model.")),
@@ -158,6 +160,7 @@ _KINDS = (
     (QWEN_VAE, _is_qwen_vae),
     (VAE, _is_vae),
     (QWEN_VL, lambda h: h.has("visual.blocks.0.attn.qkv.weight") and h.has("layers.0.self_attn.q_proj.weight")),
+    (QWEN3, lambda h: h.has("layers.0.self_attn.q_norm.weight") and h.has("layers.0.self_attn.q_proj.weight")),
     (T5, lambda h: h.has("block.0.layer.0.SelfAttention.q.weight")),
     (CLIP, lambda h: h.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
 )

@@ -10,39 +10,29 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from torch import nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from sd_scripts.library import diffusion, quantize
-from sd_scripts.library.loading import original_qwen, qwen_processor, qwen_templates
+from sd_scripts.library import diffusion
+from sd_scripts.library.loading import original_qwen, qwen_processor, qwen_templates, transformer
 from sd_scripts.library.loading.common import (
     BASE,
     CONFIGS,
     Base,
     Config,
     FamilySpec,
-    Found,
     PartSpec,
-    adapter,
-    base_source,
-    check_kind,
     config_of,
-    configs_for,
-    dtypes_of,
-    from_folder,
-    given,
-    merge_adapters,
-    network,
+    described_by,
     read_json,
-    read_networks,
-    structure,
     tokenizer_for,
     tried,
 )
-from sd_scripts.library.loading.headers import QWEN, QWEN_VAE, QWEN_VL, Header, read_header
+from sd_scripts.library.loading.headers import QWEN, QWEN_VAE, QWEN_VL, Header
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
-from sd_scripts.library.loading.weights import Entry, Finish, entries
-from sd_scripts.library.loading.writing import original_tensors, write_file, write_folder, write_json, write_tokenizer
+from sd_scripts.library.loading.transformer import Companion, tell
+from sd_scripts.library.loading.writing import write_folder, write_json, write_tokenizer
 from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import QwenImageModelOptions
@@ -72,7 +62,8 @@ SPEC = FamilySpec(
             class_name="QwenImageTransformer2DModel",
             make=QwenImageTransformer2DModel.from_config,
             layout=original_qwen.transformer,
-            prefixes=("model.diffusion_model.", "diffusion_model."),
+            prefixes=transformer.PREFIXES,
+            unread=(original_qwen.CONTROLS_AT_ZERO,),
         ),
         "vae": PartSpec(
             folder="vae",
@@ -97,9 +88,10 @@ SPEC = FamilySpec(
     },
     belongs={QWEN_VAE: "vae", QWEN_VL: "text_encoder"},
 )
-GIVEN = {"vae": "vae", "te1": "text_encoder"}
-"""The option that names each network outside the base model."""
-_USUAL = {"vae": "qwen_image_vae.safetensors", "te1": "qwen_2.5_vl_7b.safetensors"}
+COMPANIONS = {
+    "vae": Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
+    "te1": Companion("text_encoder", "the text encoder Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors"),
+}
 
 
 def load(options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -107,41 +99,32 @@ def load(options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, wi
 
     Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.
     """
-    problems: list[Problem] = []
+
+    def in_file(source: Source, header: Header, own: Sequence[str]) -> Base:
+        transformer.check_holds(SPEC, COMPANIONS, source, header, [name for name in own if name not in without])
+        return _in_file(source, header, own, options)
+
     wanted = {"vae": options.vae, "te1": options.text_encoder}
-    values = {name: value for name, value in wanted.items() if value is not None}
-    base = tried(problems, lambda: _base(options, [name for name in SPEC.parts if name not in values], without))
-    spec = replace(SPEC, configs=_described_by(Path(options.pretrained_model_name_or_path).expanduser())) if base is None else base.spec
-    others = {
-        name: tried(problems, lambda name=name, value=value: given(spec, name, GIVEN[name], value, options.variant))
-        for name, value in values.items()
-    }
-    adapters = [tried(problems, lambda value=value: adapter(value)) for value in options.base_weights]
-    if base is None or problems:
-        raise OptionError(problems)
-    base.networks.update({name: found for name, found in others.items() if found is not None})
+    base, given_names, adapters = transformer.gather(SPEC, COMPANIONS, options, wanted, without, in_file)
     version = _version(base, options)
     if "te1" not in base.tokenizers and base.networks["te1"].tensors:
         base.tokenizers["te1"] = tokenizer_for(base, "te1")
-    _check_fit(base, list(values), version)
-    paths = [path for path in adapters if path is not None]
-    parts = _read(base, options, device, dtype, without, version, quantized_at_once=not paths)
-    if paths:
-        merge_adapters(parts, paths, options.base_weights_multiplier)
-        _quantize_now(parts, options, without)
-    return parts
+    _check_fit(base, given_names, version)
+    return transformer.read_quantized(
+        base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, version, modules)
+    )
 
 
 def published_scheduler() -> Config:
     """Scheduler configuration of all published versions."""
-    return read_json(SPEC.configs / "scheduler" / "scheduler_config.json", BASE)
+    return transformer.scheduler_in(SPEC.configs)
 
 
 def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
     """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer alone."""
-    assert not any(quantize.is_quantized(module) for module in parts.modules().values()), "a quantised model has lost its weights"
+    transformer.check_whole(parts)
     if save_model_as == "safetensors":
-        write_file(path, original_tensors(SPEC.parts["backbone"], parts.backbone, dtype, prefix=""), metadata)
+        transformer.save_transformer(SPEC, parts, path, dtype, metadata)
         return
     index: dict[str, Any] = {"_class_name": qwen_templates.PIPELINES[parts.settings["model_version"]]}
     if parts.settings["area"] != qwen_templates.AREA:
@@ -158,71 +141,22 @@ def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None
     write_folder(SPEC, parts, path, dtype, metadata, index, also=processor)
 
 
-def _base(options: QwenImageModelOptions, own: Sequence[str], without: Collection[str]) -> Base:
-    """The base model with the networks named in own, of which a file needs to hold only the transformer."""
-    needed = [name for name in own if name not in without]
-    source = base_source(SPEC, options.pretrained_model_name_or_path, options.revision, options.variant, needed)
-    if not source.is_file:
-        return from_folder(replace(SPEC, configs=_described_by(source.path)), source, options.variant, own, without)
-    header = read_header(source.path, BASE)
-    check_kind(SPEC, header, source)
-    missing = [name for name in needed if name != "backbone" and not header.starts(*SPEC.parts[name].prefixes)]
-    if missing:
-        raise OptionError(
-            f"{BASE}: {source.label} lacks {' and '.join(_NOUNS[name] for name in missing)}. Set "
-            f"{' and '.join(f'{GIVEN[name]} ({_USUAL[name]})' for name in missing)}, or give a whole diffusers folder or a hub id"
-        )
-    configs = _described_by(source.path)
-    networks = {"backbone": _transformer_in(header, source, configs, options)}
-    for name in own[1:]:
-        folder = configs / SPEC.parts[name].folder
-        tensors = _tensors(header, name)
-        if tensors and header.starts(*SPEC.parts[name].prefixes):
-            config = read_json(folder / "config.json", BASE)
-            networks[name] = network(SPEC, name, config, tensors, BASE, f"{_NOUNS[name]} of {source.label}")
-        else:
-            networks[name] = structure(SPEC, name, folder, None, BASE, f"{_NOUNS[name]} for {source.label}")
-    scheduler = read_json(configs / "scheduler" / "scheduler_config.json", BASE)
-    # What the published index says besides classes is not about this file.
-    index = {} if configs == SPEC.configs else read_json(configs / "model_index.json", BASE)
-    if not index and header.has(original_qwen.CONTROLS_AT_ZERO):
-        index = {"_class_name": qwen_templates.PIPELINES["edit-2511"]}
-    return Base(replace(SPEC, configs=configs), source, networks, {}, scheduler, index)
-
-
-def _described_by(place: Path) -> Path:
-    """The folder with the configuration of a model at this place: its own where there is one, or the published one."""
-    if place.is_file():
-        return configs_for(SPEC, place)
-    complete = all((place / part.folder / "config.json").is_file() for part in SPEC.parts.values())
-    return place if complete else SPEC.configs
-
-
-_NOUNS = {"vae": "the VAE", "te1": "the text encoder Qwen2.5-VL"}
-
-
-def _tensors(header: Header, name: str) -> dict[str, Entry]:
-    """A network's tensors in a file, names without prefix; a transformer alone may have none."""
-    prefix = next((prefix for prefix in SPEC.parts[name].prefixes if header.starts(prefix)), "")
-    found = entries(header, BASE, prefix)
-    return {key: entry for key, entry in found.items() if key != original_qwen.CONTROLS_AT_ZERO}
-
-
-def _transformer_in(header: Header, source: Source, configs: Path, options: QwenImageModelOptions) -> Found:
-    """The transformer in a file, configured by the shapes of its tensors, its own folder, and the version that it is."""
-    tensors = _tensors(header, "backbone")
+def _in_file(source: Source, header: Header, own: Sequence[str], options: QwenImageModelOptions) -> Base:
+    """The base model in a single file, its transformer configured by the shapes of its tensors, its own folder, and the version it is."""
+    spec = replace(SPEC, configs=described_by(SPEC, source.path))
     marked = options.model_version == "edit-2511" or header.has(original_qwen.CONTROLS_AT_ZERO)
-    try:
-        config = original_qwen.config_of({name: entry.shape for name, entry in tensors.items()}, marked)
-    except (KeyError, IndexError, ValueError, ZeroDivisionError) as err:
-        raise OptionError(
-            f"{BASE}: the transformer of {source.label} lacks the tensor {err.args[0]}, or it has no shape of Qwen-Image's"
-        ) from err
-    if configs != SPEC.configs:
-        beside = read_json(configs / SPEC.parts["backbone"].folder / "config.json", BASE)
+    config = transformer.config_in(SPEC, source, header, "Qwen-Image", lambda shapes: original_qwen.config_of(shapes, marked))
+    # What the published index says besides classes is not about this file.
+    index: Config = {}
+    if spec.configs != SPEC.configs:
+        index = read_json(spec.configs / "model_index.json", BASE)
+        beside = read_json(spec.configs / SPEC.parts["backbone"].folder / "config.json", BASE)
         if all(beside.get(key) == config[key] for key in ("attention_head_dim", "num_attention_heads")):
             config |= {key: beside[key] for key in ("axes_dims_rope", "zero_cond_t") if key in beside}
-    return network(SPEC, "backbone", config, tensors, BASE, f"the transformer of {source.label}")
+    if not index and header.has(original_qwen.CONTROLS_AT_ZERO):
+        index = {"_class_name": qwen_templates.PIPELINES["edit-2511"]}
+    networks = transformer.networks_in(spec, COMPANIONS, source, header, config, own)
+    return Base(spec, source, networks, {}, transformer.scheduler_in(spec.configs), index)
 
 
 def _version(base: Base, options: QwenImageModelOptions) -> str:
@@ -252,7 +186,7 @@ def _check_fit(base: Base, given_names: Sequence[str], version: str) -> None:
     """Raises OptionError when the transformer does not work on the VAE's latents or the encoder's text, or the tokenizer is another."""
     networks = base.networks
     config, vae = networks["backbone"].module.config, networks["vae"].module.config
-    problems = []
+    problems: list[str | Problem] = []
     if {config.in_channels, 4 * config.out_channels} != {4 * vae.z_dim}:
         problems.append(
             f"{BASE}: the transformer takes {config.in_channels} numbers a token and makes {4 * config.out_channels}, but 2 x 2 latents of "
@@ -261,43 +195,27 @@ def _check_fit(base: Base, given_names: Sequence[str], version: str) -> None:
     if config.use_additional_t_cond or config.use_layer3d_rope:
         problems.append(f"{BASE}: {base.source.label} is a Qwen-Image-Layered model, which cannot be trained here")
     encoder = config_of(networks["te1"].module)
-    option = GIVEN["te1"] if "te1" in given_names else BASE
+    option = "text_encoder" if "te1" in given_names else BASE
     width = encoder["text_config"]["hidden_size"]
     if width != config.joint_attention_dim:
         problems.append(
             f"{option}: the text encoder makes rows of {width} numbers, but the transformer takes {config.joint_attention_dim}; "
             "Qwen-Image reads with Qwen2.5-VL-7B"
         )
-    found = [Problem(problem.partition(":")[0], problem) for problem in problems]
     if "te1" in base.tokenizers:
         words, mark = base.tokenizers["te1"], encoder["image_token_id"]
-        tried(found, lambda: qwen_templates.check_tokenizer(words, version, mark, option))
-    if found:
-        raise OptionError(found)
+        tried(problems, lambda: qwen_templates.check_tokenizer(words, version, mark, option))
+    tell(problems)
 
 
-def _read(
-    base: Base,
-    options: QwenImageModelOptions,
-    device: torch.device,
-    dtype: Dtypes,
-    without: Collection[str],
-    version: str,
-    quantized_at_once: bool,
-) -> Parts:
-    """Reads the weights, but not of the networks named in `without`."""
+def _parts(base: Base, options: QwenImageModelOptions, version: str, modules: Mapping[str, nn.Module]) -> Parts:
+    """The model of these networks."""
     side = int(base.index.get("_default_side", 0))
     area = side**2 or qwen_templates.AREA
     control_area = area if options.control_resolution is None else options.control_resolution**2
     pictures = None if version == "image" else qwen_processor.pictures_of(_picture_config(base))
     words = base.tokenizers.get("te1")
     settings = qwen_templates.settings_of(version, options.max_token_length, area, control_area, pictures)
-    finishing, reports = _quantizing(base, options, without) if quantized_at_once else ({}, [])
-    modules = read_networks(
-        base.networks, base.source.label, device, dtypes_of(base.networks, dtype, options.vae_dtype), without, finishing
-    )
-    for report in reports:
-        report.log()
     return Parts(
         backbone=modules["backbone"],
         vae=modules["vae"],
@@ -326,28 +244,3 @@ def _picture_config(base: Base) -> Config:
                 if config is not None:
                     return dict(config)
     return read_json(SPEC.configs / "processor" / "preprocessor_config.json", BASE)
-
-
-def _chosen(options: QwenImageModelOptions, without: Collection[str]) -> dict[str, str]:
-    """Kind of quantisation of each network that is quantised."""
-    wanted = {"backbone": options.transformer_quantization, "te1": options.text_encoder_quantization}
-    return {name: kind for name, kind in wanted.items() if kind != "none" and name not in without}
-
-
-def _quantizing(
-    base: Base, options: QwenImageModelOptions, without: Collection[str]
-) -> tuple[dict[str, tuple[Sequence[str], Finish]], list[quantize.Report]]:
-    """What makes each network smaller block by block while it is read, and what there is to tell about it afterwards."""
-    finishing: dict[str, tuple[Sequence[str], Finish]] = {}
-    reports = []
-    for name, kind in _chosen(options, without).items():
-        report = quantize.Report(kind, type(base.networks[name].module).__name__)
-        finishing[name] = (quantize.blocks_of(base.networks[name].module), report.quantize)
-        reports.append(report)
-    return finishing, reports
-
-
-def _quantize_now(parts: Parts, options: QwenImageModelOptions, without: Collection[str]) -> None:
-    """Quantises networks that are read already."""
-    for name, kind in _chosen(options, without).items():
-        quantize.quantize_network(parts.modules()[name], kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from tqdm import tqdm
 
 from sd_scripts.library.loading.common import tried
 from sd_scripts.library.protocols import Parts
+from sd_scripts.library.states import sha256
 from sd_scripts.schema.errors import OptionError, Problem
 
 from .files import read
 from .maths import AdapterLayer, Kind
-from .merge import put_on
+from .merge import apply, put_on
 from .network import Network
 
 
@@ -91,6 +93,34 @@ def apply_adapters(parts: Parts, files: Sequence[tuple[Path, float]], *, dtype: 
         handle.remove()
         raise OptionError(problems)
     return handle
+
+
+@dataclass(frozen=True)
+class AdapterForTraining:
+    """See protocols.TrainingAdapter."""
+
+    name: str
+    sha256: str
+    strength: float
+    network: Network
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Inside, the model is what it was without this adapter; others stay."""
+        return self.network.disabled()
+
+
+def put_on_for_training(parts: Parts, path: Path, strength: float) -> AdapterForTraining:
+    """Puts a file on a frozen model as a branch beside its layers, in the model's precision; no weight of the model changes.
+
+    Raises OptionError, naming the option, for a file of another model, of several kinds.
+    """
+    try:
+        network = apply(parts, path, strength)
+    except OptionError as err:
+        raise OptionError([Problem("training_adapter", f"training_adapter: {problem}") for problem in err.problems]) from err
+    if network.kind == "lora":
+        network.hold_in(next(parameter.dtype for parameter in parts.backbone.parameters() if parameter.is_floating_point()))
+    return AdapterForTraining(path.name, sha256(path), strength, network)
 
 
 def _put_on(parts: Parts, path: Path, weight: float, dtype: torch.dtype | None) -> _File:

@@ -13,12 +13,21 @@ from torch import Tensor, nn
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.loading import original
 from sd_scripts.library.protocols import ModelFamily, Parts
+from sd_scripts.schema.ddpm import DdpmNetworkOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import FluxFullOptions, FullOptions, SdxlFullOptions, UNetFullOptions
+from sd_scripts.schema.network import FullOptions, SdxlFullOptions, TransformerFullOptions, UNetFullOptions, ZImageFullOptions
 
 from .layers import examples
 
-WholeOptions = UNetFullOptions | FluxFullOptions
+WholeOptions = UNetFullOptions | TransformerFullOptions | DdpmNetworkOptions
+
+_ZIMAGE_BLOCKS = r"(layers|noise_refiner|context_refiner)\.\d+\."
+_ZIMAGE_LAYERS = {
+    "attention": re.compile(_ZIMAGE_BLOCKS + r"attention\."),
+    "mlp": re.compile(_ZIMAGE_BLOCKS + r"feed_forward\."),
+    "norm": re.compile(_ZIMAGE_BLOCKS + r"(attention\.norm_[qk]|attention_norm[12]|ffn_norm[12])\."),
+}
+"""Weights of each choice of trained_layers but all."""
 
 
 class WholeNetwork:
@@ -32,23 +41,23 @@ class WholeNetwork:
         }
         """The networks with trained weights, by name; they are what train() and eval() are for."""
         self._rates = dict(rates)
-        self._parameters = {name: everything[name.partition(".")[0]].get_parameter(name.partition(".")[2]) for name in rates}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The trained weights by `<module>.<weight>`, in the order of the model."""
-        return dict(self._parameters)
+        # Looked up anew: sharing a network out over processes puts other tensors in the place of these.
+        return {name: self.modules[name.partition(".")[0]].get_parameter(name.partition(".")[2]) for name in self._rates}
 
     def parameters(self) -> list[nn.Parameter]:
         """The trained weights, float32, in the order of the model."""
-        return list(self._parameters.values())
+        return list(self.named_parameters().values())
 
     def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self._parameters.values())
+        return sum(tensor.numel() for tensor in self.parameters())
 
     def parameter_groups(self, options: FullOptions, learning_rate: float) -> list[dict[str, Any]]:
         """Groups for the optimizer: {"params", "lr", "name"}, one for each module, or for each part of the UNet with block_lr."""
         groups: dict[str, dict[str, Any]] = {}
-        for name, tensor in self._parameters.items():
+        for name, tensor in self.named_parameters().items():
             label, rate = self._rates[name]
             group = groups.setdefault(label, {"params": [], "lr": learning_rate if rate is None else rate, "name": label})
             group["params"].append(tensor)
@@ -94,6 +103,8 @@ def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily) -> Who
 def _unet_rates(parts: Parts, options: WholeOptions, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
     """Group and rate of each trained weight of the UNet or transformer."""
     names = [name for name, _ in parts.backbone.named_parameters()]
+    if isinstance(options, ZImageFullOptions) and options.trained_layers != "all":
+        names = [name for name in names if _ZIMAGE_LAYERS[options.trained_layers].match(name)]
     kept = _filtered(names, options, problems)
     rate_of = _block_rates(parts, options, names, problems)
     rates = {f"backbone.{name}": rate_of(name) for name in kept}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 
 import torch
@@ -42,7 +42,8 @@ def inject(parts: Parts, kind: Kind, plans: Iterable[LayerPlan], options: Networ
             )
         if taken:
             raise ValueError(f"the model has an adapter named {adapter} already, on {examples(taken)}")
-        before = {path: list(layer.active_adapters) for path, layer in layers.items() if isinstance(layer, BaseTunerLayer)}
+        # Of all layers: peft turns the other adapters off where the new one does not stand as well.
+        before = {path: list(layer.active_adapters) for path, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
         with torch.random.fork_rng(devices=[]):
             for config in _configs(kind, wanted, options, model):
                 # peft warns about a model that has configurations already, so they are set aside while it works.
@@ -52,16 +53,18 @@ def inject(parts: Parts, kind: Kind, plans: Iterable[LayerPlan], options: Networ
         _activate(model, layers, before, adapter)
 
 
-def _activate(model: nn.Module, layers: Iterable[str], before: Mapping[str, list[str]], adapter: str) -> None:
-    """Makes the new adapter active beside the old ones, in float32, and leaves the old ones as trainable as they were."""
-    for path in layers:
+def _activate(model: nn.Module, layers: Collection[str], before: Mapping[str, list[str]], adapter: str) -> None:
+    """Makes the new adapter active on its layers, in float32, beside the old ones, and leaves the old ones as trainable as they were."""
+    for path in dict.fromkeys([*before, *layers]):
         layer = model.get_submodule(path)
         assert isinstance(layer, BaseTunerLayer)
         others = before.get(path, [])
         trained = [(tensor, tensor.requires_grad) for name in others for _, tensor in adapter_tensors(layer, name)]
-        layer.set_adapter([*others, adapter])
+        layer.set_adapter([*others, adapter] if path in layers else others)
         for tensor, requires_grad in trained:
             tensor.requires_grad_(requires_grad)
+        if path not in layers:
+            continue
         for _, tensor in adapter_tensors(layer, adapter):
             tensor.data = tensor.data.float()
         base = layer.get_base_layer()

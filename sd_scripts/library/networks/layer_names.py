@@ -20,8 +20,15 @@ from torch import nn
 from sd_scripts.library.loading.original import Stored
 from sd_scripts.library.protocols import Parts
 
-Family = Literal["sd1", "sd2", "sdxl", "flux", "qwen_edit"]
-LABELS: dict[Family, str] = {"sd1": "SD 1.x", "sd2": "SD 2.x", "sdxl": "SDXL", "flux": "FLUX.1", "qwen_edit": "Qwen-Image"}
+Family = Literal["sd1", "sd2", "sdxl", "flux", "qwen_edit", "zimage"]
+LABELS: dict[Family, str] = {
+    "sd1": "SD 1.x",
+    "sd2": "SD 2.x",
+    "sdxl": "SDXL",
+    "flux": "FLUX.1",
+    "qwen_edit": "Qwen-Image",
+    "zimage": "Z-Image",
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,10 @@ class Names(Protocol):
 
     def fused(self, name: str) -> Target | None:
         """The target of the original layout that a layer is part of, when that is more than the layer itself."""
+        ...
+
+    def together(self, name: str) -> tuple[str, ...]:
+        """The layers, this one included, that one adapter of some file may stand for."""
         ...
 
     def block(self, name: str) -> int | None:
@@ -156,19 +167,8 @@ class LayerNames(ABC):
 
     def _place_backbone(self, stored: Callable[[str], Stored]) -> None:
         """Groups the backbone's layers by the matrix of the original layout that they are."""
-        matrices: dict[str, list[tuple[str, Stored]]] = {}
-        for name in self.layers:
-            module, _, layer = name.partition(".")
-            if module == "backbone":
-                place = stored(f"{layer}.weight")
-                self._original[name] = place.name.removesuffix(".weight")
-                matrices.setdefault(self._original[name], []).append((name, place))
-        for path, members in matrices.items():
-            members.sort(key=lambda member: member[1].rows)
-            rows = [max(1, place.rows[1] - place.rows[0]) for _, place in members]
-            # In lowest terms, so that they hold for a smaller model of the same form too.
-            shares = tuple(count // math.gcd(*rows) for count in rows)
-            target = Target(tuple(name for name, _ in members), shares, members[0][1].form == "swapped")
+        for path, target in matrices(stored, self.layers).items():
+            self._original |= dict.fromkeys(target.layers, path)
             self._paths["backbone"][flat(path)] = target
             if not target.is_plain:
                 self._fused |= dict.fromkeys(target.layers, target)
@@ -227,6 +227,11 @@ class LayerNames(ABC):
         """See Names."""
         return self._fused.get(name)
 
+    def together(self, name: str) -> tuple[str, ...]:
+        """See Names."""
+        target = self.fused(name)
+        return (name,) if target is None else target.layers
+
     @abstractmethod
     def block(self, name: str) -> int | None:
         """See Names."""
@@ -235,6 +240,27 @@ class LayerNames(ABC):
     @abstractmethod
     def num_blocks(self) -> int:
         """Number of blocks of the backbone."""
+
+
+def matrices(stored: Callable[[str], Stored], layers: Iterable[str]) -> dict[str, Target]:
+    """What each matrix of a layout is, by its path there: layers of the backbone among those named `<module>.<layer>`.
+
+    stored gives the place of a backbone's tensor in that layout.
+    """
+    found: dict[str, list[tuple[str, Stored]]] = {}
+    for name in layers:
+        module, _, layer = name.partition(".")
+        if module == "backbone":
+            place = stored(f"{layer}.weight")
+            found.setdefault(place.name.removesuffix(".weight"), []).append((name, place))
+    targets = {}
+    for path, members in found.items():
+        members.sort(key=lambda member: member[1].rows)
+        rows = [max(1, place.rows[1] - place.rows[0]) for _, place in members]
+        # In lowest terms, so that they hold for a smaller model of the same form too.
+        shares = tuple(count // math.gcd(*rows) for count in rows)
+        targets[path] = Target(tuple(name for name, _ in members), shares, members[0][1].form == "swapped")
+    return targets
 
 
 def _first(prefixes: Mapping[str, tuple[str, ...]], name: str) -> str:

@@ -3,7 +3,9 @@
 - kohya: `lora_unet_input_blocks_4_1_proj_in.lora_down.weight`, with `.alpha`, and `.dora_scale` for dora; loha and lokr by LyCORIS's names.
   diffusers leaves `.dora_scale` out when it reads (with a warning), so a dora for diffusers needs the diffusers layout; ComfyUI divides
   by the length of the base weight instead of the updated one, so it shows a dora slightly differently.
-- comfyui: the same tensors under `diffusion_model.<original path>` and `text_encoders.<clip>.transformer.<path>`.
+- comfyui: the same tensors under `diffusion_model.<original path>` and `text_encoders.<clip>.transformer.<path>`; for Z-Image under
+  `diffusion_model.<diffusers path>` with `lora_A` and `lora_B`, and the alpha. diffusers and ComfyUI read these files as they are, ComfyUI
+  not those with kohya's names.
 - diffusers: `unet.down_blocks.1.attentions.0.proj_in.lora_A.weight` for lora and dora. Nothing in this layout carries an alpha that
   all readers respect, so the scale is multiplied into the up matrix and every reader's default, alpha = rank, is right.
 - peft: `unet.<layer>.hada_w1_a` with peft's configuration of each network as JSON in the header (`kohya_like.peft_config`). For what
@@ -38,6 +40,8 @@ PEFT_CONFIG = "kohya_like.peft_config"
 LAYOUT = "kohya_like.layout"
 
 _KOHYA_REST = {"lora_A.weight": "lora_down.weight", "lora_B.weight": "lora_up.weight", MAGNITUDE: "dora_scale"}
+_COMFYUI_REST = {MAGNITUDE: "dora_scale"}
+"""As most files for Z-Image are written: lora_A and lora_B, with an alpha."""
 
 
 def layout_for(kind: Kind, save_model_as: SaveModelAs) -> Layout:
@@ -53,9 +57,10 @@ def tensors_of(adapters: Mapping[str, AdapterLayer], names: Names, layout: Layou
     if layout in ("kohya", "comfyui"):
         stem_of = names.to_kohya if layout == "kohya" else names.to_comfyui
         # diffusers' reader of UNet files loses the alphas of attention layers when they differ.
-        agreeing = adapters if names.family in ("flux", "qwen_edit") or layout == "comfyui" else _one_alpha(adapters)
+        agreeing = adapters if names.family in ("flux", "qwen_edit", "zimage") or layout == "comfyui" else _one_alpha(adapters)
+        endings = _COMFYUI_REST if names.family == "zimage" and layout == "comfyui" else _KOHYA_REST
         for stem, adapter in _stems(agreeing, names, stem_of):
-            tensors |= _kohya_tensors(stem, adapter, dtype)
+            tensors |= _kohya_tensors(stem, adapter, dtype, endings)
         return tensors, {LAYOUT: layout}
     for name, adapter in adapters.items():
         folded = adapter.rescaled(1.0) if layout == "diffusers" else adapter
@@ -107,8 +112,8 @@ def _magnitude_shape(rest: str, tensor: Tensor, adapter: AdapterLayer) -> Tensor
     return tensor
 
 
-def _kohya_tensors(stem: str, adapter: AdapterLayer, dtype: torch.dtype) -> StateDict:
-    """One adapter with kohya's or LyCORIS's endings."""
+def _kohya_tensors(stem: str, adapter: AdapterLayer, dtype: torch.dtype, endings: Mapping[str, str]) -> StateDict:
+    """One adapter with kohya's or LyCORIS's endings, or those that are given."""
     rank = adapter.rank
     if rank is None:
         # Readers multiply a lokr whose two factors are both full by 1, whatever alpha says, so the scale goes into the factor.
@@ -118,7 +123,7 @@ def _kohya_tensors(stem: str, adapter: AdapterLayer, dtype: torch.dtype) -> Stat
         if rest == MAGNITUDE:
             # LyCORIS: a length for each output is a column, (o, 1) or (o, 1, 1, 1).
             tensor = tensor.reshape(-1, *[1] * (adapter.tensors["lora_A.weight"].dim() - 1))
-        tensors[f"{stem}.{_KOHYA_REST.get(rest, rest)}"] = tensor.to(dtype)
+        tensors[f"{stem}.{endings.get(rest, rest)}"] = tensor.to(dtype)
     alpha = torch.tensor(adapter.scale * rank, dtype=torch.float32)
     # In the file's precision where that is exact, as kohya's files have it; else in float32: a rounded alpha would scale everything.
     tensors[f"{stem}.alpha"] = alpha.to(dtype) if alpha.to(dtype).float() == alpha else alpha

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel, ZImageTransformer2DModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
@@ -19,6 +19,7 @@ from .flux_names import FluxNames
 from .layer_names import LABELS, Family, LayerNames, Names, Target, adaptable_layers, layers_of
 from .qwen_names import QwenImageNames
 from .unet_names import UNetNames
+from .zimage_names import ZImageNames
 
 __all__ = ["Family", "Names", "Target", "names_for", "names_of"]
 
@@ -30,6 +31,8 @@ def names_of(parts: Parts) -> LayerNames:
         return _names("flux", dict(parts.backbone.config), layers)
     if isinstance(parts.backbone, QwenImageTransformer2DModel):
         return QwenImageNames(layers)
+    if isinstance(parts.backbone, ZImageTransformer2DModel):
+        return ZImageNames(layers)
     if isinstance(parts.backbone, UNet2DConditionModel):
         config = dict(parts.backbone.config)
         return _names(_unet_family(config), config, layers)
@@ -46,24 +49,26 @@ def names_for(family: Family, folder: Path | None = None) -> LayerNames:
 
 @lru_cache(maxsize=len(LABELS))
 def _published(family: Family) -> LayerNames:
-    return _qwen({}) if family == "qwen_edit" else _described(family, _CONFIGS / _FOLDERS[family])
+    return _described(family, _CONFIGS / _FOLDERS.get(family, family))
 
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
-_FOLDERS: dict[Family, str] = {"sd1": "sd1", "sd2": "sd2", "sdxl": "sdxl", "flux": "flux/dev"}
-
-
-def _qwen(config: dict[str, Any]) -> LayerNames:
-    """The names of a Qwen-Image transformer; what the configuration leaves out is as in the published models."""
-    with torch.device("meta"):
-        transformer = QwenImageTransformer2DModel.from_config(config)
-    return QwenImageNames(f"backbone.{layer}" for layer in adaptable_layers(transformer))
+_FOLDERS: dict[Family, str] = {"flux": "flux/dev", "qwen_edit": "qwen_image"}
+"""Folders of published configurations that are not named as their family."""
+_ALONE: dict[Family, tuple[type[nn.Module], type[LayerNames]]] = {
+    "qwen_edit": (QwenImageTransformer2DModel, QwenImageNames),
+    "zimage": (ZImageTransformer2DModel, ZImageNames),
+}
+"""Transformers whose text encoders never carry an adapter, and their names."""
 
 
 def _described(family: Family, folder: Path) -> LayerNames:
     """Builds the networks without values, for the names of their layers."""
-    if family == "qwen_edit":
-        return _qwen(_config(folder, "transformer"))
+    if family in _ALONE:
+        transformer, names = _ALONE[family]
+        with torch.device("meta"):
+            made = transformer.from_config(_config(folder, "transformer"))
+        return names(f"backbone.{layer}" for layer in adaptable_layers(made))
     backbone = _config(folder, "transformer" if family == "flux" else "unet")
     encoders = {"te1": _config(folder, "text_encoder")}
     if family in ("sdxl", "flux"):

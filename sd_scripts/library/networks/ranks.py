@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import nn
 
 from sd_scripts.schema.errors import Problem
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
 
 from .flux_names import INPUTS, FluxNames, part_of
 from .layer_names import Names
-from .qwen_names import Part, QwenImageNames
+from .qwen_names import QwenImageNames
 from .qwen_names import part_of as part_of_qwen
 from .rates import Numbered, block_factor
+from .zimage_names import ZImageNames
+from .zimage_names import part_of as part_of_zimage
 
 
 class Ranks(Protocol):
@@ -45,7 +47,9 @@ def ranks_for(options: NetworkOptions, names: Names) -> Ranks:
     if isinstance(options, FluxNetworkOptions) and isinstance(names, FluxNames):
         return _FluxRanks(options, names)
     if isinstance(options, QwenImageNetworkOptions) and isinstance(names, QwenImageNames):
-        return _QwenRanks(options, names)
+        return _ChosenParts(options, names, part_of_qwen, _QWEN_PARTS)
+    if isinstance(options, ZImageNetworkOptions) and isinstance(names, ZImageNames):
+        return _ChosenParts(options, names, part_of_zimage, _ZIMAGE_PARTS)
     raise TypeError(f"{type(options).__name__} are not for a model of family {names.family}")
 
 
@@ -166,23 +170,35 @@ class _FluxRanks:
         return self._by_name.usual(name, self._dims.get(_part(name)))
 
 
-_QWEN_PARTS: dict[str, tuple[Part, ...]] = {
+# The parts of each choice of lora_targets; the last holds those of all others.
+_QWEN_PARTS: dict[str, tuple[str, ...]] = {
     "image_attention": ("image_attention",),
     "attention": ("image_attention", "text_attention"),
     "all": ("image_attention", "text_attention", "mlp"),
     "all_with_modulation": ("image_attention", "text_attention", "mlp", "modulation"),
 }
+_ZIMAGE_PARTS: dict[str, tuple[str, ...]] = {
+    "attention": ("attention",),
+    "attention_and_mlp": ("attention", "mlp"),
+    "all": ("attention", "mlp", "modulation", "refiner"),
+}
 
 
-class _QwenRanks:
-    """One rank for all, on the kinds of layers and the blocks that are asked for."""
+class _ChosenParts:
+    """One rank for all, on the kinds of layers and the blocks that are asked for. Layers outside of numbered blocks go by their kind."""
 
-    def __init__(self, options: QwenImageNetworkOptions, names: QwenImageNames) -> None:
-        self._names, self._by_name = names, _ByName(options, names)
+    def __init__(
+        self,
+        options: QwenImageNetworkOptions | ZImageNetworkOptions,
+        names: QwenImageNames | ZImageNames,
+        part_of: Callable[[str], str | None],
+        choices: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self._names, self._by_name, self._part_of = names, _ByName(options, names), part_of
         self._wanted = options.train_block_indices
         self._blocks = _numbers(self._wanted, names.num_blocks)
         # Expressions choose among the layers of every kind.
-        self._parts = _QWEN_PARTS["all_with_modulation" if options.target_modules else options.lora_targets]
+        self._parts = list(choices.values())[-1] if options.target_modules else choices[options.lora_targets]
 
     def further_targets(self) -> list[str]:
         return []
@@ -196,7 +212,8 @@ class _QwenRanks:
         return problems
 
     def includes(self, name: str) -> bool:
-        return name not in self._names.idle and self._names.block(name) in self._blocks and part_of_qwen(name) in self._parts
+        block = self._names.block(name)
+        return name not in self._names.idle and (block is None or block in self._blocks) and self._part_of(name) in self._parts
 
     def of(self, name: str, base: nn.Module) -> tuple[int, float | None]:
         return self._by_name.usual(name)

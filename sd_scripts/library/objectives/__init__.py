@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from sd_scripts.library.objectives.make import make
+from sd_scripts.library.objectives.colours import NUM_PICTURES, fit_colours
+from sd_scripts.library.objectives.flow_matching import FlowMatching
+from sd_scripts.library.objectives.make import check_prior, make, num_anchors, wants_colours, wants_empty_text
 from sd_scripts.library.objectives.regression import Regression
 
-__all__ = ["Regression", "make"]
+__all__ = [
+    "NUM_PICTURES",
+    "FlowMatching",
+    "Regression",
+    "check_prior",
+    "fit_colours",
+    "make",
+    "num_anchors",
+    "wants_colours",
+    "wants_empty_text",
+]

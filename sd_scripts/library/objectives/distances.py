@@ -25,6 +25,11 @@ def l1(difference: Tensor, t: Tensor) -> Tensor:
     return difference.abs()
 
 
+def charbonnier(difference: Tensor, t: Tensor) -> Tensor:
+    """sqrt(d^2 + 1e-6) (Charbonnier et al. 1994, with an epsilon of 1e-3)."""
+    return (difference.square() + 1e-6).sqrt()
+
+
 def pseudo_huber(c_of: Callable[[Tensor], Tensor], scale_by_c: bool) -> Distance:
     """2 k (sqrt(d^2 + c^2) - c) with k = c (huber) or k = 1 (smooth_l1: l1 for large d); c_of gives c (B,) of times (B,)."""
 
@@ -60,4 +65,4 @@ def distance_of(options: RegressionOptions, path: Path) -> Distance:
     """The distance that loss_type names."""
     if options.loss_type in ("huber", "smooth_l1"):
         return pseudo_huber(huber_threshold(options, path), scale_by_c=options.loss_type == "huber")
-    return {"l2": l2, "l1": l1}[options.loss_type]
+    return {"l2": l2, "l1": l1, "charbonnier": charbonnier}[options.loss_type]

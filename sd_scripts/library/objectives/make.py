@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath
+from sd_scripts.dataset.weights import terms_of as term_weights
+from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import distance_of
+from sd_scripts.library.objectives.flow_matching import Curvature, FlowMatching, Guidance
+from sd_scripts.library.objectives.levels import FromAnchors, FromDensity, LevelsOf
 from sd_scripts.library.objectives.regression import Interpretation, Regression, Times, as_it_is
+from sd_scripts.library.objectives.terms import COLOUR_TERMS, terms_of
 from sd_scripts.library.objectives.times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
-from sd_scripts.library.objectives.weights import flow_weight_of, weight_of
-from sd_scripts.library.protocols import Kind, Path
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
+from sd_scripts.library.objectives.weights import anchor_weights, flow_weight_of, weight_of
+from sd_scripts.library.protocols import Kind, Objective, Path
+from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts.schema.ddpm import DdpmObjectiveOptions
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
 
 
 def density_of(options: ObjectiveOptions | FlowObjectiveOptions, sides: tuple[int, int]) -> Density:
@@ -81,8 +91,77 @@ def noise_of(options: ObjectiveOptions) -> Callable[[Tensor, noises.Draw], tuple
     return noise
 
 
-def make(options: ObjectiveOptions | FlowObjectiveOptions, path: Path, kind: Kind) -> Regression:
-    """The objective of a model whose network predicts `kind` on `path`. Raises OptionError for weights that it cannot have."""
+def levels_of(options: ZImageObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any]) -> LevelsOf:
+    """The noise levels that are trained. Raises OptionError for a model whose sampler has no fixed levels."""
+    if options.objective == "flow":
+        return FromDensity(times_of(options, path), flow_weight_of(options))
+    if scheduler_config.get("use_dynamic_shifting", False):
+        text = "objective: the model's sampler takes other steps for other sizes of pictures (use_dynamic_shifting); acrf cannot train that"
+        raise OptionError(Problem("objective", f"{text}, choose flow"))
+    # 1 is what diffusers takes for a configuration that does not say.
+    shift = float(scheduler_config.get("shift", 1.0))
+    sigmas = torch.tensor(anchor_sigmas(options.turbo_steps, shift), dtype=torch.float64)
+    first = options.free_stream_ratio
+    last = first if options.free_stream_final_ratio is None else options.free_stream_final_ratio
+    return FromAnchors(
+        sigmas, anchor_weights(options, sigmas), options.jitter_scale, shift, lambda progress: first + (last - first) * progress
+    )
+
+
+def num_anchors(options: RegressionOptions) -> int:
+    """How many samples in a row see every noise level that is trained; 0 where levels are not dealt."""
+    return options.turbo_steps if isinstance(options, ZImageObjectiveOptions) and options.objective == "acrf" else 0
+
+
+def wants_empty_text(options: RegressionOptions) -> bool:
+    """Whether the objective asks the network for its answer to the empty caption."""
+    return isinstance(options, ZImageObjectiveOptions) and options.cfg_training_scale > 1
+
+
+def check_prior(options: RegressionOptions, has_regularisation: bool) -> None:
+    """Raises OptionError where the objective compares regularisation pictures with the base model, and the data has none."""
+    if isinstance(options, ZImageObjectiveOptions) and options.base_prior_weight and not has_regularisation:
+        text = "base_prior_weight compares with the base model on regularisation pictures, and the data set has none"
+        raise OptionError(Problem("base_prior_weight", f"{text}; add a subset with is_reg = true or reg_data_dir, or set it to 0"))
+
+
+def wants_colours(options: RegressionOptions, own_terms: Collection[str]) -> bool:
+    """Whether a term of the loss looks at colours: of the run, or of own_terms that data sets and pictures have weights for."""
+    return any(weight > 0 or name in own_terms for name, weight in term_weights(options).items() if name in COLOUR_TERMS)
+
+
+def flow_matching_of(
+    options: ZImageObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any], colours: Tensor | None
+) -> FlowMatching:
+    """The objective of Z-Image, see make."""
+    return FlowMatching(
+        path,
+        levels_of(options, path, scheduler_config),
+        distance_of(options, path),
+        interpretation_of(options),
+        terms_of(options, colours),
+        term_weights(options),
+        options.base_prior_weight,
+        Curvature(options.curvature_weight, options.curvature_interval, options.curvature_start) if options.curvature_weight else None,
+        Guidance(options.cfg_training_scale, options.cfg_training_ratio) if wants_empty_text(options) else None,
+        options.latent_jitter,
+    )
+
+
+def make(
+    options: RegressionOptions,
+    path: Path,
+    kind: Kind,
+    scheduler_config: Mapping[str, Any] = MappingProxyType({}),
+    colours: Tensor | None = None,
+) -> Objective:
+    """The objective of a model whose network predicts `kind` on `path`, and is sampled by the diffusers scheduler of this configuration.
+
+    colours (3, C) maps latents to luminance and two colours; terms that look at them cannot do without. Raises OptionError for weights and
+    levels that the model cannot have.
+    """
+    if isinstance(options, ZImageObjectiveOptions):
+        return flow_matching_of(options, path, scheduler_config, colours)
     if isinstance(options, FlowObjectiveOptions):
         return Regression(
             path,
@@ -93,4 +172,13 @@ def make(options: ObjectiveOptions | FlowObjectiveOptions, path: Path, kind: Kin
             flow_weight_of(options),
             interpretation_of(options),
         )
-    return Regression(path, kind, times_of(options, path), noise_of(options), distance_of(options, path), weight_of(options, kind, path))
+    assert isinstance(options, ObjectiveOptions)
+    return Regression(
+        path,
+        kind,
+        times_of(options, path),
+        noise_of(options),
+        distance_of(options, path),
+        weight_of(options, kind, path),
+        self_conditioning_rate=options.self_conditioning_rate if isinstance(options, DdpmObjectiveOptions) else 0.0,
+    )

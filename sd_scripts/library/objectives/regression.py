@@ -16,6 +16,7 @@ from sd_scripts.library.objectives.distances import Distance
 from sd_scripts.library.objectives.noise import Draw, draws
 from sd_scripts.library.objectives.weights import Weight
 from sd_scripts.library.protocols import Batch, Denoiser, Kind, Losses, Path
+from sd_scripts.library.rng import rng_for
 
 Times = Callable[[Tensor, tuple[int, int]], Tensor]
 """Uniform numbers (B,) float64 and latent sides (h, w) -> times (B,) float32."""
@@ -40,6 +41,8 @@ class Regression:
     distance: Distance
     weight: Weight
     interpret: Interpretation = as_it_is
+    self_conditioning_rate: float = 0.0
+    """Chance that a sample is trained with the network's own estimate of x0, where it takes one (Chen et al. 2022, arXiv 2208.04202)."""
 
     def draw(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Times (B,) and the noise of input and target (B, C, h, w) on the batch's device; from seed and sample numbers only."""
@@ -59,6 +62,8 @@ class Regression:
         """Loss of each sample (B,), times its weight and mask; the log gets the plain distance as `unweighted`."""
         t, noise_in, noise_target = self.draw(batch, seed)
         x_t = diffusion.add_noise(self.path, batch.x0, noise_in, t)
+        if self.self_conditioning_rate and model.takes_estimate:
+            model = self._with_estimates(model, batch, x_t, t, seed)
         prediction = self.interpret(model(x_t, t).float(), x_t, t)
         difference = prediction - diffusion.target(self.kind, self.path, batch.x0, noise_target, t)
         elements = self.distance(difference, t)
@@ -66,3 +71,24 @@ class Regression:
             elements = elements * batch.masks
         plain = elements.mean(dim=(1, 2, 3))
         return Losses(plain * self.weight(t) * batch.weights, {"unweighted": plain.detach()})
+
+    def _with_estimates(self, model: Denoiser, batch: Batch, x_t: Tensor, t: Tensor, seed: int) -> Denoiser:
+        """The model that is told its own estimates of the chosen samples, made without gradient; zeros, which are none, for the others."""
+        chances = torch.stack([torch.rand((), generator=rng_for(seed, number, "self conditioning")) for number in batch.numbers.tolist()])
+        rows, count = chosen_rows(chances < self.self_conditioning_rate, model)
+        estimates = torch.zeros_like(x_t)
+        if rows:
+            with torch.no_grad():
+                prediction = model.only(rows)(x_t[rows], t[rows])
+            if count:
+                estimates[rows] = diffusion.to_x0(self.kind, self.path, x_t[rows], prediction, t[rows])
+        return model.with_estimate(estimates)
+
+
+def chosen_rows(chosen: Tensor, model: Denoiser) -> tuple[list[int], int]:
+    """The rows where chosen (B,) is True, and how many these are.
+
+    Where all processes must call the network together, one row is named even when none is chosen.
+    """
+    rows = [index for index, is_chosen in enumerate(chosen.tolist()) if is_chosen]
+    return (rows or [0], len(rows)) if model.in_step else (rows, len(rows))

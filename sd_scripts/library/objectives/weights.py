@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sd_scripts.library import diffusion
 from sd_scripts.library.protocols import Kind, Path
+from sd_scripts.schema.acrf import ZImageObjectiveOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 
@@ -22,8 +23,8 @@ MOST_SNR = 1000.0
 def min_snr(gamma: float, kind: Kind, path: Path) -> Weight:
     """min(SNR, gamma) on the loss in x0, expressed for what the network predicts (Hang et al. 2023, arXiv 2303.09556).
 
-    An error e of the prediction is an error of x0 of e s/a (epsilon), e s (v, where a^2 + s^2 = 1) or e s / (a + s) (velocity); so the
-    weights are min(SNR, gamma)/SNR, min(SNR, gamma)/(SNR + 1) and min(SNR, gamma) (s / (a + s))^2.
+    An error e of the prediction is an error of x0 of e s/a (epsilon), e s (v, where a^2 + s^2 = 1), e s / (a + s) (velocity) or e itself
+    (sample); so the weights are min(SNR, gamma)/SNR, min(SNR, gamma)/(SNR + 1), min(SNR, gamma) (s / (a + s))^2 and min(SNR, gamma).
     """
 
     def weight(t: Tensor) -> Tensor:
@@ -31,6 +32,8 @@ def min_snr(gamma: float, kind: Kind, path: Path) -> Weight:
         if kind == "epsilon":
             # min(1, gamma / SNR), finite where SNR is 0.
             return torch.clamp(gamma * (s / a) ** 2, max=1)
+        if kind == "sample":
+            return diffusion.snr(path, t).clamp(max=gamma)
         factor = s**2 if kind == "v_prediction" else (s / (a + s)) ** 2
         # min(SNR, gamma) factor = min(a^2 factor / s^2, gamma factor), finite where s is 0.
         return torch.minimum(a**2 * (factor / s**2).nan_to_num(nan=1.0), gamma * factor)
@@ -39,9 +42,14 @@ def min_snr(gamma: float, kind: Kind, path: Path) -> Weight:
 
 
 def debiased(kind: Kind, path: Path) -> Weight:
-    """1/sqrt(SNR) for noise prediction, 1/(SNR + 1) for v (Yu et al. 2023, arXiv 2310.08442)."""
+    """1/sqrt(SNR) for noise prediction, 1/(SNR + 1) for v (Yu et al. 2023, arXiv 2310.08442).
+
+    For sample sqrt(SNR), which is the first of these, because an error of x0 is one of the noise over sqrt(SNR).
+    """
     if kind == "epsilon":
         return lambda t: diffusion.snr(path, t).clamp(max=MOST_SNR).rsqrt()
+    if kind == "sample":
+        return lambda t: diffusion.snr(path, t).clamp(max=MOST_SNR).sqrt()
     return lambda t: 1 / (diffusion.snr(path, t).clamp(max=MOST_SNR) + 1)
 
 
@@ -62,6 +70,25 @@ def flow_weight_of(options: FlowObjectiveOptions) -> Weight:
         "sigma_sqrt": lambda t: t**-2.0,
         "cosmap": lambda t: 2 / (math.pi * (1 - 2 * t + 2 * t**2)),
     }[options.weighting_scheme]
+
+
+def anchor_weights(options: ZImageObjectiveOptions, sigmas: Tensor) -> Tensor:
+    """The weights that anchor_weighting gives to noise levels sigmas (N,), float64, falling; their mean is 1.
+
+    With SNR = ((1 - sigma) / sigma)^2, an error e of the velocity is one of sigma e in the clean latent; so min(SNR, gamma) on the loss
+    there (Hang et al. 2023, arXiv 2303.09556) is min(SNR, gamma) sigma^2 on the velocity's. vp_min_snr divides by SNR + 1 instead, which is
+    right for v prediction on variance-preserving paths only.
+    """
+    squared, gamma = sigmas.double().square(), options.snr_gamma
+    exact = torch.minimum((1 - sigmas.double()).square(), gamma * squared)
+    step_length = sigmas.double() - torch.cat([sigmas.double()[1:], torch.zeros(1, dtype=torch.float64)])
+    weights = {
+        "uniform": torch.ones_like(squared),
+        "step_length": step_length,
+        "min_snr": exact.clamp(min=options.snr_floor),
+        "vp_min_snr": (exact / ((1 - sigmas.double()).square() + squared)).clamp(min=options.snr_floor),
+    }[options.anchor_weighting]
+    return weights / weights.mean()
 
 
 def weight_of(options: ObjectiveOptions, kind: Kind, path: Path) -> Weight:

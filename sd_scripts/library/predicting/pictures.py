@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sd_scripts.library.predict import Made
 from sd_scripts.library.sample import save_picture
+from sd_scripts.schema.files import free_path
 
 from .adapters import content_hash
 from .orders import Variant
@@ -29,20 +30,6 @@ def save(made: Made, folder: Path, source: str, variant: Variant, controls: Sequ
         path.unlink(missing_ok=True)
         raise
     return path
-
-
-def free_path(folder: Path, stem: str) -> Path:
-    """A path for a new PNG, with an empty file there that keeps it: two processes never get the same one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        path = folder / f"{stem}{'' if number == 1 else f'-{number}'}.png"
-        try:
-            path.open("x").close()
-        except FileExistsError:
-            number += 1
-            continue
-        return path
 
 
 def grid(rows: Sequence[Sequence[Image.Image]], labels: Sequence[str]) -> Image.Image:

@@ -15,7 +15,7 @@ from PIL import Image
 from sd_scripts.library.predict import Predictor, Progress, Request, check_without_model
 from sd_scripts.library.remedies import is_out_of_memory
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.files import written_aside
+from sd_scripts.schema.files import free_path, written_aside
 from sd_scripts.schema.predict import QwenImagePredict
 
 from . import pictures
@@ -161,7 +161,7 @@ class _Job:
 
     def _written_grid(self, rows: list[list[Image.Image]], labels: list[str], seed: int) -> str:
         """Writes the picture of all; its path."""
-        path = pictures.free_path(self._folder, f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared")
+        path = free_path(self._folder, f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared")
         with written_aside(path) as aside:
             pictures.grid(rows, labels).save(aside, format="PNG")
         return str(path)

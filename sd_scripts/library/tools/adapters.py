@@ -33,13 +33,14 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp8_e4m3fn": torch.float8_e4m3fn,
 }
-FAMILIES: tuple[Family, ...] = ("sdxl", "flux", "qwen_edit", "sd1", "sd2")
+FAMILIES: tuple[Family, ...] = ("sdxl", "flux", "qwen_edit", "zimage", "sd1", "sd2")
 ARCHITECTURES: dict[Family, str] = {
     "sd1": "stable-diffusion-v1",
     "sd2": "stable-diffusion-v2-768-v",
     "sdxl": "stable-diffusion-xl-v1-base",
     "flux": "flux-1-dev",
     "qwen_edit": "Qwen-Image",
+    "zimage": "Z-Image",
 }
 """modelspec's names."""
 BASE_VERSIONS: dict[Family, str] = {
@@ -48,6 +49,7 @@ BASE_VERSIONS: dict[Family, str] = {
     "sdxl": "sdxl_base_v1-0",
     "flux": "flux1",
     "qwen_edit": "qwen_image",
+    "zimage": "z_image",
 }
 """kohya's names."""
 
@@ -80,8 +82,7 @@ class AdapterFile:
 
     def group_with(self, layer: str) -> tuple[str, ...] | None:
         """The group that a layer belongs to; None where the file has none."""
-        whole = self.layers.names.fused(layer)
-        group = whole.layers if whole is not None else (layer,)
+        group = self.layers.names.together(layer)
         return group if group in self.groups else None
 
     def check(self) -> Counter[Kind]:
@@ -132,8 +133,7 @@ def on_layers(file: TensorFile, layers: Layers, *, checks_shapes: bool = True) -
 
 def group_of(target: Target, names: Names) -> tuple[str, ...]:
     """The layers that are one matrix of the original layout with those of the target."""
-    whole = names.fused(target.layers[0])
-    return (whole or target).layers
+    return names.together(target.layers[0])
 
 
 def layers_for(file: TensorFile, base_model: str | None) -> tuple[Layers, bool]:

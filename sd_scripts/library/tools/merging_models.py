@@ -235,8 +235,21 @@ def _write_folder(model: Model, target: Path, plans: Mapping[Path, Mapping[str, 
                 write(new, plans[path], texts[path], hashed=False, label=path.name)
             elif path.suffix not in _WEIGHTS or path.parent not in rewritten:
                 shutil.copyfile(path, new)
+                if path.name.endswith(".safetensors.index.json"):
+                    _bring_weights(path, new)
         for path in {path.parent for path in plans}:
             _settle_folder(path, aside / path.relative_to(model.path), plans)
+
+
+def _bring_weights(old: Path, new: Path) -> None:
+    """Copies weights that an index names outside of its folder, as built-in models share them, beside the copied index."""
+    content = json.loads(old.read_text(encoding="utf-8"))
+    outside = {name for name in content["weight_map"].values() if Path(name).name != name}
+    for name in outside:
+        shutil.copyfile(old.parent / name, new.parent / Path(name).name)
+    if outside:
+        content["weight_map"] = {tensor: Path(name).name for tensor, name in content["weight_map"].items()}
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _settle_folder(old: Path, new: Path, plans: Mapping[Path, Mapping[str, Planned]]) -> None:

@@ -11,7 +11,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
-from sd_scripts.library.loading import flux, original_flux, original_qwen, qwen, sd, sdxl
+from sd_scripts.library.loading import flux, original_flux, original_qwen, original_zimage, qwen, sd, sdxl, zimage
 from sd_scripts.library.loading.common import (
     Config,
     FamilySpec,
@@ -24,13 +24,14 @@ from sd_scripts.library.loading.common import (
     read_json,
     shipped_configs,
 )
-from sd_scripts.library.loading.headers import FLUX, LORA, QWEN, SD1, SD2, SDXL, Header, read_header, what_is
+from sd_scripts.library.loading.headers import FLUX, LORA, QWEN, SD1, SD2, SDXL, ZIMAGE, Header, read_header, what_is
 from sd_scripts.library.loading.original import Stored, from_original
 from sd_scripts.library.loading.weights import Entry, entries
 from sd_scripts.library.networks.flux_names import FluxNames
 from sd_scripts.library.networks.layer_names import LABELS, Family, LayerNames, adaptable_layers
 from sd_scripts.library.networks.qwen_names import QwenImageNames
 from sd_scripts.library.networks.unet_names import UNetNames
+from sd_scripts.library.networks.zimage_names import ZImageNames
 from sd_scripts.library.tools.tensor_files import Slot, TensorFile, open_file
 from sd_scripts.schema.errors import OptionError
 
@@ -40,6 +41,7 @@ SPECS: dict[Family, FamilySpec] = {
     "sd2": sd.SPEC2,
     "flux": flux.SPEC,
     "qwen_edit": qwen.SPEC,
+    "zimage": zimage.SPEC,
 }
 _KNOWN = f"{', '.join(list(LABELS.values())[:-1])} and {list(LABELS.values())[-1]}"
 _FILES: dict[str, Family] = {
@@ -51,6 +53,7 @@ _FILES: dict[str, Family] = {
     "the UNet of SD 2.x alone": "sd2",
     FLUX: "flux",
     QWEN: "qwen_edit",
+    ZIMAGE: "zimage",
 }
 """The family of a file, by what what_is calls it."""
 
@@ -132,16 +135,20 @@ def _layers(family: Family, modules: Mapping[str, nn.Module]) -> Layers:
     layers = {f"{name}.{layer}": found for name, module in modules.items() for layer, found in adaptable_layers(module).items()}
     config = config_of(modules["backbone"])
     names: LayerNames
-    if family == "qwen_edit":
-        names = QwenImageNames(layers)
+    if family in _READ_ALONE:
+        names = QwenImageNames(layers) if family == "qwen_edit" else ZImageNames(layers)
     else:
         names = FluxNames(config, layers) if family == "flux" else UNetNames(family, config, layers)
     return Layers(family, names, layers)
 
 
+_READ_ALONE: tuple[Family, ...] = ("qwen_edit", "zimage")
+"""Families that read with a language model, which no adapter file is about."""
+
+
 def _carries_adapters(family: Family, part: str) -> bool:
-    """Whether a part of a model is one whose layers files are about: not a VAE, and not the language model that Qwen-Image reads with."""
-    return part == "backbone" or (part != "vae" and family != "qwen_edit")
+    """Whether a part of a model is one whose layers files are about: not a VAE, and not a language model that it reads with."""
+    return part == "backbone" or (part != "vae" and family not in _READ_ALONE)
 
 
 @lru_cache(maxsize=len(LABELS))
@@ -159,7 +166,9 @@ def _in_folder(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
     if alone is not None:
         family = _family_of_class(alone, read_json(path / "config.json", option))
         if family is None:
-            raise OptionError(f"{option}: the folder {path.name} holds a {alone}; a UNet or a transformer of FLUX or Qwen-Image is needed")
+            raise OptionError(
+                f"{option}: the folder {path.name} holds a {alone}; a UNet or a transformer of FLUX, Qwen-Image or Z-Image is needed"
+            )
         return family, {"backbone": _network_in(SPECS[family], "backbone", path, option, path.name)}
     if not (path / "model_index.json").is_file():
         raise OptionError(f"{option}: the folder {path.name} is not a diffusers folder: it has neither model_index.json nor config.json")
@@ -177,7 +186,11 @@ def _in_folder(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
 
 
 def _family_of_class(class_name: str, config: Config) -> Family | None:
-    transformers: dict[str, Family] = {"FluxTransformer2DModel": "flux", "QwenImageTransformer2DModel": "qwen_edit"}
+    transformers: dict[str, Family] = {
+        "FluxTransformer2DModel": "flux",
+        "QwenImageTransformer2DModel": "qwen_edit",
+        "ZImageTransformer2DModel": "zimage",
+    }
     if class_name in transformers:
         return transformers[class_name]
     if class_name != UNet2DConditionModel.__name__:
@@ -208,7 +221,6 @@ def _in_file(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
         if not _carries_adapters(family, name) or (name != "backbone" and not prefixes):
             continue
         tensors = entries(header, option, prefixes[0] if prefixes else "")
-        tensors = {key: entry for key, entry in tensors.items() if key != original_qwen.CONTROLS_AT_ZERO}
         config = _config(spec, name, header, {key: entry.shape for key, entry in tensors.items()}, option)
         found[name] = network(spec, name, config, tensors, option, f"{part.folder} of {path.name}")
     return family, found
@@ -217,10 +229,10 @@ def _in_file(path: Path, option: str) -> tuple[Family, dict[str, Found]]:
 def _config(spec: FamilySpec, name: str, header: Header, shapes: Mapping[str, tuple[int, ...]], option: str) -> Config:
     """The configuration of a network in a file: from its own folder, from the folder of the model it lies in, or the published one."""
     part, beside = spec.parts[name], header.path.parent
-    if name == "backbone" and spec in (flux.SPEC, qwen.SPEC):
+    if name == "backbone" and spec in (flux.SPEC, qwen.SPEC, zimage.SPEC):
         try:
-            if spec is flux.SPEC:
-                return original_flux.config_of(shapes)
+            if spec is not qwen.SPEC:
+                return (original_flux if spec is flux.SPEC else original_zimage).config_of(shapes)
             return original_qwen.config_of(shapes, header.has(original_qwen.CONTROLS_AT_ZERO))
         except (KeyError, IndexError, ValueError, ZeroDivisionError) as err:
             raise OptionError(f"{option}: the transformer of {header.path.name} lacks the tensor {err.args[0]}") from err

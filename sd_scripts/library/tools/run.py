@@ -21,14 +21,15 @@ from sd_scripts.schema.tools import TOOLS, ToolOptions
 
 log = logging.getLogger("sd_scripts")
 
-# Where each tool's work is done: module of this package, function from the tool's section to a Report.
+# Where each tool's work is done: module of the library, function from the tool's section to a Report.
 _WORK = {
-    "merge_lora": ("merging", "merge"),
-    "extract_lora": ("extracting", "extract"),
-    "resize_lora": ("resizing", "resize"),
-    "convert_lora": ("converting", "convert"),
-    "verify_lora": ("verifying", "verify"),
-    "edit_metadata": ("headers", "edit"),
+    "merge_lora": ("tools.merging", "merge"),
+    "extract_lora": ("tools.extracting", "extract"),
+    "resize_lora": ("tools.resizing", "resize"),
+    "convert_lora": ("tools.converting", "convert"),
+    "verify_lora": ("tools.verifying", "verify"),
+    "edit_metadata": ("tools.headers", "edit"),
+    "ddpm_sample": ("drawing", "draw"),
 }
 
 
@@ -53,14 +54,14 @@ def start(options: ToolOptions) -> int:
     module, function = _WORK[options.name]
     try:
         with ended_by_signals():
-            work = getattr(importlib.import_module(f"sd_scripts.library.tools.{module}"), function)
+            work = getattr(importlib.import_module(f"sd_scripts.library.{module}"), function)
             report = work(getattr(options, next(iter(type(options).model_fields))))
             if options.report.report is not None:
                 report.write(Path(options.report.report).expanduser())
     except OptionError as err:
         flat.fail(err, options.script)
     except (Cancelled, KeyboardInterrupt):
-        log.info("cancelled; no file was changed")
+        log.info("cancelled; files that were finished stay, and no other was changed")
         return 130
     except OSError as err:
         log.error("%s: %s", options.script, f"{err.strerror or err}" + (f" ({err.filename})" if err.filename else ""))

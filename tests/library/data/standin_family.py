@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -88,24 +85,3 @@ def pipeline_for(
     shape = {name: values.pop(name) for name in ("processes", "accumulation", "batch_size") if name in values}
     plan = plan_for(options, root, seed, **shape)  # type: ignore[arg-type]
     return DataPipeline(options, family, plan, open_caches(options, root / "cache"), seed, num_steps=num_steps, **values)  # type: ignore[arg-type]
-
-
-def main() -> None:
-    """Fills the caches of a data set and kills itself, without a farewell, at one of the calls of an encoder."""
-    root, calls_to_live = Path(sys.argv[1]), int(sys.argv[2])
-    options = DatasetOptions.model_validate_json(sys.argv[3])
-    family = SmallFamily(batch_effect=0.01)
-    calls = 0
-
-    def die_in_time() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == calls_to_live:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    family.on_encode = die_in_time
-    pipeline_for(options, root, family).prepare(family.tiny())
-
-
-if __name__ == "__main__":
-    main()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +19,8 @@ from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.protocols import Batch, Parts
 from sd_scripts.schema.dataset import QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError
+from tests.forked import forked
+from tests.library.data.dying import fill_edit_pairs
 from tests.library.data.pairs_in_small import LIVE, CountingEdit, batches, draw, options_for, pair, pairs, pipeline_for, ready, tiny
 
 RANDOM = {"shuffle_caption": True, "caption_dropout_rate": 0.3, "caption_variants": 2}
@@ -226,10 +225,9 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_killed_cache_is_finished_with_the_same_bits(options: QwenImageDatasetOptions, root: Path, calls_to_live: int) -> None:
     options = changed(options, vae_batch_size=2, **RANDOM)
     whole = ready(changed(options, cache_dir=str(root / "whole")), root / "whole")
-    repository = Path(__file__).parents[3]
-    command = [sys.executable, "-m", "tests.library.data.dying_edit", str(root), str(calls_to_live), options.model_dump_json()]
-    killed = subprocess.run(command, cwd=repository, env={**os.environ, "PYTHONPATH": str(repository)}, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = forked(fill_edit_pairs, root, calls_to_live, options)
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
     before, wanted = contents(root / "cache"), contents(root / "whole" / "cache")
     assert len(before) < len(wanted)
     finished = ready(options, root)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -23,6 +20,8 @@ from sd_scripts.library.data.views import cached_view, see
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.dataset import DatasetOptions
+from tests.forked import forked
+from tests.library.data.dying import fill_pictures
 from tests.library.data.standin_family import SmallFamily, pipeline_for
 
 RANDOM_CAPTIONS = {"shuffle_caption": True, "caption_tag_dropout_rate": 0.2, "caption_dropout_rate": 0.3, "caption_variants": 3}
@@ -249,10 +248,9 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_killed_cache_is_finished_with_the_same_bits(options: DatasetOptions, root: Path, calls_to_live: int) -> None:
     options = changed(options, **RANDOM_CAPTIONS, flip_aug=True, vae_batch_size=3, text_encoder_batch_size=8)
     whole = ready(changed(options, cache_dir=str(root / "whole")), root / "whole", SmallFamily(batch_effect=0.01))
-    repository = Path(__file__).parents[3]
-    command = [sys.executable, "-m", "tests.library.data.standin_family", str(root), str(calls_to_live), options.model_dump_json()]
-    killed = subprocess.run(command, cwd=repository, env={**os.environ, "PYTHONPATH": str(repository)}, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = forked(fill_pictures, root, calls_to_live, options)
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
     before = contents(root / "cache")
     assert len(before) < len(contents(root / "whole" / "cache"))
     family = SmallFamily(batch_effect=0.01)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from sd_scripts.library import families
 from sd_scripts.library.protocols import Condition, Geometry, ModelFamily, Parts, Preview
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
+from tests.small_models import model_options
 
 GENERATOR = torch.Generator()
 GENERATOR.seed()  # other numbers in every run of the tests
@@ -168,8 +168,7 @@ def test_a_preview_leaves_modes_gradients_and_weights_as_they_were(family, parts
 
 
 def load(family: ModelFamily, path: Path) -> Parts:
-    options = RUNS[(family.name, "network")].model_fields["model"].annotation
-    assert options is not None
+    options = model_options(family.name)
     return family.load(options(pretrained_model_name_or_path=str(path)), torch.device("cpu"), torch.float32)
 
 
@@ -207,11 +206,11 @@ def test_an_original_file_is_loaded_and_saved_again_in_the_same_bytes(family, pa
     family.save(parts, tmp_path / "model", "diffusers", None, {})
     first, second = tmp_path / "model" / "one.safetensors", tmp_path / "two.safetensors"
     family.save(parts, first, "safetensors", None, {"title": "x"})
-    options = RUNS[(family.name, "network")].model_fields["model"].annotation
-    assert options is not None
+    options = model_options(family.name)
     own = {
         "flux": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
         "qwen_edit": {"vae": "vae", "text_encoder": "text_encoder"},
+        "zimage": {"vae": "vae", "text_encoder": "text_encoder"},
     }
     given = {option: str(tmp_path / "model" / folder) for option, folder in own.get(family.name, {}).items()}
     again = family.load(options(pretrained_model_name_or_path=str(first), **given), torch.device("cpu"), torch.float32)

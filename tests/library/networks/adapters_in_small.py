@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from diffusers import DiffusionPipeline, FluxTransformer2DModel, QwenImageTransformer2DModel
+from diffusers import DiffusionPipeline, FluxTransformer2DModel, QwenImageTransformer2DModel, ZImageTransformer2DModel
 
 from sd_scripts.library.families.flux import Flux
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
+from sd_scripts.library.families.zimage import ZImage
 from sd_scripts.library.networks import Network, attach, names_of
 from sd_scripts.library.protocols import ModelFamily, Parts
 from sd_scripts.schema.network import NetworkOptions
@@ -16,7 +17,7 @@ from tests.small_models import flux_pipeline_of, pipeline_of, sd_pipeline_of
 
 
 def family_of(parts: Parts) -> ModelFamily:
-    return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd, "qwen_edit": QwenEdit}[names_of(parts).family]()
+    return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd, "qwen_edit": QwenEdit, "zimage": ZImage}[names_of(parts).family]()
 
 
 def attached(parts: Parts, options: NetworkOptions, seed: int = 0) -> Network:
@@ -50,6 +51,8 @@ def outputs(parts: Parts, seed: int = 2) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
     if isinstance(parts.backbone, QwenImageTransformer2DModel):
         return qwen_output(parts, rng).flatten()
+    if isinstance(parts.backbone, ZImageTransformer2DModel):
+        return zimage_output(parts, rng).flatten()
     config = parts.backbone.config
     if isinstance(parts.backbone, FluxTransformer2DModel):
         found = [flux_output(parts, rng)]
@@ -90,6 +93,13 @@ def qwen_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
         timestep=torch.tensor([0.1, 0.9]),
         img_shapes=[[(1, 4, 4), (1, 4, 2)]] * 2,
     ).sample
+
+
+def zimage_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
+    """What a Z-Image transformer gives for random inputs: latents of 8x8, texts of 7 and 5 rows."""
+    latents = [torch.randn(16, 1, 8, 8, generator=rng) for _ in range(2)]
+    texts = [torch.randn(length, parts.backbone.config.cap_feat_dim, generator=rng) for length in (7, 5)]
+    return torch.stack(parts.backbone(latents, torch.tensor([0.1, 0.9]), texts).sample)
 
 
 @torch.no_grad()

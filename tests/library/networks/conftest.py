@@ -8,6 +8,7 @@ from sd_scripts.library.families.flux import Flux
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
+from sd_scripts.library.families.zimage import ZImage
 from sd_scripts.library.protocols import Parts
 
 
@@ -42,6 +43,17 @@ def qwen() -> Parts:
 def qwen_twin() -> Parts:
     """The same Qwen-Image model again, without the adapter that `qwen` gets."""
     return QwenEdit().tiny()
+
+
+@pytest.fixture
+def zimage() -> Parts:
+    return ZImage().tiny()
+
+
+@pytest.fixture
+def zimage_twin() -> Parts:
+    """The same Z-Image model again, without the adapter that `zimage` gets."""
+    return ZImage().tiny()
 
 
 @pytest.fixture(params=[False, True], ids=["1.x", "2.x"])

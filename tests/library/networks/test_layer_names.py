@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel, ZImageTransformer2DModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
@@ -15,6 +15,7 @@ from sd_scripts.library.families.flux import Flux
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
+from sd_scripts.library.families.zimage import ZImage
 from sd_scripts.library.networks import attach, names_for, names_of
 from sd_scripts.library.networks.layer_names import layers_of
 from sd_scripts.library.networks.layers import plan_layers
@@ -22,7 +23,7 @@ from sd_scripts.library.networks.layouts import tensors_of
 from sd_scripts.library.networks.maths import AdapterLayer
 from sd_scripts.library.networks.names import Target
 from sd_scripts.library.protocols import ModelFamily, Parts, StateDict
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -80,6 +81,15 @@ def qwen_edit() -> Parts:
     family = QwenEdit()
     with torch.device("meta"):
         transformer = QwenImageTransformer2DModel(joint_attention_dim=3584)
+    return full_size(family, transformer, family.tiny().text_encoders)
+
+
+@pytest.fixture(scope="module")
+def zimage() -> Parts:
+    """Z-Image's transformer in its real size on the meta device."""
+    family = ZImage()
+    with torch.device("meta"):
+        transformer = ZImageTransformer2DModel()
     return full_size(family, transformer, family.tiny().text_encoders)
 
 
@@ -156,6 +166,18 @@ def test_qwen_image_of_rank_16_has_exactly_the_keys_and_shapes_of_musubis_files(
     assert written(QwenEdit(), qwen_edit, options) == expected([row for row in listed if row.when == "default"])
 
 
+def test_zimage_of_rank_16_has_exactly_the_keys_and_shapes_of_musubis_files(zimage: Parts) -> None:
+    listed = rows("zimage")
+    assert len(listed) == 210
+    assert written(ZImage(), zimage, ZImageNetworkOptions(network_dim=16)) == expected(listed)
+
+
+@pytest.mark.parametrize(("targets", "count"), [("attention", 120), ("attention_and_mlp", 210), ("all", 210 + 30 + 4 * 7 + 2)])
+def test_lora_targets_of_zimage_choose_kinds_of_layers(targets: str, count: int, zimage: Parts) -> None:
+    options = ZImageNetworkOptions(lora_targets=targets)
+    assert len(plan_layers(zimage, options, ZImage().adapter_targets(zimage, False), names_of(zimage))) == count
+
+
 def rank_16(base: nn.Module) -> AdapterLayer:
     """A lora of rank 16 that takes no memory."""
     zero = torch.zeros(1)
@@ -204,7 +226,7 @@ def test_stable_diffusion_has_as_many_layers_as_kohyas_files_under_diffusers_own
     assert names_of(parts).num_blocks == 25
 
 
-@pytest.mark.parametrize("family", ["sdxl", "flux", "qwen_edit"])
+@pytest.mark.parametrize("family", ["sdxl", "flux", "qwen_edit", "zimage"])
 def test_every_listed_name_translates_to_kohyas_and_back(family: str, request: pytest.FixtureRequest) -> None:
     names = names_of(request.getfixturevalue(family))
     for row in rows(family):
@@ -216,7 +238,7 @@ def test_every_listed_name_translates_to_kohyas_and_back(family: str, request: p
         assert names.from_kohya(row.kohya).layers == row.own
 
 
-@pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl", "flux", "qwen_edit"])
+@pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl", "flux", "qwen_edit", "zimage"])
 def test_a_family_alone_gives_the_names_of_its_published_model(family: str, request: pytest.FixtureRequest) -> None:
     parts = stable_diffusion(family == "sd2") if family.startswith("sd") and family != "sdxl" else request.getfixturevalue(family)
     known, loaded = names_for(family), names_of(parts)

@@ -16,6 +16,7 @@ from sd_scripts.library.metadata import CONFIG, BaseFacts, DatasetFacts
 from sd_scripts.library.networks import export
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.distributed import DistributedOptions
 from sd_scripts.schema.model import SdxlModelOptions
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.output import AdapterOutputOptions
@@ -30,7 +31,8 @@ def options(**output: object) -> SdxlNetwork:
         model=SdxlModelOptions(pretrained_model_name_or_path=f"{SECRET}/base.safetensors", vae=f"{SECRET}/vae.safetensors"),
         dataset=DatasetOptions(train_data_dir=f"{SECRET}/10_cat", cache_dir=f"{SECRET}/cache", cache_text_encoder_outputs=False),
         network=UNetNetworkOptions(network_dim=8, network_alpha=4.0, conv_dim=2, train_text_encoder=True, text_encoder_lr=(1e-5,)),
-        output=AdapterOutputOptions(output_dir=f"{SECRET}/out", output_name="cat", resume=f"{SECRET}/state", **output),
+        output=AdapterOutputOptions(output_dir=f"{SECRET}/out", output_name="cat", **output),
+        distributed=DistributedOptions(resume=f"{SECRET}/state"),
     )
 
 
@@ -118,7 +120,7 @@ def test_minimal_keeps_what_readers_need_and_no_statistics() -> None:
 
 def test_a_resumed_start_writes_the_same_texts() -> None:
     run = options()
-    resumed = run.model_copy(update={"output": run.output.model_copy(update={"resume": "auto"})})
+    resumed = run.model_copy(update={"distributed": run.distributed.model_copy(update={"resume": "auto"})})
     assert build(run) == build(resumed)
     assert build(run)["ss_session_id"].isdigit()
 

@@ -20,7 +20,7 @@ from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, 
 DDPM = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012})
 ZERO_SNR = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}, rescale=True)
 FLOW = diffusion.FlowPath()
-KINDS = [("epsilon", DDPM), ("v_prediction", DDPM), ("v_prediction", ZERO_SNR), ("velocity", FLOW)]
+KINDS = [("epsilon", DDPM), ("v_prediction", DDPM), ("v_prediction", ZERO_SNR), ("velocity", FLOW), ("sample", DDPM), ("sample", ZERO_SNR)]
 SIDES = (96, 170)
 """Latent sides that no density but flux_shift and qwen_shift looks at."""
 DENSITIES = [
@@ -300,6 +300,11 @@ def test_the_other_weights_equal_their_formulas() -> None:
     assert torch.allclose(
         make(ObjectiveOptions(debiased_estimation_loss=True), DDPM, "v_prediction").weight(t).double(), 1 / (snr + 1), **close
     )
+    # The same loss, told of the picture instead of the noise.
+    of_picture = make(ObjectiveOptions(debiased_estimation_loss=True), ZERO_SNR, "sample").weight
+    zero_snr = ZERO_SNR.alphas_cumprod[ZERO_SNR.steps(t)]
+    assert torch.allclose(of_picture(t).double(), (zero_snr / (1 - zero_snr)).clamp(max=1000).sqrt(), **close)
+    assert of_picture(torch.ones(1)).item() == 0
     like = make(ObjectiveOptions(scale_v_pred_loss_like_noise_pred=True), DDPM, "v_prediction").weight(t).double()
     assert torch.allclose(like, snr / (snr + 1), **close)
     added = make(ObjectiveOptions(v_pred_like_loss=0.5), DDPM, "epsilon").weight(t).double()
@@ -313,6 +318,8 @@ def test_the_other_weights_equal_their_formulas() -> None:
         (ObjectiveOptions(debiased_estimation_loss=True), "epsilon", ZERO_SNR, "debiased_estimation_loss"),
         (ObjectiveOptions(scale_v_pred_loss_like_noise_pred=True), "epsilon", DDPM, "scale_v_pred_loss_like_noise_pred"),
         (ObjectiveOptions(v_pred_like_loss=0.3), "v_prediction", DDPM, "v_pred_like_loss"),
+        (ObjectiveOptions(scale_v_pred_loss_like_noise_pred=True), "sample", DDPM, "scale_v_pred_loss_like_noise_pred"),
+        (ObjectiveOptions(v_pred_like_loss=0.3), "sample", DDPM, "v_pred_like_loss"),
     ],
 )
 def test_weights_that_a_model_cannot_have_are_refused_in_a_sentence(

@@ -27,6 +27,7 @@ PUBLISHED = {
     "sdxl": ("lora_unet_middle_block_1_transformer_blocks_0_attn2_to_k", 1280, 2048),
     "flux": ("lora_unet_double_blocks_3_img_mod_lin", 18432, 3072),
     "qwen_edit": ("lora_unet_transformer_blocks_59_img_mod_1", 18432, 3072),
+    "zimage": ("lora_unet_layers_29_feed_forward_w1", 10240, 3840),
 }
 
 

@@ -29,7 +29,7 @@ def shaken(parts: Parts, seed: int) -> None:
         weight += 0.1 * weight.abs().mean() * torch.randn(weight.shape, generator=rng)
 
 
-@pytest.mark.parametrize(("name", "layout"), [("sd2", "diffusers"), ("flux", "comfyui"), ("qwen_edit", "kohya")])
+@pytest.mark.parametrize(("name", "layout"), [("sd2", "diffusers"), ("flux", "comfyui"), ("qwen_edit", "kohya"), ("zimage", "comfyui")])
 def test_a_merged_lora_is_found_again(name: str, layout: str, tmp_path: Path) -> None:
     parts = tiny(name)
     base = on_disk(name, parts, tmp_path)

@@ -22,7 +22,15 @@ def section(**values: object) -> MergeSection:
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("sd1", "folder"), ("sdxl", "file"), ("flux", "file"), ("flux", "folder"), ("qwen_edit", "file"), ("qwen_edit", "folder")],
+    [
+        ("sd1", "folder"),
+        ("sdxl", "file"),
+        ("flux", "file"),
+        ("flux", "folder"),
+        ("qwen_edit", "file"),
+        ("qwen_edit", "folder"),
+        ("zimage", "file"),
+    ],
 )
 def test_merging_on_disk_equals_merging_into_the_loaded_model(name: str, where: str, tmp_path: Path) -> None:
     parts = tiny(name)
@@ -37,7 +45,7 @@ def test_merging_on_disk_equals_merging_into_the_loaded_model(name: str, where: 
     merged = base.load(target)
     assert largest_difference(merged, parts) <= 1e-6
     assert largest_difference(merged, base.load(base.folder)) > 1e-3
-    assert report.values["layers"] >= 20 and report.values["rounding"] == 0
+    assert report.values["layers"] >= 14 and report.values["rounding"] == 0
     assert not list(tmp_path.rglob("*.writing-*"))
 
 
@@ -128,6 +136,23 @@ def test_sharded_folders_keep_their_shards_and_other_files(tmp_path: Path) -> No
     assert (target / "tokenizer" / "tokenizer.json").is_file() and not (target / "base.safetensors").exists()
     merge_into(parts, file)
     assert largest_difference(base.load(target), parts) <= 1e-3
+
+
+def test_a_merged_folder_has_its_own_copy_of_a_vae_that_its_model_shares(tmp_path: Path) -> None:
+    parts = tiny("sdxl")
+    base = on_disk("sdxl", parts, tmp_path)
+    vae, owner = base.folder / "vae" / "diffusion_pytorch_model.safetensors", tmp_path / "owner" / "vae" / "weights.safetensors"
+    owner.parent.mkdir(parents=True)
+    vae.rename(owner)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(owner), "../../owner/vae/weights.safetensors")}
+    vae.with_name(f"{vae.name}.index.json").write_text(json.dumps(index), encoding="utf-8")
+    file = adapter(parts, tmp_path / "a.safetensors")
+    target = tmp_path / "elsewhere" / "deeper" / "merged"
+    target.parent.mkdir(parents=True)
+    merge(section(models=(str(file),), base_model=str(base.folder), save_to=str(target)))
+    owner.unlink()
+    merge_into(parts, file)
+    assert largest_difference(base.load(target), parts) <= 1e-6
 
 
 def test_everything_that_does_not_fit_is_told_at_once_and_nothing_is_written(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from sd_scripts.library.families.flux import Flux
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.families.sd import Sd
 from sd_scripts.library.families.sdxl import Sdxl
+from sd_scripts.library.families.zimage import ZImage
 from sd_scripts.library.networks import export
 from sd_scripts.library.networks.layer_names import layers_of
 from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, SdxlModelOptions
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, SdxlModelOptions, ZImageModelOptions
+from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
 from tests.library.networks.adapters_in_small import attached, family_of, shaken
 
 CPU = torch.device("cpu")
@@ -38,15 +39,19 @@ class Small:
         if self.name == "qwen_edit":
             more = {"vae": str(self.folder), "text_encoder": str(self.folder), "model_version": "edit-2509"} if path.is_file() else {}
             return QwenEdit().load(QwenImageModelOptions(pretrained_model_name_or_path=str(path), **more), CPU, torch.float32)
+        if self.name == "zimage":
+            more = {"vae": str(self.folder), "text_encoder": str(self.folder)} if path.is_file() else {}
+            return ZImage().load(ZImageModelOptions(pretrained_model_name_or_path=str(path), **more), CPU, torch.float32)
         if self.name == "sdxl":
             return Sdxl().load(SdxlModelOptions(pretrained_model_name_or_path=str(path)), CPU, torch.float32)
         return Sd().load(SdModelOptions(pretrained_model_name_or_path=str(path)), CPU, torch.float32)
 
 
 def tiny(name: str) -> Parts:
-    """A family's tiny model: sd1, sd2, sdxl, flux, qwen_edit."""
+    """A family's tiny model: sd1, sd2, sdxl, flux, qwen_edit, zimage."""
     return {
         "qwen_edit": QwenEdit().tiny,
+        "zimage": ZImage().tiny,
         "flux": Flux().tiny,
         "sdxl": Sdxl().tiny,
         "sd1": lambda: Sd().tiny(False),
@@ -76,10 +81,14 @@ def adapter(
     """A file with random values for the model; the model itself stays as it is."""
     family = family_of(parts).name
     options = {"network_type": kind, "network_dim": 4, "network_alpha": 2.0, **changes}
-    if family != "qwen_edit":
+    if family not in ("qwen_edit", "zimage"):
         options["train_text_encoder"] = text
     options |= {"train_t5xxl": True} if family == "flux" and text else {}
-    sections: dict[str, type[NetworkOptions]] = {"flux": FluxNetworkOptions, "qwen_edit": QwenImageNetworkOptions}
+    sections: dict[str, type[NetworkOptions]] = {
+        "flux": FluxNetworkOptions,
+        "qwen_edit": QwenImageNetworkOptions,
+        "zimage": ZImageNetworkOptions,
+    }
     network = shaken(attached(parts, sections.get(family, UNetNetworkOptions)(**options)), seed)
     export(network, parts, path, save_model_as=layout, precision=precision)
     network.detach()

@@ -1,0 +1,102 @@
+// Where the time of a step goes: its parts stacked over the steps, with what is in none of them on top.
+(() => {
+  "use strict";
+  const kl = (window.kl = window.kl || {});
+  if (kl.live) return;
+
+  const { make, say, figure } = kl.tools;
+  const { draw, round, path } = kl.svg;
+  // Where a point holds the seconds: data_fetch, fwd_bwd, opt_step, step_total, and the last three on the clock of a GPU.
+  const CPU = 6;
+  const GPU = 10;
+  const LENGTH = 13;
+  const PARTS = [
+    ["data", "waiting for data"],
+    ["work", "forward and backward"],
+    ["optimizer", "optimizer"],
+    ["rest", "the rest"],
+  ];
+
+  function words(seconds) {
+    return seconds < 1 ? `${figure(1000 * seconds, 3)} ms` : `${figure(seconds, 3)} s`;
+  }
+
+  class Times extends kl.Plot {
+    constructor(compact) {
+      super(compact ? 170 : 220, "Read the times at a step", "The times begin with the first step.");
+      this.onGpu = false;
+      this.gpu = this.toggle("On the GPU's clock", false, (on) => {
+        this.onGpu = on;
+        this.take(this.source);
+      });
+      this.summary = make("summary");
+      this.body = make("div", { class: "kr-curve" }, make("div", { class: "kr-curve-head" }, this.legend, this.toggles), this.stage, this.readout);
+      this.root = make("details", { class: "kr-fold kr-times", hidden: true }, this.summary);
+      // What nobody sees is not in the page; there it is drawn at once.
+      this.root.addEventListener("toggle", () => (this.root.open ? this.root.append(this.body) : this.body.remove()));
+    }
+
+    update(points) {
+      this.source = points;
+      this.gpu.hidden = !points.some((point) => point.length === LENGTH);
+      if (this.gpu.hidden) this.onGpu = false;
+      this.take(points);
+      this.root.hidden = this.points.length === 0;
+      if (this.points.length) this.sum();
+      if (this.body.isConnected) this.paint();
+    }
+
+    // Rows [step, seconds of each part ...]. A GPU has no clock for the data.
+    take(points) {
+      const length = this.onGpu ? LENGTH : GPU;
+      this.points = points.filter((point) => point.length >= length).map((point) => {
+        const told = this.onGpu ? [0, ...point.slice(GPU, LENGTH - 1)] : point.slice(CPU, GPU - 1);
+        const total = point[length - 1];
+        return [point[0], ...told, Math.max(0, total - told.reduce((sum, value) => sum + value, 0))];
+      });
+    }
+
+    static total(row) {
+      return row.slice(1).reduce((sum, value) => sum + value, 0);
+    }
+
+    // The later half in one line, which is read without opening the plot; the first step loads and compiles.
+    sum() {
+      const rows = this.points.slice(this.points.length >> 1);
+      const sums = PARTS.map((part, place) => rows.reduce((sum, row) => sum + row[place + 1], 0));
+      const all = sums.reduce((sum, value) => sum + value, 0) || 1;
+      const shares = PARTS.map(([, name], place) => `${Math.round((100 * sums[place]) / all)} % ${name}`);
+      say(this.summary, `Time of a step: ${words(all / rows.length)}, ${shares.slice(0, 3).join(", ")}`);
+    }
+
+    describe(index) {
+      const row = this.points[index];
+      const parts = PARTS.map(([, name], place) => `${name} ${words(row[place + 1])}`);
+      return `Step ${row[0]}: ${words(Times.total(row))}; ${(this.onGpu ? parts.slice(1) : parts).join(", ")}`;
+    }
+
+    draw() {
+      const totals = this.points.map(Times.total).sort((a, b) => a - b);
+      // The first step, which loads and compiles, and other wild ones leave the picture at the top.
+      const top = 1.15 * totals[Math.floor(0.97 * (totals.length - 1))] || 1e-3;
+      const rows = this.points.length > 1 ? this.points : [this.points[0], [this.points[0][0] + 1, ...this.points[0].slice(1)]];
+      this.frame(rows[0][0], rows[rows.length - 1][0], (value) => value / top);
+      const { x, y } = this.scale;
+      const inside = this.inside();
+      let floor = rows.map(() => 0);
+      PARTS.forEach(([kind, name], place) => {
+        const ceiling = rows.map((row, index) => floor[index] + row[place + 1]);
+        const upper = rows.map((row, index) => [x(row[0]), y(ceiling[index])]);
+        const lower = rows.map((row, index) => [x(row[0]), y(floor[index])]).reverse();
+        const area = draw("path", { class: `kr-layer kr-layer-${kind}`, d: `${path([...upper, ...lower])}Z` }, inside);
+        draw("title", {}, area).textContent = name;
+        floor = ceiling;
+      });
+      this.axes(round(0, top, 4), (value) => (value ? words(value) : "0"));
+      this.explain(PARTS.slice(this.onGpu ? 1 : 0));
+      return (index) => y(Math.min(top, Times.total(this.points[index])));
+    }
+  }
+
+  kl.Times = Times;
+})();

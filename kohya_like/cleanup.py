@@ -1,0 +1,125 @@
+"""Lists and ends processes of runs whose launcher is gone: `python -m kohya_like.supervisor cleanup [--yes] [ROOT...]`.
+
+A run that anybody still watches is left alone, and so is everything that is not a run of the studio in one of the folders. Processes
+are known by the run id in their environment, never by their name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sd_scripts.library.process_trees import carried, living, parent_of, ranks
+
+from . import processes
+from .runner import RUNNER
+from .supervisor import JobSupervisor
+
+
+@dataclass(frozen=True)
+class Found:
+    """The processes of one start of a run."""
+
+    folder: Path | None
+    """The run folder that they name; None when they name none."""
+    members: tuple[psutil.Process, ...]
+    is_orphan: bool
+    reason: str
+    """Why they are orphans, or why they are left alone."""
+
+
+def look(roots: Iterable[Path]) -> list[Found]:
+    """Everything on this machine that carries a run id, judged. roots: folders of runs, as the studio's --output_dir."""
+    parents = {parent.resolve() for root in roots for parent in JobSupervisor(root).parents()}
+    return [_judged(run_id, members, parents) for run_id, members in sorted(processes.of_runs().items())]
+
+
+def _judged(run_id: str, members: list[psutil.Process], parents: set[Path]) -> Found:
+    named = {carried(process, processes.RUN_FOLDER) for process in members} - {None}
+    folder = Path(str(named.pop())) if len(named) == 1 else None
+    found = tuple(members)
+    if folder is None or folder.resolve().parent not in parents:
+        return Found(folder, found, False, "not in these folders")
+    noted = _read(folder / "run.json").get("run_id")
+    if not isinstance(noted, str):
+        return Found(folder, found, False, "not a run (it has no run.json)")
+    if _is_owned(folder, run_id, members):
+        return Found(folder, found, False, "its launcher lives")
+    if noted != run_id:
+        return Found(folder, found, True, "left by an earlier start of this run")
+    return Found(folder, found, True, "its launcher is gone")
+
+
+def _is_owned(folder: Path, run_id: str, members: list[psutil.Process]) -> bool:
+    """Whether the runner lives, or the launcher that it started, or one that has ranks."""
+    pids = {process.pid for process in members}
+    runners = {int(value) for value in (carried(process, RUNNER) for process in members) if value and value.isdigit()}
+    noted = _read(folder / "launcher.json")
+    trains = ranks(members)
+    above = {parent_of(process) for process in trains} & pids
+    return bool(runners & pids or above or (noted.get("run_id") == run_id and noted.get("pid") in pids) or not (runners or trains))
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _lines(found: Found) -> list[str]:
+    lines = [f"{found.folder or 'a run without a folder'}: {found.reason}"]
+    for process in found.members:
+        if living(process.pid) is not None:
+            rank = carried(process, "RANK")
+            began = processes.created(process)
+            lines.append(f"  process {process.pid}" + (f", rank {rank}" if rank else "") + f", began {_clock(began)}")
+    return lines
+
+
+def _clock(seconds: float) -> str:
+    from datetime import datetime
+
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _counted(number: int) -> str:
+    return f"{number} process" + ("" if number == 1 else "es")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Ends the program: 0, or 1 when a process cannot be ended."""
+    parser = argparse.ArgumentParser("python -m kohya_like.supervisor", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("order", choices=["cleanup"])
+    parser.add_argument("--yes", action="store_true", help="end them; without it they are only listed")
+    parser.add_argument("root", nargs="*", type=Path, default=[Path("output")], help="folders of runs (default: output)")
+    asked = parser.parse_intermixed_args(arguments)
+    absent = [str(root) for root in asked.root if not root.is_dir()]
+    if absent:
+        parser.error(f"there is no folder {', '.join(absent)}; give the studio's --output_dir")
+    everything = look(asked.root)
+    orphans = [found for found in everything if found.is_orphan]
+    say = sys.stdout.write
+    for found in everything:
+        if not found.is_orphan:
+            say("\n".join(["left alone: " + _lines(found)[0], *_lines(found)[1:]]) + "\n")
+    for found in orphans:
+        say("\n".join(["orphaned: " + _lines(found)[0], *_lines(found)[1:]]) + "\n")
+    number = sum(len(found.members) for found in orphans)
+    if not orphans:
+        say("No orphaned process of a run in these folders.\n")
+    elif not asked.yes:
+        say(f"Nothing was ended. Add --yes to end {_counted(number)}.\n")
+    else:
+        left = processes.end([process for found in orphans for process in found.members])
+        say(f"Ended: {_counted(number - len(left))}.\n")
+        if left:
+            say("These cannot be ended: " + ", ".join(str(process.pid) for process in left) + "\n")
+            sys.exit(1)

@@ -1,0 +1,247 @@
+"""Where Start would begin, told before anybody presses it. Reads run folders, neither pictures nor weights; the rules are those of
+sd_scripts/library/resume.py, which the training process follows.
+
+What only that process can know, it says in the run's log: whether a state is whole to the last byte, and whether pictures or captions have
+changed since.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sd_scripts.library.resume import differing_settings, is_finished, meta_of, runs_named, training_settings
+from sd_scripts.library.states import BrokenState, read_manifest, state_folders
+from sd_scripts.schema import flat
+from sd_scripts.schema.command import processes_here
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RunOptions
+
+from . import monitor
+
+PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "control_data_dir")
+"""Options that say where the pictures are; a run with others is taken for one on other pictures."""
+OFFERED_RUNS, OFFERED_STATES = 5, 5
+"""Runs, and states of each, that are offered to begin from, newest first."""
+AT_START = "Whether pictures or captions have changed is looked at when it starts, and the log says so."
+
+Kind = Literal["new", "continue", "from state", "finished", "busy", "refused"]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What Start would do, in a sentence for the page. finished, busy and refused: nothing is started."""
+
+    kind: Kind
+    text: str
+    notes: tuple[str, ...] = ()
+    run: Path | None = None
+    """The run folder that goes on; None when a new one is made."""
+    state: Path | None = None
+    """The state that training begins with; None for the first step."""
+
+    @property
+    def starts(self) -> bool:
+        return self.kind in ("new", "continue", "from state")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A state that resume can name."""
+
+    run: str
+    step: int
+    path: str
+    saved: str
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """What the page shows: the outlook, and what else resume could be."""
+
+    kind: str = ""
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    offers: list[Offer] = field(default_factory=list)
+
+    def as_page(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def foresight(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Foresight:
+    """What the page shows for these options. is_at_work: whether the run in a folder is running or queued."""
+    found = outlook(options, is_at_work)
+    return Foresight(found.kind, found.text, found.notes, list(_offers(options)))
+
+
+def outlook(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
+    """What a start with these options would do."""
+    asked = options.distributed.resume.strip()
+    if asked == "none":
+        return Outlook("new", "Starts a new run from the first step, because resume is none.")
+    if asked == "auto":
+        return _automatic(options, is_at_work)
+    if asked == "latest":
+        return _latest(options, is_at_work)
+    return _from_step(options, int(asked)) if asked.isdigit() else _from_path(options, Path(asked).expanduser())
+
+
+def _automatic(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
+    """The newest run of this name with the same settings and pictures goes on; without one, a new run begins."""
+    others: list[tuple[str, str]] = []
+    for run in _named(options):
+        differing = _differing(run, options)
+        if differing:
+            others.append((run.name, differing))
+            continue
+        if is_at_work(run.path):
+            text = f"{run.name} is at work with these settings already; stop it first, or set resume to none for another run."
+            return Outlook("busy", text, run=run.path)
+        return _continued(run, options)
+    if not others:
+        return Outlook("new", "Starts a new run from the first step.")
+    name, differing = others[0]
+    return Outlook("new", "Starts a new run from the first step.", (f"{name} has the same name, but not the same settings: {differing}.",))
+
+
+def _latest(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
+    """The newest run of this name that has a state goes on, and no other."""
+    for run in _named(options):
+        total = _total_steps(run, options)
+        if _newest_state(run.state)[0] is None and not (total is not None and is_finished(run, options.output, total)):
+            continue
+        if is_at_work(run.path):
+            return Outlook("busy", f"{run.name} is at work already; stop it first, or set resume to none for another run.", run=run.path)
+        differing = _differing(run, options)
+        if differing:
+            return Outlook("refused", f"{run.name} was trained with other settings ({differing}); auto starts a new run.", run=run.path)
+        return _continued(run, options)
+    text = f"latest needs a saved state, and no run named {options.output.output_name} in {options.output.output_dir} has one."
+    return Outlook("refused", text)
+
+
+def _continued(run: RunDirectory, options: RunOptions) -> Outlook:
+    total = _total_steps(run, options)
+    if total is not None and is_finished(run, options.output, total):
+        text = f"{run.name} is finished already ({total} steps). More steps make it longer; resume = none starts a new run."
+        return Outlook("finished", text, run=run.path)
+    state, broken = _newest_state(run.state)
+    if state is None:
+        notes = (*broken, f"{run.name} has the same settings, but no saved state to go on from.")
+        return Outlook("new", "Starts a new run from the first step.", notes)
+    step = int(state.name)
+    of = "" if total is None else f" of {total}"
+    text = f"Continues {run.name} from step {step}{of}, saved {_ago(state)}."
+    return Outlook("continue", text, (*broken, AT_START), run.path, state)
+
+
+def _from_step(options: RunOptions, step: int) -> Outlook:
+    named = _named(options)
+    if not named:
+        text = f"There is no run named {options.output.output_name} in {options.output.output_dir} whose step {step} could be used."
+        return Outlook("refused", text)
+    source = named[0]
+    state = next((path for path in state_folders(source.state) if int(path.name) == step), None)
+    if state is None:
+        steps = ", ".join(str(int(path.name)) for path in state_folders(source.state))
+        there = f"it has the steps {steps}" if steps else "it has no saved states"
+        return Outlook("refused", f"{source.name} has no saved state of step {step}; {there}.")
+    return _from_state(options, state)
+
+
+def _from_path(options: RunOptions, path: Path) -> Outlook:
+    """A state folder, or a run folder whose newest state is taken."""
+    if not path.is_dir():
+        return Outlook("refused", f"{path} is not a folder; give auto, latest, none, a step, or the folder of a state or of a run.")
+    if (path / "manifest.json").is_file() or path.parent.name == "state":
+        return _from_state(options, path)
+    state, broken = _newest_state(path / "state")
+    if state is None:
+        return Outlook("refused", f"{path} holds no whole training state" + (f": {'; '.join(broken)}." if broken else "."))
+    return _from_state(options, state)
+
+
+def _from_state(options: RunOptions, state: Path) -> Outlook:
+    """A new run that begins where a state stands, even with other settings."""
+    source = RunDirectory(state.parent.parent)
+    try:
+        step = int(read_manifest(state)["step"])
+    except BrokenState as err:
+        return Outlook("refused", f"{state} cannot be used: {err}.")
+    differing = _differing(source, options)
+    notes = (f"It was trained with other settings ({differing}); the new run goes on with those of the form.",) if differing else ()
+    text = f"Starts a new run from step {step} of {source.name}, saved {_ago(state)}."
+    return Outlook("from state", text, (*notes, AT_START), state=state)
+
+
+def _named(options: RunOptions) -> list[RunDirectory]:
+    return runs_named(Path(options.output.output_dir).expanduser(), options.output.output_name)
+
+
+def _differing(run: RunDirectory, options: RunOptions) -> str:
+    """What the options of a run have that these have not, in words; empty when it is the same training on the same pictures."""
+    try:
+        old = run.options()
+    except OptionError:
+        return "its config.toml is not one of this version"
+    if type(old) is not type(options):
+        return f"it is a run of {old.script}"
+    before, now = _settings(old), _settings(options)
+    told = meta_of(run).get("settings")
+    if isinstance(told, dict) and "global_batch" in told:
+        # What it really was: the number of processes may have been another one then.
+        before["global_batch"] = told["global_batch"]
+    before |= {name: value for name, value in flat.flatten(old).items() if name in PLACES}
+    now |= {name: value for name, value in flat.flatten(options).items() if name in PLACES}
+    return "" if before == now else differing_settings(before, now)
+
+
+def _settings(options: RunOptions) -> dict[str, Any]:
+    distributed = options.distributed
+    together = options.dataset.train_batch_size * options.training.gradient_accumulation_steps
+    batch = distributed.global_batch_size or together * processes_here(distributed) * distributed.num_machines
+    return training_settings(options, batch)
+
+
+def _total_steps(run: RunDirectory, options: RunOptions) -> int | None:
+    """Steps of the whole run; with max_train_epochs only its own log knows, as long as the number of epochs is the same."""
+    epochs = options.training.max_train_epochs
+    if epochs is None:
+        return options.training.max_train_steps
+    if run.options().training.max_train_epochs != epochs:
+        return None
+    return monitor.summary(run.events_file).steps or None
+
+
+def _newest_state(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """The newest state whose files are all there, and a sentence for each newer one that is not."""
+    broken = []
+    for path in reversed(state_folders(folder)):
+        try:
+            read_manifest(path)
+        except BrokenState as err:
+            broken.append(f"The state of step {int(path.name)} is broken and is not used: {err}.")
+            continue
+        return path, tuple(broken)
+    return None, tuple(broken)
+
+
+def _offers(options: RunOptions) -> Iterator[Offer]:
+    for run in _named(options)[:OFFERED_RUNS]:
+        for state in list(reversed(state_folders(run.state)))[:OFFERED_STATES]:
+            if (state / "manifest.json").is_file():
+                yield Offer(run.name, int(state.name), str(state), _ago(state))
+
+
+def _ago(state: Path) -> str:
+    """How long ago a state was saved, in words."""
+    seconds = max(0.0, time.time() - (state / "manifest.json").stat().st_mtime)
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // length)
+        if count:
+            return f"{count} {unit}{'s' * (count > 1)} ago"
+    return "just now"

@@ -1,0 +1,37 @@
+"""Processes forked from a server that has the libraries in it: starting Python anew, each would import them for seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+
+def forked(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """Starts a process that calls target, a function of a module; does not wait for it."""
+    # Threads of a tiny model cost more than they bring, and the server hands its environment down.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sd_scripts.library.session"])
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def forked_script(file: Path, arguments: Sequence[str], console: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
+    """Starts a process that runs a file as `python file arguments` does, what it says going to the file console; does not wait for it."""
+    return forked(_run_script, str(file), list(arguments), str(console), dict(environment or {}))
+
+
+def _run_script(file: str, arguments: list[str], console: str, environment: dict[str, str]) -> None:
+    handle = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.environ |= environment
+    sys.argv = [file, *arguments]
+    runpy.run_path(file, run_name="__main__")

@@ -1,0 +1,31 @@
+"""What the tests of loading share: whether two models are the same, and the tensors of single files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sd_scripts.library.loading import original
+from sd_scripts.library.loading.common import FamilySpec, config_of
+from sd_scripts.library.protocols import Parts, StateDict
+
+
+def assert_same(parts: Parts, expected: Parts, names: Sequence[str] | None = None) -> None:
+    """The networks of these names, or all, have the same tensors."""
+    for name in expected.modules() if names is None else names:
+        state, wanted = parts.modules()[name].state_dict(), expected.modules()[name].state_dict()
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[key], wanted[key]) for key in wanted), name
+
+
+def original_state(spec: FamilySpec, parts: Parts, name: str) -> StateDict:
+    """A network under the names of its single files."""
+    module = parts.modules()[name]
+    state = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
+    return original.to_original(original.places(spec.parts[name].layout, state, config_of(module)), state)
+
+
+def prefixed(state: StateDict, prefix: str) -> StateDict:
+    """The tensors with this before their names."""
+    return {prefix + key: tensor for key, tensor in state.items()}

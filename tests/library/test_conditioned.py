@@ -1,0 +1,74 @@
+"""The network with the conditions of a batch bound, as objectives call it, on a real Z-Image: some samples, no text, no adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sd_scripts.library import families
+from sd_scripts.library.networks import attach
+from sd_scripts.library.objectives import make
+from sd_scripts.library.protocols import Batch
+from sd_scripts.library.trainer import Conditioned
+from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts.schema.network import ZImageNetworkOptions
+
+FAMILY = families.family("zimage")
+CAPTIONS = ["a red star on the left", "blue", "three green circles, large"]
+
+
+@pytest.fixture
+def conditioned() -> Iterator[Conditioned]:
+    parts = FAMILY.tiny()
+    options = ZImageNetworkOptions(network_dim=2)
+    network = attach(parts, options, FAMILY.adapter_targets(parts, False), 3)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in network.named_parameters().values():
+            weight.normal_(std=0.3)
+        conditions = FAMILY.encode_prompts(parts, CAPTIONS)
+        empty = FAMILY.encode_prompts(parts, [""])[0]
+    yield Conditioned(FAMILY, parts, network, conditions, lambda: empty)
+
+
+def inputs(conditioned: Conditioned) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(torch.randint(2**31, ()).item())
+    channels = conditioned.parts.vae.config.latent_channels
+    return torch.randn(3, channels, 6, 8, generator=rng), torch.rand(3, generator=rng)
+
+
+def test_some_samples_are_answered_as_within_their_batch(conditioned: Conditioned) -> None:
+    x, t = inputs(conditioned)
+    with torch.no_grad():
+        whole, some = conditioned(x, t), conditioned.only([2, 0])(x[[2, 0]], t[[2, 0]])
+        assert torch.allclose(some, whole[[2, 0]], atol=1e-5)
+        base = conditioned.base(x, t)
+        assert torch.allclose(conditioned.only([1]).base(x[1:2], t[1:2]), base[1:2], atol=1e-5)
+        assert (base - whole).abs().max() > 1e-3
+
+
+def test_without_text_is_the_answer_to_the_empty_caption(conditioned: Conditioned) -> None:
+    x, t = inputs(conditioned)
+    empty = FAMILY.encode_prompts(conditioned.parts, [""] * 3)
+    with torch.no_grad():
+        wanted = FAMILY.denoise(conditioned.parts, x, t, empty)
+        found = conditioned.without_text(x, t)
+        assert torch.allclose(found, wanted, atol=1e-5) and (found - conditioned(x, t)).abs().max() > 1e-4
+
+
+def test_acrf_with_everything_trains_the_adapter_and_nothing_else(conditioned: Conditioned) -> None:
+    x, _ = inputs(conditioned)
+    everything = dict.fromkeys(("lambda_cosine", "lambda_fft", "alpha_hf", "beta_lf", "lambda_struct", "lambda_tex"), 0.1)
+    options = ZImageObjectiveOptions(base_prior_weight=1.0, cfg_training_scale=2.0, curvature_weight=0.1, turbo_steps=3, **everything)
+    config = conditioned.parts.scheduler_config
+    objective = make(options, conditioned.parts.path, conditioned.kind, config, torch.randn(3, x.shape[1]))
+    captions = Batch(x, conditioned.conditions, torch.arange(3), torch.ones(3), CAPTIONS, regularisation=torch.tensor([False, True, False]))
+    losses = objective(conditioned, captions, 5)
+    losses.loss.sum().backward()
+    assert losses.loss.isfinite().all() and losses.parts["prior"][1] > 0
+    weights = conditioned.network.named_parameters()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in weights.values())
+    trained = {id(weight) for weight in weights.values()}
+    assert all(id(other) in trained or other.grad is None for other in conditioned.parts.backbone.parameters())

@@ -1,0 +1,272 @@
+"""What the page says Start would do, against run folders on disk and against what the training process decides for the same ones."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kohya_like import app, form, resuming
+from kohya_like.supervisor import JobSupervisor
+from kohya_like.tabs import train
+from sd_scripts.library import resume
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS, RunOptions
+from tests.ui.runs_on_disk import BASE, made, options, settings
+
+
+def idle(_run: Path) -> bool:
+    return False
+
+
+def trainer(of: RunOptions, run_dir: Path | None = None) -> resume.Start:
+    """What the training process decides."""
+    return resume.choose(resume.Wanted(of.output, of.distributed.resume, run_dir, settings(of), "d", of.training.max_train_steps))
+
+
+def test_without_a_run_of_this_name_a_new_one_starts(tmp_path: Path) -> None:
+    found = resuming.outlook(options(tmp_path), idle)
+    assert (found.kind, found.run, found.state) == ("new", None, None)
+    assert trainer(options(tmp_path)).run is None
+
+
+def test_a_run_with_the_same_settings_goes_on_from_its_newest_state(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (200, 400))
+    again = options(tmp_path, sample_prompts="a cat", save_every_n_steps=50)
+    found = resuming.outlook(again, idle)
+    assert found.text == f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago."
+    assert (found.kind, found.run, found.state) == ("continue", run.path, run.state / "000400")
+    same = trainer(again)
+    assert same.run is not None and (same.run.path, same.state) == (found.run, found.state)
+
+
+def test_other_settings_are_named_and_start_a_new_run(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (400,))
+    other = options(tmp_path, learning_rate=0.0003)
+    found = resuming.outlook(other, idle)
+    assert found.kind == "new" and trainer(other).run is None
+    assert found.notes == (f"{run.name} has the same name, but not the same settings: learning_rate: 0.0001, now 0.0003.",)
+
+
+def test_other_pictures_are_another_run(tmp_path: Path) -> None:
+    made(tmp_path, options(tmp_path), (400,))
+    found = resuming.outlook(options(tmp_path, train_data_dir="toy:teal"), idle)
+    assert found.kind == "new" and "train_data_dir: 'toy:star', now 'toy:teal'" in found.notes[0]
+
+
+def test_latest_goes_on_with_the_newest_state_and_refuses_everything_else(tmp_path: Path) -> None:
+    latest = options(tmp_path, resume="latest")
+    assert outcome(latest) == ("refused", None)
+    run = made(tmp_path, options(tmp_path), (200, 400))
+    made(tmp_path, options(tmp_path), ())
+    assert outcome(latest) == ("continue", run.state / "000400")
+    with pytest.raises(OptionError, match="latest needs a saved state, and there is none of"):
+        trainer(latest, RunDirectory(tmp_path / "elsewhere").path)
+    made(tmp_path, options(tmp_path, seed=5), (300,))
+    assert outcome(latest) == ("refused", None)
+
+
+def outcome(of: RunOptions) -> tuple[str, Path | None]:
+    """What the page says and the training process does; they agree."""
+    found = resuming.outlook(of, idle)
+    if found.kind == "refused":
+        with pytest.raises(OptionError, match=r"latest needs a saved state|was trained with other settings"):
+            trainer(of)
+    else:
+        assert trainer(of).state == found.state
+    return found.kind, found.state
+
+
+@pytest.mark.parametrize("step", [200, 273, 1600])
+def test_a_step_finds_the_state_of_a_save_of_a_stop_and_of_the_end(step: int, tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (200, 273, 1600))
+    for kind, at in (("stopped", 273), ("finished", 1600)):
+        run.log(kind, step=at)
+    assert trainer(options(tmp_path, resume=str(step))).state == run.state / f"{step:06d}"
+
+
+def test_an_older_run_with_the_same_settings_is_found_behind_a_newer_one_with_others(tmp_path: Path) -> None:
+    wanted = made(tmp_path, options(tmp_path), (100,))
+    made(tmp_path, options(tmp_path, seed=5), (300,))
+    found = resuming.outlook(options(tmp_path), idle)
+    assert (found.run, trainer(options(tmp_path)).state) == (wanted.path, found.state)
+
+
+def test_a_finished_run_is_not_started_again_and_longer_ones_go_on(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (1600,))
+    (run.path / "cat.safetensors").write_bytes(b"x")
+    run.log("finished", step=1600)
+    found = resuming.outlook(options(tmp_path), idle)
+    assert found.kind == "finished" and "is finished already (1600 steps)" in found.text and not found.starts
+    assert trainer(options(tmp_path)).finished
+    longer = resuming.outlook(options(tmp_path, max_train_steps=2000), idle)
+    assert longer.kind == "continue" and "step 1600 of 2000" in longer.text
+
+
+def test_a_finished_model_in_a_folder_counts_as_finished(tmp_path: Path) -> None:
+    of = flat.build(RUNS["sdxl", "full"], {**BASE, "output_dir": str(tmp_path), "save_model_as": "diffusers", "output_name": "cat"})
+    run = made(tmp_path, of, (1600,))
+    run.log("finished", step=1600)
+    assert resuming.outlook(of, idle).kind == "continue"
+    (run.path / "cat").mkdir()
+    assert resuming.outlook(of, idle).kind == "finished"
+
+
+def test_a_run_that_is_at_work_is_left_alone(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (400,))
+    found = resuming.outlook(options(tmp_path), lambda path: path == run.path)
+    assert found.kind == "busy" and run.name in found.text and not found.starts
+
+
+def test_epochs_take_the_number_of_steps_from_the_log(tmp_path: Path) -> None:
+    of = options(tmp_path, max_train_epochs=4)
+    run = made(tmp_path, of, (30,))
+    assert "from step 30, saved" in resuming.outlook(of, idle).text
+    run.log("started", steps=120, start_step=0)
+    assert "from step 30 of 120, saved" in resuming.outlook(of, idle).text
+    assert "from step 30, saved" in resuming.outlook(options(tmp_path, max_train_epochs=5), idle).text
+
+
+def test_a_state_that_lacks_a_file_is_passed_over_with_a_sentence(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (200, 400))
+    (run.state / "000400" / "state.json").unlink()
+    found = resuming.outlook(options(tmp_path), idle)
+    assert found.state == run.state / "000200"
+    assert "The state of step 400 is broken and is not used: state.json is missing." in found.notes
+
+
+def test_none_starts_afresh_whatever_there_is(tmp_path: Path) -> None:
+    made(tmp_path, options(tmp_path), (400,))
+    assert resuming.outlook(options(tmp_path, resume="none"), idle).kind == "new"
+
+
+def test_a_step_and_a_folder_begin_a_new_run_there(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (200, 400))
+    by_step = resuming.outlook(options(tmp_path, resume="200"), idle)
+    by_state = resuming.outlook(options(tmp_path, resume=str(run.state / "000200"), learning_rate=0.0003), idle)
+    by_run = resuming.outlook(options(tmp_path, resume=str(run.path)), idle)
+    assert [found.state for found in (by_step, by_state, by_run)] == [run.state / "000200"] * 2 + [run.state / "000400"]
+    assert all(found.kind == "from state" and found.run is None for found in (by_step, by_state, by_run))
+    assert trainer(options(tmp_path, resume="200")).state == by_step.state
+    assert trainer(options(tmp_path, resume=str(run.path))).state == by_run.state
+    assert "learning_rate: 0.0001, now 0.0003" in by_state.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("300", "no saved state of step 300; it has the steps 200"),
+        ("{output}/nowhere", "is not a folder"),
+        ("{output}", "no whole training"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused_with_what_there_is(tmp_path: Path, asked: str, why: str) -> None:
+    made(tmp_path, options(tmp_path), (200,))
+    found = resuming.outlook(options(tmp_path, resume=asked.format(output=tmp_path)), idle)
+    assert found.kind == "refused" and why in found.text and not found.starts
+
+
+def test_states_are_offered_newest_first(tmp_path: Path) -> None:
+    first = made(tmp_path, options(tmp_path), (100, 200, 300))
+    second = made(tmp_path, options(tmp_path, seed=9), (50,), minutes_ago=200)
+    offers = resuming.foresight(options(tmp_path), idle).offers
+    assert [(offer.run, offer.step) for offer in offers] == [(second.name, 50), *((first.name, step) for step in (300, 200, 100))]
+    assert offers[0].path == str(second.state / "000050") and offers[0].saved == "3 hours ago"
+
+
+def test_a_run_of_another_kind_or_with_a_damaged_config_is_no_hindrance(tmp_path: Path) -> None:
+    damaged = made(tmp_path, options(tmp_path), (100,))
+    damaged.config.write_text("not toml [")
+    found = resuming.outlook(options(tmp_path), idle)
+    assert found.kind == "new" and "config.toml is not one of this version" in found.notes[0]
+    full = made(tmp_path, flat.build(RUNS["sdxl", "full"], {**BASE, "output_dir": str(tmp_path)}), (100,))
+    assert (
+        f"{full.name} has the same name, but not the same settings: it is a run of sdxl_train.py."
+        in resuming.outlook(options(tmp_path), idle).notes
+    )
+
+
+# --- the Start button -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[train.Desk]:
+    """The desk of a studio whose runs do nothing but wait for a request to stop."""
+    output = tmp_path / "output"
+    context = app.make_context(output, [], is_private=True)
+    wait = "import sys, time, pathlib\nwhile not (pathlib.Path(sys.argv[1]) / 'stop.request').exists(): time.sleep(0.05)"
+    supervisor = JobSupervisor(output, lambda _options, run: [sys.executable, "-c", wait, str(run)])
+    yield train.Desk(replace(context, supervisor=supervisor))
+    for job in supervisor.jobs():
+        supervisor.stop(job, grace_seconds=10)
+    supervisor.close()
+
+
+def on_page(of: RunOptions) -> list[dict[str, object]]:
+    return [{"run": form.run_key(type(of)), "values": form.texts(type(of), flat.flatten(of))}]
+
+
+def test_start_does_what_was_foreseen(desk: train.Desk) -> None:
+    output = desk.context.output_dir
+    run = made(output, options(output), (400,))
+    page = on_page(options(output))
+    assert desk.foresight(page[0])["text"] == f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago."
+    said, job = desk.start(page)
+    assert job is not None and job.path == run.path and said["note"].startswith(f"Continues {run.name} from step 400")
+    assert desk.foresight(page[0])["kind"] == "busy"
+    refused, none = desk.start(page)
+    assert none is None and [problem["option"] for problem in refused["problems"]] == ["resume"]
+
+
+def test_start_from_a_step_makes_a_run_of_its_own_that_begins_there(desk: train.Desk) -> None:
+    output = desk.context.output_dir
+    run = made(output, options(output), (200, 400))
+    _said, job = desk.start(on_page(options(output, resume="200")))
+    assert job is not None and job.path != run.path
+    assert job.run.options().distributed.resume == str(run.state / "000200")
+
+
+def test_start_of_a_finished_run_is_refused_at_its_field(desk: train.Desk) -> None:
+    output = desk.context.output_dir
+    run = made(output, options(output), (1600,))
+    (run.path / "cat.safetensors").write_bytes(b"x")
+    run.log("finished", step=1600)
+    refused, job = desk.start(on_page(options(output)))
+    assert job is None and "finished already" in refused["problems"][0]["message"]
+
+
+def test_a_form_with_mistakes_foresees_nothing_but_what_is_wrong_with_resume(desk: train.Desk) -> None:
+    page = on_page(options(desk.context.output_dir))[0]
+    values = dict(page["values"])  # type: ignore[call-overload]
+    assert desk.foresight({**page, "values": {**values, "learning_rate": "fast"}})["text"] == ""
+    wrong = desk.foresight({**page, "values": {**values, "resume": "\\\\server\\share"}})
+    assert wrong["kind"] == "refused" and "network paths" in wrong["text"]
+
+
+# --- the files for a cluster ----------------------------------------------------------------------------------------
+
+
+def test_files_for_a_cluster_come_as_texts_and_as_one_archive_and_nothing_starts(desk: train.Desk) -> None:
+    output = desk.context.output_dir
+    answer = desk.exported({"kind": "slurm", "machines": "3", "gpus_per_machine": "4"}, on_page(options(output)))
+    texts = {file["name"]: file["text"] for file in answer["files"]}
+    assert "#SBATCH --nodes=3" in texts["job.sbatch"] and "multi_gpu = true" in texts["config.toml"]
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(answer["zip"]))) as archive:
+        assert {name.removeprefix("cat-slurm/"): archive.read(name).decode() for name in archive.namelist()} == texts
+        assert archive.getinfo("cat-slurm/train.sh").external_attr >> 16 == 0o755
+    assert desk.context.supervisor.jobs() == []
+
+
+def test_what_cannot_be_exported_stands_at_its_field(desk: train.Desk) -> None:
+    page = on_page(options(desk.context.output_dir))
+    assert [problem["option"] for problem in desk.exported({"machines": "0"}, page)["problems"]] == ["machines"]
+    missing = desk.exported({"kind": "torchrun", "machines": "2"}, page)["problems"]
+    assert "main_address" in missing[0]["message"]
