@@ -112,6 +112,8 @@ class Subset:
     """Folder with masks that belongs to the pairs; conditioning_data_dir wins."""
     weights: Weights = ()
     """Weights in the loss that its pictures have unless they have their own."""
+    is_style: bool = False
+    """class_tokens is the caption of all pictures, whatever texts lie beside them."""
 
     @property
     def listed_only(self) -> bool:
@@ -167,6 +169,8 @@ def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
                 masks=masks,
             )
         ]
+    elif options.by_style:
+        items = _styles(train, options)
     else:
         items = _folders(train, options, False, warnings)
     if reg is not None:
@@ -217,6 +221,31 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
     if _has_pictures(root):
         warnings.append(f"{root} has folders named <repeats>_<class>, so the pictures directly in it are not used; move them into one")
     return named
+
+
+def _styles(root: Path, options: DatasetOptions) -> list[Subset]:
+    """The sub-folders of root, each a style of its name. Raises OptionError for pictures outside of them, and for folders without any."""
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    problems = []
+    if not folders:
+        problems.append(f"{root} has no sub-folders; make one for each style, named as the style, and move its pictures there")
+    if _has_pictures(root):
+        problems.append(f"{root} has pictures directly in it, whose style nobody knows; move them into the folder of their style")
+    empty = [path.name for path in folders if not _has_pictures_below(path)]
+    if empty:
+        problems.append(f"{root} has styles without a picture: {', '.join(empty)}; put pictures there, or remove the folders")
+    unclear = [path.name for path in folders if path.name != path.name.strip() or "=" in path.name]
+    if unclear:
+        problems.append(
+            f"{root} has folders whose names cannot be names of styles: {', '.join(map(repr, unclear))}; take out = and outer spaces"
+        )
+    if problems:
+        raise OptionError([Problem("train_data_dir", f"train_data_dir: {text}") for text in problems])
+    return [Subset(path, options, options.dataset_repeats, class_tokens=path.name, recursive=True, is_style=True) for path in folders]
+
+
+def _has_pictures_below(folder: Path) -> bool:
+    return any(path.suffix.lower() in EXTENSIONS for path in folder.rglob("*"))
 
 
 def _kohya_folders(root: Path) -> bool:

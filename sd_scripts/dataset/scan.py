@@ -322,6 +322,8 @@ class _SubsetScan:
     def _in_folder(
         self, folder: str, prefix: str, name: str, files: set[str], near: Beside, told: dict[str, Listed], stems: Collection[str]
     ) -> _Found:
+        if self.subset.is_style:
+            return _Found(os.path.join(folder, name), prefix + name, self.subset.class_tokens)
         stem = os.path.splitext(name)[0]
         keys = self._keys(prefix + name)
         entry = told.get(name, told.get(stem))

@@ -269,7 +269,7 @@ class Denoiser(Protocol):
 
     @property
     def takes_estimate(self) -> bool:
-        """Whether the network is one with self-conditioning, see with_estimate."""
+        """Whether the network is one with self-conditioning, which is told an ESTIMATE."""
         ...
 
     def only(self, rows: Sequence[int]) -> Denoiser:
@@ -288,8 +288,9 @@ class Denoiser(Protocol):
         """The same with the condition of the empty caption in place of each sample's text."""
         ...
 
-    def with_estimate(self, x0: Tensor) -> Denoiser:
-        """The denoiser that is told an estimate of the clean latents (B, C, h, w), for networks with self-conditioning; 0 is none."""
+    def told(self, entries: Sequence[Condition]) -> Denoiser:
+        """The denoiser with these entries in the condition of each sample, in place of those of the same names: another style, or an
+        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning; zeros are none."""
         ...
 
 
@@ -308,8 +309,12 @@ class Batch:
     """File of each picture, for messages."""
     masks: Tensor | None = None
     """(B, 1, h, w) in [0, 1], or None."""
-    references: Tensor | None = None
-    """(B, C, h, w) latents an objective compares with, or None."""
+    towards: list[Condition] = field(default_factory=list)
+    """Per sample what it is to become, in place of its own condition; empty where nothing is transferred."""
+    goals: list[str] = field(default_factory=list)
+    """Per sample the style it is to take on; empty for the average of all styles."""
+    references: list[Tensor] = field(default_factory=list)
+    """Per sample (R, C, h', w') latents of real pictures of that style."""
     captions: list[str] = field(default_factory=list)
     """The caption each sample got, for live text encoding and for logs."""
     regularisation: Tensor | None = None

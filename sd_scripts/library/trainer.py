@@ -31,7 +31,7 @@ from .optim import restore
 from .peers import Peers
 from .processes import add_up, broadcast
 from .profiling import StepProfiler
-from .protocols import ESTIMATE, Batch, Denoiser, Kind, ModelFamily, Objective, Parts
+from .protocols import Batch, Condition, Denoiser, Kind, ModelFamily, Objective, Parts
 from .remedies import is_out_of_memory
 from .rng import seed_for
 from .sharding import gathered, is_sharded, own, shared_out, shared_out_optimizer_state, total_norm
@@ -116,9 +116,8 @@ class Conditioned:
         empty = self.empty()
         return self.family.denoise(self.parts, x_t, t, [{**condition, **empty} for condition in self.conditions])
 
-    def with_estimate(self, x0: Tensor) -> Denoiser:
-        told = [{**condition, ESTIMATE: estimate} for condition, estimate in zip(self.conditions, x0, strict=True)]
-        return replace(self, conditions=told)
+    def told(self, entries: Sequence[dict[str, Tensor]]) -> Denoiser:
+        return replace(self, conditions=[{**condition, **told} for condition, told in zip(self.conditions, entries, strict=True)])
 
     @torch.no_grad()
     def base(self, x_t: Tensor, t: Tensor) -> Tensor:
@@ -353,15 +352,18 @@ class Trainer:
         def moved(tensor: Tensor | None) -> Any:
             return None if tensor is None else tensor.to(device, non_blocking=True)
 
-        conditions = [{name: moved(tensor) for name, tensor in condition.items()} for condition in batch.conditions]
+        def all_moved(conditions: list[Condition]) -> list[Condition]:
+            return [{name: moved(tensor) for name, tensor in condition.items()} for condition in conditions]
+
         return replace(
             batch,
             x0=moved(batch.x0),
             weights=moved(batch.weights),
             masks=moved(batch.masks),
-            references=moved(batch.references),
+            towards=all_moved(batch.towards),
+            references=[moved(latents) for latents in batch.references],
             terms={name: moved(tensor) for name, tensor in batch.terms.items()},
-            conditions=conditions,
+            conditions=all_moved(batch.conditions),
         )
 
     def _report(self, log: StepLog, warming_up: bool, bar: tqdm) -> None:  # type: ignore[type-arg]

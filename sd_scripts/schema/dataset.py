@@ -17,6 +17,8 @@ class DatasetOptions(Section):
     title: ClassVar[str] = "Dataset"
     masks_beside: ClassVar[bool] = False
     """Whether masks may lie in a folder of the data set itself, so that masked_loss needs no option that says where."""
+    by_style: ClassVar[bool] = False
+    """Whether train_data_dir has one folder for each style, whose name is all that is said of its pictures."""
 
     train_data_dir: Annotated[
         str | None, Show(basic=True, kind="folder", suggestions=("toy:star", "toy:teal", "toy:subject", "toy:shapes"))

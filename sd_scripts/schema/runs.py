@@ -21,6 +21,16 @@ from .ddpm import (
 )
 from .distributed import DistributedOptions
 from .fields import Options, raise_all
+from .lgt import (
+    LgtDatasetOptions,
+    LgtModelOptions,
+    LgtNetworkOptions,
+    LgtObjectiveOptions,
+    LgtOptimizerOptions,
+    LgtOutputOptions,
+    LgtSampleOptions,
+    LgtTrainingOptions,
+)
 from .model import (
     FluxModelOptions,
     ModelOptions,
@@ -59,12 +69,14 @@ class RunOptions(Options):
 
     model: ModelOptions
     dataset: DatasetOptions
-    network: TextNetworkOptions | TransformerNetworkOptions | UNetFullOptions | TransformerFullOptions | DdpmNetworkOptions
+    network: (
+        TextNetworkOptions | TransformerNetworkOptions | UNetFullOptions | TransformerFullOptions | DdpmNetworkOptions | LgtNetworkOptions
+    )
     optimizer: OptimizerOptions = OptimizerOptions()
     training: TrainingOptions = TrainingOptions()
     compile: CompileOptions = CompileOptions()
     distributed: DistributedOptions = DistributedOptions()
-    objective: RegressionOptions
+    objective: RegressionOptions | LgtObjectiveOptions
     samples: SampleOptions
     output: OutputOptions
 
@@ -321,8 +333,47 @@ class Ddpm(RunOptions):
     output: DdpmOutputOptions = DdpmOutputOptions()
 
 
+class Lgt(RunOptions):
+    """Style transfer in the latents of a VAE, trained from nothing."""
+
+    family: ClassVar[str] = "lgt"
+    method: ClassVar[str] = "scratch"
+    script: ClassVar[str] = "lgt_train.py"
+    label: ClassVar[str] = "LGT style transfer"
+    renamed: ClassVar[dict[str, str]] = {
+        "accumulation_steps": "gradient_accumulation_steps",
+        "batch_size": "train_batch_size",
+        "data_root": "train_data_dir",
+        "eval_interval": "sample_every_n_epochs",
+        "full_eval_interval": "sample_every_n_epochs, with test_images_per_style",
+        "label_drop_prob": "caption_dropout_rate",
+        "num_encoder_blocks": "layers_per_block",
+        "num_decoder_blocks": "layers_per_block",
+        "num_epochs": "max_train_epochs",
+        "num_styles": "nothing: there are as many as folders",
+        "resume_checkpoint": "resume",
+        "save_dir": "output_dir",
+        "save_interval": "save_every_n_epochs",
+        "style_subdirs": "nothing: every sub-folder of train_data_dir is a style",
+        "temperature_lambda": "sample_temperature",
+        "use_amp": "mixed_precision",
+        "use_gradient_checkpointing": "checkpoint_steps",
+        "vel_reg_weight": "w_velocity",
+        "vel_smooth_weight": "w_velocity_tv",
+    }
+
+    model: LgtModelOptions = LgtModelOptions()
+    dataset: LgtDatasetOptions
+    network: LgtNetworkOptions = LgtNetworkOptions()
+    optimizer: LgtOptimizerOptions = LgtOptimizerOptions()
+    training: LgtTrainingOptions = LgtTrainingOptions()
+    objective: LgtObjectiveOptions = LgtObjectiveOptions()
+    samples: LgtSampleOptions = LgtSampleOptions()
+    output: LgtOutputOptions = LgtOutputOptions()
+
+
 RUNS: dict[tuple[str, str], type[RunOptions]] = {
     (run.family, run.method): run
-    for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull, QwenImageNetwork, ZImageNetwork, ZImageFull, Ddpm)
+    for run in (SdxlNetwork, SdxlFull, SdNetwork, SdFull, FluxNetwork, FluxFull, QwenImageNetwork, ZImageNetwork, ZImageFull, Ddpm, Lgt)
 }
 """Kinds of runs by (family, method)."""

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from .drawing import DrawSection
 from .fields import Count, NotNegative, Options, Section, Show, WholeNumber, raise_all
 from .network import Rank
+from .transfer import TransferSection
 
 Precision = Literal["float", "fp16", "bf16"]
 AdapterLayout = Literal["kohya", "diffusers", "comfyui"]
@@ -343,7 +344,27 @@ class DdpmDraw(ToolOptions):
     report: ReportOptions = ReportOptions()
 
 
+class LgtTransfer(ToolOptions):
+    """Give pictures another style, with a model that learned styles."""
+
+    name: ClassVar[str] = "lgt_infer"
+    family: ClassVar[str] = "lgt"
+    script: ClassVar[str] = "lgt_infer.py"
+    label: ClassVar[str] = "Transfer a style"
+    renamed: ClassVar[dict[str, str]] = {
+        "checkpoint": "ckpt",
+        "cfg_scale": "cfg",
+        "num_steps": "steps",
+        "source_style": "source",
+        "target_style": "target",
+        "temperature_lambda": "temperature",
+    }
+
+    transfer: TransferSection
+    report: ReportOptions = ReportOptions()
+
+
 TOOLS: dict[str, type[ToolOptions]] = {
-    tool.name: tool for tool in (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata, DdpmDraw)
+    tool.name: tool for tool in (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata, DdpmDraw, LgtTransfer)
 }
 """The tools by name, in the order of the page."""

@@ -21,12 +21,14 @@ from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import Progress
 from sd_scripts.library.protocols import Batch, Condition, ModelFamily, Parts
 from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.lgt import LgtDatasetOptions
 
 from .cache import Cache, Caches, CorruptEntry, Entry
 from .controls import check_controls
 from .encoding import Encoding, Rows
 from .fill import Job, Tensors, fill, in_groups
 from .prefetch import Prefetcher
+from .styles import StyleDraws
 from .views import Look, Seen, View, cached_view, control_views, geometry_of, normalised, see, see_control, view_of, with_outside
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,10 @@ class _Ready:
     texts: list[Condition] = field(default_factory=list)
     shown: list[list[Tensor]] = field(default_factory=list)
     """Per sample its control pictures as the text encoder sees them."""
+    goals: list[str] = field(default_factory=list)
+    """Per sample the style it takes on, in data sets of styles."""
+    references: list[Tensor] = field(default_factory=list)
+    """Per sample latents (R, C, h, w) of pictures of that style."""
 
 
 class DataPipeline:
@@ -99,6 +105,7 @@ class DataPipeline:
         self._empty: Condition | None = None
         self._parts: Parts | None = None
         self._encoding: Encoding | None = None
+        self._styles = StyleDraws(plan, options, seed) if isinstance(options, LgtDatasetOptions) else None
         self._picture_groups: list[list[Look]] = []
         self._text_groups: list[list[str]] = []
         self._row_groups: list[list[Rows]] = []
@@ -285,6 +292,8 @@ class DataPipeline:
         ready = _Ready(refs, views, captions)
         for view, caption in zip(views, captions, strict=True):
             self._load_pixels(ready, view, edits, cached)
+            if self._styles is not None:
+                self._load_references(self._styles, ready, caption)
             if self.cached_encoders:
                 ready.texts.append(self._cached_rows(view, caption) if edits else self._cached_text(caption))
             elif edits and self.untrained_encoders:
@@ -300,6 +309,15 @@ class DataPipeline:
         else:
             ready.seen.append(see(self.plan, self.seed, view))
             ready.control_pixels.append([see_control(self.plan, self.seed, control) for control in controls])
+
+    def _load_references(self, styles: StyleDraws, ready: _Ready, caption: str) -> None:
+        """Adds the style that the next sample takes on, and pictures of it."""
+        ref = ready.refs[len(ready.goals)]
+        goal = styles.goal(ref.number, self.plan.pictures[ref.picture].caption, caption)
+        ready.goals.append(goal)
+        ready.references.append(
+            torch.stack([self._cached_latents(view)["latents"].float() for view in styles.references(ref.number, goal)])
+        )
 
     def _finish(self, ready: _Ready) -> Batch:
         """Encodes what was not cached, in the calling thread, and puts the batch together."""
@@ -322,6 +340,9 @@ class DataPipeline:
             captions=ready.captions,
             regularisation=torch.tensor([self.plan.subset_of(ref.picture).is_reg for ref in ready.refs]),
             terms=self._term_weights(ready.refs),
+            towards=self._known_encoding().encode_texts(ready.goals) if ready.goals else [],
+            goals=ready.goals,
+            references=ready.references,
             step=step,
             progress=max(0, step) / self.num_steps,
         )
@@ -337,7 +358,7 @@ class DataPipeline:
 
     def _encode_captions(self, ready: _Ready) -> list[Condition]:
         encoding = self._known_encoding()
-        if not self.untrained_encoders:
+        if self.trained_encoders and not self.untrained_encoders:
             return [{} for _ in ready.refs]
         if not encoding.edits:
             return encoding.encode_texts(ready.captions)

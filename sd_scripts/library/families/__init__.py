@@ -15,6 +15,7 @@ FAMILIES: dict[str, str] = {
     "qwen_edit": "sd_scripts.library.families.qwen_edit:QwenEdit",
     "zimage": "sd_scripts.library.families.zimage:ZImage",
     "ddpm": "sd_scripts.library.families.ddpm:Ddpm",
+    "lgt": "sd_scripts.library.families.lgt:Lgt",
 }
 """Import path of each family's class by the family's name."""
 

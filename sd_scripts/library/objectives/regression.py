@@ -15,7 +15,7 @@ from sd_scripts.library import diffusion
 from sd_scripts.library.objectives.distances import Distance
 from sd_scripts.library.objectives.noise import Draw, draws
 from sd_scripts.library.objectives.weights import Weight
-from sd_scripts.library.protocols import Batch, Denoiser, Kind, Losses, Path
+from sd_scripts.library.protocols import ESTIMATE, Batch, Denoiser, Kind, Losses, Path
 from sd_scripts.library.rng import rng_for
 
 Times = Callable[[Tensor, tuple[int, int]], Tensor]
@@ -82,7 +82,7 @@ class Regression:
                 prediction = model.only(rows)(x_t[rows], t[rows])
             if count:
                 estimates[rows] = diffusion.to_x0(self.kind, self.path, x_t[rows], prediction, t[rows])
-        return model.with_estimate(estimates)
+        return model.told([{ESTIMATE: estimate} for estimate in estimates])
 
 
 def chosen_rows(chosen: Tensor, model: Denoiser) -> tuple[list[int], int]:

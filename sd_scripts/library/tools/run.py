@@ -30,6 +30,7 @@ _WORK = {
     "verify_lora": ("tools.verifying", "verify"),
     "edit_metadata": ("tools.headers", "edit"),
     "ddpm_sample": ("drawing", "draw"),
+    "lgt_infer": ("transferring", "transfer"),
 }
 
 

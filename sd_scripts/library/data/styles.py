@@ -1,0 +1,57 @@
+"""Which style each sample takes on, and real pictures of that style to compare it with: draws of the sample's number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from sd_scripts.dataset.buckets import Size
+from sd_scripts.dataset.draws import fraction_for
+from sd_scripts.dataset.plan import Plan
+from sd_scripts.schema.lgt import LgtDatasetOptions
+
+from .views import View, cached_view
+
+T = TypeVar("T")
+Cuts = list[tuple[int, int]]
+"""(picture, resolution) pairs."""
+
+
+class StyleDraws:
+    """The goals and references of a run's samples. A style is the caption of its pictures; the empty one stands for all of them."""
+
+    def __init__(self, plan: Plan, options: LgtDatasetOptions, seed: int) -> None:
+        self._plan, self._options, self._seed = plan, options, seed
+        self._cuts: dict[str, Cuts] = {}
+        self._in_bucket: dict[Size, dict[str, Cuts]] = {}
+        for picture, resolution in sorted(plan.trained_cuts()):
+            style, bucket = plan.pictures[picture].caption, plan.cut(picture, resolution).bucket
+            self._cuts.setdefault(style, []).append((picture, resolution))
+            self._in_bucket.setdefault(bucket, {}).setdefault(style, []).append((picture, resolution))
+        self.styles: tuple[str, ...] = tuple(sorted(self._cuts))
+
+    def goal(self, number: int, own: str, caption: str) -> str:
+        """The style that a sample of style `own` takes on; empty for a sample whose caption was dropped."""
+        if not caption:
+            return ""
+        others = [style for style in self.styles if style != own]
+        if not others or fraction_for(self._seed, number, "same style") < self._options.same_style_rate:
+            return own
+        return self._one(others, number, "style")
+
+    def references(self, number: int, goal: str) -> list[View]:
+        """num_references looks at training pictures of the goal, of one size and perhaps the same picture twice; for the empty goal each is
+        of a style drawn for it."""
+        first = self._one(self._cuts[self._style(self.styles, goal, number, 0)], number, "reference/0")
+        there = self._in_bucket[self._plan.cut(*first).bucket]
+        rest = [
+            self._one(there[self._style(sorted(there), goal, number, place)], number, f"reference/{place}")
+            for place in range(1, self._options.num_references)
+        ]
+        return [cached_view(self._plan, self._seed, picture, resolution) for picture, resolution in (first, *rest)]
+
+    def _style(self, styles: Sequence[str], goal: str, number: int, place: int) -> str:
+        return goal or self._one(styles, number, f"reference style/{place}")
+
+    def _one(self, choices: Sequence[T], number: int, stream: str) -> T:
+        return choices[int(fraction_for(self._seed, number, stream) * len(choices))]
