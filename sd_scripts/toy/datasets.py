@@ -1,6 +1,7 @@
 """Write the toy datasets in kohya's folder layout: pictures, captions beside them, regularisation pictures.
 
-Edit sets have in each folder target/ with the edited pictures and their instructions, and control/ with the pictures to edit.
+Edit sets have in each folder target/ with the edited pictures and their instructions, and control/ with the pictures to edit. The set of
+styles has a folder for each style, in train/ and in test/.
 Knows pictures and files; never imports torch.
 """
 
@@ -19,7 +20,7 @@ from tempfile import mkdtemp
 
 from PIL import Image
 
-from sd_scripts.toy import edits, worlds
+from sd_scripts.toy import edits, styles, worlds
 from sd_scripts.toy.edits import EditKind
 from sd_scripts.toy.worlds import Scene
 
@@ -30,6 +31,7 @@ DATASETS = {
     "edit_border": "pairs to learn from: 24 of 'add a border', which the base qwen_edit does not know, and 240 of old instructions",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
     "shapes": "1920 circles, squares and triangles: what the bases were trained on, and enough to begin from nothing",
+    "styles": "120 unpaired pictures in each of four styles, and 18 test pictures of the same scenes, which no other shows, in all of them",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
 
@@ -42,11 +44,12 @@ _SIZES = tuple((width * scale, height * scale) for scale, (width, height) in ite
 
 @dataclass(frozen=True)
 class ToyDataset:
-    """Where a written dataset lies; reg_data_dir is None when it has no regularisation pictures."""
+    """Where a written dataset lies; reg_data_dir is None when it has no regularisation pictures, and test_data_dir when none to test on."""
 
     name: str
     train_data_dir: Path
     reg_data_dir: Path | None
+    test_data_dir: Path | None
 
 
 def write_dataset(name: str, folder: Path) -> ToyDataset:
@@ -59,8 +62,8 @@ def write_dataset(name: str, folder: Path) -> ToyDataset:
     if _read_record(folder) != _record(name):
         _check_replaceable(folder)
         _replace(folder, files | {_RECORD: _record(name)})
-    reg = folder / "reg"
-    return ToyDataset(name, folder / "train", reg if any(path.startswith("reg/") for path in files) else None)
+    reg, test = (folder / part if any(path.startswith(f"{part}/") for path in files) else None for part in ("reg", "test"))
+    return ToyDataset(name, folder / "train", reg, test)
 
 
 def _files(name: str) -> dict[str, bytes]:
@@ -84,6 +87,14 @@ def _files(name: str) -> dict[str, bytes]:
         return _pairs("train/1_edit", edits.OLD_KINDS, 64, 20)
     if name == "shapes":
         return _pictures("train/1_shape", _old_scenes(1920), 13)
+    if name == "styles":
+        # Every style learns from other scenes, so that nothing pairs them; the test asks for scenes that none has seen.
+        held_out = [scene for scene in worlds.scenes() if scene in worlds.HELD_OUT]
+        files = {}
+        for number, style in enumerate(styles.STYLES):
+            files |= _in_style(f"train/{style}", style, _old_scenes(styles.TRAIN_PICTURES, order=30 + number), 30 + number)
+            files |= _in_style(f"test/{style}", style, held_out, 29)
+        return files
     close = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"toy dataset {name!r} is unknown; the datasets are {', '.join(DATASETS)}{hint}")
@@ -95,11 +106,11 @@ def _stars(num: int) -> list[Scene]:
     return [Scene("star", colors[index % len(colors)], places[(2 * index + index // len(colors)) % len(places)]) for index in range(num)]
 
 
-def _old_scenes(num: int, colors: tuple[str, ...] = tuple(worlds.COLORS)) -> list[Scene]:
+def _old_scenes(num: int, colors: tuple[str, ...] = tuple(worlds.COLORS), order: int = 10) -> list[Scene]:
     # The whole world in a drawn order, as often as it takes.
     trained = worlds.trained(colors)
-    order = worlds.rng_for(10, num).permutation(len(trained))
-    return [trained[order[index % len(trained)]] for index in range(num)]
+    places = worlds.rng_for(order, num).permutation(len(trained))
+    return [trained[places[index % len(trained)]] for index in range(num)]
 
 
 def _pictures(folder: str, scenes: list[Scene], seed: int, caption_every: int = 1) -> dict[str, bytes]:
@@ -113,6 +124,14 @@ def _pictures(folder: str, scenes: list[Scene], seed: int, caption_every: int = 
         if caption_every and index % caption_every == 0:
             files[f"{stem}.txt"] = f"{worlds.caption(scene, rng)}\n".encode()
     return files
+
+
+def _in_style(folder: str, style: str, scenes: list[Scene], seed: int) -> dict[str, bytes]:
+    # One size: the model sees windows of neighbouring latents, and what is in them should not depend on how a picture was scaled.
+    return {
+        f"{folder}/{index:03d}_{scene.color}_{scene.shape}.png": _png(styles.draw(scene, style, worlds.rng_for(seed, index)))
+        for index, scene in enumerate(scenes)
+    }
 
 
 def _pairs(folder: str, kinds: tuple[EditKind, ...], num: int, seed: int) -> dict[str, bytes]:

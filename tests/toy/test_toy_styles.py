@@ -1,0 +1,133 @@
+"""The toy's styles: the same scenes look different in each, a picture's pixels tell its style, and nothing pairs the training pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sd_scripts.toy import styles, worlds
+from sd_scripts.toy.datasets import ToyDataset, write_dataset
+from sd_scripts.toy.worlds import Scene
+
+SCENE = Scene("square", "blue", "top right")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> ToyDataset:
+    return write_dataset("styles", tmp_path_factory.mktemp("toy") / "styles")
+
+
+def pixels(style: str, seed: int, scene: Scene = SCENE) -> np.ndarray:
+    return np.asarray(styles.draw(scene, style, worlds.rng_for(seed)), dtype=np.float64)
+
+
+def pictures(folder: Path) -> dict[str, np.ndarray]:
+    """Name -> pixels (H, W, 3), 0 to 255."""
+    found = {}
+    for path in sorted(folder.glob("*.png")):
+        with Image.open(path) as image:
+            found[path.name] = np.asarray(image.convert("RGB"), dtype=np.float64)
+    return found
+
+
+def paper(picture: np.ndarray) -> np.ndarray:
+    border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+    return np.median(border, axis=0)
+
+
+def box(picture: np.ndarray) -> np.ndarray:
+    """Left, top, right and bottom of what is there, in pixels."""
+    there = np.abs(picture - paper(picture)).sum(axis=2) > 60
+    return np.array([edge for axis in (0, 1) for edge in np.flatnonzero(there.any(axis=axis))[[0, -1]]])
+
+
+def statistics(picture: np.ndarray) -> np.ndarray:
+    """Brightness of the paper; how colourful what is on it is; and how long its border is, for its area."""
+    ground = paper(picture)
+    there = np.abs(picture - ground).sum(axis=2) > 60
+    colors = picture[there]
+    border = sum(np.diff(there, axis=axis).sum() for axis in (0, 1))
+    return np.array([ground.mean(), (colors.max(axis=1) - colors.min(axis=1)).mean(), border / there.sum() ** 0.5])
+
+
+def test_a_style_is_a_folder_and_every_style_has_as_many_pictures(written: ToyDataset) -> None:
+    assert written.test_data_dir is not None and written.reg_data_dir is None
+    for folder, num in ((written.train_data_dir, styles.TRAIN_PICTURES), (written.test_data_dir, len(worlds.HELD_OUT))):
+        assert sorted(path.name for path in folder.iterdir()) == sorted(styles.STYLES)
+        for style in styles.STYLES:
+            found = pictures(folder / style)
+            assert len(found) == num
+            assert {picture.shape for picture in found.values()} == {(styles.SIDE, styles.SIDE, 3)}
+            assert len({picture.tobytes() for picture in found.values()}) == num
+    assert len(styles.STYLES) >= 3
+    assert list(written.train_data_dir.rglob("*.txt")) == [], "the folder's name says all"
+
+
+def test_test_pictures_show_the_same_in_every_style_and_training_pictures_do_not(written: ToyDataset) -> None:
+    assert written.test_data_dir is not None
+    names = {style: list(pictures(written.test_data_dir / style)) for style in styles.STYLES}
+    assert all(found == names["flat"] for found in names.values())
+    boxes = {style: [box(picture) for picture in pictures(written.test_data_dir / style).values()] for style in ("flat", "line", "night")}
+    for style in ("line", "night"):
+        assert np.abs(np.subtract(boxes[style], boxes["flat"])).max() <= 1.5, style
+    trained = {style: [path.name for path in sorted((written.train_data_dir / style).iterdir())] for style in styles.STYLES}
+    assert len({tuple(found) for found in trained.values()}) == len(styles.STYLES)
+
+
+def test_no_training_picture_shows_a_scene_of_the_test(written: ToyDataset) -> None:
+    """Read back from the pixels of the style that is drawn as the world's own pictures."""
+    read = [worlds.read(Image.fromarray(np.uint8(picture))) for picture in pictures(written.train_data_dir / "flat").values()]
+    clear = [reading for reading in read if None not in (reading.shape, reading.color, reading.place)]
+    assert len(clear) >= 0.8 * len(read)
+    shown = {(reading.shape, reading.color, reading.place) for reading in clear}
+    assert len(shown) > 50
+    assert not shown & {(scene.shape, scene.color, scene.place) for scene in worlds.HELD_OUT}
+
+
+@pytest.mark.parametrize("style", styles.STYLES)
+def test_a_seed_gives_the_same_picture_and_another_seed_another_one(style: str) -> None:
+    assert np.array_equal(pixels(style, 3), pixels(style, 3))
+    assert not np.array_equal(pixels(style, 3), pixels(style, 4))
+
+
+def test_styles_are_what_they_are_called() -> None:
+    drawn = {style: pixels(style, 5) for style in styles.STYLES}
+    assert paper(drawn["night"]).max() < 90 and paper(drawn["night"]).argmax() == 2
+    assert all(paper(drawn[style]).min() > 220 for style in ("dots", "flat", "line"))
+    share = {style: (np.abs(picture - paper(picture)).sum(axis=2) > 60).mean() for style, picture in drawn.items()}
+    assert share["line"] < 0.6 * share["flat"], "an outline"
+    assert 0.55 * share["flat"] < share["dots"] < 0.9 * share["flat"], "holes of a quarter of the area"
+    assert share["night"] == pytest.approx(share["flat"], rel=0.03)
+    dark = drawn["line"][np.abs(drawn["line"] - paper(drawn["line"])).sum(axis=2) > 400]
+    assert (dark.max(axis=1) - dark.min(axis=1)).max() < 12, "outlines have no colour"
+
+
+def test_a_larger_picture_is_the_same_picture_larger() -> None:
+    for style in styles.STYLES:
+        small = styles.draw(SCENE, style, worlds.rng_for(8))
+        large = styles.draw(SCENE, style, worlds.rng_for(8), side=2 * styles.SIDE).resize(small.size, Image.Resampling.BOX)
+        error = np.abs(np.asarray(small, dtype=np.float64) - np.asarray(large, dtype=np.float64))
+        assert error.mean() < 2.5, style
+
+
+def test_the_nearest_mean_of_simple_statistics_names_every_style(written: ToyDataset) -> None:
+    """Learned from the training pictures alone; the test pictures show other scenes."""
+    assert written.test_data_dir is not None
+    learned = {style: [statistics(picture) for picture in pictures(written.train_data_dir / style).values()] for style in styles.STYLES}
+    everything = np.concatenate(list(learned.values()))
+    scale = everything.std(axis=0)
+    means = {style: np.mean(found, axis=0) for style, found in learned.items()}
+
+    def named(picture: np.ndarray) -> str:
+        return min(means, key=lambda style: np.linalg.norm((statistics(picture) - means[style]) / scale))
+
+    wrong = [
+        (style, name)
+        for style in styles.STYLES
+        for name, picture in pictures(written.test_data_dir / style).items()
+        if named(picture) != style
+    ]
+    assert wrong == []
