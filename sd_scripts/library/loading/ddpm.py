@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import UNet2DConditionModel
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 
 from sd_scripts.library import diffusion
 from sd_scripts.library.families import caption_tokenizer
 from sd_scripts.library.families.caption_encoder import CaptionEncoder
-from sd_scripts.library.loading import original
+from sd_scripts.library.loading import made
 from sd_scripts.library.loading.common import (
     BASE,
     CONFIGS,
     Config,
     FamilySpec,
-    Found,
     PartSpec,
     config_of,
     dtypes_of,
-    given,
-    network,
-    network_in_folder,
     read_json,
     read_networks,
-    structure,
 )
-from sd_scripts.library.loading.headers import VAE, read_header, what_is
-from sd_scripts.library.loading.original import Stored
-from sd_scripts.library.loading.source import Source, find
-from sd_scripts.library.loading.weights import entries
-from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, write_folder
+from sd_scripts.library.loading.made import latent_factor as latent_factor
 from sd_scripts.library.protocols import Beginning, Dtypes, Parts
-from sd_scripts.library.rng import seed_for
 from sd_scripts.schema.ddpm import DdpmModelOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.rundir import RunDirectory
 
-FORMAT = 1
-"""Version of what is written; raised when older programs could not read it rightly."""
 DESCRIPTION = "kohya_like.ddpm"
 """Header entry of a single file with everything that is no tensor, as JSON."""
 TOKENIZER = "tokenizer.json"
@@ -66,11 +52,6 @@ class PixelSpace(ModelMixin, ConfigMixin):
         self.one = nn.Parameter(torch.ones(1), requires_grad=False)
 
 
-def _same_names(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """The layout of networks that were never published in another one."""
-    return Stored
-
-
 SPEC = FamilySpec(
     name="ddpm",
     label="a small DDPM",
@@ -79,20 +60,10 @@ SPEC = FamilySpec(
     pipelines=("TextDdpm",),
     configs=CONFIGS / "ddpm",
     parts={
-        "backbone": PartSpec("unet", "UNet2DConditionModel", UNet2DConditionModel.from_config, _same_names, ("unet.",)),
-        "te1": PartSpec("text_encoder", "CaptionEncoder", CaptionEncoder.from_config, _same_names, ("text_encoder.",)),
-        "vae": PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, _same_names, ("vae.",)),
+        "backbone": PartSpec("unet", "UNet2DConditionModel", UNet2DConditionModel.from_config, made.same_names, ("unet.",)),
+        "te1": PartSpec("text_encoder", "CaptionEncoder", CaptionEncoder.from_config, made.same_names, ("text_encoder.",)),
+        "vae": made.VAE_PART,
     },
-)
-_VAES = FamilySpec(
-    # The built-in bases share one VAE, and a single file has none but the published configuration of Stable Diffusion 1.x.
-    name="sd",
-    label="a small DDPM in latents",
-    needs="",
-    files=("an SD 1.x model", "an SD 2.x model", "an SDXL checkpoint"),
-    pipelines=(),
-    configs=CONFIGS / "sd1",
-    parts={"vae": PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("first_stage_model.",), (VAE,))},
 )
 
 
@@ -109,7 +80,7 @@ def tokenizer_for(options: DdpmModelOptions, captions: Collection[str]) -> str:
     problems = [
         Problem(name, f"{name}: the tokenizer {path.name} has its own; remove {name}, or tokenizer")
         for name in ("vocab_size", "lowercase")
-        if getattr(options, name) != _default(name)
+        if getattr(options, name) != made.default_of(options, name)
     ]
     text = ""
     try:
@@ -129,32 +100,21 @@ def tokenizer_for(options: DdpmModelOptions, captions: Collection[str]) -> str:
 def build(options: DdpmModelOptions, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """A new model on `device`, frozen and in eval mode; see protocols.NewFamily."""
     tokenizer = caption_tokenizer.read_tokenizer(beginning.files[TOKENIZER], options.max_token_length)
-    found = None if options.vae is None else given(_VAES, "vae", "vae", options.vae, None)
+    found = None if options.vae is None else made.vae_of(options.vae, "a small DDPM in latents")
     config = None if found is None else config_of(found.module)
     check_sizes(beginning.sizes, len(options.channel_multipliers), config)
     dtypes = dtypes_of(("backbone", "te1", "vae"), dtype, options.vae_dtype)
     vae = PixelSpace() if found is None else read_networks({"vae": found}, "the VAE", device, dtypes, without)["vae"]
     networks = {
-        "backbone": _drawn(
+        "backbone": made.drawn(
             lambda: UNet2DConditionModel(**unet_config(options, config, beginning.sizes)), "backbone", beginning.seed, without
         ),
-        "te1": _drawn(lambda: CaptionEncoder(**text_config(options, tokenizer)), "te1", beginning.seed, without),
+        "te1": made.drawn(lambda: CaptionEncoder(**text_config(options, tokenizer)), "te1", beginning.seed, without),
         "vae": vae,
     }
-    for name, module in networks.items():
-        if name not in without:
-            # Past diffusers' own `to`, which warns of a list of modules to be kept in float32 that is empty here.
-            nn.Module.to(module, device=device, dtype=dtypes[name] if name != "vae" else None)
-        module.eval().requires_grad_(False)
+    made.placed(networks, device, dtypes, without)
     architecture = architecture_of(options) | {"vocab_size": caption_tokenizer.num_tokens(tokenizer)}
     return _parts(networks, tokenizer, scheduler_config(options), "a new model", architecture)
-
-
-def _drawn(make: Callable[[], nn.Module], name: str, seed: int, without: Collection[str]) -> nn.Module:
-    """A network with weights of its own stream of random numbers; nobody else's generator moves."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if name in without else "cpu"):
-        torch.manual_seed(seed_for(seed, 0, f"weights/{name}"))
-        return make()
 
 
 def _parts(networks: Mapping[str, nn.Module], tokenizer: Tokenizer, scheduler: Config, source: str, architecture: Config) -> Parts:
@@ -180,10 +140,8 @@ def unet_config(options: DdpmModelOptions, vae: Config | None, sizes: Sequence[t
     widths = [options.base_channels * multiplier for multiplier in options.channel_multipliers]
     attends = [level in options.attention_levels for level in range(len(widths))]
     channels = 3 if vae is None else vae["latent_channels"]
-    width, height = max(sizes, key=lambda size: (min(size) / max(size), size[0] * size[1]))
-    factor = latent_factor(vae)
     return {
-        "sample_size": (height // factor, width // factor),
+        "sample_size": made.sample_size(sizes, vae),
         "in_channels": channels * (2 if options.self_conditioning else 1),
         "out_channels": channels,
         "block_out_channels": tuple(widths),
@@ -236,46 +194,15 @@ def scheduler_config(options: DdpmModelOptions) -> Config:
 
 def architecture_of(options: DdpmModelOptions) -> Config:
     """The options that the model's files hold, as plain JSON values by name."""
-    architecture: Config = {name: value for name, value in options.model_dump(mode="json").items() if name not in NOT_ARCHITECTURE}
-    return architecture
-
-
-def latent_factor(vae: Config | None) -> int:
-    """How many pixels one latent is wide: 1 without a VAE."""
-    return 1 if vae is None else 2 ** (len(vae["block_out_channels"]) - 1)
+    return made.architecture_of(options, NOT_ARCHITECTURE)
 
 
 def check_sizes(sizes: Collection[tuple[int, int]], levels: int, vae: Config | None) -> None:
     """Raises OptionError when pictures (width, height) cannot be halved as often as a U-Net of so many levels does."""
-    multiple = latent_factor(vae) * 2 ** (levels - 1)
-    wrong = [f"{width} x {height}" for width, height in sizes if width % multiple or height % multiple]
-    named = ", ".join(wrong[:6]) + (" and others" if len(wrong) > 6 else "")
-    if wrong:
-        raise OptionError(
-            Problem(
-                "channel_multipliers",
-                f"channel_multipliers: {levels} levels halve the sides {levels - 1} times, which needs pictures with sides that are "
-                f"multiples of {multiple}, but there are {named}. Set bucket_reso_steps, "
-                f"resolution, sample_size and --w and --h of prompts to multiples of {multiple}, or take fewer levels",
-            )
-        )
-
-
-def _default(name: str) -> Any:
-    return DdpmModelOptions.model_fields[name].default
+    made.check_sizes(sizes, levels, vae, "bucket_reso_steps, resolution, sample_size and --w and --h of prompts")
 
 
 # Reading.
-
-
-@dataclass(frozen=True)
-class _Described:
-    """A saved model before its weights are read."""
-
-    networks: dict[str, Found]
-    tokenizer: str
-    scheduler: Config
-    architecture: Config
 
 
 def load(options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -285,98 +212,24 @@ def load(options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without
     architecture that say otherwise than the model.
     """
     assert options.pretrained_model_name_or_path is not None
-    source = _source(options.pretrained_model_name_or_path)
-    try:
-        described = _in_file(source) if source.is_file else _in_folder(source, without)
-        tokenizer = caption_tokenizer.read_tokenizer(described.tokenizer, described.networks["te1"].module.config.max_length)
-    except OptionError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
-        raise OptionError(f"{BASE}: the description of {source.label} is damaged ({err}). Copy or export it again") from err
-    _check_options(options, described, source)
+    source = made.source_of(SPEC, options.pretrained_model_name_or_path)
+    with made.reading(source):
+        described = made.described(SPEC, DESCRIPTION, source, without)
+        text = described.more["tokenizer"] if source.is_file else read_json(source.path / "tokenizer" / TOKENIZER, BASE)
+        tokenizer = caption_tokenizer.read_tokenizer(json.dumps(text), described.networks["te1"].module.config.max_length)
+    _check_options(options, described)
     dtypes = dtypes_of(("backbone", "te1", "vae"), dtype, options.vae_dtype)
     networks = read_networks(described.networks, source.label, device, dtypes, without)
     networks.setdefault("vae", PixelSpace().eval().to(device))
     return _parts(networks, tokenizer, described.scheduler, source.label, described.architecture)
 
 
-def _source(value: str) -> Source:
-    if value == "toy":
-        raise OptionError(f"{BASE}: there is no built-in model of this kind; leave it empty to begin from nothing")
-    source = find(BASE, value, SPEC.name, folders=[part.folder for part in SPEC.parts.values()])
-    if source.is_file or not (source.path / "config.toml").is_file():
-        return source
-    run = RunDirectory(source.path)
-    shown = [path for path in run.path.iterdir() if not path.name.startswith(".")]
-    saved = [path for path in shown if path.suffix == ".safetensors" or (path / "model_index.json").is_file()]
-    if not saved:
-        raise OptionError(f"{BASE}: the run {source.label} has saved no model yet; it saves at its end, and with save_every_n_steps before")
-    newest = max(saved, key=lambda path: (path.stat().st_mtime_ns, path.name))
-    return Source(newest, newest.name)
-
-
-def _in_file(source: Source) -> _Described:
-    header = read_header(source.path, BASE)
-    text = header.metadata.get(DESCRIPTION)
-    if text is None:
-        raise OptionError(f"{BASE}: {source.label} is {what_is(header)}; {SPEC.needs} is needed")
-    description = json.loads(text)
-    _check_format(description, source)
-    networks = {
-        name: network(
-            SPEC, name, description[part.folder], entries(header, BASE, part.prefixes[0]), BASE, f"{part.folder} of {source.label}"
-        )
-        for name, part in SPEC.parts.items()
-        if description[part.folder] is not None
-    }
-    return _Described(networks, json.dumps(description["tokenizer"]), description["scheduler"], description["architecture"])
-
-
-def _in_folder(source: Source, without: Collection[str]) -> _Described:
-    """Of networks in `without` only the configuration is needed."""
-    index_file = source.path / "model_index.json"
-    if not index_file.is_file():
-        raise OptionError(f"{BASE}: the folder {source.label} has no model_index.json; {SPEC.needs} is needed, or the folder of its run")
-    index = read_json(index_file, BASE)
-    if index.get("_class_name") not in SPEC.pipelines:
-        raise OptionError(f"{BASE}: {source.label} is a {index.get('_class_name', 'model of an unknown kind')}; {SPEC.needs} is needed")
-    _check_format(index, source)
-    networks = {
-        name: (structure if name in without else network_in_folder)(
-            SPEC, name, source.path / part.folder, None, BASE, f"{source.label}/{part.folder}"
-        )
-        for name, part in SPEC.parts.items()
-        if part.folder in index
-    }
-    tokenizer = read_json(source.path / "tokenizer" / TOKENIZER, BASE)
-    scheduler = read_json(source.path / "scheduler" / "scheduler_config.json", BASE)
-    scheduler.pop("_diffusers_version", None)
-    return _Described(networks, json.dumps(tokenizer), scheduler, index["architecture"])
-
-
-def _check_format(description: Mapping[str, Any], source: Source) -> None:
-    if description["format"] > FORMAT:
-        raise OptionError(
-            f"{BASE}: {source.label} was saved by a newer version of this program (format {description['format']}, known is {FORMAT}); "
-            "update this one"
-        )
-
-
-def _check_options(options: DdpmModelOptions, described: _Described, source: Source) -> None:
+def _check_options(options: DdpmModelOptions, described: made.Described) -> None:
     """Raises OptionError for options that were set and are not what the model is."""
-    wanted = architecture_of(options)
-    problems = [
-        Problem(
-            name,
-            f"{name}: {getattr(options, name)} is asked for, but {source.label} was made with {described.architecture[name]}, and a model "
-            f"keeps its architecture; remove {name}",
-        )
-        for name, value in wanted.items()
-        if getattr(options, name) != _default(name) and value != described.architecture[name]
-    ]
+    problems = made.architecture_problems(options, architecture_of(options), described)
     if options.vae is not None:
         own = "brings its own VAE" if "vae" in described.networks else "works on pixels"
-        problems.append(Problem("vae", f"vae: {source.label} {own}; remove vae"))
+        problems.append(Problem("vae", f"vae: {described.source.label} {own}; remove vae"))
     if problems:
         raise OptionError(problems)
 
@@ -388,37 +241,14 @@ def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None
     """Writes the model in dtype or as it is: `safetensors` is one file, `diffusers` a folder; both hold everything that drawing needs."""
     written = {name: part for name, part in SPEC.parts.items() if not isinstance(parts.modules()[name], PixelSpace)}
     tokenizer = json.loads(_plain_tokenizer(parts.tokenizers["te1"]))
-    common = {"format": FORMAT, "architecture": parts.settings["architecture"]}
-    if save_model_as == "diffusers":
-        spec = FamilySpec(**{**vars(SPEC), "parts": written})
 
-        def add_tokenizer(folder: Path) -> None:
-            (folder / "tokenizer").mkdir()
-            (folder / "tokenizer" / TOKENIZER).write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    def add_tokenizer(folder: Path) -> None:
+        (folder / "tokenizer").mkdir()
+        (folder / "tokenizer" / TOKENIZER).write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
-        vae = {"vae": ["diffusers", "AutoencoderKL"]} if "vae" in written else {}
-        write_folder(spec, parts, path, dtype, metadata, {**common, **vae}, also=add_tokenizer)
-        return
-    assert save_model_as == "safetensors", f"{save_model_as} is no form of a whole model"
-    configs = {part.folder: _config(parts.modules()[name]) if name in written else None for name, part in SPEC.parts.items()}
-    description = {**common, **configs, "tokenizer": tokenizer, "scheduler": parts.scheduler_config}
-    tensors = {
-        f"{part.prefixes[0]}{key}": _lazy(tensor, dtype)
-        for name, part in written.items()
-        for key, tensor in tensors_of(parts.modules()[name]).items()
-    }
-    write_file(path, tensors, {**metadata, DESCRIPTION: json.dumps(description, sort_keys=True, ensure_ascii=False)})
-
-
-def _lazy(tensor: Tensor, dtype: torch.dtype | None) -> Lazy:
-    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    return Lazy(tuple(tensor.shape), wanted, lambda: tensor.to("cpu", wanted))
-
-
-def _config(module: nn.Module) -> Config:
-    """A network's configuration as JSON has it, without names of folders."""
-    plain: Config = json.loads(json.dumps({key: value for key, value in config_of(module).items() if not key.startswith("_")}))
-    return plain
+    # A file says of each network that it might have whether it has it.
+    more = {"tokenizer": tokenizer, **{part.folder: None for name, part in SPEC.parts.items() if name not in written}}
+    made.save(replace(SPEC, parts=written), DESCRIPTION, parts, path, save_model_as, dtype, metadata, more, add_tokenizer)
 
 
 def _plain_tokenizer(tokenizer: Tokenizer) -> str:
