@@ -131,7 +131,7 @@ def room_for(what: str, folder: Path) -> Iterator[None]:
 def remove_leftovers(run: RunDirectory) -> list[str]:
     """Deletes what a killed process left half-written in the run folder; returns the names."""
     removed = []
-    for folder in (run.path, run.state, run.samples):
+    for folder in (run.path, run.state, run.samples, run.inference):
         for path in sorted(folder.glob(f".*{TEMPORARY_MARK}*")) if folder.is_dir() else []:
             if path.is_dir():
                 shutil.rmtree(path)
@@ -222,6 +222,7 @@ class Checkpointer:
         manifest = {
             "format": FORMAT,
             "step": step,
+            "epochs": [self._epochs_done(step - 1), self._epochs_done(step)] if step else [0, 0],
             "fingerprint": self._identity.fingerprint,
             "dataset": self._identity.dataset,
             "world": self._identity.world,

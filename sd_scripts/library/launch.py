@@ -24,6 +24,7 @@ from sd_scripts.schema.runs import RUNS, RunOptions
 
 from .errors import TrainingError
 from .ranks import REFUSED_FILE
+from .resume import epoch_in
 from .schedules import factor_at, key_values
 from .stopping import Stopped, StopRequest
 
@@ -145,10 +146,10 @@ def _check_upload(options: RunOptions) -> None:
 
 def _check_resume(options: RunOptions) -> None:
     resume = options.distributed.resume
-    if resume not in ("auto", "latest", "none") and not resume.isdigit() and not Path(resume).expanduser().is_dir():
-        raise OptionError(
-            Problem("resume", f"resume: {resume} is not a folder; give auto, latest, none, a step, or the folder of a state or of a run")
-        )
+    named = resume in ("auto", "latest", "none") or resume.isdigit() or epoch_in(resume) is not None
+    if not named and not Path(resume).expanduser().is_dir():
+        text = "give auto, latest, none, a step, epoch:N, or the folder of a state or of a run"
+        raise OptionError(Problem("resume", f"resume: {resume} is not a folder; {text}"))
 
 
 def start(asked: flat.Invocation) -> int:

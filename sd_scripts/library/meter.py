@@ -53,6 +53,8 @@ class StepLog:
     seconds: dict[str, float] = field(default_factory=dict)
     overflowed: bool = False
     stop: bool = False
+    asked: bool = False
+    """Somebody wants samples after this step."""
     marks: Marks = field(default_factory=dict)
 
 

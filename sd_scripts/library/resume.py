@@ -17,7 +17,7 @@ from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
-from .states import BrokenState, check_state, newest_whole, state_folders
+from .states import BrokenState, check_state, newest_whole, read_manifest, state_folders
 
 HARMLESS = {
     *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "profile"),
@@ -92,6 +92,8 @@ def choose(wanted: Wanted) -> Start:
         return _latest(run, wanted)
     if resume.isdigit():
         return _from_step(run, int(resume), wanted)
+    if (epoch := epoch_in(resume)) is not None:
+        return _from_epoch(run, epoch, wanted)
     return _from_path(run, Path(resume).expanduser(), wanted)
 
 
@@ -164,14 +166,7 @@ def _continued(run: RunDirectory, wanted: Wanted) -> Start:
 
 def _from_step(run: RunDirectory | None, step: int, wanted: Wanted) -> Start:
     """A step of the run in run_dir, or of the newest run of this name; the latter branches off into a new folder."""
-    source = run
-    if source is None:
-        named = runs_named(Path(wanted.options.output_dir), wanted.options.output_name)
-        if not named:
-            raise _problem(
-                f"there is no run named {wanted.options.output_name} in {wanted.options.output_dir} whose step {step} could be used"
-            )
-        source = named[0]
+    source = _source(run, f"step {step}", wanted)
     states = {int(path.name): path for path in state_folders(source.state)}
     if step not in states:
         there = f"it has the steps {', '.join(map(str, sorted(states)))}" if states else "it has no saved states"
@@ -179,10 +174,52 @@ def _from_step(run: RunDirectory | None, step: int, wanted: Wanted) -> Start:
     return _from_state(run, states[step], wanted)
 
 
+def _from_epoch(run: RunDirectory | None, epoch: int, wanted: Wanted) -> Start:
+    """The state that was saved at the end of an epoch, counted from 1; where it is looked for, and where it leads, is as with a step."""
+    source = _source(run, f"epoch {epoch}", wanted)
+    states = epoch_states(source.state)
+    if epoch not in states:
+        ends = f"it has the ends of the epochs {', '.join(map(str, states))}" if states else "it has no state from the end of an epoch"
+        others = [str(int(path.name)) for path in state_folders(source.state) if path not in states.values()]
+        within = f", and within epochs the steps {', '.join(others)}, which resume = <step> takes" if others else ""
+        raise _problem(f"{source.path} has no state saved at the end of epoch {epoch}; {ends}{within}")
+    return _from_state(run, states[epoch], wanted)
+
+
+def epoch_in(resume: str) -> int | None:
+    """The N of resume = epoch:N; None for anything else."""
+    word, colon, number = resume.partition(":")
+    return int(number) if word == "epoch" and colon and number.isdigit() else None
+
+
+def epoch_states(folder: Path) -> dict[int, Path]:
+    """The states inside `state/` that were saved at the end of an epoch, by its number from 1, in order.
+
+    A step of few pictures may end several epochs. States of earlier versions do not say which, and are left out.
+    """
+    found: dict[int, Path] = {}
+    for path in state_folders(folder):
+        with suppress(BrokenState):
+            before, done = read_manifest(path).get("epochs", (0, 0))
+            found |= dict.fromkeys(range(before + 1, done + 1), path)
+    return found
+
+
+def _source(run: RunDirectory | None, what: str, wanted: Wanted) -> RunDirectory:
+    """The run whose state is meant: that in run_dir, or the newest of this name."""
+    if run is not None:
+        return run
+    options = wanted.options
+    named = runs_named(Path(options.output_dir), options.output_name)
+    if not named:
+        raise _problem(f"there is no run named {options.output_name} in {options.output_dir} whose {what} could be used")
+    return named[0]
+
+
 def _from_path(run: RunDirectory | None, path: Path, wanted: Wanted) -> Start:
     """A state folder, or a run folder whose newest whole state is taken."""
     if not path.is_dir():
-        raise _problem(f"{path} is not a folder; give auto, latest, none, a step, or the folder of a state or of a run")
+        raise _problem(f"{path} is not a folder; give auto, latest, none, a step, epoch:N, or the folder of a state or of a run")
     if (path / "manifest.json").is_file() or path.parent.name == "state":
         return _from_state(run, path, wanted)
     state, broken = newest_whole(path / "state")

@@ -21,9 +21,10 @@ from tqdm import tqdm
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.training import TrainingOptions
 
-from .checkpoint import Checkpointer, NoRoomLeft, State, mismatch
+from .checkpoint import Checkpointer, NoRoomLeft, State, mismatch, room_for
 from .compiling import plain_code
 from .ema import MovingAverage
+from .epochs import EpochLog
 from .errors import NonFiniteLoss
 from .meter import PAUSES, Meter, Phases, Sections, StepLog, largest, marks_of, peak_gib
 from .nonfinite import Shown, write_report
@@ -160,7 +161,9 @@ class Trainer:
         stop: StopRequest,
         phases: Phases,
         peers: Peers | None = None,
+        leading_parts: Sequence[str] = (),
     ) -> None:
+        """leading_parts: parts of the loss that come first in the table of epochs."""
         self.options, self.timetable, self.family, self.parts = options, timetable, family, parts
         self.network, self.objective, self.data, self.optimizer = network, objective, data, optimizer
         self.checkpointer, self.export, self.samples = checkpointer, export, samples
@@ -185,6 +188,7 @@ class Trainer:
         broadcast(self._whole, accelerator)
         self.average = MovingAverage(self.weights, options.ema_decay) if options.use_ema else None
         self.meter = Meter(timetable.global_batch, device)
+        self.epochs = EpochLog(run.epochs, leading_parts)
         self.profiler = StepProfiler(run, options.profile if self._main else 0, device)
         self.best: tuple[float, int] | None = None
         """Lowest held-out loss whose file is kept, and its step; see save_best."""
@@ -198,7 +202,12 @@ class Trainer:
             "weights": {name: weight.detach().float() for name, weight in self.weights.items()},
             "optimizer": self.optimizer.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
-            "loop": {"step": self.step, "scaler": self.scaler.state_dict(), "best": self.best},
+            "loop": {
+                "step": self.step,
+                "scaler": self.scaler.state_dict(),
+                "best": self.best,
+                "epochs": self.epochs.state_dict(),
+            },
         }
         return {name: gathered(group, keep=self._main) for name, group in state.items()}
 
@@ -215,7 +224,8 @@ class Trainer:
         if self.scaler.is_enabled() and state["loop"]["scaler"]:
             self.scaler.load_state_dict(state["loop"]["scaler"])
         self.step = state["loop"]["step"]
-        # A state of an earlier version says nothing of it, and a new run folder has no file of it.
+        # A state of an earlier version says nothing of these, and a new run folder has no file of the best.
+        self.epochs.load_state_dict(state["loop"].get("epochs"), self.step)
         best = state["loop"].get("best")
         self.best = best if best is not None and self.checkpointer.best_path.exists() else None
 
@@ -229,6 +239,7 @@ class Trainer:
         with self.stop.finishing_steps(), tqdm(total=total, initial=self.step, desc="train", unit="step", disable=not self._main) as bar:
             try:
                 self.meter.begin(total, self._planned(), self.phases.seconds())
+                self._write_epochs()
                 self._after_step(again=True)
                 first, stopped = self.step, False
                 self.phases.enter("warmup")
@@ -244,7 +255,7 @@ class Trainer:
                         self.phases.enter("train")
                     self._report(log, self.step == first + 1, bar)
                     stopped = log.stop and self.step < total
-                    self._after_step(stopping=stopped)
+                    self._after_step(stopping=stopped, asked=log.asked)
                     self.meter.paused(self.phases.seconds())
                 self.profiler.finish(self.step)
             except BaseException as err:
@@ -276,7 +287,8 @@ class Trainer:
                 for name, value in {"loss": losses.loss, **losses.parts}.items():
                     sums[name] = sums.get(name, 0) + value.detach().sum().float() / self.timetable.global_batch
         with sections.of("fwd_bwd"):
-            sums["stop"] = torch.tensor(float(self.stop.requested()), device=self.accelerator.device)
+            for name, asked in (("stop", self.stop.requested()), ("asked", self._asked_for_samples())):
+                sums[name] = torch.tensor(float(asked), device=self.accelerator.device)
             for weight in self.weights.values():
                 # A layer that was dropped, or whose output nobody reads: another process may have used it, and sums need a partner.
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -289,10 +301,10 @@ class Trainer:
                 # The one place where the loop waits for the device.
                 *values, grad_norm = torch.stack([*sums.values(), norm]).tolist()
         found = dict(zip(sums, values))
-        stop, loss = found.pop("stop") > 0, found.pop("loss")
+        stop, asked, loss = found.pop("stop") > 0, found.pop("asked") > 0, found.pop("loss")
         with sections.of("opt_step"):
             overflowed = self._optimizer_step(step, loss, grad_norm, gradients, shown)
-        return StepLog(loss, grad_norm, found, sections.all(), overflowed, stop, sections.marks)
+        return StepLog(loss, grad_norm, found, sections.all(), overflowed, stop, asked, sections.marks)
 
     def _optimizer_step(self, step: int, loss: float, grad_norm: float, gradients: list[Tensor], shown: Sequence[Shown]) -> bool:
         """Moves the weights; in fp16 a step whose scaled gradients overflowed is left out, which is what the return value says."""
@@ -369,6 +381,7 @@ class Trainer:
     def _report(self, log: StepLog, warming_up: bool, bar: tqdm) -> None:  # type: ignore[type-arg]
         bar.update()
         self.meter.add(log, warming_up)
+        self._count_epoch(log)
         if log.overflowed and self._main:
             self.run.log("warning", text=f"step {self.step}: a gradient overflowed in fp16; the step was left out, the loss scale halved")
         last = log.stop or self.step == self.timetable.total_steps
@@ -382,11 +395,40 @@ class Trainer:
         scaled = {"scale": self.scaler.get_scale(), "overflowed": self.meter.overflowed} if self.scaler.is_enabled() else {}
         averaged = {} if self.average is None else {"ema_decay": self.average.decay_at(self.step - 1)}
         point = self.meter.point(self.step, peak) | scaled | averaged
-        # The largest of the groups' rates: LoRA+ and text encoders have their own.
-        point["lr"] = max(group["lr"] * group.get("d", 1.0) for group in self.optimizer.param_groups)
+        point["lr"] = self._learning_rate()
         self.run.log("step", step=self.step, epoch=self.timetable.epochs_done(self.step - 1), **point)
         self.accelerator.log(point, step=self.step)
         bar.set_postfix(loss=f"{point['loss']:.4f}", refresh=False)
+
+    def _learning_rate(self) -> float:
+        """The largest of the groups' rates: LoRA+ and text encoders have their own."""
+        return float(max(group["lr"] * group.get("d", 1.0) for group in self.optimizer.param_groups))
+
+    def _count_epoch(self, log: StepLog) -> None:
+        """Adds a step to its epoch, and writes down an epoch that is over; the run may end within one."""
+        self.epochs.add(log)
+        table, before = self.timetable, self.timetable.epochs_done(self.step - 1)
+        ends = table.epochs_done(self.step) > before
+        if not ends and self.step < table.total_steps:
+            return
+        rate = self._learning_rate()
+        row = self.epochs.end(before + 1, rate) if ends else self.epochs.so_far(before + 1, rate)
+        if row is None or not self._main:
+            return
+        with room_for(self.run.epochs.name, self.run.path):
+            if ends:
+                self.epochs.append()
+            else:
+                self.epochs.write(row)
+        self.run.log("epoch", step=self.step, **row)
+
+    def _write_epochs(self) -> None:
+        """Brings the table of epochs to what is known at the beginning of a session."""
+        if self._main:
+            ended = self.step >= self.timetable.total_steps
+            row = self.epochs.so_far(self.timetable.epochs_done(self.step - 1) + 1, self._learning_rate()) if ended else None
+            with room_for(self.run.epochs.name, self.run.path):
+                self.epochs.write(row)
 
     def _planned(self) -> dict[str, list[int]]:
         """The steps after which each kind of pause is still to come."""
@@ -416,11 +458,19 @@ class Trainer:
             validates=table.validation_due(step) or (exports and table.validates_with_saves),
         )
 
-    def _after_step(self, again: bool = False, stopping: bool = False) -> None:
-        """Validates, saves and samples what is due after `self.step` steps; again: only what a killed process did not come to."""
+    def _asked_for_samples(self) -> bool:
+        """Whether somebody wants to see now what the network can do; the first process looks, and tells the others in a step's sums."""
+        return self._main and self.samples is not None and self.run.evaluation_requested()
+
+    def _after_step(self, again: bool = False, stopping: bool = False, asked: bool = False) -> None:
+        """Validates, saves and samples what is due after `self.step` steps; again: only what a killed process did not come to.
+
+        asked: samples are wanted, due or not.
+        """
         step = self.step
         ended = step >= self.timetable.total_steps
         exports, state, samples, validates = self._due(step)
+        samples = samples or asked
         state = not again and (stopping or state)
         validates = not again and validates
         if again and exports:
@@ -440,6 +490,8 @@ class Trainer:
                     self.checkpointer.exported(step, self.checkpointer.export_path(step))
             if samples and self._takes_part and self.samples is not None:
                 self.phases.enter("sample")
+                if self._main:
+                    self.run.clear_evaluation()
                 with self._together(), plain_code(self.parts.backbone):
                     self.samples.render(step, missing_only=again)
         # Those who had nothing to do wait here, however long it takes, and not in the next sum of gradients, which has a limit.

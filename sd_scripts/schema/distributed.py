@@ -24,7 +24,7 @@ class DistributedOptions(Section):
     resume: Annotated[str, Show(kind="start")] = "auto"
     """Where to start: auto continues the newest run with this output_name and the same settings, and starts a new one where there is none;
     latest insists on the newest state of this output_name; none starts afresh; a folder is a state or run folder to continue from; a number
-    is a step of the run."""
+    is a step of the run, and epoch:N the end of its Nth epoch. Whatever is named here is used, also where newer states are."""
     multi_gpu: bool = False
     """Train with several processes, one for each GPU (on a machine without a GPU, on the CPU)."""
     num_gpus: Annotated[WholeNumber, _SEVERAL] = 0

@@ -30,7 +30,10 @@ class RunDirectory:
         self.meta = path / "run_meta.json"
         self.state = path / "state"
         self.samples = path / "samples"
+        self.epochs = path / "epochs.csv"
+        self.inference = path / "inference"
         self.stop_file = path / "stop.request"
+        self.evaluate_file = path / "evaluate.request"
 
     @classmethod
     def create(cls, parent: Path, name: str, options: RunOptions | str) -> RunDirectory:
@@ -110,6 +113,17 @@ class RunDirectory:
     def clear_stop(self) -> None:
         """Takes a request back; a resumed run starts with it."""
         self.stop_file.unlink(missing_ok=True)
+
+    def evaluation_requested(self) -> bool:
+        return self.evaluate_file.exists()
+
+    def request_evaluation(self) -> None:
+        """Asks the training to evaluate after the step it is at."""
+        write_atomically(self.evaluate_file, "evaluate\n")
+
+    def clear_evaluation(self) -> None:
+        """Takes a request back; an evaluation that begins does."""
+        self.evaluate_file.unlink(missing_ok=True)
 
 
 def _plain(value: object) -> object:
