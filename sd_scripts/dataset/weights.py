@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
+from sd_scripts.schema.lgt import LgtObjectiveOptions
 from sd_scripts.schema.objective import RegressionOptions
 
 NAMES = ("loss_weight", *TERMS)
@@ -40,7 +41,7 @@ def _mistyped(key: str) -> str:
     return f"{key} is no weight of the loss; {f'did you mean {close[0]}?' if close else 'known are ' + ', '.join(NAMES)}"
 
 
-def terms_of(options: RegressionOptions) -> dict[str, float]:
+def terms_of(options: RegressionOptions | LgtObjectiveOptions) -> dict[str, float]:
     """The further terms of a run's loss with their weights; none in objectives that have no such terms."""
     if not isinstance(options, ZImageObjectiveOptions):
         return {}

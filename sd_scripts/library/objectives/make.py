@@ -13,6 +13,7 @@ from sd_scripts.dataset.weights import terms_of as term_weights
 from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import distance_of
+from sd_scripts.library.objectives.energy import Energy, too_small
 from sd_scripts.library.objectives.flow_matching import Curvature, FlowMatching, Guidance
 from sd_scripts.library.objectives.levels import FromAnchors, FromDensity, LevelsOf
 from sd_scripts.library.objectives.regression import Interpretation, Regression, Times, as_it_is
@@ -23,7 +24,10 @@ from sd_scripts.library.protocols import Kind, Objective, Path
 from sd_scripts.schema.acrf import ZImageObjectiveOptions
 from sd_scripts.schema.ddpm import DdpmObjectiveOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.lgt import LgtObjectiveOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+
+AnyObjectiveOptions = RegressionOptions | LgtObjectiveOptions
 
 
 def density_of(options: ObjectiveOptions | FlowObjectiveOptions, sides: tuple[int, int]) -> Density:
@@ -108,26 +112,41 @@ def levels_of(options: ZImageObjectiveOptions, path: Path, scheduler_config: Map
     )
 
 
-def num_anchors(options: RegressionOptions) -> int:
+def num_anchors(options: AnyObjectiveOptions) -> int:
     """How many samples in a row see every noise level that is trained; 0 where levels are not dealt."""
     return options.turbo_steps if isinstance(options, ZImageObjectiveOptions) and options.objective == "acrf" else 0
 
 
-def wants_empty_text(options: RegressionOptions) -> bool:
+def wants_empty_text(options: AnyObjectiveOptions) -> bool:
     """Whether the objective asks the network for its answer to the empty caption."""
     return isinstance(options, ZImageObjectiveOptions) and options.cfg_training_scale > 1
 
 
-def check_prior(options: RegressionOptions, has_regularisation: bool) -> None:
+def check_prior(options: AnyObjectiveOptions, has_regularisation: bool) -> None:
     """Raises OptionError where the objective compares regularisation pictures with the base model, and the data has none."""
     if isinstance(options, ZImageObjectiveOptions) and options.base_prior_weight and not has_regularisation:
         text = "base_prior_weight compares with the base model on regularisation pictures, and the data set has none"
         raise OptionError(Problem("base_prior_weight", f"{text}; add a subset with is_reg = true or reg_data_dir, or set it to 0"))
 
 
-def wants_colours(options: RegressionOptions, own_terms: Collection[str]) -> bool:
+def wants_colours(options: AnyObjectiveOptions, own_terms: Collection[str]) -> bool:
     """Whether a term of the loss looks at colours: of the run, or of own_terms that data sets and pictures have weights for."""
     return any(weight > 0 or name in own_terms for name, weight in term_weights(options).items() if name in COLOUR_TERMS)
+
+
+def check_styles(options: AnyObjectiveOptions, styles: Collection[str]) -> None:
+    """Raises OptionError where the objective has weights for styles that are not among those of the data."""
+    unknown = [name for name in options.weight_of_style if name not in styles] if isinstance(options, LgtObjectiveOptions) else []
+    if unknown:
+        text = f"style_weights: the data set has no style {', '.join(map(repr, unknown))}; it has {', '.join(sorted(styles))}"
+        raise OptionError(Problem("style_weights", f"{text}. Correct the name, or leave it out"))
+
+
+def check_sides(options: AnyObjectiveOptions, sides: Collection[tuple[int, int]]) -> None:
+    """Raises OptionError where latents of sides (h, w) are too small for what the objective compares in them."""
+    problems = too_small(options, sides) if isinstance(options, LgtObjectiveOptions) else []
+    if problems:
+        raise OptionError(problems)
 
 
 def flow_matching_of(
@@ -149,7 +168,7 @@ def flow_matching_of(
 
 
 def make(
-    options: RegressionOptions,
+    options: AnyObjectiveOptions,
     path: Path,
     kind: Kind,
     scheduler_config: Mapping[str, Any] = MappingProxyType({}),
@@ -160,6 +179,9 @@ def make(
     colours (3, C) maps latents to luminance and two colours; terms that look at them cannot do without. Raises OptionError for weights and
     levels that the model cannot have.
     """
+    if isinstance(options, LgtObjectiveOptions):
+        assert kind == "velocity"
+        return Energy(path, options)
     if isinstance(options, ZImageObjectiveOptions):
         return flow_matching_of(options, path, scheduler_config, colours)
     if isinstance(options, FlowObjectiveOptions):
