@@ -15,6 +15,7 @@ from sd_scripts.dataset import scan
 from sd_scripts.dataset.buckets import Size, area_size
 from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.pairs import controls_of
+from sd_scripts.dataset.pictures import Picture
 from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
 from sd_scripts.dataset.weights import terms_of
 from sd_scripts.schema.errors import OptionError
@@ -42,11 +43,10 @@ class View:
         plan = self.plan
         table = plan.table()
         trained = [row for row in plan.pictures if not plan.subsets[row.subset].is_reg]
-        captioned = sum(1 for picture in trained if picture.caption.strip())
+        by_style = plan.options.by_style
         per_epoch = max(plan.steps_of_epochs(1), 1)
         facts = [
-            ("Pictures", f"{len(trained)} to train on, {len(plan.pictures) - len(trained)} for regularisation"),
-            ("Captions", f"{captioned} of {len(trained)}"),
+            *(self._styled(trained) if by_style else self._captioned(trained)),
             ("One epoch", f"{plan.samples_per_epoch} samples, {plan.steps_of_epochs(1)} steps of {plan.global_batch_size}"),
             ("The run", f"{self.num_steps} steps, about {self.num_steps / per_epoch:.1f} epochs"),
         ]
@@ -66,7 +66,10 @@ class View:
             for row in table[:SHOWN_BUCKETS]
         ]
         tables = [{"title": "Buckets", "head": head, "rows": rows}]
-        tables.append({"title": "First samples as they will be shown", "head": ["Picture", "Caption"], "rows": self._captions()})
+        if by_style:
+            tables.insert(0, {"title": "Styles", "head": ["Style", "Pictures"], "rows": _styles(trained)})
+        said = "Style" if by_style else "Caption"
+        tables.append({"title": "First samples as they will be shown", "head": ["Picture", said], "rows": self._captions()})
         notes = list(plan.warnings)
         if len(table) > SHOWN_BUCKETS:
             notes.append(f"{len(table) - SHOWN_BUCKETS} more buckets are not listed.")
@@ -76,15 +79,31 @@ class View:
         notes.append("Only the headers of the pictures were read; training reads all of each before it starts.")
         return {"title": "Data set", "facts": facts, "tables": tables, "notes": notes}
 
+    def _captioned(self, trained: list[Picture]) -> list[tuple[str, str]]:
+        captioned = sum(1 for picture in trained if picture.caption.strip())
+        return [
+            ("Pictures", f"{len(trained)} to train on, {len(self.plan.pictures) - len(trained)} for regularisation"),
+            ("Captions", f"{captioned} of {len(trained)}"),
+        ]
+
+    def _styled(self, trained: list[Picture]) -> list[tuple[str, str]]:
+        return [("Pictures", f"{len(trained)} to train on"), ("Styles", str(len(_styles(trained))))]
+
     def _captions(self) -> list[list[str]]:
+        nothing = "(none)" if self.plan.options.by_style else "(empty)"
         rules = self.plan.caption_rules(self.num_steps)
         if self.plan.steps_of_epochs(1) == 0:
-            return [[picture.name, picture.caption or "(empty)"] for picture in self.plan.pictures[:SHOWN_CAPTIONS]]
+            return [[picture.name, picture.caption or nothing] for picture in self.plan.pictures[:SHOWN_CAPTIONS]]
         shown: list[list[str]] = []
         for ref in self.plan.samples(min(self.num_steps, SHOWN_CAPTIONS)):
             if len(shown) < SHOWN_CAPTIONS:
-                shown.append([self.plan.pictures[ref.picture].name, caption_of(self.plan, rules, ref) or "(empty)"])
+                shown.append([self.plan.pictures[ref.picture].name, caption_of(self.plan, rules, ref) or nothing])
         return shown
+
+
+def _styles(trained: list[Picture]) -> list[list[str]]:
+    """Each style with the number of its pictures."""
+    return [[style, str(count)] for style, count in sorted(Counter(picture.caption for picture in trained).items())]
 
 
 def _sides(size: Size) -> str:

@@ -1,9 +1,10 @@
 """Pictures drawn with the saved files of a run: the JSON routes of the panel beside it. The tool of the run's family does the work, on the
-bench of tools.py; the pictures lie in `drawn/<start>` inside the run folder.
+bench of tools.py; the pictures lie in `drawn/<start>` inside the run folder, with the picture that the tool worked on where it takes one.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,23 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, live, tools
 from .context import Context
+from .predictions import MAX_UPLOAD_BYTES
 from .supervisor import Job
 
 ENDINGS = frozenset({".png"})
+STYLES = "styles.json"
+"""In the folder of a run that learned styles: their names."""
+TARGET, FROM = "target", "source"
+"""The options of a tool that name the style to take on and the one that the picture has."""
+AUTO, AVERAGE = "auto", "average"
+"""What a picture's style may be besides those of the model."""
+MAX_STYLES_BYTES = 1 << 20
 
 
 def models(job: Job) -> list[str]:
@@ -48,12 +58,62 @@ def _folder(job: Job, started: tools.Started) -> Path:
     return job.path / tools.DRAWN / started.name
 
 
-def _started(bench: tools.ToolBench, job: Job, tool: type[ToolOptions], texts: dict[str, Any]) -> tools.Started:
+def styles(job: Job) -> list[str]:
+    """The styles that a run has learned; empty where it learned none, or has not come so far."""
+    file = job.path / STYLES
+    try:
+        said = json.loads(file.read_bytes()) if not file.is_symlink() and file.stat().st_size <= MAX_STYLES_BYTES else None
+    except (OSError, ValueError):
+        return []
+    return [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+
+
+def _form(tool: type[ToolOptions], job: Job) -> dict[str, Any]:
+    """The tool's form, with the styles of the run to choose from."""
+    made = tools.form_of(tool, without=(tools.MODEL, tools.PICTURES))
+    known = styles(job)
+    for field in made["fields"] if known else ():
+        if field["name"] == TARGET:
+            field |= {"suggestions": known, "default": known[0]}
+        elif field["name"] == FROM:
+            field |= {"control": "select", "choices": [AUTO, *known, AVERAGE]}
+    return made
+
+
+def _source(context: Context, bench: tools.ToolBench, tool: type[ToolOptions], texts: dict[str, Any]) -> Path | None:
+    """The single picture that the tool is to work on: an upload, or a file, which is taken as an upload is. None for all else, such as a
+    folder. Raises OptionError."""
+    text = texts.get(tools.IMAGE)
+    if tools.IMAGE not in flat.fields(tool) or not isinstance(text, str) or not text.strip():
+        return None
+    try:
+        upload = context.desk.upload(text)
+    except KeyError:
+        gone = f"{tools.IMAGE}: the picture that was given is not kept any more; choose it again"
+        raise OptionError(Problem(tools.IMAGE, gone)) from None
+    if upload is not None:
+        return upload
+    problems: list[Problem] = []
+    path = Path(bench.confined(tools.IMAGE, text, problems))
+    if problems or path.is_dir():
+        return None
+    try:
+        with path.open("rb") as file:
+            name, _size = context.desk.take_picture(file.read(MAX_UPLOAD_BYTES + 1))
+    except OSError as err:
+        raise OptionError(Problem(tools.IMAGE, f"{tools.IMAGE}: {path} cannot be read: {err.strerror}")) from err
+    except OptionError as err:
+        told = [problem.message.removeprefix("images: ") for problem in err.problems]
+        raise OptionError([Problem(tools.IMAGE, f"{tools.IMAGE}: {text}") for text in told]) from err
+    return context.desk.upload(name)
+
+
+def _started(context: Context, bench: tools.ToolBench, job: Job, tool: type[ToolOptions], texts: dict[str, Any]) -> tools.Started:
     """Starts the tool with the saved file that the form names. Raises OptionError."""
     name = texts.get(tools.MODEL)
     if name not in models(job):
         raise OptionError(Problem(tools.MODEL, f"{tools.MODEL}: {name} is not among the saved files of this run any more; choose another"))
-    return bench.draw(tool, job.path, job.path / str(name), texts)
+    return bench.draw(tool, job.path, job.path / str(name), texts, _source(context, bench, tool, texts))
 
 
 def routes(context: Context) -> list[Route]:
@@ -82,9 +142,10 @@ def routes(context: Context) -> list[Route]:
             job, tool = found(request)
         except KeyError:
             return gone("This run")
-        before = [{**tools.row(item), "prompt": item.order.texts.get("prompt", "")} for item in bench.recent(job.name)]
+        told = ("prompt", TARGET)
+        before = [{**tools.row(item), **{name: item.order.texts.get(name, "") for name in told}} for item in bench.recent(job.name)]
         now = {"models": models(job), "runs": before}
-        return JSONResponse({**tools.form_of(tool, without=(tools.MODEL, tools.PICTURES)), **now})
+        return JSONResponse({**_form(tool, job), **now, "maxBytes": MAX_UPLOAD_BYTES})
 
     async def start(request: Request) -> Response:
         try:
@@ -97,7 +158,7 @@ def routes(context: Context) -> list[Route]:
         if not isinstance(order, dict) or not isinstance(order.get("texts"), dict):
             return JSONResponse({"detail": "This is not an order of the page."}, 400)
         try:
-            started = await run_in_threadpool(_started, bench, job, tool, order["texts"])
+            started = await run_in_threadpool(_started, context, bench, job, tool, order["texts"])
         except OptionError as err:
             return JSONResponse({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
         return JSONResponse({"run": tools.row(started)})
@@ -111,7 +172,9 @@ def routes(context: Context) -> list[Route]:
         except KeyError:
             return gone("This")
         error = "\n".join(console.last_lines(started.path / "console.log", 12)) if started.state in ("failed", "died") else ""
-        return JSONResponse({**tools.detail(started, offset), "pictures": pictures(started, _folder(job, started)), "error": error})
+        folder = _folder(job, started)
+        source = tools.SOURCE if live.inside(folder, tools.SOURCE, ENDINGS) else ""
+        return JSONResponse({**tools.detail(started, offset), "pictures": pictures(started, folder), "source": source, "error": error})
 
     def picture(request: Request) -> Response:
         try:

@@ -68,6 +68,8 @@ _WORDS = {
     "tex": "texture",
     "struct": "structure",
     "neg": "negative",
+    "swd": "SWD",
+    "ode": "ODE",
 }
 SCRIPTS = tuple(f"{name}.js" for name in "form prompts starting desk imports field cluster tools viewer inference".split())
 """In the order in which they build on each other."""
@@ -79,7 +81,28 @@ _LABELS = {
     "multi_gpu": "Multi-GPU",
     "gpu_ids": "GPUs",
     "main_process_ip": "Main process address",
+    "w_style": "Style weight",
+    "w_content": "Content weight",
+    "w_flow": "Flow matching weight",
+    "w_low": "Low-pass weight",
+    "w_velocity": "Velocity weight",
+    "w_velocity_tv": "Velocity variation weight",
 }
+_LABELS_OF_FAMILY = {
+    "lgt": {
+        "caption_dropout_rate": "Style dropout rate",
+        "sample_every_n_epochs": "Evaluate every n epochs",
+        "sample_every_n_steps": "Evaluate every n steps",
+        "sample_at_first": "Evaluate at first",
+        "sample_steps": "Evaluation steps",
+        "sample_sampler": "Evaluation sampler",
+        "sample_strength": "Evaluation strength",
+        "sample_start": "Evaluation start",
+        "sample_cfg_scale": "Evaluation CFG scale",
+        "sample_temperature": "Evaluation temperature",
+    }
+}
+"""What an option is called where it means something else than elsewhere."""
 _SEPARATORS = re.compile(r"[\s,]+")
 
 
@@ -93,10 +116,11 @@ def run_of_key(key: object) -> type[RunOptions]:
     return next((run for run in RUNS.values() if run_key(run) == key), next(iter(RUNS.values())))
 
 
-def label(name: str) -> str:
-    """An option's name as words: `min_bucket_reso` is `Min bucket resolution`."""
-    if name in _LABELS:
-        return _LABELS[name]
+def label(name: str, family: str = "") -> str:
+    """An option's name as words, in a family's own where it has some: `min_bucket_reso` is `Min bucket resolution`."""
+    own = _LABELS_OF_FAMILY.get(family, {}).get(name) or _LABELS.get(name)
+    if own is not None:
+        return own
     words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
     return words[0].upper() + words[1:]
 
@@ -195,11 +219,11 @@ def group_of(run: type[RunOptions], field: FlatField) -> str:
     return look.BASICS if field.show.basic else str(getattr(run.model_fields[field.section].annotation, "title", "")) or field.section
 
 
-def specification(field: FlatField) -> dict[str, Any]:
-    """One field as form.js draws it; entries that say nothing are left out."""
+def specification(field: FlatField, family: str = "") -> dict[str, Any]:
+    """One field of a family's runs, or of a tool, as form.js draws it; entries that say nothing are left out."""
     spec = {
         "name": field.name,
-        "label": label(field.name),
+        "label": label(field.name, family),
         "help": field.help,
         "control": control(field),
         "default": to_text(field, field.default),
@@ -237,7 +261,7 @@ def schema_json() -> str:
         groups: dict[str, dict[str, list[int]]] = {name: {} for name in (look.BASICS, *look.GROUPS)}
         for field in shown_fields(run).values():
             group = group_of(run, field)
-            spec = json.dumps({**specification(field), "group": group}, ensure_ascii=False, separators=(",", ":"))
+            spec = json.dumps({**specification(field, run.family), "group": group}, ensure_ascii=False, separators=(",", ":"))
             number = pool.setdefault(spec, len(pool))
             about = "" if group == look.BASICS else " ".join((run.model_fields[field.section].annotation.__doc__ or "").split())
             groups.setdefault(group, {}).setdefault(about, []).append(number)

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from sd_scripts.schema.command import shown
 from sd_scripts.schema.errors import OptionError
 
-from . import causes, console, gpu, look, monitor, tools
+from . import causes, console, evaluations, gpu, look, monitor, tools
 from .context import Context
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
@@ -41,14 +41,14 @@ MAX_THUMBNAILS = 400
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
 WEIGHTS = frozenset({".safetensors"})
 DOWNLOADS = WEIGHTS | {".toml"}
-TOKENIZER = "tokenizer.json"
-"""Beside the weights of a model that reads captions with a tokenizer of its own."""
+BESIDE = frozenset({"tokenizer.json", "styles.json", "epochs.csv"})
+"""What a model needs beside its weights, and the table of the epochs."""
 SIDE_FOLDERS = re.compile(r"profile|nonfinite-\d+")
 """Folders inside a run folder whose files can be downloaded: what a profile or a loss that is no number has left."""
 SIDE_FILES = PICTURES | {".json", ".txt"}
 
 
-SCRIPTS = tuple(f"live{name}.js" for name in ("_tools", "_plot", "_curve", "_times", "_gpus", "_previews", "_draw", ""))
+SCRIPTS = (*(f"live_{name}.js" for name in "tools plot curve lines times gpus previews matrix picture draw".split()), "live.js")
 """Each after those that it needs."""
 
 
@@ -171,10 +171,13 @@ class Live:
         present = f"{watched.nonce}-{curve.generation}"
         # The last point may still take in neighbours, so it is sent again.
         first = max(0, min(points, len(curve.points)) - 1) if generation == present else 0
-        return {"generation": present, "first": first, "points": [point.row() for point in curve.points[first:]]}
+        points_now = curve.points[first:]
+        told = {"part_names": curve.part_names, "parts": [point.part_row(curve.part_names) for point in points_now]}
+        return {"generation": present, "first": first, "points": [point.row() for point in points_now], **told}
 
     def _lists(self, job: Job, progress: monitor.Progress, version: str) -> dict[str, Any]:
         files = _files(job.path)
+        on_disk = [each.row() for each in evaluations.found(job.run)]
         present = "-".join(
             str(part)
             for part in (
@@ -182,12 +185,14 @@ class Live:
                 progress.last_time if progress.phase == "sample" else 0,
                 len(progress.validation),
                 sum(progress.warnings.values()),
-                hash(tuple(files)) & 0xFFFFFFFF,
+                hash((tuple(files), tuple((each["name"], each["time"]) for each in on_disk), tuple(progress.evaluations))) & 0xFFFFFFFF,
+                job.run.evaluation_requested(),
                 job.state,
             )
         )
         if version == present:
             return {"version": present}
+        tool = tools.drawing_tool(job.run.config)
         samples = [
             {
                 "step": step,
@@ -205,7 +210,12 @@ class Live:
             "validation": progress.validation,
             "warnings": [[text, count] for text, count in progress.warnings.items()],
             "files": [{**vars(file), "path": str(job.path / file.name), "note": _note(progress, file.name)} for file in files],
-            "draws": tools.drawing_tool(job.run.config) is not None,
+            "draws": "" if tool is None else tool.name,
+            "evaluates": evaluations.evaluates(job.run.config),
+            "evaluation_requested": job.run.evaluation_requested(),
+            "evaluations": on_disk,
+            "measures": [[step, *(told.get(name) for name in monitor.MEASURES)] for step, told in sorted(progress.evaluations.items())],
+            "measure_names": monitor.MEASURES,
             "command": self._command(job),
         }
 
@@ -325,9 +335,30 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         return JSONResponse(live.machine(job, since))
 
     def sample(request: Request, job: Job) -> Response:
-        file = inside(job.run.samples, request.path_params["file"], PICTURES)
+        return picture_of(inside(job.run.samples, request.path_params["file"], PICTURES), request)
+
+    def evaluation(request: Request, job: Job) -> Response:
+        folder = evaluations.folder(job.run, request.path_params["name"])
+        summary = None if folder is None else evaluations.summary(folder)
+        return JSONResponse({"detail": "This evaluation is not on disk."}, 404) if summary is None else JSONResponse(summary)
+
+    def evaluated(request: Request, job: Job) -> Response:
+        folder = evaluations.folder(job.run, request.path_params["name"])
+        file = None if folder is None else inside(folder, request.path_params["file"], evaluations.FILES)
+        if folder is None or file is None or file.suffix != ".csv":
+            return picture_of(file, request)
+        return FileResponse(file, filename=f"{job.name}-{folder.name}-{file.name}", media_type="text/csv")
+
+    def evaluate(_request: Request, job: Job) -> Response:
+        if job.state != "running" or not evaluations.evaluates(job.run.config):
+            return JSONResponse({"detail": "Only a run of style transfer that is at work can evaluate now."}, 409)
+        job.run.request_evaluation()
+        return JSONResponse({"state": "requested"})
+
+    def picture_of(file: Path | None, request: Request) -> Response:
+        """A picture of a run, small or whole."""
         if file is None:
-            return JSONResponse({"detail": "There is no such preview."}, 404)
+            return JSONResponse({"detail": "There is no such picture."}, 404)
         cached = {"cache-control": "private, max-age=3600"}
         if request.query_params.get("size") != "thumb":
             return FileResponse(file, headers=cached)
@@ -335,7 +366,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
             return Response(live.thumbnail(file), media_type="image/webp", headers=cached)
         except OSError:
             # Half-written, or damaged: the page shows its place holder and asks again.
-            return JSONResponse({"detail": "This preview cannot be shown."}, 404)
+            return JSONResponse({"detail": "This picture cannot be shown."}, 404)
 
     def download(request: Request, job: Job) -> Response:
         file = downloadable(job.path, request.path_params["file"])
@@ -361,6 +392,9 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         Route("/kl/run/{run}/machine", with_job(machine)),
         Route("/kl/run/{run}/sample/{file}", with_job(sample)),
         Route("/kl/run/{run}/file/{file:path}", with_job(download)),
+        Route("/kl/run/{run}/evaluation/{name}", with_job(evaluation)),
+        Route("/kl/run/{run}/evaluation/{name}/{file}", with_job(evaluated)),
+        Route("/kl/run/{run}/evaluate", with_job(evaluate), methods=["POST"]),
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]
@@ -403,7 +437,7 @@ def downloadable(path: Path, name: str) -> Path | None:
     folder, slash, file = name.rpartition("/")
     if slash:
         return inside(path / folder, file, SIDE_FILES) if SIDE_FOLDERS.fullmatch(folder) and not (path / folder).is_symlink() else None
-    return inside(path, file, DOWNLOADS | {".json"}) if file == TOKENIZER else inside(path, file, DOWNLOADS)
+    return inside(path, file, frozenset({Path(file).suffix}) if file in BESIDE else DOWNLOADS)
 
 
 def _files(path: Path) -> list[SavedFile]:

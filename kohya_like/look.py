@@ -22,6 +22,7 @@ GROUPS = (
     "Memory",
     "Resume & Distributed",
     "Samples",
+    "Evaluation",
     "Saving",
 )
 """Accordions in the order of the page. A kind of run shows those that one of its sections names as its title."""

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,14 @@ SECTIONS = ("data_fetch", "fwd_bwd", "opt_step", "step_total")
 """Fields of a `step` event: seconds of the parts of a step, on the clock of the processor, and of the whole step."""
 GPU_SECTIONS = ("fwd_bwd_gpu", "opt_step_gpu", "step_total_gpu")
 """The same on the clock of the GPU, where there is one."""
+_OTHERS = (
+    *("kind", "time", "step", "epoch", "loss", "lr", "grad_norm", "seconds", "seconds_per_step", "images_per_second", "eta_seconds"),
+    *("step_in_session", "trained_seconds", "paused_seconds", "peak_gib", "scale", "overflowed", "ema_decay"),
+)
+STEP_FIELDS = frozenset((*_OTHERS, *SECTIONS, *GPU_SECTIONS))
+"""Fields of a `step` event that are no parts of the loss; every other number in one is such a part."""
+MEASURES = ("swd_target", "swd_ratio", "ssm_source", "structure")
+"""Fields of an `evaluation` event that are plotted."""
 
 
 @dataclass
@@ -89,6 +97,7 @@ class Point:
     """Neighbouring log lines of the curve, drawn as one: the last step, mean, lowest and highest loss, smoothed loss, learning rate.
 
     seconds are the means of SECTIONS, and of GPU_SECTIONS behind them where all of them are told; empty where some of the first are not.
+    parts are the means of the parts of the loss by name.
     """
 
     step: int
@@ -98,6 +107,7 @@ class Point:
     smooth: float
     lr: float
     seconds: tuple[float, ...] = ()
+    parts: dict[str, float] = field(default_factory=dict)
     count: int = 1
 
     def absorb(self, other: Point) -> None:
@@ -107,9 +117,15 @@ class Point:
             self.seconds = tuple((mine * self.count + its * other.count) / total for mine, its in both)
         else:
             self.seconds = max(self.seconds, other.seconds, key=len)
+        for name, its_part in other.parts.items():
+            self.parts[name] = (self.parts.get(name, its_part) * self.count + its_part * other.count) / total
         self.loss = (self.loss * self.count + other.loss * other.count) / total
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.step, self.smooth, self.lr, self.count = other.step, other.smooth, other.lr, total
+
+    def part_row(self, names: Sequence[str]) -> list[float | None]:
+        """The parts of these names; None for one that was not told."""
+        return [float(f"{self.parts[name]:.6g}") if name in self.parts else None for name in names]
 
     def row(self) -> list[float]:
         values = (self.loss, self.low, self.high, self.smooth, self.lr, *self.seconds)
@@ -124,20 +140,23 @@ class Curve:
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
         self.points: list[Point] = []
+        self.part_names: list[str] = []
+        """Parts of the loss in the order in which they came up."""
         self.generation = 0
         """Grows whenever points that were already given out change; until then a reader needs only what is new."""
         self._max = max_points
         self._stride = 1
         self._logged = 0
 
-    def add(self, step: int, loss: float, lr: float, seconds: tuple[float, ...] = ()) -> None:
+    def add(self, step: int, loss: float, lr: float, seconds: tuple[float, ...] = (), parts: Mapping[str, float] | None = None) -> None:
         """Appends a line of the log. A step that was seen before replaces everything from there on: the run went back to a state."""
         if self.points and step <= self.points[-1].step:
             self.go_back(step - 1)
         self._logged += 1
         weight = max(0.02, 1 / (0.15 * self._logged + 1)) if self.points else 1.0
         before = self.points[-1].smooth if self.points else loss
-        new = Point(step, loss, loss, loss, before + weight * (loss - before), lr, seconds)
+        new = Point(step, loss, loss, loss, before + weight * (loss - before), lr, seconds, dict(parts or {}))
+        self.part_names += [name for name in new.parts if name not in self.part_names]
         if self.points and self.points[-1].count < self._stride:
             self.points[-1].absorb(new)
         else:
@@ -171,6 +190,8 @@ class Progress:
 
     curve: Curve = field(default_factory=Curve)
     validation: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+    """MEASURES of the evaluations by step; a repeated step replaces its own."""
     samples: dict[tuple[int, int], Event] = field(default_factory=dict)
     """By (step, index of the prompt): a repeated step replaces its preview."""
     saved: list[Event] = field(default_factory=list)
@@ -207,6 +228,8 @@ class Progress:
                     self._enter("cache")
                 case "validation" if (loss := number(event.get("loss"))) is not None:
                     self.validation = [*self.validation, (whole(event.get("step")), loss)][-MAX_POINTS:]
+                case "evaluation":
+                    self._evaluation(event)
                 case "saved":
                     self.saved = [*self.saved, event][-500:]
                 case "sample":
@@ -216,6 +239,10 @@ class Progress:
                 case kind if kind in LAST_WORDS:
                     self.farewell = event
                     self._enter(kind)
+
+    def _evaluation(self, event: Event) -> None:
+        told = {name: value for name in MEASURES if (value := number(event.get(name))) is not None}
+        self.evaluations = dict(list({**self.evaluations, whole(event.get("step")): told}.items())[-MAX_POINTS:])
 
     def _enter(self, phase: str) -> None:
         if phase != self.phase:
@@ -227,6 +254,7 @@ class Progress:
         start = whole(event.get("start_step"))
         self.curve.go_back(start)
         self.validation = [item for item in self.validation if item[0] <= start]
+        self.evaluations = {step: told for step, told in self.evaluations.items() if step <= start}
         # Speed and remaining time are those of the new session, from its first line on.
         self.seconds.clear()
         self.last_step = {}
@@ -236,7 +264,7 @@ class Progress:
     def _step(self, event: Event) -> None:
         step, loss = whole(event.get("step")), number(event.get("loss"))
         if loss is not None:
-            self.curve.add(step, loss, learning_rate(event.get("lr")), sections(event))
+            self.curve.add(step, loss, learning_rate(event.get("lr")), sections(event), loss_parts(event))
         # Logs of earlier versions call it seconds.
         seconds = number(event.get("step_total", event.get("seconds")))
         if seconds is not None:
@@ -290,6 +318,11 @@ def sections(event: Event) -> tuple[float, ...]:
     if len(told[0]) < len(SECTIONS):
         return ()
     return tuple(told[0] + (told[1] if len(told[1]) == len(GPU_SECTIONS) else []))
+
+
+def loss_parts(event: Event) -> dict[str, float]:
+    """The parts of the loss that a `step` event tells."""
+    return {name: value for name, told in event.items() if name not in STEP_FIELDS and (value := number(told)) is not None}
 
 
 def learning_rate(value: object) -> float:

@@ -170,10 +170,19 @@ class Desk:
         os.utime(path)
         return name, images.read_size(path)
 
+    def upload(self, name: str) -> Path | None:
+        """The upload of this name; None when the name is none of an upload. Raises KeyError for one that is gone."""
+        if not _UPLOAD.fullmatch(name):
+            return None
+        if not (self.uploads / name).is_file():
+            raise KeyError(name)
+        return self.uploads / name
+
     def picture(self, name: str, session: str) -> Path:
         """The file behind a name that the page gives: an upload, or `<folder>/<file>` of a prediction of this session. Raises KeyError."""
-        if _UPLOAD.fullmatch(name) and (self.uploads / name).is_file():
-            return self.uploads / name
+        upload = self.upload(name)
+        if upload is not None:
+            return upload
         folder, slash, file = name.partition("/")
         if slash:
             return self.result(folder, file, session)

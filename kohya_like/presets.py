@@ -102,7 +102,7 @@ def difference(run: type[RunOptions], before: Mapping[str, form.Text], after: Ma
     for name, field in form.shown_fields(run).items():
         old, new = before.get(name, form.to_text(field, field.default)), after[name]
         if old != new and form.from_text(field, old) != form.from_text(field, new) and not _same_number(old, new):
-            changes.append(Change(form.label(name), _words(old), _words(new)))
+            changes.append(Change(form.label(name, run.family), _words(old), _words(new)))
     return changes
 
 

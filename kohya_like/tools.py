@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import time
 import uuid
@@ -41,6 +42,10 @@ OUTPUT = "save_to"
 """The option that names the file a tool writes."""
 MODEL, PICTURES = "ckpt", "out"
 """The options of a drawing tool that name the model and the folder of the pictures; the studio sets both."""
+IMAGE = "image"
+"""The option of a drawing tool that names the picture to work on, where it has one."""
+SOURCE = "source.png"
+"""That picture beside what became of it."""
 DRAWN = "drawn"
 """Folder inside a run folder, with a folder of pictures for each start of a drawing tool."""
 MAX_SUGGESTED = 200
@@ -103,7 +108,7 @@ class ToolBench:
             if known[name].show.kind not in ("file", "folder") or value is None:
                 continue
             items = value if isinstance(value, list) else [value]
-            confined = [self._confined(name, item, problems) for item in items if isinstance(item, str) and item.strip()]
+            confined = [self.confined(name, item, problems) for item in items if isinstance(item, str) and item.strip()]
             values[name] = confined if isinstance(value, list) else next(iter(confined), None)
         target = values.get(OUTPUT)
         if isinstance(target, str) and Path(target).exists():
@@ -116,7 +121,8 @@ class ToolBench:
             raise OptionError(problems)
         return built
 
-    def _confined(self, name: str, text: str, problems: list[Problem]) -> str:
+    def confined(self, name: str, text: str, problems: list[Problem]) -> str:
+        """The canonical path that an option's text names; what is wrong with it is added to the problems."""
         place = text.strip()
         if "/" not in place and "\\" not in place and not Path(place).exists():
             place = str(self._output_dir / place)
@@ -133,10 +139,21 @@ class ToolBench:
             raise OptionError(f"there is no tool {tool_name}; reload the page")
         return self._start(self._new_name(tool), tool, texts, self.options(tool, texts))
 
-    def draw(self, tool: type[ToolOptions], run: Path, model: Path, texts: Mapping[str, Any]) -> Started:
-        """Starts a drawing tool with a saved file of the run in this folder. Raises OptionError."""
+    def draw(self, tool: type[ToolOptions], run: Path, model: Path, texts: Mapping[str, Any], source: Path | None = None) -> Started:
+        """Starts a drawing tool with a saved file of the run in this folder. Raises OptionError.
+
+        source is the picture that it works on; a copy of it is kept beside what becomes of it. None leaves it to what the form says.
+        """
         name = self._new_name(tool)
-        options = self.options(tool, texts, {MODEL: str(model), PICTURES: str(run / DRAWN / name)})
+        folder = run / DRAWN / name
+        settled = {MODEL: str(model), PICTURES: str(folder), **({} if source is None else {IMAGE: str(folder / SOURCE)})}
+        options = self.options(tool, texts, settled)
+        if source is not None:
+            try:
+                folder.mkdir(parents=True)
+                shutil.copyfile(source, folder / SOURCE)
+            except OSError as err:
+                raise OptionError(Problem(IMAGE, f"{IMAGE}: it cannot be copied to {folder}: {err.strerror}")) from err
         return self._start(name, tool, texts, options, run.name)
 
     def _start(self, name: str, tool: type[ToolOptions], texts: Mapping[str, Any], options: ToolOptions, of_run: str = "") -> Started:

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FAMILIES = {"sdxl": "SDXL", "sd": "SD 1.5 / 2.x", "flux": "FLUX", "qwen_edit": "Qwen-Image-Edit", "zimage": "Z-Image", "ddpm": "Small DDPM"}
+FAMILIES = {
+    "sdxl": "SDXL",
+    "sd": "SD 1.5 / 2.x",
+    "flux": "FLUX",
+    "qwen_edit": "Qwen-Image-Edit",
+    "zimage": "Z-Image",
+    "ddpm": "Small DDPM",
+    "lgt": "Style transfer",
+}
 """Model families by their name in RUNS, as the page writes them, in its order; one that is not listed is written as its name."""
 
 
@@ -61,7 +69,7 @@ WAYS = (
         "scratch",
         "From nothing",
         "scratch",
-        "A small model that learns everything from your captioned pictures, its tokenizer included.",
+        "A small model that the run makes, and that learns everything from your pictures.",
         hidden=_CLASS_PICTURES,
     ),
 )

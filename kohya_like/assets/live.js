@@ -6,7 +6,7 @@
   if (kl.live) return;
 
   const { make, say, figure, duration, bytes, address, withToken, ask, repeat, Refused } = kl.tools;
-  const { Curve, Times, Gpus, Previews, Draw, Console } = kl;
+  const { Curve, Lines, Times, Gpus, Previews, Matrix, Draw, Console } = kl;
   const WORDS = {
     queued: "Waiting",
     running: "Running",
@@ -71,9 +71,12 @@
       this.cause = make("div", { class: "kr-cause", hidden: true });
       this.warnings = make("div", { class: "kr-warnings", hidden: true });
       this.curve = new Curve(compact);
+      this.parts = new Lines({ compact, title: "Parts of the loss", about: "Read the parts of the loss at a step", smooth: true });
+      this.measures = new Lines({ compact, title: "Evaluations", about: "Read the evaluations at a step", smooth: false });
       this.times = new Times(compact);
       this.gpus = new Gpus(compact);
       this.previews = new Previews(compact);
+      this.matrix = new Matrix(compact);
       this.draw = new Draw(compact);
       this.console = new Console();
       this.files = make("section", { class: "kr-files", "aria-label": "Files", hidden: true }, make("h3", { text: "Files" }));
@@ -91,10 +94,13 @@
         this.cause,
         this.tileBox,
         this.curve.root,
+        this.parts.root,
+        this.measures.root,
         this.times.root,
         this.gpus.root,
         this.warnings,
         this.previews.root,
+        this.matrix.root,
         this.draw.root,
         compact ? null : this.files,
         this.console.root,
@@ -118,6 +124,8 @@
     forget() {
       this.have = { generation: "", points: 0, console: -1, version: "" };
       this.command = {};
+      this.partRows = [];
+      this.evaluates = false;
     }
 
     follow(name) {
@@ -127,6 +135,9 @@
       this.root.hidden = true;
       say(this.status, "");
       this.previews.reset();
+      this.matrix.reset();
+      this.parts.reset();
+      this.measures.reset();
       this.draw.reset();
       this.gpus.reset();
       for (const name of ["Processor", "Memory now"]) this.tile(name, null, "");
@@ -221,6 +232,7 @@
       this.times.update(this.curve.points);
       this.console.update(answer.console);
       if (answer.samples) this.lists(answer);
+      this.partsOfLoss(answer, fresh);
       this.why(answer);
       this.have = { generation: answer.generation, points: this.curve.points.length, console: answer.console.offset, version: answer.version };
       const active = answer.state === "running" || answer.state === "queued";
@@ -233,10 +245,18 @@
       if (focus && focus.hidden) [...this.actions.children].find((each) => !each.hidden).focus();
     }
 
+    partsOfLoss(answer, fresh) {
+      if (fresh) this.partRows = [];
+      this.partRows.length = Math.min(this.partRows.length, answer.first);
+      this.partRows.push(...answer.points.map((point, place) => [point[0], ...answer.parts[place]]));
+      this.parts.take(answer.part_names, this.partRows, this.evaluates && !this.options.compact);
+    }
+
     progress(answer) {
       const steps = answer.steps ? `${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? `${answer.step} steps` : "";
       const parts = [];
       let phase = PHASES[answer.phase] || answer.phase || "Starting";
+      if (answer.phase === "sample" && this.evaluates) phase = "Evaluating";
       if (answer.phase === "cache") {
         const cached = Object.entries(answer.cached).map(([what, [done, total]]) => `${what === "text" ? "captions" : "pictures"} ${done} of ${total}`);
         if (cached.length) phase += `: ${cached.join(", ")}`;
@@ -301,10 +321,14 @@
     lists(answer) {
       this.command = answer.command;
       this.previews.update(answer.name, answer.samples);
+      this.evaluates = answer.evaluates;
+      this.matrix.update(answer);
+      this.measures.take(answer.measure_names, answer.measures, !this.options.compact);
       this.draw.update(answer.name, answer.draws, answer.samples);
       // Verify knows files for a base model, not models of a family that draws by itself.
-      this.drawsPictures = answer.draws;
-      this.drawButton.hidden = !answer.draws;
+      this.drawsPictures = answer.draws !== "";
+      this.drawButton.hidden = !this.drawsPictures;
+      say(this.drawButton, this.draw.words.button);
       this.warnings.hidden = answer.warnings.length === 0;
       const items = answer.warnings.map(([text, count]) => make("li", { text: count > 1 ? `${text} (${count} times)` : text }));
       this.warnings.replaceChildren(make("h3", { text: items.length === 1 ? "Warning" : "Warnings" }), make("ul", {}, ...items));

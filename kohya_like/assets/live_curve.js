@@ -5,7 +5,7 @@
   if (kl.live) return;
 
   const { make, figure } = kl.tools;
-  const { draw, round, path } = kl.svg;
+  const { draw, path } = kl.svg;
 
   class Curve extends kl.Plot {
     constructor(compact) {
@@ -47,41 +47,15 @@
         if (this.show.raw) values.push(point[2], point[3]);
       });
       for (const [, loss] of this.validation) values.push(loss);
-      values.sort((a, b) => a - b);
-      // One wild step must not flatten all others; it leaves the picture at the top.
-      let low = values[Math.floor(0.002 * (values.length - 1))];
-      let high = values[Math.ceil(0.995 * (values.length - 1))];
-      if (this.show.log) {
-        low = Math.max(low, 1e-8);
-        high = Math.max(high, low * 1.01);
-        const pad = 0.05 * Math.log(high / low);
-        return [low * Math.exp(-pad), high * Math.exp(pad)];
-      }
-      const pad = 0.06 * (high - low) || 0.1 * Math.abs(high) || 0.1;
-      return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad];
-    }
-
-    ticks(low, high, count) {
-      if (this.show.log && high / low > 8) {
-        const found = [];
-        for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
-          for (const digit of high / low > 200 ? [1] : [1, 2, 5]) {
-            const value = digit * 10 ** power;
-            if (value >= low && value <= high) found.push(value);
-          }
-        }
-        return found;
-      }
-      return round(low, high, count);
+      return this.range(values, this.show.log);
     }
 
     draw() {
       const [low, high] = this.limits();
       const first = Math.min(this.points[0][0], this.validation.length ? this.validation[0][0] : Infinity);
       const last = this.points[this.points.length - 1][0];
-      const position = this.show.log ? (value) => Math.log(Math.max(value, 1e-12) / low) / Math.log(high / low) : (value) => (value - low) / (high - low);
-      this.frame(first, last, position, this.show.lr ? 52 : 12);
-      this.axes(this.ticks(low, high, 5), (value) => figure(value, 3));
+      this.frame(first, last, this.position(low, high, this.show.log), this.show.lr ? 52 : 12);
+      this.axes(this.ticks(low, high, 5, this.show.log), (value) => figure(value, 3));
       this.lines(this.inside());
       const shown = [["smooth", "smoothed"]];
       if (this.show.raw) shown.unshift(["raw", "raw"]);

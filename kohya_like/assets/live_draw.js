@@ -9,7 +9,20 @@
   const DRAFT = "kl.draw";
   const OPEN = "kl.draw.open";
   const TINY = 300; // pixels; smaller pictures are shown with sharp pixels
-  const WORDS = { running: "Drawing", finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Ended without a word" };
+  const ENDED = { finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Ended without a word" };
+  // What each tool calls what it does; the title of a start is made from the texts of its form.
+  const DRAWING = {
+    heading: "Draw pictures with this model", button: "Draw", go: "Draw", states: { running: "Drawing", ...ENDED }, one: "Drawing", before: "Drawn before",
+    progress: "Progress of the drawing", strip: "Pictures of this drawing", all: "All pictures as one grid", none: "This run has saved no model yet. It can draw as soon as it has.",
+    title: ({ prompt }) => prompt || "No prompt",
+  };
+  const TOOLS = {
+    lgt_infer: {
+      ...DRAWING, heading: "Transfer a style", button: "Transfer a style", go: "Transfer", states: { running: "Transferring", ...ENDED }, one: "Transfer", before: "Transferred before",
+      progress: "Progress of the transfer", strip: "Pictures of this transfer", all: "Each picture beside what became of it",
+      none: "This run has saved no model yet. Styles can be transferred as soon as it has.", title: ({ target }) => (target ? `To ${target}` : "No style"),
+    },
+  };
 
   const address = (run, rest = "") => `/kl/draw/${encodeURIComponent(run)}${rest}`;
 
@@ -21,12 +34,14 @@
   class Draw {
     constructor(compact) {
       this.prefix = compact ? "kl-draw-side" : "kl-draw";
+      this.words = DRAWING;
       this.status = make("p", { class: "kr-status", role: "status" });
       this.form = make("div", { class: "kl-part kr-draw-form" });
       this.result = this.resultView();
-      this.before = make("section", { class: "kr-draw-before", "aria-label": "Drawn before", hidden: true });
+      this.before = make("section", { class: "kr-draw-before", hidden: true });
       this.body = make("div", { class: "kr-draw-body" }, make("div", {}, this.form, this.status), make("div", {}, this.result.root, this.before));
-      this.root = make("details", { class: "kr-fold kr-draw", hidden: true }, make("summary", { text: "Draw pictures with this model" }));
+      this.heading = make("summary");
+      this.root = make("details", { class: "kr-fold kr-draw", hidden: true }, this.heading);
       this.root.addEventListener("toggle", () => {
         if (this.root.open) this.root.append(this.body);
         else this.body.remove();
@@ -52,14 +67,18 @@
       this.before.hidden = true;
     }
 
-    // What the view of the run has learned: whether there is a tool, and that its files may have changed.
-    update(run, draws, samples) {
+    // What the view of the run has learned: the name of the tool, empty for none, and that its files may have changed.
+    update(run, tool, samples) {
       if (run !== this.run) {
         this.reset();
         this.run = run;
+        this.words = TOOLS[tool] || DRAWING;
+        say(this.heading, this.words.heading);
+        this.before.setAttribute("aria-label", this.words.before);
+        this.result.rename();
         this.root.open = sessionStorage.getItem(OPEN) === run;
       }
-      this.root.hidden = !draws;
+      this.root.hidden = !tool;
       this.example = samples.length ? samples[0].prompt : "";
       this.stale = true;
     }
@@ -108,7 +127,9 @@
           draft[spec.name] = made.read();
           kl.form.store(DRAFT, drafts);
         };
-        const made = kl.field(spec, `${this.prefix}-${spec.name}`, keep);
+        const ident = `${this.prefix}-${spec.name}`;
+        const made = spec.name === "image" ? kl.pictureField(spec, ident, keep, this.known.maxBytes)
+          : spec.name === "target" && spec.suggestions ? this.choiceField(spec, ident, keep) : kl.field(spec, ident, keep);
         // What the model was shown says best what it can be asked for.
         const first = spec.name === "prompt" ? this.example : spec.default;
         made.set(typeof draft[spec.name] === typeof spec.default ? draft[spec.name] : first);
@@ -122,13 +143,35 @@
       const rest = specs.filter((spec) => !spec.basic).map(field);
       this.model = this.modelField();
       this.wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
-      this.go = make("button", { type: "button", class: "kl-button kl-strong", text: "Draw", onclick: () => this.start() });
+      this.go = make("button", { type: "button", class: "kl-button kl-strong", text: this.words.go, onclick: () => this.start() });
       this.form.replaceChildren(
         make("div", { class: "kl-grid" }, this.model.root, ...basic),
         rest.length ? make("details", { class: "kl-tool-more" }, make("summary", { text: "More" }), make("div", { class: "kl-grid" }, ...rest)) : "",
         this.wrong,
         make("div", { class: "kl-row" }, this.go),
       );
+    }
+
+    // A text with what it most often is as buttons under it.
+    choiceField(spec, ident, keep) {
+      const { suggestions, ...plain } = spec;
+      const buttons = suggestions.map((text) => make("button", { type: "button", class: "kr-chip", text, "aria-label": `${spec.label}: ${text}`, onclick: () => {
+        field.set(text);
+        field.clear();
+        keep();
+      } }));
+      const mark = () => buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.textContent === field.node.value)));
+      const field = kl.field(plain, ident, () => {
+        mark();
+        keep();
+      }, { below: make("div", { class: "kr-toggles kr-choices", role: "group", "aria-label": `${spec.label}s of this model` }, ...buttons) });
+      return {
+        ...field,
+        set(text) {
+          field.node.value = text;
+          mark();
+        },
+      };
     }
 
     // The saved files of the run in place of a path.
@@ -159,8 +202,8 @@
       node.replaceChildren(...models.map((name) => make("option", { value: name, text: name })));
       if (models.includes(chosen)) node.value = chosen;
       this.go.disabled = models.length === 0 || this.state === "running";
-      if (!models.length) say(this.status, "This run has saved no model yet. It can draw as soon as it has.");
-      else if (this.status.textContent.startsWith("This run has saved no model")) say(this.status, "");
+      if (!models.length) say(this.status, this.words.none);
+      else if (this.status.textContent === this.words.none) say(this.status, "");
     }
 
     fill(texts) {
@@ -182,7 +225,7 @@
         if (run !== this.run) return;
         kl.blame(this.fields, this.wrong, answer.problems || []);
         if (answer.run) {
-          this.known.runs.unshift({ ...answer.run, prompt: texts.prompt || "" });
+          this.known.runs.unshift({ ...answer.run, prompt: texts.prompt || "", target: texts.target || "" });
           this.show(answer.run.name);
         }
       } catch (error) {
@@ -231,28 +274,30 @@
       const rows = this.known.runs.filter((each) => each.name !== this.name);
       this.before.hidden = rows.length === 0;
       const when = (each) => new Date(1000 * each.started).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
-      this.before.replaceChildren(make("h3", { text: "Drawn before" }), make("ul", {}, ...rows.map((each) => make("li", {},
-        make("button", { type: "button", class: "kl-link", text: each.prompt || "No prompt", onclick: () => { this.show(each.name); this.poll(); } }),
-        make("span", { class: "kr-note", text: ` ${when(each)}${each.state === "finished" ? "" : `, ${WORDS[each.state].toLowerCase()}`}` })))));
+      this.before.replaceChildren(make("h3", { text: this.words.before }), make("ul", {}, ...rows.map((each) => make("li", {},
+        make("button", { type: "button", class: "kl-link", text: this.words.title(each), onclick: () => { this.show(each.name); this.poll(); } }),
+        make("span", { class: "kr-note", text: ` ${when(each)}${each.state === "finished" ? "" : `, ${this.words.states[each.state].toLowerCase()}`}` })))));
     }
 
     resultView() {
       const title = make("h3");
       const badge = make("span", { class: "kr-badge" });
-      const bar = make("div", { class: "kr-bar", role: "progressbar", "aria-label": "Progress of the drawing", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div"));
+      const bar = make("div", { class: "kr-bar", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div"));
       const line = make("p", { class: "kr-note kr-draw-line" });
       const cancel = make("button", { type: "button", class: "kr-button", text: "Cancel", onclick: () => { cancel.disabled = true; this.cancel(); } });
       const wrong = make("pre", { class: "kr-lines kr-draw-wrong", tabindex: 0, role: "alert", hidden: true });
       const image = sharp(make("img", { alt: "" }));
+      const given = sharp(make("img", { alt: "" }));
+      const source = make("figure", { hidden: true }, given, make("figcaption", { class: "kr-note" }));
       const caption = make("p", { class: "kr-caption" });
-      const strip = make("div", { class: "kr-draw-strip", role: "group", "aria-label": "Pictures of this drawing" });
+      const strip = make("div", { class: "kr-draw-strip", role: "group" });
       const facts = make("p", { class: "kr-note" });
       const download = make("a", { class: "kr-button", text: "Download" });
       const seed = make("button", { type: "button", class: "kr-button" });
       const reuse = make("button", { type: "button", class: "kr-button", text: "Use these settings" });
-      const pictures = make("div", { class: "kr-draw-pictures", hidden: true }, make("div", { class: "kr-draw-chosen" }, image), strip,
+      const pictures = make("div", { class: "kr-draw-pictures", hidden: true }, make("div", { class: "kr-draw-pair" }, source, make("div", { class: "kr-draw-chosen" }, image)), strip,
         caption, facts, make("div", { class: "kr-actions" }, download, seed, reuse));
-      const root = make("section", { class: "kr-draw-result", "aria-label": "Drawing", hidden: true },
+      const root = make("section", { class: "kr-draw-result", hidden: true },
         make("div", { class: "kr-head" }, title, badge), bar, line, cancel, wrong, pictures);
       let shown = "";
 
@@ -264,12 +309,25 @@
         wrong.hidden = true;
       };
 
+      const rename = () => {
+        root.setAttribute("aria-label", this.words.one);
+        bar.setAttribute("aria-label", this.words.progress);
+        strip.setAttribute("aria-label", this.words.strip);
+      };
+
       const choose = (picture, answer, name) => {
-        const source = address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(picture.file)}`);
-        image.src = withToken(source);
-        image.alt = picture.grid ? "All pictures as one grid" : `Picture with seed ${picture.seed}: ${answer.texts.prompt || "no prompt"}`;
+        const place = address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(picture.file)}`);
+        image.src = withToken(place);
+        image.alt = picture.grid ? this.words.all : `Picture with seed ${picture.seed}: ${answer.texts.target ? this.words.title(answer.texts) : answer.texts.prompt || "no prompt"}`;
+        source.hidden = !answer.source || picture.grid;
+        if (!source.hidden) {
+          given.src = withToken(address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(answer.source)}`));
+          given.alt = "The picture as given";
+          const [style] = (answer.report && answer.report.sources) || [];
+          say(source.lastChild, `As given${typeof style === "string" ? `, taken as ${style || "no style in particular"}` : ""}`);
+        }
         say(caption, picture.grid ? "All pictures in one file" : `Seed ${picture.seed}`);
-        download.href = withToken(source, "&save=1");
+        download.href = withToken(place, "&save=1");
         seed.hidden = picture.seed === null;
         seed.textContent = `Use seed ${picture.seed} again`;
         seed.onclick = () => this.fill({ seed: String(picture.seed) });
@@ -286,19 +344,20 @@
           return button;
         }));
         const { report = {}, texts } = answer;
-        say(facts, [texts.ckpt, texts.sampler && `${texts.sampler}, ${texts.steps} steps`, texts.cfg && `guidance ${texts.cfg}`,
+        say(facts, [texts.ckpt, texts.strength && `strength ${texts.strength}`, texts.sampler && `${texts.sampler}, ${texts.steps} steps`, texts.cfg && `guidance ${texts.cfg}`,
           report.seconds_per_picture ? `${figure(report.seconds_per_picture, 2)} s per picture` : "",
           report.network_calls ? `${report.network_calls} network calls` : ""].filter(Boolean).join(" · "));
         pictures.hidden = answer.pictures.length === 0;
-        if (answer.pictures.length) choose((answer.pictures.length > 2 && answer.pictures.find((picture) => picture.grid)) || answer.pictures[0], answer, name);
+        // With the given picture beside it, one result says more than a sheet.
+        if (answer.pictures.length) choose((!answer.source && answer.pictures.length > 2 && answer.pictures.find((picture) => picture.grid)) || answer.pictures[0], answer, name);
       };
 
       const update = (answer, name) => {
         root.hidden = false;
         const running = answer.state === "running";
-        say(title, answer.texts.prompt || "No prompt");
+        say(title, this.words.title(answer.texts));
         badge.dataset.state = answer.state === "cancelled" ? "stopped" : answer.state;
-        say(badge, WORDS[answer.state]);
+        say(badge, this.words.states[answer.state]);
         bar.hidden = cancel.hidden = line.hidden = !running;
         bar.classList.toggle("kr-unknown", running && answer.percent === null);
         bar.firstChild.style.width = answer.percent === null ? "" : `${answer.percent}%`;
@@ -313,7 +372,7 @@
         fill(answer, name);
       };
 
-      return { root, clear, update };
+      return { root, clear, rename, update };
     }
   }
 

@@ -114,6 +114,40 @@
       this.paintCursor();
     }
 
+    // Limits of an axis for values, with room at both ends: without the wildest of them, which must not flatten all others.
+    range(values, log) {
+      values.sort((a, b) => a - b);
+      let low = values[Math.floor(0.002 * (values.length - 1))];
+      let high = values[Math.ceil(0.995 * (values.length - 1))];
+      if (log) {
+        low = Math.max(low, 1e-8);
+        high = Math.max(high, low * 1.01);
+        const pad = 0.05 * Math.log(high / low);
+        return [low * Math.exp(-pad), high * Math.exp(pad)];
+      }
+      const pad = 0.06 * (high - low) || 0.1 * Math.abs(high) || 0.1;
+      return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad];
+    }
+
+    ticks(low, high, count, log) {
+      if (log && high / low > 8) {
+        const found = [];
+        for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+          for (const digit of high / low > 200 ? [1] : [1, 2, 5]) {
+            const value = digit * 10 ** power;
+            if (value >= low && value <= high) found.push(value);
+          }
+        }
+        return found;
+      }
+      return round(low, high, count);
+    }
+
+    // How high a value stands between two limits.
+    position(low, high, log) {
+      return log ? (value) => Math.log(Math.max(value, 1e-12) / low) / Math.log(high / low) : (value) => (value - low) / (high - low);
+    }
+
     // The box and its scales: position(value) is 0 at the bottom and 1 at the top. Gives a group that is cut off at the box.
     frame(first, last, position, right = 12) {
       const box = (this.box = { left: 52, right: this.width - right, top: 10, bottom: this.height - 24 });

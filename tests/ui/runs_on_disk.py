@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from sd_scripts.library import resume
 from sd_scripts.library.states import FORMAT, sha256
 from sd_scripts.schema import flat
@@ -46,4 +48,51 @@ def made(output: Path, of: RunOptions, steps: tuple[int, ...] = (), minutes_ago:
     for step in steps:
         state(run, step, print_of, minutes_ago)
     run.log("stopped", step=max(steps, default=0))
+    return run
+
+
+STYLES = ("flat", "line", "night")
+MEASURES = ("swd_target", "swd_source", "ssm_source", "structure")
+
+
+def colour_of(style: str, epoch: int) -> tuple[int, int, int]:
+    """The plain colour of a picture in a style after an epoch."""
+    return 40 + 80 * STYLES.index(style), min(255, 20 * epoch), 120
+
+
+def evaluated(run: RunDirectory, epoch: int, step: int | None = None, sources: tuple[tuple[str, str], ...] | None = None) -> Path:
+    """The folder of an evaluation, as a run of style transfer leaves it. sources: style and stem of each picture."""
+    sources = sources or tuple((style, "") for style in STYLES)
+    folder = run.inference / (f"epoch_{epoch:04d}" if step is None else f"epoch_{epoch:04d}_step_{step:06d}")
+    folder.mkdir(parents=True)
+    pairs, listed = [], []
+    for style, stem in sources:
+        name = f"{style}_{stem}" if stem else style
+        listed.append({"style": style, "stem": stem, "file": f"{name}.jpg"})
+        Image.new("RGB", (48, 48), colour_of(style, 0)).save(folder / f"{name}.jpg")
+        for target in STYLES:
+            file = f"{name}_to_{target}.jpg"
+            Image.new("RGB", (48, 48), colour_of(target, epoch)).save(folder / file)
+            told = {measure: round(1 / (1 + epoch + place), 4) for place, measure in enumerate(MEASURES)}
+            pairs.append({"from": style, "to": target, "stem": stem, "file": file, **told})
+    Image.new("RGB", (96, 96)).save(folder / "grid.jpg")
+    (folder / "metrics.csv").write_text("from,to\n")
+    means = dict.fromkeys(MEASURES, 1 / (1 + epoch))
+    baselines = {"source": dict.fromkeys(MEASURES, 2.0), "random_source": dict.fromkeys(MEASURES, 3.0)}
+    summary = {"styles": list(STYLES), "step": 10 * epoch, "epoch": epoch, "pairs": pairs, "sources": listed, "baselines": baselines}
+    (folder / "summary.json").write_text(json.dumps({**summary, "means": means}))
+    run.log("evaluation", step=10 * epoch if step is None else step, epoch=epoch, folder=f"inference/{folder.name}", swd_ratio=0.5, **means)
+    return folder
+
+
+def style_run(output: Path, name: str, steps: int = 30) -> RunDirectory:
+    """A run of style transfer that was stopped: the log of its steps, and a saved file that is none."""
+    of = flat.build(RUNS["lgt", "scratch"], {"train_data_dir": "toy:styles", "vae": "toy", "output_dir": str(output), "output_name": name})
+    run = RunDirectory.create(output, name, of)
+    run.log("started", steps=steps, start_step=0)
+    for step in range(1, steps + 1):
+        parts = {"swd": 4.0 / step, "ssm": 0.05, "flow": 1.0 + 0.1 * (step % 3)}
+        run.log("step", step=step, epoch=step // 10, loss=sum(parts.values()), lr=1e-3, step_total=0.1, grad_norm=1.0, **parts)
+    (run.path / "styles.json").write_text(json.dumps(STYLES))
+    (run.path / f"{name}.safetensors").write_bytes(b"no model")
     return run
