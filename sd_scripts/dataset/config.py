@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -24,6 +24,9 @@ from sd_scripts.dataset.weights import NAMES as WEIGHT_KEYS
 from sd_scripts.dataset.weights import Weights, weights_of
 from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+
+if TYPE_CHECKING:
+    from sd_scripts.toy.datasets import ToyDataset
 
 DATASET_KEYS = (
     "resolution",
@@ -179,13 +182,17 @@ def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
 
 
 def _toy(name: str, cache_dir: Path) -> tuple[Path, Path | None]:
+    written = _written_toy(name, cache_dir, "train_data_dir")
+    return written.train_data_dir, written.reg_data_dir
+
+
+def _written_toy(name: str, cache_dir: Path, option: str) -> ToyDataset:
     from sd_scripts.toy.datasets import write_dataset
 
     try:
-        written = write_dataset(name, cache_dir / "toy" / name)
+        return write_dataset(name, cache_dir / "toy" / name)
     except ValueError as err:
-        raise OptionError(Problem("train_data_dir", f"train_data_dir: {err}")) from err
-    return written.train_data_dir, written.reg_data_dir
+        raise OptionError(Problem(option, f"{option}: {err}")) from err
 
 
 def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[str]) -> list[Subset]:
@@ -245,7 +252,27 @@ def _styles(root: Path, options: DatasetOptions) -> list[Subset]:
 
 
 def _has_pictures_below(folder: Path) -> bool:
-    return any(path.suffix.lower() in EXTENSIONS for path in folder.rglob("*"))
+    return bool(pictures_below(folder))
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """All pictures in a folder and those inside it, by name; hidden ones apart."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS)
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def evaluated_folders(given: str, cache_dir: Path) -> dict[str, Path]:
+    """The folders of test_image_dir by the names of their styles; `toy:<name>` is as in train_data_dir.
+
+    Raises OptionError when there is none.
+    """
+    root: Path | None = Path(given).expanduser()
+    if given.startswith("toy:"):
+        root = _written_toy(given.removeprefix("toy:"), cache_dir, "test_image_dir").test_data_dir
+    if root is None or not root.is_dir():
+        text = f"test_image_dir: the folder {given} is not there" if root else f"test_image_dir: {given} has no test pictures"
+        raise OptionError(Problem("test_image_dir", f"{text}; name a folder with a sub-folder for each style, or leave it out"))
+    return {path.name: path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")}
 
 
 def _kohya_folders(root: Path) -> bool:

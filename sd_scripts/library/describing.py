@@ -11,6 +11,7 @@ from sd_scripts.dataset.plan import Plan
 from sd_scripts.schema.runs import RunOptions
 
 from .data.pipeline import Kept
+from .evaluation import Sources
 from .families.caption_encoder import CaptionEncoder
 from .metadata import BaseFacts, DatasetFacts, Version
 from .networks.names import names_of
@@ -30,6 +31,8 @@ def base_facts(parts: Parts) -> BaseFacts:
     """What the saved file's header says about the base model."""
     if isinstance(parts.text_encoders.get("te1"), CaptionEncoder):
         return BaseFacts(parts.source, parts.kind, "ddpm")
+    if "styles" in parts.settings:
+        return BaseFacts(parts.source, parts.kind, "lgt")
     family = names_of(parts).family
     if family == "flux":
         return BaseFacts(parts.source, parts.kind, "flux-dev" if parts.backbone.config.guidance_embeds else "flux-schnell")
@@ -86,6 +89,14 @@ def lines_about_pictures(plan: Plan) -> list[str]:
     return lines
 
 
+def lines_about_styles(plan: Plan, sources: Sources) -> list[str]:
+    """How many pictures each style has, and how many transfers an evaluation makes."""
+    counts = Counter(plan.pictures[index].caption for index in plan.trained_pictures())
+    told = ", ".join(f"{style} {count}" for style, count in sorted(counts.items()))
+    tests, transfers = len(sources.items), len(sources.items) * len(counts)
+    return [f"styles: {told}", f"evaluation: {transfers} transfers, of {tests} {'picture' if tests == 1 else 'pictures'}"]
+
+
 def _from(controls: Sequence[tuple[int, int]]) -> str:
     return f" from {' + '.join(f'{width}x{height}' for width, height in controls)}" if controls else ""
 
@@ -101,23 +112,32 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
 
 
-def about_start(options: RunOptions, plan: Plan, total_steps: int, start: Start, num_previews: int, num_class_pictures: int) -> str:
-    """What a start would do, for --dry_run. num_class_pictures: how many of them would be made first."""
+def about_start(
+    options: RunOptions,
+    plan: Plan,
+    total_steps: int,
+    start: Start,
+    num_previews: int,
+    num_class_pictures: int,
+    sources: Sources | None = None,
+) -> str:
+    """What a start would do, for --dry_run. num_class_pictures: how many would be made first; sources: what evaluations transfer."""
     if start.finished:
         begins = f"{start.run.path if start.run else ''} is finished already, so nothing would be trained"
     elif start.state is not None:
         begins = f"from step {start.step} of {start.state}"
     else:
         begins = "from the first step"
+    about_tests = () if sources is None else sources.warnings
     lines = [
         f"{options.label}: {options.model.pretrained_model_name_or_path or 'a new model'}",
         *lines_about_pictures(plan),
         f"steps: {total_steps} of {plan.global_batch_size} samples, {plan.steps_of_epochs(1)} in the first epoch",
         f"starts: {begins}",
         f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
-        f"previews: {num_previews}",
+        *([f"previews: {num_previews}"] if sources is None else lines_about_styles(plan, sources)),
         *([f"class pictures: {num_class_pictures} will be made before training"] if num_class_pictures else []),
-        *(f"note: {text}" for text in (*start.warnings, *plan.warnings, *findings_of_length(plan, total_steps))),
+        *(f"note: {text}" for text in (*start.warnings, *plan.warnings, *findings_of_length(plan, total_steps), *about_tests)),
         "Nothing was started (--dry_run).",
     ]
     return "\n".join(lines)

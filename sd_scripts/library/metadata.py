@@ -20,6 +20,7 @@ from sd_scripts.library.safetensors_file import serialise
 from sd_scripts.schema.acrf import ZImageObjectiveOptions
 from sd_scripts.schema.ddpm import DdpmModelOptions
 from sd_scripts.schema.fields import show_of
+from sd_scripts.schema.lgt import LgtModelOptions, LgtObjectiveOptions
 from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, UNetModelOptions, ZImageModelOptions
 from sd_scripts.schema.network import (
     FluxNetworkOptions,
@@ -29,13 +30,24 @@ from sd_scripts.schema.network import (
     UNetNetworkOptions,
     ZImageNetworkOptions,
 )
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
 Version = Literal[
-    "sd1", "sd2", "sdxl", "flux-dev", "flux-schnell", "qwen-image", "qwen-edit", "qwen-edit-2509", "qwen-edit-2511", "z-image", "ddpm"
+    "sd1",
+    "sd2",
+    "sdxl",
+    "flux-dev",
+    "flux-schnell",
+    "qwen-image",
+    "qwen-edit",
+    "qwen-edit-2509",
+    "qwen-edit-2511",
+    "z-image",
+    "ddpm",
+    "lgt",
 ]
 
 _MINIMAL = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args")
@@ -53,6 +65,7 @@ _VERSIONS: dict[Version, tuple[str, str, str]] = {
     "qwen-edit-2511": ("qwen_image_edit", "Qwen-Image-Edit-2511", _QWEN),
     "z-image": ("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),
     "ddpm": ("ddpm", "text-ddpm", "diffusers"),
+    "lgt": ("lgt", "latent-style-transfer", "diffusers"),
 }
 """ss_base_model_version, modelspec.architecture, and modelspec.implementation for names in the original layout: it names the layout, not
 the program. The texts of published models are those of kohya's library/sai_model_spec.py and train_util.py, and of musubi-tuner for
@@ -169,7 +182,7 @@ def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
 def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     network = options.network
     texts = {"ss_base_model_version": base.texts[0]}
-    if base.version != "ddpm":
+    if base.version not in ("ddpm", "lgt"):
         texts["ss_v2"] = str(base.version == "sd2")
     if not isinstance(network, NetworkOptions):
         return texts
@@ -214,7 +227,7 @@ def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[s
         "title": output.metadata_title or output.output_name,
         "resolution": f"{width}x{height}",
         "prediction_type": _PREDICTION[base.kind],
-        "timestep_range": f"{options.objective.min_timestep},{options.objective.max_timestep}",
+        "timestep_range": _timestep_range(options.objective),
         "date": date,
         "author": output.metadata_author,
         "description": output.metadata_description,
@@ -224,6 +237,15 @@ def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[s
         "usage_hint": output.metadata_usage_hint,
     }
     return {f"modelspec.{key}": value for key, value in texts.items() if value is not None}
+
+
+_REGRESSION = ("loss_type", "huber_schedule", "huber_scale", "huber_c")
+"""Options of the distance between prediction and target."""
+
+
+def _timestep_range(objective: RegressionOptions | LgtObjectiveOptions) -> str:
+    """First and last of the 1000 steps that training sees."""
+    return "0,1000" if isinstance(objective, LgtObjectiveOptions) else f"{objective.min_timestep},{objective.max_timestep}"
 
 
 def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: str | None) -> dict[str, str]:
@@ -254,12 +276,10 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         "seed": training.seed,
         "cache_latents": options.dataset.cache_latents,
         "prior_loss_weight": options.dataset.prior_loss_weight,
-        "loss_type": objective.loss_type,
-        "huber_schedule": objective.huber_schedule,
-        "huber_scale": objective.huber_scale,
-        "huber_c": objective.huber_c,
         "training_comment": output.training_comment,
     }
+    if not isinstance(objective, LgtObjectiveOptions):
+        values |= {name: getattr(objective, name) for name in _REGRESSION}
     if options.model.pretrained_model_name_or_path is not None:
         values |= {"sd_model_name": Path(base).name, "new_sd_model_hash": base_hash}
     if isinstance(network, NetworkOptions):
@@ -317,6 +337,8 @@ def _model(options: RunOptions) -> dict[str, object]:
     if isinstance(model, DdpmModelOptions):
         vae = None if model.vae is None else Path(model.vae).name
         return {"model_type": "ddpm", "max_token_length": model.max_token_length, "vae_name": vae}
+    if isinstance(model, LgtModelOptions):
+        return {"model_type": "lgt", "vae_name": Path(model.vae).name}
     assert isinstance(model, UNetModelOptions)
     return {
         "max_token_length": model.max_token_length,

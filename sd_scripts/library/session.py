@@ -24,6 +24,7 @@ from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.lgt import LgtObjectiveOptions, LgtSampleOptions
 from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
@@ -37,7 +38,11 @@ from .data.pipeline import DataPipeline
 from .describing import about_caches, about_start, dataset_facts
 from .editing import check_control_area, check_prompts, control_size, encoder_devices, with_controls
 from .environment import CPU, DTYPES, check_processes, make_accelerator, start_trackers, with_global_batch, with_precision
+from .evaluation import Evaluation, Sources, sources_of
 from .exporting import Exporter
+from .families.lgt import Lgt
+from .loading.common import config_of
+from .loading.made import latent_factor
 from .meter import Phases
 from .networks import Network, attach
 from .networks.full import WholeNetwork, train_whole
@@ -51,7 +56,7 @@ from .sharding import check_optimizer, shard, skeleton_of
 from .states import state_folders
 from .stopping import StopRequest
 from .timetable import timetable_of
-from .trainer import Trainer
+from .trainer import Samples, Trainer
 
 log = logging.getLogger("sd_scripts")
 
@@ -77,6 +82,8 @@ class Session:
         self._console: logging.Handler | None = None
         self._whole_backbone: Callable[[Iterable[tuple[str, Tensor]]], nn.Module] | None = None
         """What makes a whole network of the weights of one that is shared out and trained."""
+        self.sources: Sources | None = None
+        """The pictures that evaluations transfer; None where prompts are rendered instead."""
         check_processes(asked.options)
         self.accelerator = make_accelerator(asked.options)
         self.device = self.accelerator.device
@@ -96,6 +103,7 @@ class Session:
         self.plan = self._scan()
         self.total_steps = self._total_steps()
         prompts = self._prompts()
+        self.sources = self._sources()
         compiling.check(options.compile, self.device)
         start = self._begin()
         if start.finished:
@@ -188,6 +196,7 @@ class Session:
         # Class pictures that are not made yet will be there.
         if not options.dataset.num_class_images:
             objectives.check_prior(options.objective, any(plan.subset_of(picture).is_reg for picture in plan.trained_pictures()))
+        objectives.check_styles(options.objective, plan.captions())
         return plan
 
     def _checked(self, what: str, done: int, total: int) -> None:
@@ -214,6 +223,15 @@ class Session:
         options = self.options
         prompts = read_prompts(Defaults(options.samples, options.dataset.resolution, self.family.grid, options.training.seed))
         return with_controls(prompts, options.samples, self.plan)
+
+    def _sources(self) -> Sources | None:
+        """The pictures that evaluations transfer, see `sources`."""
+        options = self.options
+        if not isinstance(options.samples, LgtSampleOptions):
+            return None
+        folder = plans.cache_folder(options.dataset, options.output.output_dir)
+        with self.peers.first_before_others():
+            return sources_of(options.samples, options.dataset, self.plan, folder)
 
     def _begin(self) -> resume.Start:
         """Chooses where to start, in the first process, and opens the run folder."""
@@ -261,7 +279,8 @@ class Session:
             seed=options.training.seed,
             processes=self.accelerator.num_processes,
         )
-        for text in (*start.warnings, *self.plan.warnings, *findings_of_length(self.plan, self.total_steps)):
+        about_tests = () if self.sources is None else self.sources.warnings
+        for text in (*start.warnings, *self.plan.warnings, *findings_of_length(self.plan, self.total_steps), *about_tests):
             self._warn(text)
         return replace(start, run=run)
 
@@ -307,11 +326,20 @@ class Session:
 
     def _made(self, family: NewFamily, dtypes: Dtypes, without: Collection[str]) -> Parts:
         """The model of a family whose runs make their model, or go on from one that such a run has saved."""
-        sizes = tuple(dict.fromkeys((*self.plan.sizes(), *((spec.width, spec.height) for spec in self._prompts()))))
-        if family.is_new(self.options.model):
-            return family.build(self.options.model, Beginning(self.options.training.seed, sizes, self._files(family)), CPU, dtypes, without)
-        parts = family.load(self.options.model, CPU, dtypes, without)
-        family.check_sizes(parts, sizes)
+        options, plan = self.options, self.plan
+        sizes = dict.fromkeys((*plan.sizes(), *((spec.width, spec.height) for spec in self._prompts())))
+        if family.is_new(options.model):
+            beginning = Beginning(options.training.seed, tuple(sizes), self._files(family))
+            parts = family.build(options.model, beginning, CPU, dtypes, without)
+        else:
+            parts = family.load(options.model, CPU, dtypes, without)
+        held_out = [plan.cut(picture, 0).bucket for picture in plan.held_out]
+        tested = () if self.sources is None else self.sources.sizes
+        family.check_sizes(parts, list(dict.fromkeys((*sizes, *held_out, *tested))))
+        if isinstance(family, Lgt):
+            family.check_styles(parts, plan.captions())
+            factor = latent_factor(config_of(parts.vae))
+            objectives.check_sides(options.objective, [(height // factor, width // factor) for width, height in (*plan.sizes(), *held_out)])
         return parts
 
     def _files(self, family: NewFamily) -> dict[str, str]:
@@ -448,12 +476,13 @@ class Session:
             optimizer,
             Checkpointer(run, options.output, self.identity, self.plan.epoch_of, self.total_steps),
             self._exporter,
-            self._previews(parts, prompts, run) if prompts else None,
+            self._samples(parts, prompts, data, run),
             run,
             self.accelerator,
             self.stop,
             self.phases,
             self.peers,
+            ("swd", "ssm") if isinstance(options.objective, LgtObjectiveOptions) else (),
         )
         if start.state is not None:
             state, manifest = read_state(start.state)
@@ -486,14 +515,32 @@ class Session:
         """Whether the network is shared out over the processes."""
         return self.options.distributed.distributed_strategy == "fsdp2" and self.accelerator.num_processes > 1
 
-    def _previews(self, parts: Parts, prompts: list[PromptSpec], run: RunDirectory) -> Previews:
-        """Previews by the first process; of a base that is shared out by all of them together."""
+    def _samples(self, parts: Parts, prompts: list[PromptSpec], data: DataPipeline, run: RunDirectory) -> Samples | None:
+        """Previews or evaluations by the first process; of a network that is shared out by all of them together. None without prompts."""
 
         def agreed(chosen: list[int]) -> list[int]:
             return list(json.loads(self.peers.same_text(json.dumps(chosen)))) if self._shares_out else chosen
 
-        name, first = self.options.output.output_name, self.peers.is_first
-        return Previews(self.family, parts, prompts, run, name, first, agreed, self.peers.progress)
+        options, first = self.options, self.peers.is_first
+        if self.sources is not None:
+            assert isinstance(options.samples, LgtSampleOptions) and isinstance(self.family, Lgt)
+            return Evaluation(
+                self.family,
+                parts,
+                options.samples,
+                options.dataset,
+                self.plan,
+                self.sources.items,
+                data,
+                run,
+                options.training.seed,
+                first,
+                agreed,
+                self.peers.progress,
+            )
+        if not prompts:
+            return None
+        return Previews(self.family, parts, prompts, run, options.output.output_name, first, agreed, self.peers.progress)
 
     def _log_start(self, trainer: Trainer) -> None:
         if not self.accelerator.is_main_process or self.run_dir is None:
@@ -533,13 +580,14 @@ class Session:
         self.plan = self._scan()
         self.total_steps = self._total_steps()
         prompts = self._prompts()
+        self.sources = self._sources()
         make_optimizer(
             options.optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": options.optimizer.learning_rate, "name": "all"}]
         )
         learning_rate_at(options.optimizer, self.total_steps)
         compiling.check(options.compile, self.device)
         start = resume.choose(self._wanted())
-        return about_start(options, self.plan, self.total_steps, start, len(prompts), missing)
+        return about_start(options, self.plan, self.total_steps, start, len(prompts), missing, self.sources)
 
     def _expected_class_pictures(self) -> int:
         """How many class pictures a start would make; those that are there are counted among the pictures."""

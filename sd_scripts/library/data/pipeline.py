@@ -182,6 +182,16 @@ class DataPipeline:
         """Latents (C, h, w) of the first samples of the run, the same on every process and after every start."""
         return [self._make([ref]).x0[0] for ref in islice(self.plan.samples(self.num_steps), count)]
 
+    @property
+    def styles(self) -> tuple[str, ...]:
+        """The styles of a data set of styles, sorted; none in others."""
+        return () if self._styles is None else self._styles.styles
+
+    def latents_of_style(self, style: str, most: int) -> list[Tensor]:
+        """Latents (C, h, w) of at most so many training pictures of a style, always the same ones."""
+        assert self._styles is not None, "only data sets of styles have pictures of a style"
+        return [self._cached_latents(view)["latents"].float() for view in self._styles.examples(style, most)]
+
     def close(self) -> None:
         """Ends the background threads."""
         self._prefetcher.close()

@@ -50,6 +50,11 @@ class StyleDraws:
         ]
         return [cached_view(self._plan, self._seed, picture, resolution) for picture, resolution in (first, *rest)]
 
+    def examples(self, style: str, most: int) -> list[View]:
+        """At most so many looks at training pictures of a style, drawn once for the run, no cut twice."""
+        cuts = sorted(self._cuts[style], key=lambda cut: fraction_for(self._seed, 0, f"example/{self._plan.key_of(cut[0])}/{cut[1]}"))
+        return [cached_view(self._plan, self._seed, picture, resolution) for picture, resolution in cuts[:most]]
+
     def _style(self, styles: Sequence[str], goal: str, number: int, place: int) -> str:
         return goal or self._one(styles, number, f"reference style/{place}")
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from sd_scripts.dataset import images
-from sd_scripts.dataset.buckets import Cut
+from sd_scripts.dataset.buckets import Cut, cut_for, rules_of
 from sd_scripts.dataset.draws import fraction_for
 from sd_scripts.dataset.images import BadImage, Pixels
 from sd_scripts.dataset.plan import Plan, SampleRef
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Geometry
-from sd_scripts.schema.dataset import Interpolation
+from sd_scripts.schema.dataset import DatasetOptions, Interpolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,15 @@ def see(plan: Plan, seed: int, view: View) -> Seen:
         mask = images.crop(images.resize(mask, cut.resized, "bilinear"), view.place, cut.bucket)
         mask = images.mirror(mask) if view.mirrored else mask
     return Seen(_scaled(pixels), None if mask is None else torch.from_numpy(np.array(mask, dtype=np.float32)).div_(255)[None])
+
+
+def see_file(path: str, options: DatasetOptions) -> Tensor:
+    """Pixels (3, H, W) in [-1, 1] of a picture that is not of the data set, resized and cut, in its middle, as training does with its
+    pictures. Raises BadImage for one that cannot be read."""
+    rgb = images.decode(path).rgb
+    cut = cut_for((rgb.shape[1], rgb.shape[0]), rules_of(options)[0])
+    place = (cut.excess[0] // 2, cut.excess[1] // 2)
+    return _scaled(images.crop(images.resize(rgb, cut.resized, options.resize_interpolation), place, cut.bucket))
 
 
 def see_control(plan: Plan, seed: int, view: ControlView) -> Tensor:

@@ -15,11 +15,12 @@ from sd_scripts.library.loading import original
 from sd_scripts.library.protocols import ModelFamily, Parts
 from sd_scripts.schema.ddpm import DdpmNetworkOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.lgt import LgtNetworkOptions
 from sd_scripts.schema.network import FullOptions, SdxlFullOptions, TransformerFullOptions, UNetFullOptions, ZImageFullOptions
 
 from .layers import examples
 
-WholeOptions = UNetFullOptions | TransformerFullOptions | DdpmNetworkOptions
+WholeOptions = UNetFullOptions | TransformerFullOptions | DdpmNetworkOptions | LgtNetworkOptions
 
 _ZIMAGE_BLOCKS = r"(layers|noise_refiner|context_refiner)\.\d+\."
 _ZIMAGE_LAYERS = {
