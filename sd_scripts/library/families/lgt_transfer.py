@@ -84,7 +84,9 @@ def begin(
 
 def mixed(latents: Tensor, seeds: Sequence[int], strength: float) -> Tensor:
     """(1 - strength) latents + strength noise, float32, the noise of each picture (B,) that of its seed."""
-    noise = torch.stack([torch.randn(latents.shape[1:], generator=rng_for(seed, 0, "transfer")) for seed in seeds])
+    noise = torch.empty(latents.shape)
+    for one, seed in zip(noise, seeds, strict=True):
+        one.normal_(generator=rng_for(seed, 0, "transfer"))
     level = torch.full((len(latents),), strength, device=latents.device)
     return diffusion.add_noise(diffusion.FlowPath(), latents, noise.to(latents.device), level)
 
