@@ -46,7 +46,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Order:
+class Order:
     """One picture to transfer."""
 
     file: Path
@@ -105,7 +105,7 @@ def _loaded(options: TransferSection, device: torch.device) -> Parts:
         raise OptionError([Problem("ckpt", problem.message.replace(BASE, "ckpt")) for problem in err.problems]) from err
 
 
-def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence[Path]) -> list[_Order]:
+def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence[Path]) -> list[Order]:
     """Every picture with its size and seed, read from headers alone. Raises OptionError with every problem."""
     problems: list[Problem] = []
     tried(problems, lambda: style_weights(parts, options.target, "target"))
@@ -119,7 +119,7 @@ def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence
     seed = secrets.randbelow(MAX_SEED) if options.seed is None else options.seed
     multiple, area = size_multiple(family, parts), math.prod(trained_size(parts))
     return [
-        _Order(file, options.size or size_for(size, area, multiple), seed + number)
+        Order(file, options.size or size_for(size, area, multiple), seed + number)
         for number, (file, size) in enumerate(zip(files, sizes, strict=True))
         if size is not None
     ]
@@ -142,7 +142,7 @@ def size_for(size: Size, area: int, multiple: int) -> Size:
     return max(multiple, round(width / multiple) * multiple), max(multiple, round(area / width / multiple) * multiple)
 
 
-def opened(order: _Order) -> Image.Image:
+def opened(order: Order) -> Image.Image:
     """The picture, upright in RGB, resized until it covers the size and cut in the middle."""
     try:
         pixels = decode(order.file).rgb
@@ -158,7 +158,7 @@ def _settings(options: TransferSection) -> Settings:
     return Settings(options.steps, options.sampler, options.strength, options.start, options.cfg, options.temperature)
 
 
-def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Sequence[_Order]) -> _Made:
+def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Sequence[Order]) -> _Made:
     """Transfers one picture after another; each is written as soon as it is finished, with a bar on standard error."""
     made, settings = _Made(), _settings(options)
     phases = 2 if settings.start == "inversion" else 1
@@ -188,7 +188,7 @@ def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Se
     return made
 
 
-def _no_memory(order: _Order, parts: Parts) -> OptionError:
+def _no_memory(order: Order, parts: Parts) -> OptionError:
     device = next(parts.backbone.parameters()).device
     width, height = order.size
     text = f"size: {order.file.name} at {width} x {height} does not fit into the memory of {device}; take a smaller size"
@@ -200,7 +200,7 @@ def named(style: str) -> str:
     return re.sub(r"[^\w.-]+", "-", style).strip("-") or AVERAGE
 
 
-def _save(image: Image.Image, order: _Order, model: str, options: TransferSection, source: str, name: str) -> Path:
+def _save(image: Image.Image, order: Order, model: str, options: TransferSection, source: str, name: str) -> Path:
     """Writes a PNG that tells what made it; the path, which is new."""
     width, height = order.size
     request = Preview(options.target, "", width, height, order.seed, options.steps, options.cfg, options.sampler)
@@ -228,7 +228,7 @@ def sheet_of(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Image.Image:
     return sheet
 
 
-def _report(options: TransferSection, made: _Made, orders: Sequence[_Order], sheet: Path | None, seconds: float) -> Report:
+def _report(options: TransferSection, made: _Made, orders: Sequence[Order], sheet: Path | None, seconds: float) -> Report:
     count, calls = len(orders), num_calls(_settings(options))
     number = f"{count} {'picture' if count == 1 else 'pictures'}"
     told = f"{number} to {options.target or AVERAGE}, seed {orders[0].seed}, each with {calls} network calls in {seconds / count:.2f} s"

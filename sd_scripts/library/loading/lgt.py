@@ -175,14 +175,17 @@ def load(options: LgtModelOptions, device: torch.device, dtype: Dtypes, without:
     source = made.source_of(SPEC, options.pretrained_model_name_or_path)
     with made.reading(source):
         described = made.described(SPEC, DESCRIPTION, source, without)
-        _check_styles(described)
+        _check_whole(described)
     _check_options(options, described)
     networks = read_networks(described.networks, source.label, device, dtypes_of(("backbone", "vae"), dtype, options.vae_dtype), without)
     return _parts(networks, described.scheduler, source.label, described.architecture)
 
 
-def _check_styles(described: made.Described) -> None:
-    """Raises ValueError for names that are not one less than the rows of the table."""
+def _check_whole(described: made.Described) -> None:
+    """Raises ValueError without one of the networks, and for names of styles that are not one less than the rows of the table."""
+    missing = [part.folder for name, part in SPEC.parts.items() if name not in described.networks]
+    if missing:
+        raise ValueError(f"it has no {' and no '.join(missing)}")
     names, rows = described.architecture["styles"], described.networks["backbone"].module.config.num_class_embeds
     if len(set(names)) != len(names) or len(names) != rows - 1:
         raise ValueError(f"{len(names)} names of styles for a table of {rows} rows")
