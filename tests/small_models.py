@@ -39,6 +39,16 @@ NEW_MODEL: dict[str, Any] = {
     "vae": "toy",
 }
 """Options of a small model, for runs that make theirs; with everything that is drawn at random."""
+NEW_STYLES: dict[str, Any] = {
+    "base_channels": 16,
+    "channel_multipliers": "1,2",
+    "layers_per_block": 1,
+    "attention_levels": "1",
+    "attention_head_dim": 8,
+    "unet_dropout": 0.1,
+    "vae": "toy",
+}
+"""The same of a small model of style transfer."""
 SMALL_DDPM: dict[str, Any] = {
     "base_channels": 8,
     "channel_multipliers": (1, 2),
@@ -54,9 +64,11 @@ SMALL_DDPM: dict[str, Any] = {
 """Options of a still smaller one on pixels, for tests in this process."""
 
 
-def model_given(method: str, base: Path | str) -> dict[str, Any]:
-    """The options that name or describe the model of a run by this method."""
-    return dict(NEW_MODEL) if method == "scratch" else {"pretrained_model_name_or_path": base}
+def model_given(family: str, method: str, base: Path | str) -> dict[str, Any]:
+    """The options that name or describe the model of a run of this kind."""
+    if method == "scratch":
+        return dict(NEW_STYLES if family == "lgt" else NEW_MODEL)
+    return {"pretrained_model_name_or_path": base}
 
 
 def model_options(family: str) -> type[ModelOptions]:

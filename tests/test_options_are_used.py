@@ -12,8 +12,8 @@ from sd_scripts.schema.runs import RUNS
 
 ENGINE = Path(__file__).parents[1] / "sd_scripts"
 READERS = [file for folder in ("library", "dataset") for file in (ENGINE / folder).rglob("*.py")]
-# Prompts, and what a launcher is told, are read by modules that the page uses too.
-READERS += [ENGINE / "schema" / name for name in ("prompts.py", "command.py")]
+# Prompts, what a launcher is told, and the table that style_weights is, are read by modules that the page uses too.
+READERS += [ENGINE / "schema" / name for name in ("prompts.py", "command.py", "lgt.py")]
 
 
 def read_attributes() -> set[str]:

@@ -92,6 +92,22 @@ def pairs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def styles(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same pictures in three styles: as they are, darker and striped."""
+    folder = tmp_path_factory.mktemp("styles")
+    for number, path in enumerate(sorted(pictures.glob("*.png"))):
+        pixels = np.asarray(Image.open(path))
+        style, pixels = (
+            ("as it is", pixels),
+            ("dark", pixels // 4),
+            ("striped", np.where(np.arange(pixels.shape[1])[:, None] % 8 < 4, pixels, 255).astype(np.uint8)),
+        )[number // 3 % 3]
+        (folder / style).mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(folder / style / path.name)
+    return folder
+
+
 @dataclass
 class Runs:
     """Starts training processes that share one output folder. Methods that make their model do not look at base."""
@@ -105,7 +121,7 @@ class Runs:
     def arguments(self, **options: Any) -> list[str]:
         """A command line for the tiny model; True stands for a switch, None takes an option out."""
         values: dict[str, Any] = {
-            **model_given(self.method, self.base),
+            **model_given(self.family, self.method, self.base),
             "train_data_dir": self.pictures,
             "output_dir": self.output,
             "resolution": 64,
@@ -181,6 +197,19 @@ class Runs:
             said = started.communicate(timeout=PATIENCE_SECONDS)[0]
         assert started.returncode == 0, said[:4000]
         return self.newest()
+
+
+STYLES: dict[str, Any] = {
+    "max_train_steps": 12,
+    "save_every_n_steps": 3,
+    "caption_dropout_rate": 0.2,
+    "ode_integration_steps": 2,
+    "sample_steps": 1,
+    "sample_every_n_epochs": None,
+    "output_name": "trained",
+    "learning_rate": 1e-3,
+}
+"""The same of style transfer: drop-out of styles and in layers, an average, saves and evaluations."""
 
 
 LONG: dict[str, Any] = {

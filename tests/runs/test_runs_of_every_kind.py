@@ -15,9 +15,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sd_scripts.library import families
+from sd_scripts.library.data.views import see_file
+from sd_scripts.library.evaluation import QUALITY
+from sd_scripts.library.families import lgt_transfer
+from sd_scripts.library.families.lgt import Lgt
+from sd_scripts.library.families.pictures import as_pictures
 from sd_scripts.library.networks import merge_into
 from sd_scripts.library.protocols import Preview
 from sd_scripts.schema import flat
+from sd_scripts.schema.lgt import LgtDatasetOptions, LgtModelOptions, LgtSampleOptions
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
 from tests.runs.conftest import Runs
@@ -28,11 +34,11 @@ KINDS = list(RUNS)
 
 
 @pytest.fixture(params=KINDS, ids="/".join)
-def kind(request: pytest.FixtureRequest, runs: Runs, tiny_bases: dict[str, Path], pairs: Path) -> Runs:
-    """Runs of one kind; editing families get pairs of pictures."""
+def kind(request: pytest.FixtureRequest, runs: Runs, tiny_bases: dict[str, Path], pairs: Path, styles: Path) -> Runs:
+    """Runs of one kind; editing families get pairs of pictures, style transfer folders of styles."""
     runs.family, runs.method = request.param
-    runs.base = tiny_bases[runs.family]
-    runs.pictures = pairs if runs.family == "qwen_edit" else runs.pictures
+    runs.base = tiny_bases[runs.family] if runs.method != "scratch" else runs.base
+    runs.pictures = {"qwen_edit": pairs, "lgt": styles}.get(runs.family, runs.pictures)
     return runs
 
 
@@ -59,10 +65,13 @@ def ambitious(kind: Runs) -> dict[str, Any]:
         "learning_rate": 3e-2 if kind.method == "network" else 1e-3,
         "use_ema": True,
         "save_precision": "float",
-        "sample_prompts": f"{PREVIEW.prompt} --w 64 --h 64 --s {PREVIEW.steps} --l 1 --d {PREVIEW.seed}{control_flag(kind)}",
         "sample_at_first": None,
         "output_name": "trained",
     }
+    if kind.family == "lgt":
+        options |= {"sample_steps": 1, "sample_sampler": "euler", "ode_integration_steps": 2, "caption_dropout_rate": 0.2}
+    else:
+        options["sample_prompts"] = f"{PREVIEW.prompt} --w 64 --h 64 --s {PREVIEW.steps} --l 1 --d {PREVIEW.seed}{control_flag(kind)}"
     if "train_text_encoder" in flat.fields(RUNS[kind.family, kind.method]):
         options |= {"train_text_encoder": True, "no_cache_text_encoder_outputs": True}
     return options
@@ -95,8 +104,11 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image.convert("RGB"), dtype=np.int16)
 
 
-def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(kind: Runs) -> None:
+def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(kind: Runs, tmp_path: Path) -> None:
     run = kind.train(**ambitious(kind))
+    if kind.family == "lgt":
+        check_transfers(kind, run, tmp_path)
+        return
     shown = pixels(Image.open(run.samples / "trained-000006-00.png"))
     family, file = families.family(kind.family), saved(kind, run)
     model = run.options().model
@@ -118,7 +130,23 @@ def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(kind
     assert np.abs(again - shown).max() <= 1, "the saved file shows another picture than the preview"
 
 
+def check_transfers(kind: Runs, run: RunDirectory, folder: Path) -> None:
+    """What the saved file makes of a source has the bytes of the last evaluation's picture, which is not the first one's."""
+    options, pair = run.options(), "dark_to_striped.jpg"
+    assert isinstance(options.dataset, LgtDatasetOptions) and isinstance(options.samples, LgtSampleOptions)
+    parts = LGT.load(LgtModelOptions(pretrained_model_name_or_path=str(saved(kind, run))), CPU, torch.float32)
+    source = min((kind.pictures / "dark").iterdir())
+    latents = LGT.encode_pictures(parts, see_file(str(source), options.dataset)[None])
+    settings = lgt_transfer.Settings(steps=1, sampler="euler")
+    made = as_pictures(LGT.decode(parts, lgt_transfer.transfer(LGT, parts, latents, ["dark"], ["striped"], [0], settings)))[0]
+    made.save(folder / pair, quality=QUALITY)
+    assert (folder / pair).read_bytes() == (run.inference / "epoch_0000_step_000006" / pair).read_bytes()
+    first = run.inference / "epoch_0000" / pair
+    assert np.abs(pixels(Image.open(folder / pair)) - pixels(Image.open(first))).max() > 3, "the run changed nothing that can be seen"
+
+
 CPU = torch.device("cpu")
+LGT = Lgt()
 
 
 def _as_base(kind: Runs, file: Path) -> dict[str, str]:
@@ -161,7 +189,15 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_picture(family: st
 
 @pytest.mark.parametrize(
     "kind",
-    [("flux", "full"), ("sd", "full"), ("flux", "network"), ("qwen_edit", "network"), ("zimage", "network"), ("ddpm", "scratch")],
+    [
+        ("flux", "full"),
+        ("sd", "full"),
+        ("flux", "network"),
+        ("qwen_edit", "network"),
+        ("zimage", "network"),
+        ("ddpm", "scratch"),
+        ("lgt", "scratch"),
+    ],
     indirect=True,
     ids="/".join,
 )
@@ -176,7 +212,9 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs, tm
     options["save_last_n_states"] = 9
     if kind.method == "scratch":
         # Each process draws its own dropout, and weights that are drawn are not small.
-        options |= {"text_dropout": 0.0, "learning_rate": 0.02}
+        options |= {"learning_rate": 0.02, **({"unet_dropout": 0.0} if kind.family == "lgt" else {"text_dropout": 0.0})}
+    if kind.family == "lgt":
+        options |= {"swd_pooling": "sample", "no_sample_at_first": True, "sample_steps": 1}
     two = trained_together(kind, 2, tmp_path / "two", train_batch_size=1, **options)
     kind.output = kind.output.parent / "one"
     one = kind.train(train_batch_size=2, **options)

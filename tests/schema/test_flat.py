@@ -151,6 +151,7 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
         "compile_backend": {"compile": True},
         "compile_dynamic": {"compile": True},
         "save_best": {"validation_split": 0.1},
+        "swd_scale_weights": {"swd_scales": (1, 3)},
     }
     flow = {"timestep_sampling", "weighting_scheme", "model_prediction_type", "min_timestep", "max_timestep"}
     if run.family == "zimage" and name in flow:
@@ -177,8 +178,10 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
         "gpu_ids": ("GPU-1a2b3c4d-0000-1111-2222-333344445555", "GPU-2a2b3c4d-0000-1111-2222-333344445555"),
         "cfg_training_scale": 2.5,
         "channel_multipliers": (1, 2, 2, 4),
-        "attention_levels": (0, 3),
-        "attention_head_dim": 64,
+        "attention_levels": (0, 3) if run.family == "ddpm" else (0, 2),
+        "attention_head_dim": 64 if run.family == "ddpm" else 32,
+        "swd_scales": (1, 7),
+        "style_weights": ("monet=2", "ukiyo-e=0.5"),
         "vocab_size": 4096,
         "text_heads": 8,
         "beta_start": 0.001,
