@@ -1,0 +1,268 @@
+"""Style transfer learns: the toy preset is trained as it is, and transfers of its saved file are measured by other means than its own.
+
+The classifier is trained here on real pictures, distances are POT's, edges are taken from pixels. What is transferred are test pictures,
+whose scenes no training picture shows. Bounds are those of single runs with room for other rounding.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import ot
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sd_scripts.library import families
+from sd_scripts.library.families.lgt import Lgt
+from sd_scripts.library.families.lgt_transfer import Settings, generate, invert
+from sd_scripts.library.launch import main
+from sd_scripts.library.protocols import Parts
+from sd_scripts.schema import flat
+from sd_scripts.schema import runs as schema
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.toy.autoencoder import to_images, to_pixels
+from sd_scripts.toy.datasets import ToyDataset, write_dataset
+from tests.forked import forked
+
+PRESET = Path(__file__).parents[2] / "presets" / "lgt_train" / "toy-styles.toml"
+CPU = torch.device("cpu")
+PATCH = 3
+NUM_DIRECTIONS = 64
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A finished run and the model in its saved file."""
+
+    options: schema.Lgt
+    run: RunDirectory
+    family: Lgt
+    parts: Parts
+
+    @property
+    def styles(self) -> tuple[str, ...]:
+        return tuple(self.parts.settings["styles"])
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Test pictures of one style and what became of them in another, N of them in the same order."""
+
+    source: str
+    target: str
+    pictures: list[Image.Image]
+    latents: Tensor
+    moved: Tensor
+    """Latents (N, C, h, w), as those of the pictures."""
+    results: list[Image.Image]
+
+
+def learn(folder: Path, **changes: object) -> Learned:
+    """Trains the toy preset by its script, in a process of its own, and loads the file that it saved."""
+    given = flat.build(schema.Lgt, flat.read_toml(PRESET) | {"output_dir": str(folder), **changes}, PRESET.name)
+    assert isinstance(given, schema.Lgt)
+    process = forked(main, given.family, given.method, flat.to_argv(given))
+    process.join(1500)
+    assert process.exitcode == 0
+    (log,) = folder.glob("*/events.jsonl")
+    run, family = RunDirectory(log.parent), families.family("lgt")
+    assert isinstance(family, Lgt)
+    saved = type(given.model)(pretrained_model_name_or_path=str(run.path / f"{given.output.output_name}.safetensors"))
+    return Learned(given, run, family, family.load(saved, CPU, torch.float32))
+
+
+def opened(folder: Path, most: int | None = None) -> list[Image.Image]:
+    pictures = []
+    for path in sorted(folder.glob("*.png"))[:most]:
+        with Image.open(path) as image:
+            pictures.append(image.convert("RGB"))
+    return pictures
+
+
+def encoded(learned: Learned, pictures: list[Image.Image]) -> Tensor:
+    return learned.family.encode_pictures(learned.parts, to_pixels(pictures))
+
+
+def decoded(learned: Learned, latents: Tensor) -> list[Image.Image]:
+    return to_images(learned.family.decode(learned.parts, latents))
+
+
+def transferred(learned: Learned, tests: Path, count: int) -> list[Transfers]:
+    """The first test pictures of each style in each other style, with the preset's settings."""
+    samples, found = learned.options.samples, []
+    settings = Settings(samples.sample_steps, samples.sample_sampler, samples.sample_strength, samples.sample_start)
+    for source in learned.styles:
+        pictures = opened(tests / source, count)
+        latents = encoded(learned, pictures)
+        state = invert(learned.family, learned.parts, latents, [source] * count, settings)
+        for target in learned.styles:
+            if target != source:
+                moved = generate(learned.family, learned.parts, state, [target] * count, list(range(count)), settings)
+                found.append(Transfers(source, target, pictures, latents, moved, decoded(learned, moved)))
+    return found
+
+
+class Classifier:
+    """Names the style of a picture; trained on real pictures and on what the VAE makes of them."""
+
+    def __init__(self, learned: Learned, real: dict[str, list[Image.Image]]) -> None:
+        self.styles = sorted(real)
+        pixels, labels = [], []
+        for label, style in enumerate(self.styles):
+            for pictures in (real[style], decoded(learned, encoded(learned, real[style]))):
+                pixels.append(self._small(pictures))
+                labels += [label] * len(pictures)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self._network = nn.Sequential(
+                nn.Conv2d(3, 16, 5, stride=2),
+                nn.SiLU(),
+                nn.Conv2d(16, 32, 3, stride=2),
+                nn.SiLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(32, len(self.styles)),
+            )
+            data, wanted = torch.cat(pixels), torch.tensor(labels)
+            optimizer = torch.optim.Adam(self._network.parameters(), lr=1e-2)
+            for _ in range(150):
+                rows = torch.randint(len(data), (48,))
+                loss = F.cross_entropy(self._network(data[rows]), wanted[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    @staticmethod
+    def _small(pictures: list[Image.Image]) -> Tensor:
+        return F.avg_pool2d(to_pixels(pictures), 2)
+
+    @torch.no_grad()
+    def share(self, pictures: list[Image.Image], style: str) -> float:
+        """Part of the pictures that are of this style."""
+        return (self._network(self._small(pictures)).argmax(dim=1) == self.styles.index(style)).float().mean().item()
+
+
+def patches(latents: Tensor) -> np.ndarray:
+    """All windows of PATCH x PATCH latent pixels, (P, D)."""
+    return F.unfold(latents, PATCH).transpose(1, 2).flatten(0, 1).double().numpy()
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """Squared sliced Wasserstein distance of the patches, by POT along fixed directions."""
+    first, second = patches(found), patches(wanted)
+    along = np.random.default_rng(0).standard_normal((first.shape[1], NUM_DIRECTIONS))
+    along /= np.linalg.norm(along, axis=0)
+    return float(ot.sliced_wasserstein_distance(first, second, projections=along, p=2)) ** 2
+
+
+def edges(picture: Image.Image) -> np.ndarray:
+    """Where the picture changes, a little blurred, as a vector of mean 0 and length 1."""
+    gray = np.asarray(picture.convert("L"), dtype=np.float64)
+    strength = np.hypot(*np.gradient(gray))
+    window = np.lib.stride_tricks.sliding_window_view(strength, (5, 5)).mean(axis=(2, 3)).ravel()
+    window = window - window.mean()
+    return window / np.linalg.norm(window)
+
+
+def structure(transfers: Transfers) -> tuple[float, float]:
+    """Mean correlation of results' edges with those of their own source, and with those of the other sources."""
+    alike = np.stack([edges(picture) for picture in transfers.results]) @ np.stack([edges(picture) for picture in transfers.pictures]).T
+    count = len(alike)
+    return float(np.trace(alike)) / count, float(alike.sum() - np.trace(alike)) / (count * (count - 1))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What transfers are worth, over all pairs of different styles."""
+
+    remaining: float
+    """Distance to the target style over that of the untouched sources."""
+    worst_remaining: float
+    """Of a single pair."""
+    own_edges: float
+    other_edges: float
+    right: float
+    """Share of transfers that the classifier takes for the target style."""
+    right_before: float
+    """Of untouched sources."""
+    classifier: float
+    """Share of real test pictures that it names rightly."""
+
+
+def measured(learned: Learned, data: ToyDataset, count: int, references: int) -> Figures:
+    assert data.test_data_dir is not None
+    real = {style: opened(data.train_data_dir / style, references) for style in learned.styles}
+    with torch.no_grad():
+        latents = {style: encoded(learned, pictures) for style, pictures in real.items()}
+        found = transferred(learned, data.test_data_dir, count)
+    classifier = Classifier(learned, real)
+    before = [distance(one.latents, latents[one.target]) for one in found]
+    after = [distance(one.moved, latents[one.target]) for one in found]
+    own, other = zip(*(structure(one) for one in found), strict=True)
+    figures = Figures(
+        sum(after) / sum(before),
+        max(now / was for now, was in zip(after, before, strict=True)),
+        float(np.mean(own)),
+        float(np.mean(other)),
+        float(np.mean([classifier.share(one.results, one.target) for one in found])),
+        float(np.mean([classifier.share(one.pictures, one.target) for one in found])),
+        float(np.mean([classifier.share(opened(data.test_data_dir / style), style) for style in learned.styles])),
+    )
+    for one, was, now in zip(found, before, after, strict=True):
+        print(
+            f"{one.source} to {one.target}: distance {was:.3f} -> {now:.3f}, right {classifier.share(one.results, one.target):.0%}",
+            end=", ",
+        )
+        print("edges {:.2f}, of others {:.2f}".format(*structure(one)))
+    print(figures)
+    return figures
+
+
+def test_a_few_steps_bring_pictures_towards_other_styles_and_keep_what_stands_where(tmp_path: Path) -> None:
+    """Three of the styles with 24 pictures each, and a tenth of the preset's samples."""
+    data = write_dataset("styles", tmp_path / "data")
+    few = tmp_path / "few"
+    for style in ("flat", "line", "night"):
+        (few / style).mkdir(parents=True)
+        for path in sorted((data.train_data_dir / style).glob("*.png"))[:24]:
+            shutil.copy(path, few / style)
+    learned = learn(
+        tmp_path / "out",
+        train_data_dir=str(few),
+        test_image_dir=None,
+        max_train_steps=80,
+        train_batch_size=8,
+        num_references=4,
+        sample_at_first=False,
+        sample_every_n_epochs=1000,
+        sample_steps=6,
+    )
+    assert learned.styles == ("flat", "line", "night")
+    figures = measured(learned, data, count=3, references=24)
+    assert figures.classifier >= 0.9 and figures.right_before <= 0.1, figures
+    assert figures.remaining <= 0.45, figures
+    assert figures.right >= 0.5, figures
+    assert figures.other_edges <= 0.15 and figures.own_edges >= figures.other_edges + 0.35, figures
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_preset_takes_on_every_style_and_keeps_what_stands_where(tmp_path: Path) -> None:
+    data = write_dataset("styles", tmp_path / "data")
+    learned = learn(tmp_path / "out")
+    figures = measured(learned, data, count=6, references=64)
+    assert figures.classifier >= 0.95 and figures.right_before <= 0.05, figures
+    assert figures.remaining <= 0.5 and figures.worst_remaining < 1, figures
+    assert figures.right >= 0.8, figures
+    assert figures.other_edges <= 0.15 and figures.own_edges >= figures.other_edges + 0.35, figures
+    evaluations = sorted(path.name for path in learned.run.inference.iterdir())
+    assert evaluations[0] == "epoch_0000" and len(evaluations) >= 4
+    for name in evaluations:
+        for source in learned.styles:
+            assert all((learned.run.inference / name / f"{source}_to_{target}.jpg").is_file() for target in learned.styles)
