@@ -69,7 +69,8 @@ def test_the_flow_of_a_gaussian_arrives_where_the_closed_form_says(method):
         published = [9.735e-2, 5.077e-2, 2.598e-2, 1.315e-2, 6.616e-3]
         assert [error(count) for count in (8, 16, 32, 64, 128)] == pytest.approx(published, rel=1e-3)
     if method == "midpoint":
-        assert [error(count) for count in (8, 16, 32)] == pytest.approx([3.356e-4, 4.295e-5, 5.400e-6], rel=1e-3)
+        published = [3.356e-4, 4.295e-5, 5.400e-6, 6.760e-7, 8.453e-8]
+        assert [error(count) for count in (8, 16, 32, 64, 128)] == pytest.approx(published, rel=1e-3)
     assert math.log2(error(64) / error(128)) > ORDERS[method] - 0.1
 
 
@@ -86,3 +87,64 @@ def test_computing_again_changes_no_bit_of_result_and_gradient(method):
 
     for plain, again in zip(gradients(False), gradients(True), strict=True):
         assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize("method", STEPS)
+def test_a_step_asks_the_field_as_often_as_its_order(method):
+    asked: list[float] = []
+
+    def field(x: Tensor, t: Tensor) -> Tensor:
+        asked.append(t.item())
+        return -x
+
+    integrate(field, torch.ones(1, 1), torch.ones(1), torch.zeros(1), 4, method)
+    assert len(asked) == 4 * ORDERS[method]
+    assert asked[:2] == pytest.approx({"euler": [1, 0.75], "midpoint": [1, 0.875], "heun": [1, 0.75]}[method])
+
+
+@pytest.mark.parametrize("method", STEPS)
+def test_samples_go_their_own_ways_from_their_own_times_to_their_own(method):
+    start, end = torch.tensor([1.0, 0.2, 0.7], dtype=DOUBLE), torch.tensor([0.0, 0.9, 0.7], dtype=DOUBLE)
+    x = torch.randn(3, 2, 2, dtype=DOUBLE)
+
+    def field(x: Tensor, t: Tensor) -> Tensor:
+        return (t + 0.5).view(-1, 1, 1) * torch.tanh(x)
+
+    together = integrate(field, x, start, end, 6, method)
+    for row in range(3):
+        alone = integrate(field, x[row : row + 1], start[row : row + 1], end[row : row + 1], 6, method)
+        assert torch.allclose(together[row], alone[0], rtol=0, atol=1e-12)
+    assert torch.equal(together[2], x[2]), "no time, no way"
+
+
+@pytest.mark.parametrize("method", STEPS)
+def test_the_gradient_through_all_steps_is_that_of_finite_differences(method):
+    weight = torch.randn(3, 3, dtype=DOUBLE, requires_grad=True)
+    x, start = torch.randn(2, 3, dtype=DOUBLE, requires_grad=True), torch.tensor([0.9, 0.4], dtype=DOUBLE)
+
+    def end(x: Tensor, weight: Tensor) -> Tensor:
+        return integrate(
+            lambda x, t: torch.tanh(x @ weight) * t[:, None], x, start, torch.zeros(2, dtype=DOUBLE), 3, method, recompute=True
+        )
+
+    assert torch.autograd.gradcheck(end, (x, weight))
+
+
+def test_with_computing_again_only_the_states_between_the_steps_are_kept():
+    network = torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
+
+    def kept(num_steps: int, recompute: bool) -> int:
+        numbers = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal numbers
+            numbers += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            integrate(lambda x, t: network(x), torch.randn(4, 8), torch.ones(4), torch.zeros(4), num_steps, "euler", recompute)
+        return numbers
+
+    plain, again = (kept(12, recompute) - kept(4, recompute) for recompute in (False, True))
+    assert plain > 8 * 4 * 512, "the wide activations of every step"
+    assert again < 8 * 4 * (8 + 4), "the state and the times of every step"
