@@ -17,7 +17,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import ToolOptions
 
-from . import console, live, tools
+from . import console, evaluations, live, tools
 from .context import Context
 from .predictions import MAX_UPLOAD_BYTES
 from .supervisor import Job
@@ -59,13 +59,18 @@ def _folder(job: Job, started: tools.Started) -> Path:
 
 
 def styles(job: Job) -> list[str]:
-    """The styles that a run has learned; empty where it learned none, or has not come so far."""
+    """The styles that a run has learned: those it began with, or those of its newest evaluation where it went on from a saved model. Empty
+    where it learned none, or has not come so far."""
     file = job.path / STYLES
     try:
         said = json.loads(file.read_bytes()) if not file.is_symlink() and file.stat().st_size <= MAX_STYLES_BYTES else None
     except (OSError, ValueError):
-        return []
-    return [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+        said = None
+    if isinstance(said, list):
+        return [name for name in said if isinstance(name, str)]
+    made = evaluations.found(job.run)
+    newest = evaluations.summary(job.run.inference / made[-1].name) if made else None
+    return newest["styles"] if newest is not None else []
 
 
 def _form(tool: type[ToolOptions], job: Job) -> dict[str, Any]:

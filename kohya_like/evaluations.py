@@ -24,7 +24,8 @@ FILES = frozenset({".jpg", ".jpeg", ".png", ".csv"})
 SUMMARY = "summary.json"
 MAX_SUMMARY_BYTES = 4 << 20
 _NAME = re.compile(r"epoch_(\d{4,9})(?:_step_(\d{6,9}))?")
-_WORDS = ("from", "to", "stem", "file")
+_OF_SOURCE = ("style", "stem", "file", "vae")
+_OF_PAIR = ("from", "to", "stem", "file")
 """What a pair says of itself in words; its numbers are its measures."""
 
 
@@ -71,7 +72,7 @@ def folder(run: RunDirectory, name: str) -> Path | None:
 def summary(folder: Path) -> dict[str, Any] | None:
     """What a folder's summary.json says, as far as it is one; None when it cannot be read.
 
-    {"styles", "step", "epoch", "sources": [{"style", "stem", "file"}], "pairs": [{"from", "to", "stem", "file", "measures"}],
+    {"styles", "step", "epoch", "sources": [{"style", "stem", "file", "vae"}], "pairs": [{"from", "to", "stem", "file", "measures"}],
     "baselines": {name: measures}, "means": measures}, where measures are numbers by name.
     """
     file = folder / SUMMARY
@@ -82,17 +83,20 @@ def summary(folder: Path) -> dict[str, Any] | None:
     if not isinstance(said, dict):
         return None
     baselines = said.get("baselines")
+    sources, pairs = _tables(said.get("sources")), _tables(said.get("pairs"))
     return {
         "styles": [style for style in _list(said.get("styles")) if isinstance(style, str)],
         "step": whole(said.get("step")),
         "epoch": whole(said.get("epoch")),
-        "sources": [{name: str(item.get(name) or "") for name in ("style", "stem", "file")} for item in _tables(said.get("sources"))],
-        "pairs": [
-            {**{name: str(item.get(name) or "") for name in _WORDS}, "measures": _measures(item)} for item in _tables(said.get("pairs"))
-        ],
+        "sources": [_words(item, _OF_SOURCE) for item in sources],
+        "pairs": [{**_words(item, _OF_PAIR), "measures": _measures(item)} for item in pairs],
         "baselines": {name: _measures(told) for name, told in baselines.items()} if isinstance(baselines, dict) else {},
         "means": _measures(said.get("means")),
     }
+
+
+def _words(item: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: str(item.get(name) or "") for name in names}
 
 
 def _list(value: object) -> list[Any]:
@@ -105,4 +109,4 @@ def _tables(value: object) -> list[Mapping[str, Any]]:
 
 def _measures(value: object) -> dict[str, float]:
     told = value.items() if isinstance(value, dict) else ()
-    return {name: figure for name, each in told if name not in _WORDS and (figure := number(each)) is not None}
+    return {name: figure for name, each in told if name not in _OF_PAIR and (figure := number(each)) is not None}

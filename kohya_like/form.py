@@ -100,6 +100,8 @@ _LABELS_OF_FAMILY = {
         "sample_start": "Evaluation start",
         "sample_cfg_scale": "Evaluation CFG scale",
         "sample_temperature": "Evaluation temperature",
+        "target": "Target style",
+        "source": "Source style",
     }
 }
 """What an option is called where it means something else than elsewhere."""

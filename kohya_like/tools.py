@@ -253,7 +253,7 @@ def specification(output_dir: Path) -> dict[str, Any]:
 def form_of(tool: type[ToolOptions], without: Collection[str] = ()) -> dict[str, Any]:
     """The form of a tool; the report's file is the studio's affair, and so are the options in `without`."""
     fields = [
-        {**form.specification(field), "basic": field.show.basic or field.required}
+        {**form.specification(field, tool.family), "basic": field.show.basic or field.required}
         for name, field in form.shown_fields(tool).items()
         if name != REPORT and name not in without
     ]

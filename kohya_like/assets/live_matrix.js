@@ -68,7 +68,7 @@
       this.run = "";
       this.all = [];
       this.chosen = null; // name of an evaluation; null follows the newest
-      this.cell = null; // {from, stem, to} of the picture that is shown large; to is "" for a source
+      this.cell = null; // {from, stem, to} of the picture that is shown large; to is "" for a source, and null for what the VAE makes of it
       this.known = new Map(); // evaluation and its time -> summary
       this.shown = "";
       this.root.hidden = true;
@@ -152,7 +152,7 @@
     // ---- the table
 
     rows(summary) {
-      const sources = summary.sources.length ? summary.sources : [...new Map(summary.pairs.map(({ from, stem }) => [`${from}/${stem}`, { style: from, stem, file: "" }])).values()];
+      const sources = summary.sources.length ? summary.sources : [...new Map(summary.pairs.map(({ from, stem }) => [`${from}/${stem}`, { style: from, stem, file: "", vae: "" }])).values()];
       const many = new Set(sources.map(({ style }) => style)).size < sources.length;
       return sources.map((source) => ({ ...source, words: many && source.stem ? `${source.style}, ${source.stem}` : source.style }));
     }
@@ -163,9 +163,11 @@
 
     draw(evaluation, summary) {
       const styles = summary.styles.filter((style) => summary.pairs.some((pair) => pair.to === style));
-      const head = make("tr", {}, make("th", { scope: "col", text: "From" }), make("th", { scope: "col", text: "Source" }), ...styles.map((style) => make("th", { scope: "col", text: `To ${style}` })));
+      const hasVae = summary.sources.some(({ vae }) => vae);
+      const head = make("tr", {}, make("th", { scope: "col", text: "From" }), make("th", { scope: "col", text: "Source" }), hasVae ? make("th", { scope: "col", text: "VAE" }) : null, ...styles.map((style) => make("th", { scope: "col", text: `To ${style}` })));
       const rows = this.rows(summary).map((source) => make("tr", {}, make("th", { scope: "row", text: source.words }),
         this.place(evaluation, source.file, { from: source.style, stem: source.stem, to: "" }, `${source.words}, the source`, ""),
+        hasVae ? this.place(evaluation, source.vae, { from: source.style, stem: source.stem, to: null }, `${source.words}, what the VAE alone makes of it`, "") : null,
         ...styles.map((style) => {
           const cell = { from: source.style, stem: source.stem, to: style };
           const pair = this.pairOf(summary, cell);
@@ -218,7 +220,7 @@
     async other(evaluation, summary) {
       const { from, stem, to } = this.cell;
       const source = summary.sources.find((each) => each.style === from && each.stem === stem);
-      if (this.beside.value === SOURCE) return source && source.file && to ? [this.url(evaluation, source.file), "source"] : null;
+      if (this.beside.value === SOURCE) return source && source.file && to !== "" ? [this.url(evaluation, source.file), "source"] : null;
       const elsewhere = this.all.find((each) => each.name === this.beside.value);
       if (!elsewhere || !to) return null;
       const pair = this.pairOf(await this.summary(elsewhere), this.cell);
@@ -230,7 +232,11 @@
       const summary = this.known.get(`${evaluation.name} ${evaluation.time}`);
       if (!summary) return;
       const sources = this.rows(summary);
-      const exists = ({ from, stem, to }) => (to ? this.pairOf(summary, { from, stem, to }) : sources.find((each) => each.style === from && each.stem === stem));
+      const exists = ({ from, stem, to }) => {
+        if (to) return this.pairOf(summary, { from, stem, to });
+        const source = sources.find((each) => each.style === from && each.stem === stem);
+        return source && (to === "" ? source : source.vae && { file: source.vae });
+      };
       if (!this.cell || !exists(this.cell)) {
         const first = summary.pairs.find((pair) => pair.from !== pair.to) || summary.pairs[0];
         this.cell = first ? { from: first.from, stem: first.stem, to: first.to } : null;
@@ -247,13 +253,14 @@
         return null;
       });
       if (cell !== this.cell || evaluation !== this.now()) return;
-      this.put(this.after, this.url(evaluation, found.file), cell.to ? `${words} to ${cell.to}, ${when(evaluation)}` : `${words}, the source`);
+      const own = cell.to || (cell.to === null ? "VAE" : "source");
+      this.put(this.after, this.url(evaluation, found.file), cell.to ? `${words} to ${cell.to}, ${when(evaluation)}` : `${words}, ${own}`);
       this.before.hidden = this.cutLabel.hidden = !other;
       this.pair.classList.toggle("kr-alone", !other);
-      if (other) this.put(this.before, other[0], `${words}, ${other[1]}`);
+      if (other) this.put(this.before, other[0], other[1] === "source" ? `${words}, the source` : `${words} to ${cell.to}, ${other[1]}`);
       say(this.beforeLabel, other ? other[1] : "");
-      say(this.afterLabel, cell.to ? (other && other[1] !== "source" ? when(evaluation) : cell.to) : "source");
-      say(this.title, cell.to ? `${words} to ${cell.to}` : words);
+      say(this.afterLabel, other && other[1] !== "source" ? when(evaluation) : own);
+      say(this.title, cell.to ? `${words} to ${cell.to}` : `${words}, ${own}`);
       const measures = Object.entries(cell.to ? found.measures : {});
       this.numbers.replaceChildren(...measures.map(([name, value]) => make("div", {}, make("dt", { text: nameOf(name) }), make("dd", { text: figure(value, 3) }),
         (MEASURES[name] || [])[1] ? make("dd", { class: "kr-note", text: MEASURES[name][1] }) : null)));

@@ -23,7 +23,7 @@
       if (field.node.value) hold("");
       edited();
     }, { below: make("div", { class: "kr-given-row" }, chooser, make("span", { class: "kr-note", text: "or drop one here" }), given) });
-    field.node.placeholder = "or a path on the studio's computer";
+    field.node.placeholder = "a path on the studio's computer";
 
     function hold(name) {
       upload = name;

@@ -68,8 +68,9 @@ def evaluated(run: RunDirectory, epoch: int, step: int | None = None, sources: t
     pairs, listed = [], []
     for style, stem in sources:
         name = f"{style}_{stem}" if stem else style
-        listed.append({"style": style, "stem": stem, "file": f"{name}.jpg"})
-        Image.new("RGB", (48, 48), colour_of(style, 0)).save(folder / f"{name}.jpg")
+        listed.append({"style": style, "stem": stem, "file": f"{name}_source.jpg", "vae": f"{name}_vae.jpg"})
+        for beside in ("source", "vae"):
+            Image.new("RGB", (48, 48), colour_of(style, 0)).save(folder / f"{name}_{beside}.jpg")
         for target in STYLES:
             file = f"{name}_to_{target}.jpg"
             Image.new("RGB", (48, 48), colour_of(target, epoch)).save(folder / file)
