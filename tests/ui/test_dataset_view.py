@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from kohya_like.dataset_view import View, look_at
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import QwenImageNetwork
+from sd_scripts.schema.runs import RUNS, QwenImageNetwork
 
 
 def options_of(root: Path, version: str, **dataset: object) -> QwenImageNetwork:
@@ -75,3 +76,23 @@ def test_the_built_in_pairs_can_be_looked_at(tmp_path: Path) -> None:
     (*_, view) = look_at(options, tmp_path / "out")
     assert isinstance(view, View) and not view.bad
     assert view.plan.pictures and all(len(picture.controls) >= 1 and picture.caption for picture in view.plan.pictures)
+
+
+def test_a_data_set_of_styles_is_shown_with_the_number_of_pictures_of_each(tmp_path: Path) -> None:
+    for style, count in (("monet", 3), ("photo", 5)):
+        for index in range(count):
+            path = tmp_path / "data" / style / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (128, 128), (index, 2, 3)).save(path)
+    options = flat.build(
+        RUNS["lgt", "scratch"],
+        {"train_data_dir": str(tmp_path / "data"), "resolution": 128, "train_batch_size": 2, "output_dir": str(tmp_path / "out")},
+    )
+    (*_, view) = look_at(options, tmp_path / "out")
+    assert isinstance(view, View)
+    page = view.as_page()
+    facts = dict(page["facts"])
+    assert (facts["Pictures"], facts["Styles"]) == ("8 to train on", "2") and "Captions" not in facts
+    styles, _buckets, samples = page["tables"]
+    assert styles["rows"] == [["monet", "3"], ["photo", "5"]]
+    assert samples["head"] == ["Picture", "Style"] and {row[1] for row in samples["rows"]} <= {"monet", "photo", "(none)"}

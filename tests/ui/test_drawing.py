@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -19,6 +20,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
 from sd_scripts.schema.tools import TOOLS
+from tests.ui.runs_on_disk import STYLES, evaluated, style_run
 
 
 def made(context: Context, family: str, method: str, name: str) -> RunDirectory:
@@ -61,6 +63,14 @@ def run(context: Context) -> RunDirectory:
 def client(context: Context) -> Iterator[TestClient]:
     with TestClient(Starlette(routes=[*drawing.routes(context), *tools.routes(context)])) as client:
         yield client
+
+
+@pytest.fixture
+def styles(context: Context) -> RunDirectory:
+    """A run of style transfer with a file that is no model."""
+    run = style_run(context.output_dir, "styles")
+    run.log("stopped", step=30)
+    return run
 
 
 def order(model: str, **texts: str) -> dict[str, dict[str, str]]:
@@ -135,3 +145,66 @@ def test_a_drawing_belongs_to_its_run_and_shows_nothing_but_its_own_pictures(
     assert "attachment" in client.get(f"{address}/a.png", params={"save": "1"}).headers["content-disposition"]
     (context.output_dir / tools.FOLDER / started["name"] / "report.json").write_text('{"pictures": 3, "grid": [1], "seed": "x"}')
     assert client.get(address).json()["pictures"] == []
+
+
+def choices(client: TestClient, run: RunDirectory) -> tuple[list[str], list[str]]:
+    """What the panel offers as target style, and as style of the picture."""
+    fields = {field["name"]: field for field in client.get(f"/kl/draw/{run.name}").json()["fields"]}
+    return fields["target"].get("suggestions", []), fields["source"].get("choices", [])
+
+
+def test_the_styles_to_choose_from_are_those_of_the_run(client: TestClient, styles: RunDirectory) -> None:
+    assert choices(client, styles) == (list(STYLES), ["auto", *STYLES, "average"])
+    (styles.path / "styles.json").unlink()
+    assert choices(client, styles) == ([], [])
+    evaluated(styles, 0)
+    assert choices(client, styles)[0] == list(STYLES), "a run that went on from a saved model has evaluations"
+    for text in ("{", "7", '{"a": 1}'):
+        (styles.path / "styles.json").write_text(text)
+        assert choices(client, styles)[0] == list(STYLES)
+    (styles.path / "styles.json").write_text('["a", 7, "b"]')
+    assert choices(client, styles) == (["a", "b"], ["auto", "a", "b", "average"])
+
+
+def transfer(client: TestClient, run: RunDirectory, image: str) -> dict[str, Any]:
+    texts = {"ckpt": "styles.safetensors", "image": image, "target": "line", "device": "cpu"}
+    return client.post(f"/kl/draw/{run.name}", json={"texts": texts}).json()
+
+
+def test_the_picture_of_a_transfer_is_kept_beside_its_result_however_it_was_given(
+    context: Context, client: TestClient, styles: RunDirectory
+) -> None:
+    pixels = Image.effect_noise((24, 16), 60).convert("RGB")
+    pixels.save(context.output_dir / "mine.png")
+    upload, size = context.desk.take_picture((context.output_dir / "mine.png").read_bytes())
+    assert size == (24, 16)
+    for image in (upload, "mine.png", str(context.output_dir / "mine.png")):
+        started = transfer(client, styles, image)["run"]["name"]
+        client.post(f"/kl/tools/run/{started}/cancel")
+        kept = styles.path / tools.DRAWN / started / tools.SOURCE
+        with Image.open(kept) as picture:
+            assert picture.tobytes() == pixels.tobytes()
+        told = client.get(f"/kl/draw/{styles.name}/{started}").json()
+        assert told["source"] == tools.SOURCE and told["texts"]["image"] == image
+        assert client.get(f"/kl/draw/{styles.name}/{started}/{tools.SOURCE}").content == kept.read_bytes()
+        assert f"--image={kept}" in json.loads((context.output_dir / tools.FOLDER / started / "tool.json").read_text())["argv"]
+
+
+def test_a_folder_of_pictures_goes_to_the_tool_as_it_is(context: Context, client: TestClient, styles: RunDirectory) -> None:
+    folder = context.output_dir / "pictures"
+    folder.mkdir()
+    started = transfer(client, styles, str(folder))["run"]["name"]
+    client.post(f"/kl/tools/run/{started}/cancel")
+    assert f"--image={folder}" in json.loads((context.output_dir / tools.FOLDER / started / "tool.json").read_text())["argv"]
+    assert client.get(f"/kl/draw/{styles.name}/{started}").json()["source"] == ""
+
+
+@pytest.mark.parametrize("image", ["", "gone.png", "text.png", "../outside.png", "0" * 32 + ".png", "/etc/hostname", "//host/share/a.png"])
+def test_a_picture_that_is_none_or_not_to_be_used_is_refused_at_its_field(
+    context: Context, client: TestClient, styles: RunDirectory, image: str
+) -> None:
+    (context.output_dir / "text.png").write_text("no picture")
+    Image.new("RGB", (4, 4)).save(context.output_dir.parent / "outside.png")
+    answer = transfer(client, styles, str(context.output_dir / image) if image.startswith("..") else image)
+    assert {problem["option"] for problem in answer["problems"]} == {"image"}
+    assert not (styles.path / tools.DRAWN).exists() and not (context.output_dir / tools.FOLDER).exists()

@@ -72,7 +72,8 @@ def test_a_cross_site_request_without_origin_is_refused_unless_it_is_a_followed_
 def test_our_own_routes_need_the_token(studio: Any) -> None:
     assert ask(studio, "/kl/runs")[0] == 401
     assert ask(studio, "/kl/runs", X_KL_Token="guess")[0] == 401
-    assert ask(studio, "/kl/run/x/stop", "POST")[0] == 401
+    assert ask(studio, "/kl/run/x/stop", "POST")[0] == ask(studio, "/kl/run/x/evaluate", "POST")[0] == 401
+    assert ask(studio, "/kl/run/x/evaluation/epoch_0001")[0] == ask(studio, "/kl/run/x/evaluation/epoch_0001/grid.jpg")[0] == 401
     assert ask(studio, "/kl/tools")[0] == ask(studio, "/kl/tools/start", "POST")[0] == 401
     for path, method in (
         ("", "GET"),
