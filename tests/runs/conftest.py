@@ -200,7 +200,10 @@ class Runs:
 
 
 STYLES: dict[str, Any] = {
+    # Two epochs of 6 steps.
     "max_train_steps": 12,
+    "train_batch_size": 4,
+    "save_last_n_states": 9,
     "save_every_n_steps": 3,
     "caption_dropout_rate": 0.2,
     "ode_integration_steps": 2,
@@ -233,6 +236,19 @@ def long_options() -> dict[str, Any]:
 def undisturbed(tiny_base: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """A run with long_options that was left alone, from caches of its own."""
     return Runs(tiny_base, pictures, tmp_path_factory.mktemp("undisturbed")).train(**LONG)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_styles(styles: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run of style transfer with STYLES that was left alone."""
+    return Runs(Path(), styles, tmp_path_factory.mktemp("undisturbed_styles"), "lgt", "scratch").train(**STYLES)
+
+
+@pytest.fixture
+def style_runs(runs: Runs, styles: Path) -> Runs:
+    """Runs of style transfer."""
+    runs.family, runs.method, runs.pictures = "lgt", "scratch", styles
+    return runs
 
 
 @pytest.fixture
