@@ -35,7 +35,7 @@ DATASETS = {
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
 
-_RECIPE_VERSION = 5
+_RECIPE_VERSION = 6
 _RECORD = "dataset.json"
 
 # Half of the pictures have twice the sides a base works at, so that resizing into aspect buckets is real.
@@ -93,7 +93,8 @@ def _files(name: str) -> dict[str, bytes]:
         files = {}
         for number, style in enumerate(styles.STYLES):
             files |= _in_style(f"train/{style}", style, _old_scenes(styles.TRAIN_PICTURES, order=30 + number), 30 + number)
-            files |= _in_style(f"test/{style}", style, held_out, 29)
+            # Evaluations take the first pictures of a folder: another scene in each, for them to have something unrelated to compare with.
+            files |= _in_style(f"test/{style}", style, held_out, 29, first=4 * number)
         return files
     close = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -126,10 +127,13 @@ def _pictures(folder: str, scenes: list[Scene], seed: int, caption_every: int = 
     return files
 
 
-def _in_style(folder: str, style: str, scenes: list[Scene], seed: int) -> dict[str, bytes]:
+def _in_style(folder: str, style: str, scenes: list[Scene], seed: int, first: int = 0) -> dict[str, bytes]:
     # One size: the model sees windows of neighbouring latents, and what is in them should not depend on how a picture was scaled.
+    # first: which of the scenes has the first name; what it looks like does not depend on that.
     return {
-        f"{folder}/{index:03d}_{scene.color}_{scene.shape}.png": _png(styles.draw(scene, style, worlds.rng_for(seed, index)))
+        f"{folder}/{(index - first) % len(scenes):03d}_{scene.color}_{scene.shape}.png": _png(
+            styles.draw(scene, style, worlds.rng_for(seed, index))
+        )
         for index, scene in enumerate(scenes)
     }
 
