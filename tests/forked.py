@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -10,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import huggingface_hub.constants
 
 
 def forked(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
@@ -32,6 +35,9 @@ def _run_script(file: str, arguments: list[str], console: str, environment: dict
     handle = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    os.environ |= environment
+    if environment:
+        os.environ |= environment
+        # It is the one that reads variables while it is imported, and the server has imported it.
+        importlib.reload(huggingface_hub.constants)
     sys.argv = [file, *arguments]
     runpy.run_path(file, run_name="__main__")
