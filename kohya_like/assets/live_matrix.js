@@ -58,8 +58,9 @@
       this.body = make("div", { class: "kr-matrix-body", hidden: true },
         make("div", { class: "kr-sliders" }, make("label", { for: this.slider.id }, make("span", { class: "kr-name" }, "Evaluation: ", this.sliderText), this.slider)),
         this.scroll, this.view, make("div", { class: "kr-matrix-scroll", role: "region", tabindex: 0, "aria-label": "Means and what to compare them with" }, this.baselines), this.links);
-      this.root = make("section", { class: "kr-matrix", "aria-label": "Evaluation", hidden: true },
-        make("div", { class: "kr-curve-head" }, make("h3", { text: "Evaluation" }), this.button), this.status, this.empty, this.body);
+      // In the page for runs that evaluate only.
+      this.inside = [make("div", { class: "kr-curve-head" }, make("h3", { text: "Evaluation" }), this.button), this.status, this.empty, this.body];
+      this.root = make("section", { class: "kr-matrix", "aria-label": "Evaluation", hidden: true });
       this.reset();
       this.wipe();
     }
@@ -82,7 +83,8 @@
         this.run = answer.name;
       }
       this.root.hidden = !answer.evaluates;
-      if (!answer.evaluates) return;
+      if (!answer.evaluates) return this.root.replaceChildren();
+      if (!this.root.firstChild) this.root.append(...this.inside);
       this.button.hidden = answer.state !== "running";
       this.button.disabled = answer.evaluation_requested;
       if (answer.evaluation_requested) say(this.status, "Evaluates after the step it is at.");
@@ -176,7 +178,7 @@
         })));
       const focus = this.table.contains(document.activeElement) ? document.activeElement.dataset.cell : null;
       this.table.replaceChildren(
-        make("caption", { class: "kr-note", text: "Under a picture: its sliced Wasserstein distance (SWD) to the target style; lower is nearer." }),
+        make("caption", { class: "kr-note" }, make("span", { text: "Under a picture: its sliced Wasserstein distance (SWD) to the target style; lower is nearer." })),
         make("thead", {}, head), make("tbody", {}, ...rows));
       if (focus) [...this.table.querySelectorAll("button")].find((button) => button.dataset.cell === focus)?.focus();
       this.means(evaluation, summary);
@@ -197,7 +199,7 @@
       const rows = [[`Transfers, ${when(evaluation)}`, means], ...Object.entries(baselines).map(([name, measures]) => [name.replaceAll("_", " "), measures])];
       const names = [...new Set(rows.flatMap(([, measures]) => Object.keys(measures)))];
       this.baselines.replaceChildren(
-        make("caption", { class: "kr-note", text: "Means over all pairs, and what doing something simpler scores" }),
+        make("caption", { class: "kr-note" }, make("span", { text: "Means, and what doing something simpler scores" })),
         make("thead", {}, make("tr", {}, make("td"), ...names.map((name) => make("th", { scope: "col", text: nameOf(name) })))),
         make("tbody", {}, ...rows.map(([words, measures]) => make("tr", {}, make("th", { scope: "row", text: words }), ...names.map((name) => make("td", { text: name in measures ? figure(measures[name], 3) : "–" }))))));
       const links = [["grid.jpg", "All pictures in one file"], ["metrics.csv", "The numbers as CSV"]];
