@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sd_scripts.dataset.config import Subset, Subsets, read_config, subsets_of
+from sd_scripts.dataset.config import Subset, Subsets, evaluated_folders, pictures_below, read_config, subsets_of
 from sd_scripts.dataset.plan import make_plan
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.lgt import LgtDatasetOptions
 
 GOOD = """
 [general]
@@ -238,3 +239,58 @@ def test_a_toy_data_set_is_drawn_into_the_cache_folder(tmp_path: Path) -> None:
     assert all(item.folder.is_relative_to(tmp_path / "cache" / "toy" / "star") for item in items)
     with pytest.raises(OptionError, match="unknown"):
         found(DatasetOptions(train_data_dir="toy:stars"), tmp_path)
+
+
+def styles_in(root: Path, **pictures: str) -> LgtDatasetOptions:
+    """Options of a data set of styles, with one picture for each style named."""
+    for style, name in pictures.items():
+        path = root / style / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 64), "red").save(path)
+    return LgtDatasetOptions(train_data_dir=str(root))
+
+
+def test_every_folder_is_a_style_of_its_name_whatever_texts_lie_there(tmp_path: Path) -> None:
+    options = styles_in(tmp_path / "styles", monet="a.png", night="deep/inside/b.png")
+    Image.new("RGB", (64, 64), "blue").save(tmp_path / "styles" / "monet" / "c.png")
+    (tmp_path / "styles" / "monet" / "a.txt").write_text("a caption")
+    (tmp_path / "styles" / "monet" / "metadata.jsonl").write_text('{"file_name": "c.png", "text": "another"}\n')
+    (tmp_path / "styles" / ".hidden").mkdir()
+    found = subsets_of(options, tmp_path / "cache").items
+    assert [(subset.class_tokens, subset.is_style, subset.is_reg) for subset in found] == [("monet", True, False), ("night", True, False)]
+    dataset = read_dataset(options, tmp_path / "cache")
+    assert sorted((picture.name, picture.caption) for picture in dataset.pictures) == [
+        ("a.png", "monet"),
+        ("c.png", "monet"),
+        ("deep/inside/b.png", "night"),
+    ]
+
+
+def test_everything_that_is_wrong_with_folders_of_styles_is_told_at_once(tmp_path: Path) -> None:
+    root = tmp_path / "styles"
+    options = styles_in(root, monet="a.png")
+    (root / "empty one").mkdir()
+    (root / "and this").mkdir()
+    styles_in(root, **{"a=b": "a.png"})
+    Image.new("RGB", (8, 8)).save(root / "loose.png")
+    with pytest.raises(OptionError) as raised:
+        subsets_of(options, tmp_path / "cache")
+    told = [problem.message for problem in raised.value.problems]
+    assert [problem.option for problem in raised.value.problems] == ["train_data_dir"] * 3
+    assert any("directly in it" in text for text in told)
+    assert any("and this, empty one" in text for text in told)
+    assert any("'a=b'" in text for text in told)
+
+
+def test_a_folder_without_styles_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no sub-folders; make one for each style"):
+        subsets_of(LgtDatasetOptions(train_data_dir=str(tmp_path)), tmp_path / "cache")
+
+
+def test_built_in_styles_are_written_with_their_test_pictures(tmp_path: Path) -> None:
+    found = subsets_of(LgtDatasetOptions(train_data_dir="toy:styles"), tmp_path).items
+    tested = evaluated_folders("toy:styles", tmp_path)
+    assert [subset.class_tokens for subset in found] == list(tested) and len(found) >= 3
+    assert all(pictures_below(folder) for folder in tested.values())
+    with pytest.raises(OptionError, match="toy:star has no test pictures"):
+        evaluated_folders("toy:star", tmp_path)

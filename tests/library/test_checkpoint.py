@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from sd_scripts.library import resume
 from sd_scripts.library.checkpoint import (
     Checkpointer,
     Identity,
@@ -28,6 +29,7 @@ from sd_scripts.library.checkpoint import (
     unpack,
 )
 from sd_scripts.library.states import BrokenState, newest_whole
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.rundir import RunDirectory
@@ -284,3 +286,39 @@ def test_weights_that_do_not_fit_are_a_table_of_names_and_shapes() -> None:
     assert rows[0] == ["missing", "-", "1", "gone0"] and rows[10] == ["and", "2", "more", "missing"]
     assert rows[11:] == [["unexpected", "scalar", "-", "foreign"], ["of", "another", "shape", "3x5", "3x4", "grown"]]
     assert len({line.index(name) for line, name in zip(lines[:2], ("gone0", "gone1"))} | {head.index("weight")}) == 1, "columns are aligned"
+
+
+def started(folder: Path, how: str, run_dir: Path | None = None) -> resume.Start:
+    """Where a start begins whose runs lie in a folder and are called lora."""
+    output = AdapterOutputOptions(output_dir=str(folder), output_name="lora")
+    return resume.choose(resume.Wanted(output, how, run_dir, {}, "d", 100))
+
+
+def test_a_run_goes_on_from_the_end_of_an_epoch(tmp_path: Path) -> None:
+    run = tmp_path / "20260101-120000-lora"
+    run.mkdir()
+    (run / "config.toml").touch()
+    keeper = checkpointer(run, steps_per_epoch=10, save_last_n_states=9)
+    for step in (10, 15, 30):
+        keeper.save_state(step, state(step))
+    assert list(resume.epoch_states(run / "state")) == [1, 3]
+    branch, same = started(tmp_path, "epoch:3"), started(tmp_path, "epoch:1", run)
+    assert (branch.run, branch.step) == (None, 30), "without run_dir a new folder is made"
+    assert same.run is not None and (same.run.path, same.step) == (run, 10), "a newer state does not win over what is named"
+    with pytest.raises(OptionError, match=r"no state saved at the end of epoch 2; .* epochs 1, 3, and within epochs the steps 15"):
+        started(tmp_path, "epoch:2")
+    with pytest.raises(OptionError, match="no run named lora"):
+        started(tmp_path / "elsewhere", "epoch:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "epoch"), [("epoch:5", 5), ("epoch:0", 0), ("epoch:", None), ("epoch:-1", None), ("5", None), ("a:5", None)]
+)
+def test_only_epoch_and_a_number_name_an_epoch(text: str, epoch: int | None) -> None:
+    assert resume.epoch_in(text) == epoch
+
+
+def test_a_step_that_ends_several_epochs_is_the_end_of_each(tmp_path: Path) -> None:
+    keeper = Checkpointer(RunDirectory(tmp_path), AdapterOutputOptions(), Identity("s", "d", 1), lambda step: 3 * step, 9)
+    keeper.save_state(2, state(2))
+    assert resume.epoch_states(tmp_path / "state") == dict.fromkeys((4, 5, 6), tmp_path / "state" / "000002")
