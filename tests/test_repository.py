@@ -263,7 +263,7 @@ def shape(path: Path) -> str:
 SCRIPTS = {
     "training": [path for path in PYTHON if path.parent == Path("sd_scripts") and "_train" in path.stem],
     "tools": [path for path in PYTHON if path.parent == Path("sd_scripts/networks")],
-    "drawing tools": [Path("sd_scripts/ddpm_sample.py")],
+    "drawing tools": [Path("sd_scripts/ddpm_sample.py"), Path("sd_scripts/lgt_infer.py")],
 }
 
 

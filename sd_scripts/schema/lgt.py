@@ -37,7 +37,7 @@ class LgtModelOptions(ModelOptions):
     one."""
     base_channels: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 128
     """Channels of the U-Net's first level."""
-    channel_multipliers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=6)] = (1, 2, 4)
+    channel_multipliers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=6)] = (1, 2, 2)
     """Channels of each level as multiples of base_channels; each further level halves the sides."""
     layers_per_block: Annotated[int, Field(ge=1, le=8)] = 2
     """Residual blocks of a level; style and time scale and shift the activations of each."""
@@ -166,8 +166,9 @@ class LgtObjectiveOptions(Section):
     w_flow: Annotated[NotNegative, Show(basic=True)] = 1.0
     """Weight of conditional flow matching on each style (Lipman et al. 2023), by which inversion and generation are right; 0 trains on the
     energy alone."""
-    w_low: Annotated[NotNegative, _CONTENT] = 0.0
-    """Weight of the squared difference of blurred latents, a small anchor for colours and brightness, to which the content term is blind."""
+    w_low: Annotated[NotNegative, _CONTENT] = 0.1
+    """Weight of the squared difference of blurred latents: a small anchor for colours and brightness, to which the content term is blind (a
+    negative has the same). Take 0 where styles differ in brightness, such as day and night."""
     low_pass_size: Annotated[int, Field(ge=2, le=32), Show(needs="w_low", fold="Content terms")] = 5
     """Side of the square of latent pixels that w_low averages over."""
     descriptor_size: Annotated[Literal[1, 3, 5], _CONTENT] = 3
@@ -208,7 +209,7 @@ class LgtObjectiveOptions(Section):
     @field_validator("style_weights")
     @classmethod
     def _names_and_weights(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        problems = []
+        problems, names = [], set[str]()
         for text in value:
             name, equals, weight = text.rpartition("=")
             try:
@@ -217,6 +218,9 @@ class LgtObjectiveOptions(Section):
                 right = False
             if not right:
                 problems.append(f"{text!r} is not name=weight with a weight of at least 0, such as monet=2")
+            elif name.strip() in names:
+                problems.append(f"{name.strip()} is named twice; leave one of its weights out")
+            names.add(name.strip())
         raise_all(problems)
         return value
 

@@ -20,6 +20,8 @@ UNREAD = {"qwen_edit": ("transformer_blocks.1.attn.to_add_out.", "transformer_bl
 """Beginnings of the names of weights whose output nothing reads: only the picture leaves the last block."""
 CONTROL = Image.fromarray(torch.randint(0, 256, (80, 96, 3), dtype=torch.uint8, generator=GENERATOR).numpy())
 CAPTIONS = ["a red star at the top left", "", "a very long caption " * 20]
+STYLES = {"lgt": {CAPTIONS[0]: "flat", CAPTIONS[2]: "line 0.7, night 0.3", "a red star": "flat", "a blue ring": "night", "cat": "line"}}
+"""What families whose captions are names of styles are told in place of a caption."""
 
 
 @pytest.fixture(params=families.NAMES)
@@ -32,10 +34,14 @@ def parts(family) -> Parts:
     return family.tiny()
 
 
+def said(family: ModelFamily, captions: list[str]) -> list[str]:
+    return [STYLES.get(family.name, {}).get(caption, caption) for caption in captions]
+
+
 def conditions(family: ModelFamily, parts: Parts, captions: list[str], side: int = 64) -> list[Condition]:
     size = family.size_condition(Geometry((side, side), (0, 0), (side, side)))
     with torch.no_grad():
-        return [{**text, **size} for text in family.encode_prompts(parts, captions)]
+        return [{**text, **size} for text in family.encode_prompts(parts, said(family, captions))]
 
 
 def noisy(family: ModelFamily, parts: Parts, count: int) -> torch.Tensor:
@@ -74,9 +80,10 @@ def test_pictures_off_the_grid_are_refused(family, parts):
 
 
 def test_a_caption_is_encoded_the_same_alone_and_in_a_batch(family, parts):
-    together = family.encode_prompts(parts, CAPTIONS)
-    assert len(together) == len(CAPTIONS) and family.encode_prompts(parts, []) == []
-    for index, caption in enumerate(CAPTIONS):
+    captions = said(family, CAPTIONS)
+    together = family.encode_prompts(parts, captions)
+    assert len(together) == len(captions) and family.encode_prompts(parts, []) == []
+    for index, caption in enumerate(captions):
         (alone,) = family.encode_prompts(parts, [caption])
         assert alone.keys() == together[index].keys()
         for name in alone:
@@ -85,10 +92,10 @@ def test_a_caption_is_encoded_the_same_alone_and_in_a_batch(family, parts):
 
 def test_text_encoders_can_be_trained_through_encode_prompts(family, parts):
     with torch.no_grad():
-        assert not any(value.requires_grad for value in family.encode_prompts(parts, ["cat"])[0].values())
+        assert not any(value.requires_grad for value in family.encode_prompts(parts, said(family, ["cat"]))[0].values())
     for name, encoder in parts.text_encoders.items():
         encoder.requires_grad_(True)
-        (condition,) = family.encode_prompts(parts, ["cat"])
+        (condition,) = family.encode_prompts(parts, said(family, ["cat"]))
         sum(value.float().sum() for value in condition.values()).backward()
         assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters()), name
         encoder.requires_grad_(False)
@@ -127,6 +134,7 @@ def test_adapter_targets_are_layers_of_their_modules(family, parts):
 
 def request(family: ModelFamily, seed: int, prompt: str = "a red star") -> Preview:
     controls = (CONTROL,) * family.num_controls(family.tiny())[0]
+    (prompt,) = said(family, [prompt])
     return Preview(prompt=prompt, width=8 * family.grid, height=6 * family.grid, seed=seed, steps=3, cfg_scale=3.0, controls=controls)
 
 
