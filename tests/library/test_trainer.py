@@ -468,3 +468,32 @@ def test_the_loop_costs_little_over_bare_torch(tmp_path: Path) -> None:
             run(step)
             times[name].append(time.process_time() - start)
     assert sorted(times["ours"])[20] < 1.06 * sorted(times["bare"])[20]
+
+
+def test_samples_that_somebody_asks_for_come_after_the_step_that_is_under_way(tmp_path: Path) -> None:
+    class Noted:
+        """Notes when it was asked to render."""
+
+        steps: list[int] = []
+
+        def render(self, step: int, missing_only: bool = False) -> None:
+            self.steps.append(step)
+
+    trainer, run = make(tmp_path, steps=4), RunDirectory(tmp_path)
+    trainer.samples = Noted()
+    run.request_evaluation()
+    assert trainer.fit()
+    assert Noted.steps == [1, 4], "once on request, and with the last file"
+    assert not run.evaluation_requested()
+
+
+def test_the_table_of_epochs_has_each_epoch_and_the_event_too(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=10)
+    assert trainer.fit()
+    steps, epochs = ([event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == kind] for kind in ("step", "epoch"))
+    header, *rows = (tmp_path / "epochs.csv").read_text().splitlines()
+    assert header == "epoch,loss_total,lr,seconds,loss_unweighted" and [row.partition(",")[0] for row in rows] == ["1", "2", "3"]
+    for number, event in enumerate(epochs):
+        own = [step["loss"] for step in steps[4 * number : 4 * number + 4]]
+        assert event["loss_total"] == pytest.approx(sum(own) / len(own)) and event["epoch"] == number + 1
+        assert rows[number].split(",")[1] == repr(event["loss_total"])
