@@ -2,8 +2,9 @@
 
 A folder `inference/epoch_0005/` has `<from>_to_<to>.jpg` for each pair of styles, the same style included; beside them for each source
 picture `<from>_source.jpg`, which is what training would see of it, and `<from>_vae.jpg`, what the VAE alone makes of that. With several
-pictures of a style the names begin with `<from>_<name of the picture>`. `grid.jpg` has a row for each source picture: the picture, the VAE's, the transfers. `metrics.csv` has a line for each transfer and for each of three
-baselines, by which the numbers can be judged: the untouched source, the VAE's round trip, and another source picture in its place.
+pictures of a style the names begin with `<from>_<name of the picture>`. `grid.jpg` has a row for each source picture: the picture, the
+VAE's, the transfers. `metrics.csv` has a line for each transfer and for each of three baselines, by which the numbers can be judged: the
+untouched source, the VAE's round trip, and another source picture in its place.
 
 Shapes: C latent channels, h w latent sides, H W picture sides in pixels.
 """
