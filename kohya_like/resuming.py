@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.library.resume import differing_settings, is_finished, meta_of, runs_named, training_settings
+from sd_scripts.library.resume import differing_settings, epoch_in, epoch_states, is_finished, meta_of, runs_named, training_settings
 from sd_scripts.library.states import BrokenState, read_manifest, state_folders
 from sd_scripts.schema import flat
 from sd_scripts.schema.command import processes_here
@@ -87,6 +87,9 @@ def outlook(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
         return _automatic(options, is_at_work)
     if asked == "latest":
         return _latest(options, is_at_work)
+    epoch = epoch_in(asked)
+    if epoch is not None:
+        return _from_epoch(options, epoch)
     return _from_step(options, int(asked)) if asked.isdigit() else _from_path(options, Path(asked).expanduser())
 
 
@@ -140,23 +143,33 @@ def _continued(run: RunDirectory, options: RunOptions) -> Outlook:
 
 
 def _from_step(options: RunOptions, step: int) -> Outlook:
+    return _from_moment(options, "step", step, lambda folder: {int(path.name): path for path in state_folders(folder)})
+
+
+def _from_epoch(options: RunOptions, epoch: int) -> Outlook:
+    return _from_moment(options, "epoch", epoch, epoch_states)
+
+
+def _from_moment(options: RunOptions, unit: str, number: int, states_of: Callable[[Path], dict[int, Path]]) -> Outlook:
+    """The state of a step, or of the end of an epoch, of the newest run of this name. states_of: all those in a folder, by number."""
     named = _named(options)
     if not named:
-        text = f"There is no run named {options.output.output_name} in {options.output.output_dir} whose step {step} could be used."
+        text = f"There is no run named {options.output.output_name} in {options.output.output_dir} whose {unit} {number} could be used."
         return Outlook("refused", text)
     source = named[0]
-    state = next((path for path in state_folders(source.state) if int(path.name) == step), None)
-    if state is None:
-        steps = ", ".join(str(int(path.name)) for path in state_folders(source.state))
-        there = f"it has the steps {steps}" if steps else "it has no saved states"
-        return Outlook("refused", f"{source.name} has no saved state of step {step}; {there}.")
-    return _from_state(options, state)
+    states = states_of(source.state)
+    if number not in states:
+        there = f"it has the {unit}s {', '.join(map(str, states))}" if states else "it has none"
+        return Outlook("refused", f"{source.name} has no saved state of {unit} {number}; {there}.")
+    return _from_state(options, states[number])
 
 
 def _from_path(options: RunOptions, path: Path) -> Outlook:
     """A state folder, or a run folder whose newest state is taken."""
     if not path.is_dir():
-        return Outlook("refused", f"{path} is not a folder; give auto, latest, none, a step, or the folder of a state or of a run.")
+        return Outlook(
+            "refused", f"{path} is not a folder; give auto, latest, none, a step, epoch:N, or the folder of a state or of a run."
+        )
     if (path / "manifest.json").is_file() or path.parent.name == "state":
         return _from_state(options, path)
     state, broken = _newest_state(path / "state")

@@ -163,7 +163,7 @@ class LgtObjectiveOptions(Section):
     the wanted style."""
     w_content: Annotated[NotNegative, Show(basic=True)] = 1.0
     """Weight of the content term: how much the similarities between places of the transferred latent differ from those of the source."""
-    w_flow: Annotated[NotNegative, Show(basic=True)] = 1.0
+    w_flow: NotNegative = 1.0
     """Weight of conditional flow matching on each style (Lipman et al. 2023), by which inversion and generation are right; 0 trains on the
     energy alone."""
     w_low: Annotated[NotNegative, _CONTENT] = 0.1
@@ -255,17 +255,18 @@ class LgtSampleOptions(SampleOptions):
     """Evaluation during training: pictures of every style in every other style, and how good they are."""
 
     title: ClassVar[str] = "Evaluation"
+    leading: ClassVar[tuple[str, ...]] = ("test_image_dir", "test_images_per_style", "sample_every_n_epochs")
 
     sample_prompts: ClassVar[str] = ""  # type: ignore[misc]
     sample_negative_prompt: ClassVar[str] = ""  # type: ignore[misc]
     sample_size: ClassVar[Size | None] = None  # type: ignore[misc]
 
-    test_image_dir: Annotated[str | None, Show(basic=True, kind="folder")] = None
+    test_image_dir: Annotated[str | None, Show(kind="folder")] = None
     """Folder with test pictures, one sub-folder for each style, named as in train_data_dir; None takes training pictures, held-out ones
     first."""
     test_images_per_style: WholeNumber = 1
     """How many pictures of each style are transferred, the first by name; 0 takes all."""
-    sample_every_n_epochs: Annotated[Count | None, Show(basic=True, unit="epochs")] = 5
+    sample_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = 5
     """Evaluate every this many epochs; None as sample_every_n_steps says."""
     sample_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
     """Evaluate every this many steps as well; None evaluates with each save."""

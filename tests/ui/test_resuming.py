@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -160,10 +161,22 @@ def test_a_step_and_a_folder_begin_a_new_run_there(tmp_path: Path) -> None:
     assert "learning_rate: 0.0001, now 0.0003" in by_state.notes[0]
 
 
+def test_the_end_of_an_epoch_begins_a_new_run_there(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path), (200, 400))
+    for epoch, step in ((1, 200), (2, 400)):
+        manifest = run.state / f"{step:06d}" / "manifest.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"epochs": [epoch - 1, epoch]}))
+    found = resuming.outlook(options(tmp_path, resume="epoch:1"), idle)
+    assert (found.kind, found.state) == ("from state", run.state / "000200")
+    assert trainer(options(tmp_path, resume="epoch:1")).state == found.state
+    assert "it has the epochs 1, 2" in resuming.outlook(options(tmp_path, resume="epoch:3"), idle).text
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
         ("300", "no saved state of step 300; it has the steps 200"),
+        ("epoch:3", "no saved state of epoch 3; it has none"),
         ("{output}/nowhere", "is not a folder"),
         ("{output}", "no whole training"),
     ],
