@@ -3,8 +3,8 @@
 A folder `inference/epoch_0005/` has `<from>_to_<to>.jpg` for each pair of styles, the same style included; beside them for each source
 picture `<from>_source.jpg`, which is what training would see of it, and `<from>_vae.jpg`, what the VAE alone makes of that. With several
 pictures of a style the names begin with `<from>_<name of the picture>`. `grid.jpg` has a row for each source picture: the picture, the
-VAE's, the transfers. `metrics.csv` has a line for each transfer and for each of three baselines, by which the numbers can be judged: the
-untouched source, the VAE's round trip, and another source picture in its place.
+VAE's, the transfers. `metrics.csv` has a line for each transfer and for each of four baselines, by which the numbers can be judged: the
+untouched source, the VAE's round trip, another source picture in its place, and a real picture of the wanted style.
 
 Shapes: C latent channels, h w latent sides, H W picture sides in pixels.
 """
@@ -255,6 +255,8 @@ class Evaluation:
                 own = found.styles.index(source.style)
                 candidates = {"transfer": (number, 2 + column), "source": (number, 0), "vae_round_trip": (number, 1)}
                 candidates |= {} if other is None else {"random_source": (other, 0)}
+                real = found.real(style, number)
+                candidates |= {} if real is None else {"real_target": (real, 0)}
                 untouched = distances[number, 0][column]
                 for what, (row, place) in candidates.items():
                     towards = distances[row, place]
@@ -364,9 +366,15 @@ class _Found:
         others = ((number + ahead) % count for ahead in range(1, count))
         return next((other for other in others if self.sources[other].size == self.sources[number].size), None)
 
-    def content(self, source: int, row: int, place: int) -> tuple[float, float]:
-        """Self-similarity and structure of a picture against a source."""
+    def real(self, style: str, number: int) -> int | None:
+        """A source picture of this style that is not the one of that number; None where there is none."""
+        return next((place for place, source in enumerate(self.sources) if source.style == style and place != number), None)
+
+    def content(self, source: int, row: int, place: int) -> tuple[float | None, float | None]:
+        """Self-similarity and structure of a picture against a source; None where they have different sizes."""
         found, wanted = self.latents[row][place][None], self.latents[source][0][None]
+        if found.shape != wanted.shape:
+            return None, None
         # Patches at the border go on as mirror images, for which a side must be longer than half a patch.
         size = DESCRIPTOR_SIZE if min(wanted.shape[-2:]) > DESCRIPTOR_SIZE // 2 else 1
         count = wanted.shape[-2] * wanted.shape[-1]
@@ -457,10 +465,12 @@ def _means(rows: Sequence[Mapping[str, Any]], untouched: Sequence[Mapping[str, A
     untouched: the rows of the sources themselves.
     """
 
-    def mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-        return fmean(row[name] for row in [row for row in rows if row["from"] != row["to"]] or rows)
+    def mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+        values = [row[name] for row in [row for row in rows if row["from"] != row["to"]] or rows]
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
 
-    means: dict[str, float | None] = {name: mean(rows, name) for name in METRICS if name != "swd_ratio"}
-    before = mean(untouched, "swd_target")
-    means["swd_ratio"] = mean(rows, "swd_target") / before if before > 0 else None
+    means = {name: mean(rows, name) for name in METRICS if name != "swd_ratio"}
+    after, before = means["swd_target"], mean(untouched, "swd_target")
+    means["swd_ratio"] = after / before if after is not None and before else None
     return means

@@ -67,13 +67,17 @@ def test_a_folder_has_every_pair_the_sheet_and_the_numbers(tmp_path: Path, datas
     assert summary["styles"] == list(STYLES) and (summary["step"], summary["epoch"]) == (0, 0)
     assert {pair["file"] for pair in summary["pairs"]} == pairs and len(summary["pairs"]) == 9
     assert [source["stem"] for source in summary["sources"]] == ["00"] * 3
-    assert set(summary["baselines"]) == {"source", "vae_round_trip", "random_source"}
+    assert set(summary["baselines"]) == {"source", "vae_round_trip", "random_source", "real_target"}
     assert summary["baselines"]["source"]["swd_ratio"] == 1 and summary["baselines"]["source"]["ssm_source"] == 0
     assert summary["baselines"]["source"]["structure"] == pytest.approx(1)
     assert summary["baselines"]["random_source"]["structure"] < summary["baselines"]["vae_round_trip"]["structure"]
     with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 9 * 4 and all(row[name] for row in rows for name in METRICS), "no empty column"
+    # A real picture of the same style is another one, and there is but one of each.
+    assert len(rows) == 9 * 4 + 6 and all(row[name] for row in rows for name in METRICS), "no empty column"
+    (own,) = [row for row in rows if row["what"] == "source" and row["from"] == row["to"] == "night"]
+    towards = [row for row in rows if row["what"] == "real_target" and row["to"] == "night"]
+    assert len(towards) == 2 and {row["swd_target"] for row in towards} == {own["swd_target"]}
     moved = [pair["swd_target"] for pair in summary["pairs"] if pair["from"] != pair["to"]]
     assert summary["means"]["swd_target"] == pytest.approx(sum(moved) / 6)
     (event,) = events(tmp_path, "evaluation")
