@@ -1,6 +1,7 @@
 """The energy of transferred latents: how far they are from the look of the wanted style, and from what stood where before.
 
-A sample is mixed with noise up to a noise level t0 and brought back to the picture by the velocity towards its wanted style. The loss is
+A sample is led up to a noise level t0, by the velocity of its own style or by mixing it with noise, and brought back to the picture by the
+velocity towards its wanted style. The gradient goes through the way back. The loss is
 
     w_flow flow + w_style s SWD + w_content SSM + w_low low + w_velocity |v|^2 + w_velocity_tv TV(v),
 
@@ -63,7 +64,8 @@ class Energy:
         Raises OptionError for latents that are too small for what is compared in them.
         """
         parts = self._flow(model, batch, seed) if "flow" in self.weights else {}
-        if self.weights.keys() - {"flow"}:
+        # Held-out pictures are of no step, and see everything.
+        if self.weights.keys() - {"flow"} and not 0 <= batch.step < self.options.energy_from_step:
             parts |= self._transfer(model, batch, seed)
         weights: dict[str, float | Tensor] = {**self.weights}
         if "swd" in weights:
@@ -87,7 +89,7 @@ class Energy:
         if problems:
             raise OptionError(problems)
         start = options.min_start + (options.max_start - options.min_start) * drawn_times(batch, seed, "start")
-        x = diffusion.add_noise(self.path, batch.x0, drawn_noise(batch, seed, "start noise"), start)
+        x = self._begun(model, batch, start, seed)
         towards = model.told(batch.towards)
         met: list[Tensor] = []
         num_calls = options.ode_integration_steps * ORDERS[options.integrator]
@@ -112,6 +114,14 @@ class Energy:
             parts["low"] = blurred(x - batch.x0, options.low_pass_size).square().mean(dim=(1, 2, 3))
         names = [name for name in ("velocity", "velocity_tv") if name in self.weights]
         return parts | dict(zip(names, torch.stack(met).mean(dim=0)))
+
+    def _begun(self, model: Denoiser, batch: Batch, start: Tensor, seed: int) -> Tensor:
+        """The samples (B, C, h, w) at the noise levels `start` (B,), without gradient."""
+        options = self.options
+        if options.energy_start == "noise":
+            return diffusion.add_noise(self.path, batch.x0, drawn_noise(batch, seed, "start noise"), start)
+        with torch.no_grad():
+            return integrate(model, batch.x0, torch.zeros_like(start), start, options.ode_integration_steps, options.integrator)
 
     def _sizes(self, velocity: Tensor) -> Tensor:
         """What the velocity terms are at one moment, as far as they have weights: (0 to 2, B)."""

@@ -435,7 +435,7 @@ def test_what_is_kept_for_the_gradient_does_not_grow_with_the_number_of_steps(me
 def test_the_network_is_asked_for_nothing_that_has_no_weight(given, num_calls, parts):
     batch = batch_of([0, 1], ["flat", "line"])
     network = Network.new(batch)
-    losses = energy(ode_integration_steps=3, checkpoint_steps=False, **given)(network, batch, 0)
+    losses = energy(**{"ode_integration_steps": 3, "checkpoint_steps": False, "w_low": 0, **given})(network, batch, 0)
     assert len(network.asked) == num_calls
     assert losses.parts.keys() == parts
 

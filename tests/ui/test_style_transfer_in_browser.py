@@ -1,0 +1,97 @@
+"""Style transfer from nothing in a real browser: started from the form, evaluated when asked, and a picture transferred with its file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.toy import worlds
+from sd_scripts.toy.styles import draw
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+PATIENCE = 300_000
+"""Milliseconds for what loads torch first; a busy machine needs a minute for that."""
+STYLES = ("flat", "line", "night")
+SMALL = {
+    "vae": "toy",
+    "resolution": "64",
+    "train_batch_size": "2",
+    "max_train_steps": "150",
+    "output_name": "tiny",
+    "base_channels": "8",
+    "channel_multipliers": "1 2",
+    "layers_per_block": "1",
+    "attention_head_dim": "8",
+    "swd_scales": "1",
+    "ode_integration_steps": "1",
+    "num_references": "1",
+    "log_every_n_steps": "1",
+    "sample_every_n_epochs": "1000",
+    "sample_steps": "1",
+}
+
+
+def test_styles_are_learned_from_the_form_evaluated_on_demand_and_transferred(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pictures = tmp_path / "pictures"
+    for style in STYLES:
+        (pictures / style).mkdir(parents=True)
+        for number in range(6):
+            scene = worlds.TRAINED[7 * number]
+            draw(scene, style, worlds.rng_for(1, number), 64).save(pictures / style / f"{number}.png")
+    given = tmp_path / "given.png"
+    draw(worlds.TRAINED[3], "flat", worlds.rng_for(2), 64).save(given)
+
+    studio = studios(output_dir=tmp_path / "output")
+    visited = visit(studio.url)
+    page = visited.page
+    page.locator("#kl-family-lgt").check()
+    expect(page.locator("#kl-way-scratch")).to_be_checked()
+    page.get_by_role("button", name="Open all").click()
+    page.locator("#kl-train_data_dir").fill(str(pictures))
+    for name, text in SMALL.items():
+        page.locator(f"#kl-{name}").fill(text)
+    page.locator("#kl-start").click()
+    live = page.locator("#kl-live")
+    expect(live.locator(".kr-title")).to_have_text("tiny")
+    matrix = live.locator(".kr-matrix")
+    expect(matrix.get_by_role("slider", name=re.compile("Evaluation"))).to_be_visible(timeout=PATIENCE)
+    matrix.get_by_role("button", name="Evaluate now").click()
+    expect(live.locator(".kr-run .kr-badge").first).to_have_text("Finished", timeout=PATIENCE)
+
+    (log,) = studio.output_dir.glob("*-tiny/events.jsonl")
+    run = RunDirectory(log.parent)
+    evaluated = [event["step"] for event in run.events()[0] if event["kind"] == "evaluation"]
+    first, asked, last = evaluated
+    assert first == 0 < asked < last == 150
+    table = matrix.locator(".kr-matrix-table")
+    expect(table.locator("thead th")).to_have_text(["From", "Source", "VAE", *(f"To {style}" for style in STYLES)])
+    table.get_by_role("button", name="flat to night").click()
+    expect(matrix.locator(".kr-after")).to_have_attribute("alt", re.compile("flat to night"))
+    assert visited.axe() == []
+
+    page.get_by_role("tab", name="Runs").click()
+    page.locator(".kr-row", has_text="tiny").click()
+    page.locator("#kl-runs .kr-actions").get_by_role("button", name="Transfer a style").click()
+    panel = page.locator("#kl-runs .kr-draw")
+    page.locator("#kl-draw-image-file").set_input_files(given)
+    expect(panel.locator(".kr-given-image")).to_be_visible()
+    panel.get_by_role("button", name="Target style: night").click()
+    page.locator("#kl-draw-steps").fill("1")
+    panel.get_by_role("button", name="Transfer", exact=True).click()
+    expect(panel.locator(".kr-draw-result .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
+    with page.expect_download() as coming:
+        panel.get_by_role("link", name="Download").click()
+    with Image.open(coming.value.path()) as picture:
+        picture.load()
+        assert picture.width in (64, 130) and any("night" in str(value) for value in picture.info.values())
+    assert visited.axe() == []
