@@ -66,7 +66,7 @@ def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
 
 
 def test_every_option_of_a_tool_is_read() -> None:
-    files = [*(SCRIPTS / "library" / "tools").glob("*.py"), SCRIPTS / "library" / "drawing.py"]
+    files = [*(SCRIPTS / "library" / "tools").glob("*.py"), *(SCRIPTS / "library" / f"{name}.py" for name in ("drawing", "transferring"))]
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys"}
     assert [name for name in sorted(names) if f".{name}" not in code] == []

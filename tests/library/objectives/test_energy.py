@@ -30,7 +30,8 @@ PARTS = {"w_style": "swd", "w_content": "ssm", "w_flow": "flow", "w_low": "low",
 
 
 def energy(**given: object) -> Energy:
-    made = make(LgtObjectiveOptions(**given), FlowPath(), "velocity")
+    """Transfers begin in noise unless it is said otherwise, so that a network without meaning has its states where they are expected."""
+    made = make(LgtObjectiveOptions(**{"energy_start": "noise", **given}), FlowPath(), "velocity")
     assert isinstance(made, Energy)
     return made
 
@@ -92,6 +93,23 @@ class Network:
         self.activations.append(StorageWeakRef(hidden.untyped_storage()))
         self.most_kept.append(self.num_kept)
         return second(hidden.square())
+
+
+@dataclass
+class Fixed:
+    """A network that says the same everywhere, and remembers whether a gradient was wanted."""
+
+    velocity: Tensor
+    with_gradient: list[bool] = field(default_factory=list)
+    kind: str = "velocity"
+    in_step: bool = False
+
+    def told(self, entries: Sequence[Condition]) -> Fixed:
+        return self
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        self.with_gradient.append(torch.is_grad_enabled())
+        return self.velocity
 
 
 @dataclass
@@ -438,6 +456,52 @@ def test_the_network_is_asked_for_nothing_that_has_no_weight(given, num_calls, p
     losses = energy(**{"ode_integration_steps": 3, "checkpoint_steps": False, "w_low": 0, **given})(network, batch, 0)
     assert len(network.asked) == num_calls
     assert losses.parts.keys() == parts
+
+
+@pytest.mark.parametrize("method", ["euler", "midpoint", "heun"])
+def test_inversion_begins_where_the_sources_own_velocity_leads(method):
+    batch = batch_of([0, 1], ["line", ""])
+    network = Network.new(batch)
+    given = {"w_flow": 0, "min_start": 0.6, "max_start": 0.6, "integrator": method, "ode_integration_steps": 5, "checkpoint_steps": False}
+    energy(**given, energy_start="inversion")(network, batch, 0)
+    calls = 5 * ORDERS[method]
+    ways_out, ways_back = network.asked[:calls], network.asked[calls:]
+    assert len(ways_back) == calls
+    own, wanted = ([one["style"].item() for one in entries] for entries in (batch.conditions, batch.towards))
+    assert all(styles == own for *_, styles in ways_out) and all(styles == wanted for *_, styles in ways_back)
+    x, field = batch.x0.double(), network.told(batch.conditions)
+    network.layers.double()
+    with torch.no_grad():
+        for number in range(5):
+            t = torch.full((2,), 0.12 * number, dtype=torch.float64)
+            if method == "euler":
+                x = x + 0.12 * field(x, t)
+            elif method == "midpoint":
+                x = x + 0.12 * field(x + 0.06 * field(x, t), t + 0.06)
+            else:
+                first = field(x, t)
+                x = x + 0.06 * (first + field(x + 0.12 * first, t + 0.12))
+    assert torch.allclose(ways_back[0][0].double(), x, atol=1e-5)
+    assert torch.allclose(ways_back[0][1], torch.full((2,), 0.6))
+
+
+def test_inversion_brings_the_same_style_back_and_gets_no_gradient():
+    batch = batch_of([0, 1], [STYLES[0], STYLES[1]])
+    given = {"w_style": 0, "w_content": 0, "w_low": 1, "low_pass_size": 2, "energy_start": "inversion"}
+    assert energy(**given, ode_integration_steps=200)(Network.new(batch), batch, 0).parts["low"].max() < 1e-3, "there and back again"
+    network = Fixed(batch.x0)
+    energy(**given, ode_integration_steps=3, checkpoint_steps=False)(network, batch, 0)
+    assert network.with_gradient == [True, False, False, False, True, True, True], "the flow, the way out, the way back"
+
+
+def test_the_energy_joins_at_its_step_and_is_always_there_for_held_out_pictures():
+    batch = batch_of([0, 1], ["flat", "line"])
+    found = {}
+    for step in (0, 9, 10, -1):
+        network = Network.new(batch)
+        losses = energy(ode_integration_steps=2, checkpoint_steps=False, energy_from_step=10)(network, replace(batch, step=step), 0)
+        found[step] = (len(network.asked), "swd" in losses.parts)
+    assert found == {0: (1, False), 9: (1, False), 10: (3, True), -1: (3, True)}
 
 
 def test_without_gradient_nothing_is_computed_again():
