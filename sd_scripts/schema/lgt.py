@@ -244,9 +244,7 @@ class LgtObjectiveOptions(Section):
         if self.min_start > self.max_start:
             problems.append(f"min_start ({self.min_start:g}) must not be above max_start ({self.max_start:g})")
         if self.energy_from_step and not self.w_flow:
-            problems.append(
-                "energy_from_step begins with flow matching alone, but w_flow is 0; set w_flow above 0, or this to 0"
-            )
+            problems.append("energy_from_step begins with flow matching alone, but w_flow is 0; set w_flow above 0, or this to 0")
         if not (self.w_style or self.w_flow):
             problems.append(
                 "w_style and w_flow are both 0, so nothing teaches the model what the styles look like; set one of them above 0"
