@@ -1,4 +1,4 @@
-"""The toy world in several styles: the same shapes as coloured areas, with white dots, as outlines, or by night.
+"""The toy world in several styles: the same shapes as coloured areas, as outlines, or by night.
 
 Knows numpy and PIL only; never imports torch. What a picture shows is drawn first and from the same numbers in every style, so one seed
 gives the same scene in all of them.
@@ -25,8 +25,6 @@ _POSITION_JITTER = 0.02
 _RADIUS = (0.23, 0.28)
 _TILT_DEGREES = 15.0
 _STROKE = 0.05  # of the side; the toy VAE loses thinner lines
-_DOT_PITCH = 0.125  # of the side; closer ones the toy VAE blurs into each other
-_DOT_RADIUS = 0.3  # of the pitch
 _INK = 40.0
 _NIGHT = (25.0, 30.0, 60.0)
 _NIGHT_GLOW = 20.0
@@ -64,20 +62,12 @@ def _night(shape: _Shape) -> np.ndarray:
     return _painted(sky, np.clip(shape.tint + _NIGHT_GLOW, 0, 255), shape.coverage())
 
 
-def _dots(shape: _Shape) -> np.ndarray:
-    pitch = _DOT_PITCH * shape.side
-    across = np.arange(shape.side) + 0.5
-    x, y = ((across - offset) % pitch - pitch / 2 for offset in shape.rng.uniform(0, pitch, size=2))
-    dots = np.clip(_DOT_RADIUS * pitch - np.hypot(x[None, :], y[:, None]) + 0.5, 0, 1)
-    return _painted(shape.paper, shape.tint, shape.coverage() * (1 - dots[..., None]))
-
-
 def _painted(ground: np.ndarray, color: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return ground * (1 - mask) + color * mask
 
 
-STYLES: dict[str, Callable[[_Shape], np.ndarray]] = {"dots": _dots, "flat": _flat, "line": _line, "night": _night}
-"""Name -> how a shape is painted: a coloured area with white dots, one without, a dark outline, a bright area on dark blue."""
+STYLES: dict[str, Callable[[_Shape], np.ndarray]] = {"flat": _flat, "line": _line, "night": _night}
+"""Name -> how a shape is painted: a coloured area, a dark outline, a bright area on dark blue."""
 
 
 def draw(scene: Scene, style: str, rng: np.random.Generator, side: int = SIDE) -> Image.Image:
