@@ -237,8 +237,8 @@ def test_the_form_of_style_transfer_has_its_folds_and_speaks_of_styles_where_oth
     page = visit(place[0].url).page
     page.locator("#kl-family-lgt").check()
     expect(page.locator("#kl-way-scratch")).to_be_checked()
-    expect(page.locator("#kl-test_image_dir")).to_be_attached()
     page.get_by_role("button", name="Open all").click()
+    expect(page.locator("#kl-test_image_dir")).to_be_attached()
     for title in ("Style term", "Content terms", "Velocity terms", "Integration"):
         expect(page.locator("summary", has_text=title)).to_be_visible()
     shown = page.locator(".kl-main").inner_text()
