@@ -31,7 +31,7 @@ DATASETS = {
     "edit_border": "pairs to learn from: 24 of 'add a border', which the base qwen_edit does not know, and 240 of old instructions",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
     "shapes": "1920 circles, squares and triangles: what the bases were trained on, and enough to begin from nothing",
-    "styles": "120 unpaired pictures in each of three styles, and 18 test pictures of the same scenes, which no other shows, in all of them",
+    "styles": "120 unpaired pictures in each of three styles, and in all of them 18 test pictures of the same scenes, unseen elsewhere",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
 
