@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from .dataset import DatasetOptions
 from .fields import Count, Fraction, NotNegative, Positive, Show, Side, Size, WholeNumber, raise_all
-from .model import ModelOptions
+from .model import ModelOptions, level_problems
 from .network import FullOptions
 from .objective import ObjectiveOptions
 from .optimizer import FullOptimizerOptions
@@ -85,23 +85,7 @@ class DdpmModelOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _architecture_fits_together(self) -> Self:
-        problems = []
-        levels = len(self.channel_multipliers)
-        beyond = [level for level in self.attention_levels if level >= levels]
-        if beyond:
-            problems.append(
-                f"attention_levels: there is no {', '.join(map(str, beyond))}; channel_multipliers makes {levels} levels, 0 to {levels - 1}"
-            )
-        if len(set(self.attention_levels)) != len(self.attention_levels):
-            problems.append(f"attention_levels names a level twice: {self.attention_levels}")
-        with_attention = {*(level for level in self.attention_levels if level < levels), levels - 1}
-        for level in sorted(with_attention):
-            channels = self.base_channels * self.channel_multipliers[level]
-            if channels % self.attention_head_dim:
-                problems.append(
-                    f"attention_head_dim: level {level} has {channels} channels, not a multiple of {self.attention_head_dim}; change "
-                    "attention_head_dim, base_channels or channel_multipliers"
-                )
+        problems = level_problems(self.base_channels, self.channel_multipliers, self.attention_levels, self.attention_head_dim)
         if self.text_width % self.text_heads:
             problems.append(f"text_heads: text_width {self.text_width} is not a multiple of {self.text_heads}")
         if self.beta_schedule != "cosine" and self.beta_start >= self.beta_end:

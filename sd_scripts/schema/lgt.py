@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from .dataset import DatasetOptions
 from .fields import Count, Fraction, NotNegative, Positive, Section, Show, Side, Size, WholeNumber, raise_all
-from .model import ModelOptions
+from .model import ModelOptions, level_problems
 from .network import FullOptions
 from .optimizer import FullOptimizerOptions
 from .output import ModelOutputOptions
@@ -51,23 +51,7 @@ class LgtModelOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _architecture_fits_together(self) -> Self:
-        problems = []
-        levels = len(self.channel_multipliers)
-        beyond = [level for level in self.attention_levels if level >= levels]
-        if beyond:
-            problems.append(
-                f"attention_levels: there is no {', '.join(map(str, beyond))}; channel_multipliers makes {levels} levels, 0 to {levels - 1}"
-            )
-        if len(set(self.attention_levels)) != len(self.attention_levels):
-            problems.append(f"attention_levels names a level twice: {self.attention_levels}")
-        for level in sorted({*(level for level in self.attention_levels if level < levels), levels - 1}):
-            channels = self.base_channels * self.channel_multipliers[level]
-            if channels % self.attention_head_dim:
-                problems.append(
-                    f"attention_head_dim: level {level} has {channels} channels, not a multiple of {self.attention_head_dim}; change "
-                    "attention_head_dim, base_channels or channel_multipliers"
-                )
-        raise_all(problems)
+        raise_all(level_problems(self.base_channels, self.channel_multipliers, self.attention_levels, self.attention_head_dim))
         return self
 
 

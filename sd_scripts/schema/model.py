@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -142,6 +143,27 @@ class ZImageModelOptions(BaseModelOptions):
         if self.training_adapter is None and self.training_adapter_multiplier != 1.0:
             raise_all(["training_adapter_multiplier has no effect without training_adapter; name the file or remove it"])
         return self
+
+
+def level_problems(base_channels: int, multipliers: Sequence[int], attention_levels: Sequence[int], head_dim: int) -> list[str]:
+    """What is wrong with the levels of a U-Net that a run makes; the middle, as wide as the last level, always has attention."""
+    problems = []
+    levels = len(multipliers)
+    beyond = [level for level in attention_levels if level >= levels]
+    if beyond:
+        problems.append(
+            f"attention_levels: there is no {', '.join(map(str, beyond))}; channel_multipliers makes {levels} levels, 0 to {levels - 1}"
+        )
+    if len(set(attention_levels)) != len(attention_levels):
+        problems.append(f"attention_levels names a level twice: {tuple(attention_levels)}")
+    for level in sorted({*(level for level in attention_levels if level < levels), levels - 1}):
+        channels = base_channels * multipliers[level]
+        if channels % head_dim:
+            problems.append(
+                f"attention_head_dim: level {level} has {channels} channels, not a multiple of {head_dim}; change attention_head_dim, "
+                "base_channels or channel_multipliers"
+            )
+    return problems
 
 
 def device_problems(option: str, name: str | None) -> list[str]:
