@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from sd_scripts.schema.ddpm import DdpmModelOptions
+from sd_scripts.schema.lgt import LgtModelOptions, LgtObjectiveOptions
 from sd_scripts.schema.model import QwenImageModelOptions, ZImageModelOptions
 from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
@@ -26,7 +27,10 @@ def _caching(options: RunOptions) -> list[tuple[bool, str]]:
     return [
         (whole, "text_encoder_quantization = qint8, half the memory of the text encoder"),
         (data.vae_batch_size > 1, f"vae_batch_size = 1 instead of {data.vae_batch_size}"),
-        (data.text_encoder_batch_size > 1, f"text_encoder_batch_size = 1 instead of {data.text_encoder_batch_size}"),
+        (
+            "text_encoder_batch_size" in type(data).model_fields and data.text_encoder_batch_size > 1,
+            f"text_encoder_batch_size = 1 instead of {data.text_encoder_batch_size}",
+        ),
         (model.vae_dtype == "float", "vae_dtype = bf16, half the memory of the VAE"),
         (min(data.resolution) > 512, _smaller(data.resolution)),
     ]
@@ -38,10 +42,17 @@ def _training(options: RunOptions, on_gpu: bool) -> list[tuple[bool, str]]:
     adapter = isinstance(network, NetworkOptions)
     wide = adapter and (network.network_dim > 32 or network.wants_convolutions)
     model = options.model
-    small = isinstance(model, DdpmModelOptions)
+    has = type(data).model_fields
+    small = isinstance(model, DdpmModelOptions | LgtModelOptions)
+    objective = options.objective
+    energy = objective if isinstance(objective, LgtObjectiveOptions) else None
     whole = adapter and isinstance(model, QwenImageModelOptions | ZImageModelOptions) and model.transformer_quantization == "none"
     return [
         (on_gpu and whole, "transformer_quantization = qint8: half the memory of the frozen transformer, nearly the same result"),
+        (
+            energy is not None and not energy.checkpoint_steps,
+            "checkpoint_steps on: memory hardly grows with ode_integration_steps any more, same result",
+        ),
         (not training.gradient_checkpointing, "gradient_checkpointing on: the largest saving, about a third slower, same result"),
         (
             batch > 1,
@@ -49,10 +60,10 @@ def _training(options: RunOptions, on_gpu: bool) -> list[tuple[bool, str]]:
             f"instead of {batch} and {accumulation}: the same training",
         ),
         (
-            not data.cache_text_encoder_outputs and not network.train_text_encoder,
+            not data.cache_text_encoder_outputs and not network.train_text_encoder and "cache_text_encoder_outputs" in has,
             "cache_text_encoder_outputs on: the text encoders leave the device",
         ),
-        (not data.cache_latents, "cache_latents on: the VAE leaves the device"),
+        (not data.cache_latents and "cache_latents" in has, "cache_latents on: the VAE leaves the device"),
         (on_gpu and training.mixed_precision == "no", "mixed_precision = bf16: half the memory of the base model"),
         (min(data.resolution) > 512, _smaller(data.resolution)),
         (network.train_text_encoder and "train_text_encoder" in type(network).model_fields, "train_text_encoder off"),
@@ -76,8 +87,18 @@ def _smaller(resolution: tuple[int, int]) -> str:
     return f"resolution = {width},{height} instead of {resolution[0]},{resolution[1]}: about half the memory of the activations"
 
 
+_NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    # What takes memory past torch's own allocator: contexts, kernels that are loaded, work space of the libraries.
+    "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
 def is_out_of_memory(err: BaseException) -> bool:
     """Whether the error says that the device, or on a CPU the machine, has no memory left."""
     if isinstance(err, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(err, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(err)
+    return isinstance(err, RuntimeError) and any(text in str(err) for text in _NO_MEMORY)

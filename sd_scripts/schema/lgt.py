@@ -189,7 +189,7 @@ class LgtObjectiveOptions(Section):
     """Highest noise level from which a sample is transferred."""
     checkpoint_steps: Annotated[bool, _PATH] = True
     """Keep only the states between the integration steps and compute the rest again for the gradient, so that memory hardly grows with
-    their number; about a third more time."""
+    their number; a third to two thirds more time."""
     w_velocity: Annotated[NotNegative, _FIELD] = 0.0
     """Weight of the mean square of the velocity."""
     w_velocity_tv: Annotated[NotNegative, _FIELD] = 0.0

@@ -20,9 +20,9 @@ from sd_scripts.library.remedies import is_out_of_memory, levers
 from sd_scripts.library.run_meta import git_revision, versions, without_secrets, write_meta
 from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import build
+from sd_scripts.schema.flat import build, fields
 from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, SdxlNetwork
+from sd_scripts.schema.runs import RUNS, RunOptions, SdxlNetwork
 
 SCRIPT = SCRIPTS / "sdxl_train_network.py"
 
@@ -165,11 +165,23 @@ def test_the_levers_are_three_and_not_pulled_yet() -> None:
     assert not texts or "768,1152" in texts.pop()
 
 
+@pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
+def test_a_lever_of_any_kind_of_run_is_an_option_that_it_has(run: type[RunOptions]) -> None:
+    built = build(run, {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "train_batch_size": 4})
+    for work in ("train", "cache"):
+        for text in levers(built, on_gpu=True, work=work):
+            name = text.split()[0]
+            assert name in fields(run) or name == "a", text
+
+
 def test_memory_that_is_not_there_is_known_as_such() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
     assert is_out_of_memory(caught.value)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    # As torch says it of what is not taken through its own allocator; seen on a full H100.
+    assert is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", 2))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
