@@ -34,7 +34,8 @@ class Recogniser:
 
 
 _LESS_MEMORY = (
-    "Lower train_batch_size or resolution, turn on gradient_checkpointing and cache_latents, or close other programs that use the GPU."
+    "Turn on gradient_checkpointing and cache_latents, raise blocks_to_swap, lower train_batch_size or resolution, or close other programs "
+    "that use the GPU. The bar beside Start says what would fit, and oom_ladder pulls such levers by itself."
 )
 _LESS_RAM = (
     "Close other programs, use a smaller base model file or fewer data workers, turn on cache_latents_to_disk, "

@@ -70,8 +70,13 @@ _WORDS = {
     "neg": "negative",
     "swd": "SWD",
     "ode": "ODE",
+    "cpu": "CPU",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "tf32": "TF32",
+    "oom": "out-of-memory",
 }
-SCRIPTS = tuple(f"{name}.js" for name in "form prompts starting desk imports field cluster tools viewer inference".split())
+SCRIPTS = tuple(f"{name}.js" for name in "form prompts starting memory desk imports field cluster tools viewer inference".split())
 """In the order in which they build on each other."""
 _LABELS = {
     "network_reg_dims": "Network ranks by name",

@@ -144,6 +144,7 @@ class Live:
                 "session": asdict(progress.sessions.present),
                 "total": asdict(progress.sessions.total),
                 "sessions": progress.sessions.count,
+                "forecast_gib": progress.forecast_gib,
                 **{
                     name: monitor.number(progress.last_step.get(name))
                     for name in ("images_per_second", "peak_gib", "grad_norm", "epoch", "data_fetch", "fwd_bwd", "opt_step", "step_total")

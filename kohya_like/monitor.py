@@ -201,6 +201,8 @@ class Progress:
     last_step: Event = field(default_factory=dict)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
     """What -> (done, total)."""
+    forecast_gib: float | None = None
+    """Memory that tensors were forecast to take at most."""
     farewell: Event | None = None
     phase: str = ""
     phase_since: float = 0.0
@@ -230,6 +232,8 @@ class Progress:
                     self.validation = [*self.validation, (whole(event.get("step")), loss)][-MAX_POINTS:]
                 case "evaluation":
                     self._evaluation(event)
+                case "forecast":
+                    self.forecast_gib = number(event.get("gib"))
                 case "saved":
                     self.saved = [*self.saved, event][-500:]
                 case "sample":

@@ -31,7 +31,7 @@ from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_tex
 
 OPTIONS = {name: field for run in reversed(RUNS.values()) for name, field in flat.fields(run).items()}
 """Of all kinds of run; where they differ, the field of the first kind."""
-OWN_FLAGS = {"config_file", "run_dir", "dry_run", "cache_only", "network_args"}
+OWN_FLAGS = {"config_file", "run_dir", "dry_run", "cache_only", "estimate", "fit", "json", "network_args"}
 COMMANDS = {tool.script: tool for tool in (*TOOLS.values(), QwenImagePredict, ClusterOptions)}
 """What is not a training, by its script."""
 SCRIPTS = {run.script: run for run in RUNS.values()}

@@ -19,6 +19,7 @@
     load: "Loading the model",
     scan: "Looking at the pictures",
     cache: "Filling the cache",
+    rehearse: "Rehearsing",
     warmup: "Warming up",
     train: "Training",
     sample: "Rendering previews",
@@ -284,7 +285,8 @@
       this.tile("Loss", loss === null || loss === undefined ? null : figure(loss), "smoothed");
       this.tile("Learning rate", rate === null ? null : figure(rate, 3), "");
       this.tile("Speed", speed, answer.images_per_second ? `${figure(answer.images_per_second, 3)} pictures/s` : "");
-      this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null, "of the training");
+      this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null,
+        answer.forecast_gib ? `${figure(answer.forecast_gib, 3)} GiB were forecast` : "of the training");
       const wait = answer.data_fetch && seconds ? (100 * answer.data_fetch) / seconds : null;
       this.tile("Waiting for data", wait === null ? null : `${figure(wait, 2)} %`, "of a step");
       this.session(answer);

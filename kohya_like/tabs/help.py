@@ -32,7 +32,8 @@ computer.</dd>
 of every key.</dd>
 <dt>Which setting first?</dt><dd>The learning rate and the number of steps decide most. If previews look burnt, halve the rate; if nothing
 is learned, double the steps.</dd>
-<dt>Out of memory</dt><dd>In this order: gradient_checkpointing on, train_batch_size down, resolution down, network_dim down.</dd>
+<dt>Out of memory</dt><dd>In this order: gradient_checkpointing on, train_batch_size down, blocks_to_swap up, transformer_quantization, then
+resolution down. oom_ladder does the first three by itself, in the step that did not fit.</dd>
 <dt>Nothing leaves this computer</dt><dd>No analytics, no fonts or scripts from elsewhere. Only a hub id as base model, or W&amp;B when you
 choose it, uses the network.</dd>
 </dl>

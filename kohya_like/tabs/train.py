@@ -18,7 +18,7 @@ from typing import Any
 import gradio as gr
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sd_scripts.schema import cluster, flat
@@ -27,7 +27,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RUNS, RunOptions
 
-from .. import dataset_view, files, form, gpu, importers, live, look, presets, resuming
+from .. import dataset_view, files, form, gpu, importers, live, look, memory, presets, resuming
 from ..context import Context, TrainDoor
 from ..gpu_drivers import Readings
 from ..supervisor import Job
@@ -39,6 +39,7 @@ MAX_TEXT_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
 OPENED = (".toml", ".json", ".safetensors")
 """Endings of files that fill the form."""
+MAX_CARD_GIB = 4096
 PRINTED = ".printed"
 """Folder inside the folder of runs for the files that printed commands name."""
 
@@ -136,6 +137,15 @@ class Desk:
         name = f"{files.safe_name(options.output.output_name)}-{values.get('kind', 'slurm')}"
         packed = base64.b64encode(_zipped(made, name)).decode()
         return {"files": [{"name": file, "text": text} for file, text in made.items()], "name": f"{name}.zip", "zip": packed}
+
+    def memory(self, payload: Mapping[str, Any], card_gib: float | None) -> Iterator[memory.Line]:
+        """What memory the run in the form would take, and with a card what makes it fit there; lines come while it is measured."""
+        try:
+            options = self.options([payload])
+        except OptionError as err:
+            yield {"problem": " ".join(str(problem) for problem in err.problems)}
+            return
+        yield from memory.ask(options, card_gib, payload)
 
     def demo(self) -> tuple[Answer, Job | None]:
         """Puts the demo preset into the form and starts it."""
@@ -358,6 +368,7 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
                 stop = gr.Button("Stop", elem_id="kl-stop")
                 show = gr.Button("Print command", elem_id="kl-print")
                 check = gr.Button("Check data set", elem_id="kl-check")
+            form.part("memory")
             form.part("export", cluster_fields())
             board = form.part("desk", None, elem_id="kl-desk")
             following = live.panel(context)
@@ -381,11 +392,8 @@ def routes(context: Context) -> list[Route]:
 
     def answered(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[Request], Any]:
         async def answer_to(request: Request) -> Response:
-            try:
-                order = await request.json()
-            except ValueError:
-                order = None
-            if not isinstance(order, dict) or not isinstance(order.get("form"), dict):
+            order = await _order_of(request)
+            if order is None:
                 return JSONResponse({"detail": "This is not an order of the page."}, 400)
             return JSONResponse(await run_in_threadpool(work, order))
 
@@ -395,14 +403,33 @@ def routes(context: Context) -> list[Route]:
         texts = order.get("texts")
         return desk.exported(texts if isinstance(texts, dict) else {}, [order["form"]])
 
+    async def remember(request: Request) -> Response:
+        order = await _order_of(request)
+        if order is None:
+            return JSONResponse({"detail": "This is not an order of the page."}, 400)
+        card = order.get("card")
+        size = float(card) if isinstance(card, int | float) and 0 < card < MAX_CARD_GIB else None
+        lines = (json.dumps(line) + "\n" for line in desk.memory(order["form"], size))
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+
     def here(_request: Request) -> Response:
         return JSONResponse(gpus_as_page(gpu.read()))
 
     return [
         Route("/kl/train/foresight", answered(lambda order: desk.foresight(order["form"])), methods=["POST"]),
+        Route("/kl/train/memory", remember, methods=["POST"]),
         Route("/kl/train/cluster", answered(export), methods=["POST"]),
         Route("/kl/train/gpus", here),
     ]
+
+
+async def _order_of(request: Request) -> dict[str, Any] | None:
+    """What the page has sent, with the values of its form; None for anything else."""
+    try:
+        order = await request.json()
+    except ValueError:
+        return None
+    return order if isinstance(order, dict) and isinstance(order.get("form"), dict) else None
 
 
 def gpus_as_page(readings: Readings) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def _styles(root: Path, options: DatasetOptions) -> list[Subset]:
         problems.append(f"{root} has no sub-folders; make one for each style, named as the style, and move its pictures there")
     if _has_pictures(root):
         problems.append(f"{root} has pictures directly in it, whose style nobody knows; move them into the folder of their style")
-    empty = [path.name for path in folders if not _has_pictures_below(path)]
+    empty = [path.name for path in folders if not pictures_below(path)]
     if empty:
         problems.append(f"{root} has styles without a picture: {', '.join(empty)}; put pictures there, or remove the folders")
     unclear = [path.name for path in folders if path.name != path.name.strip() or "=" in path.name]
@@ -249,10 +249,6 @@ def _styles(root: Path, options: DatasetOptions) -> list[Subset]:
     if problems:
         raise OptionError([Problem("train_data_dir", f"train_data_dir: {text}") for text in problems])
     return [Subset(path, options, options.dataset_repeats, class_tokens=path.name, recursive=True, is_style=True) for path in folders]
-
-
-def _has_pictures_below(folder: Path) -> bool:
-    return bool(pictures_below(folder))
 
 
 def pictures_below(folder: Path) -> list[Path]:

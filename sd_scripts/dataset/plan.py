@@ -251,6 +251,20 @@ class Plan:
         before = self._sizes * epoch // self.global_batch_size
         return before, self._sizes * (epoch + 1) // self.global_batch_size - before
 
+    def heaviest_step(self, num_steps: int) -> int:
+        """The first step of a run of this many whose pictures, control pictures among them, have most pixels."""
+        areas = [sum(width * height for width, height in bucket.shape) for bucket in self._buckets]
+        for number in sorted(range(len(areas)), key=lambda number: -areas[number]):
+            for epoch in range(self.epoch_of(num_steps - 1) + 1):
+                counts = self._batches(epoch)[1]
+                end = int(np.cumsum(counts)[number])
+                order = self._epoch_order(epoch)
+                places = np.flatnonzero((order >= end - counts[number]) & (order < end))
+                first = self.steps_of_epochs(epoch) + int(places[0]) if len(places) else num_steps
+                if first < num_steps:
+                    return first
+        raise AssertionError("every step has a bucket")
+
     def unshown(self, num_steps: int) -> list[BucketRow]:
         """The buckets that give no step to a run of this many steps, because they fill less than one by then."""
         epoch = self.epoch_of(num_steps)

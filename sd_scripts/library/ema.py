@@ -21,7 +21,8 @@ class MovingAverage:
     def __init__(self, weights: Mapping[str, nn.Parameter], decay: float) -> None:
         self._weights = dict(weights)
         self._decay = decay
-        self._average = {name: weight.detach().clone() for name, weight in weights.items()}
+        # In float32, whatever the weights are: what a step adds is less than bf16 can tell from nothing.
+        self._average = {name: weight.detach().to(torch.float32, copy=True) for name, weight in weights.items()}
 
     def decay_at(self, step: int) -> float:
         """d of optimizer step `step` (from 0)."""
@@ -31,7 +32,11 @@ class MovingAverage:
     def update(self, step: int) -> None:
         """Takes the weights after optimizer step `step` (from 0) into the average."""
         averages, weights = ([own(tensor) for tensor in group.values()] for group in (self._average, self._weights))
-        torch._foreach_lerp_(averages, weights, 1 - self.decay_at(step))
+        if all(weight.dtype is torch.float32 for weight in weights):
+            torch._foreach_lerp_(averages, weights, 1 - self.decay_at(step))
+            return
+        for average, weight in zip(averages, weights, strict=True):
+            average.lerp_(weight.float(), 1 - self.decay_at(step))
 
     def state_dict(self) -> StateDict:
         """The average of each weight by its name, shared out as the weights are."""

@@ -28,4 +28,4 @@ class NonFiniteLoss(TrainingError):
 
 
 class OutOfMemory(TrainingError):
-    """The device has no memory left; the message names the levers that would help most."""
+    """The device has no memory for something that was tried; the message names it."""

@@ -14,9 +14,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -40,7 +42,7 @@ from sd_scripts.schema.rundir import RunDirectory
 
 from .data.views import cached_view, see, see_file
 from .families.lgt_transfer import Settings, begin, generate
-from .families.pictures import as_pictures, evaluating
+from .families.pictures import as_pictures, evaluating, visiting
 from .objectives.similarity import chosen_positions, self_similarity
 from .objectives.transport import directions, projected, quantile_distance
 from .protocols import ModelFamily, Parts
@@ -173,14 +175,15 @@ class Evaluation:
         saves: bool = True,
         agreed: Callable[[list[int]], list[int]] = list,
         progress: Callable[[], None] = lambda: None,
+        tiled: bool = False,
     ) -> None:
         """saves: off in processes that only lend their share of a network to the one that writes. agreed: gives that one's choice to all
-        that compute together. progress: called after each source picture, for those who wait."""
+        that compute together. progress: called after each source picture, for those who wait. tiled: pictures are decoded in tiles."""
         self._family, self._parts, self._options, self._dataset, self._plan = family, parts, options, dataset, plan
         self._sources, self._data, self._run, self._seed = tuple(sources), data, run, seed
-        self._saves, self._agreed, self._progress = saves, agreed, progress
-        self._pixels: list[Tensor] = []
-        """(3, H, W) in [-1, 1] of each source, on the CPU."""
+        self._saves, self._agreed, self._progress, self._tiled = saves, agreed, progress, tiled
+        self._pixels: dict[int, Tensor] = {}
+        """(3, H, W) in [-1, 1] of sources by their number, on the CPU."""
 
     def folder(self, step: int) -> Path:
         """Where the evaluation after `step` steps goes: named by the epochs that are over, and by the step where none ends with it."""
@@ -194,8 +197,8 @@ class Evaluation:
             return
         try:
             # Nothing draws from the global generators; what does one day must not be noticed by training.
-            with torch.random.fork_rng(), torch.no_grad(), gathered(self._parts), evaluating(self._parts):
-                found = self._computed(step)
+            with torch.random.fork_rng(), torch.no_grad(), self._rendering():
+                found = self._computed([(source, self._seen(number)) for number, source in enumerate(self._sources)], f"step {step}")
             if self._saves:
                 self._write(step, found)
         # Anything a solver, a decoder or a full disk can raise: an evaluation never ends the run, and the log says why it is missing.
@@ -203,25 +206,37 @@ class Evaluation:
             reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
             self._run.log("warning", text=f"step {step}: the evaluation could not be made: {reason[0]}; training goes on")
 
+    def try_out(self) -> str:
+        """Transfers the largest source picture in one step, into nowhere; says what it was. Raises what transferring raises."""
+        number = max(range(len(self._sources)), key=lambda number: math.prod(self._sources[number].size))
+        source = self._sources[number]
+        with torch.random.fork_rng(), torch.no_grad(), self._rendering():
+            self._computed([(source, self._seen(number))], "tried out", fewest=True)
+        return f"an evaluation of {source.size[0]} x {source.size[1]}"
+
+    @contextmanager
+    def _rendering(self) -> Iterator[None]:
+        """The networks where and as they are needed. All stay, because a source goes back and forth between them."""
+        with gathered(self._parts), visiting(self._parts, self._tiled), evaluating(self._parts):
+            yield
+
     # Pictures.
 
-    def _computed(self, step: int) -> _Found:
-        """Transfers of every source picture to every style, with latents for measuring."""
-        if not self._pixels:
-            self._pixels = [self._seen(source) for source in self._sources]
+    def _computed(self, sources: Sequence[tuple[Source, Tensor]], what: str, fewest: bool = False) -> _Found:
+        """Transfers of source pictures, with their pixels, to every style, with latents for measuring. fewest: in one step."""
         options, styles = self._options, self._data.styles
         settings = Settings(
-            options.sample_steps,
+            1 if fewest else options.sample_steps,
             options.sample_sampler,
             options.sample_strength,
             options.sample_start,
             options.sample_cfg_scale,
             options.sample_temperature,
         )
-        found = _Found(styles, self._sources)
-        bar = tqdm(self._sources, desc=f"evaluate step {step}", unit="picture", leave=False, disable=not self._saves)
-        for number, source in enumerate(bar):
-            pixels = self._pixels[number][None]
+        found = _Found(styles, [source for source, _ in sources])
+        bar = tqdm(sources, desc=f"evaluate {what}", unit="picture", leave=False, disable=not self._saves)
+        for source, seen in bar:
+            pixels = seen[None]
             latents = self._family.encode_pictures(self._parts, pixels)
             names = [f"{source.style}/{source.stem}/{style}" for style in styles]
             seeds = [seed_for(self._seed, 0, f"evaluation/{name}") for name in names]
@@ -237,11 +252,15 @@ class Evaluation:
             self._progress()
         return found
 
-    def _seen(self, source: Source) -> Tensor:
+    def _seen(self, number: int) -> Tensor:
         """A source as training sees it."""
-        if source.file:
-            return see_file(source.file, self._dataset)
-        return see(self._plan, self._seed, cached_view(self._plan, self._seed, source.picture, 0)).pixels
+        source = self._sources[number]
+        if number not in self._pixels:
+            if source.file:
+                self._pixels[number] = see_file(source.file, self._dataset)
+            else:
+                self._pixels[number] = see(self._plan, self._seed, cached_view(self._plan, self._seed, source.picture, 0)).pixels
+        return self._pixels[number]
 
     # Numbers.
 

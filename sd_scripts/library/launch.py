@@ -22,7 +22,7 @@ from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS, RunOptions
 
-from .errors import TrainingError
+from .errors import OutOfMemory, TrainingError
 from .ranks import REFUSED_FILE
 from .resume import epoch_in
 from .schedules import factor_at, key_values
@@ -167,7 +167,14 @@ def start(asked: flat.Invocation) -> int:
         with stop.listening():
             from .session import Session
 
+            if asked.estimate:
+                from .forecast.answers import for_estimate
+
+                asked = for_estimate(asked)
             session = Session(asked, stop)
+            if asked.estimate:
+                sys.stdout.write(session.estimate() + "\n")
+                return 0
             if asked.dry_run:
                 sys.stdout.write(session.dry_run() + "\n")
                 return 0
@@ -220,7 +227,7 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
         if session.peers.speaks:
             sys.stderr.write(f"{text}\n")
     elif _is_out_of_memory(err):
-        text = "the device has no memory left"
+        text = str(err) if isinstance(err, OutOfMemory) else "the device has no memory left"
         remedy = session.levers() if session is not None else "a smaller model"
         sys.stderr.write(f"{text}. What would help most: {remedy}\n")
         log.debug("out of memory", exc_info=err)

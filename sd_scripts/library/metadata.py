@@ -266,7 +266,7 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         "epoch": epoch,
         "steps": step,
         "max_train_steps": training.max_train_steps,
-        "gradient_checkpointing": training.gradient_checkpointing,
+        "gradient_checkpointing": options.memory.gradient_checkpointing,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "lr_scheduler": optimizer.lr_scheduler_type or optimizer.lr_scheduler,
         "lr_warmup_steps": optimizer.lr_warmup_steps,

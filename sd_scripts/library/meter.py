@@ -8,7 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -56,6 +56,16 @@ class StepLog:
     asked: bool = False
     """Somebody wants samples after this step."""
     marks: Marks = field(default_factory=dict)
+    compile_seconds: float = 0.0
+    """Spent in compiling, which is in none of the sections."""
+
+    def without_compiling(self, compile_seconds: float) -> StepLog:
+        """The step without that part of its forward and backward pass; its marks, which a waiting GPU has made, are left out."""
+        if not compile_seconds:
+            return self
+        names = ("fwd_bwd", "step_total")
+        seconds = {name: max(0.0, spent - compile_seconds) if name in names else spent for name, spent in self.seconds.items()}
+        return replace(self, seconds=seconds, marks={}, compile_seconds=compile_seconds)
 
 
 class Sections:
@@ -135,7 +145,7 @@ class Phases:
 class Meter:
     """Speed and remaining time of this session: its own steps and its own pauses, whatever step the run had reached before.
 
-    Loading, caching and the first step, which compiles kernels, do not count for the speed.
+    Loading, caching, the first step, which chooses kernels, and steps in which code is compiled do not count for the speed.
     """
 
     def __init__(self, global_batch: int, device: torch.device) -> None:
@@ -152,7 +162,9 @@ class Meter:
         self.steps = 0
         """Done in this session."""
         self.trained_seconds = 0.0
-        """Spent in them."""
+        """Spent in them, without compiling."""
+        self.compile_seconds = 0.0
+        """Spent in compiling, also before the first step."""
 
     def begin(self, total_steps: int, planned: Mapping[str, list[int]], phases: Mapping[str, float]) -> None:
         """A session begins. planned: for each kind of pause the steps after which it is due; phases: seconds that phases took before."""
@@ -164,7 +176,8 @@ class Meter:
         self._since.append(log)
         self.steps += 1
         self.trained_seconds += log.seconds["step_total"]
-        if not warming_up:
+        self.compile_seconds += log.compile_seconds
+        if not warming_up and not log.compile_seconds:
             # An exponential mean, corrected for its beginning. A median would leave out the larger sizes where pictures differ in size.
             self._sum, self._weight = DECAY * self._sum + log.seconds["step_total"], DECAY * self._weight + 1.0
 
@@ -232,7 +245,7 @@ class Meter:
         }
 
     def summary(self, earlier: Iterable[Event]) -> dict[str, float]:
-        """The fields of the `session` event, among them save_seconds, sample_seconds and validate_seconds.
+        """The fields of the `session` event, among them save_seconds, sample_seconds, validate_seconds and compile_seconds.
 
         earlier: the whole event log so far, with the sessions before.
         """
@@ -243,6 +256,7 @@ class Meter:
         return {
             **self._session(),
             **{f"{name}_seconds": round(spent, 3) for name, spent in self._paused.items()},
+            "compile_seconds": round(self.compile_seconds, 3),
             "sessions": sessions.count,
             "total_steps_done": total.steps,
             "total_trained_seconds": round(total.trained_seconds, 3),

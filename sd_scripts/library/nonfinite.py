@@ -30,8 +30,9 @@ class Shown:
 
     @classmethod
     def of(cls, batch: Batch, loss: Tensor, seen: Sequence[Tensor]) -> Shown:
-        """seen: the times that the network was called with. The conditions, which may be large, are let go."""
-        return cls(replace(batch, conditions=[]), loss.detach(), next((t.detach() for t in seen if len(t) == len(batch.numbers)), None))
+        """seen: the times that the network was called with. Conditions and references, which may be large, are let go."""
+        kept = replace(batch, conditions=[], towards=[], references=[])
+        return cls(kept, loss.detach(), next((t.detach() for t in seen if len(t) == len(batch.numbers)), None))
 
 
 def write_report(folder: Path, shown: Sequence[Shown], process: int, facts: Mapping[str, object]) -> Path | None:

@@ -17,6 +17,14 @@ from .schedules import Factor, factor_at, key_values
 Groups = Sequence[dict[str, Any]]
 """torch's parameter groups: params, lr (the peak rate of the group) and name."""
 
+STATE_BYTES = {
+    "AdamW": 8.0, "Lion": 4.0, "Adafactor": 0.0, "Prodigy": 16.0, "AdamW8bit": 2.04, "PagedAdamW8bit": 0.0, "Lion8bit": 1.02
+}  # fmt: skip
+"""Bytes on the device that an optimizer remembers of each number that it trains; classes that are not listed count as AdamW.
+
+Adafactor remembers rows and columns. 8-bit ones have a float32 scale for each 256 numbers, and the pages of a paged one leave a device that
+is full. Prodigy keeps four numbers. SGD remembers 4 with momentum, else nothing.
+"""
 _OPTIONAL = ("bitsandbytes", "prodigyopt")
 """Packages that are installed by those who want their optimizers."""
 
@@ -113,6 +121,17 @@ def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         raise ValueError(f"it does not fit this optimizer: {err}") from err
     for group, chosen in zip(optimizer.param_groups, settings, strict=True):
         group.update(chosen)
+    _keep_precision(optimizer, state)
+
+
+def _keep_precision(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Puts the numbers of a state back that torch has rounded to the precision of their weights, which is bf16 in some runs."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for number, values in state["state"].items():
+        held = optimizer.state[weights[number]]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and held[name].dtype is not value.dtype:
+                held[name] = value.to(held[name].device, copy=True)
 
 
 def _check_arguments(name: str, make: Callable[..., Any], given: dict[str, Any]) -> None:

@@ -341,3 +341,23 @@ class Objective(Protocol):
     def __call__(self, model: Denoiser, batch: Batch, seed: int) -> Losses:
         """Draws from rng_for(seed, number) for each number of the batch, on the CPU."""
         ...
+
+
+class Network(Protocol):
+    """What is trained, an adapter or the model itself, as the loop sees it."""
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Its tensors by name, in an order that is the same in every process and run; those that require a gradient are trained."""
+        ...
+
+    def train(self, mode: bool = True) -> None:
+        """Training or evaluation mode of every network it is part of."""
+        ...
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Within the block the networks compute as before training."""
+        ...
+
+    def after_step(self) -> object:
+        """What the options want done to the weights after each optimizer step."""
+        ...

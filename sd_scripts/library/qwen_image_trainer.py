@@ -74,8 +74,8 @@ class QwenImageEditTrainer:
         return self.accelerator
 
     def quantize_model(self, kind: str = "qint8") -> None:
-        """Holds the loaded transformer in 8 bits, qint8 or qfloat8; before set_lora. The option transformer_quantization does it while
-        loading, in less memory."""
+        """Holds the loaded transformer in few bits: qint8, qfloat8, fp8 or nf4; before set_lora. The option transformer_quantization does
+        it while loading, in less memory."""
         quantize_network(self.load_model().backbone, kind)
 
     def set_lora(self) -> Network:

@@ -20,7 +20,7 @@ from sd_scripts.schema.runs import RunOptions
 from .states import BrokenState, check_state, newest_whole, read_manifest, state_folders
 
 HARMLESS = {
-    *("max_train_steps", "max_train_epochs", "log_every_n_steps", "gradient_checkpointing", "deterministic", "profile"),
+    *("max_train_steps", "max_train_epochs", "log_every_n_steps", "deterministic", "profile"),
     "allow_custom_modules",
     *("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "control_data_dir"),
     *("vae_device", "text_encoder_device"),
@@ -31,15 +31,18 @@ HARMLESS = {
 }
 """Options that leave every training step what it is, beside those of whole sections. Folders are told apart by the pictures in them and
 their captions, batch sizes by their product."""
-HARMLESS_SECTIONS = ("output", "samples", "distributed", "compile")
-"""What is saved and shown, where it runs and how its code is made, changes nothing that is trained."""
+HARMLESS_SECTIONS = ("output", "samples", "distributed", "compile", "memory")
+"""What is saved and shown, where it runs, how its code is made and what is kept where, changes nothing that is trained."""
+TELLING = ("full_bf16",)
+"""What of those sections does change it."""
 
 
 def training_settings(options: RunOptions, global_batch: int) -> dict[str, Any]:
     """The settings that decide what a training step does."""
     known = fields(type(options))
     values = flatten(options).items()
-    kept = {name: value for name, value in values if name not in HARMLESS and known[name].section not in HARMLESS_SECTIONS}
+    harmless = {name for name, field in known.items() if name in HARMLESS or field.section in HARMLESS_SECTIONS} - set(TELLING)
+    kept = {name: value for name, value in values if name not in harmless}
     return {**kept, "global_batch": global_batch}
 
 

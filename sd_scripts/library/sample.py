@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.prompts import OPTION, PromptSpec
 from sd_scripts.schema.rundir import RunDirectory
 
+from .families.pictures import visiting
 from .protocols import ModelFamily, Parts, Preview
 
 AT_ONCE = 4
@@ -125,6 +126,8 @@ class Previews:
     """Gives the first process's choice of prompts to all that render together."""
     progress: Callable[[], None] = lambda: None
     """Called after each batch of pictures, for those who wait."""
+    tiled: bool = False
+    """Whether pictures are decoded in tiles."""
 
     def path(self, step: int, index: int) -> Path:
         return self.run.samples / f"{self.name}-{step:06d}-{index:02d}.png"
@@ -143,6 +146,20 @@ class Previews:
                 bar.update(len(batch))
                 self.progress()
 
+    def try_out(self) -> str:
+        """Renders the batch of previews with most pixels in one step, into nowhere; says what it was. Raises what rendering raises."""
+        wanted = list(enumerate(request_of(spec) for spec in self.prompts))
+        batch = max(_batches(wanted), key=lambda batch: len(batch) * batch[0][1].width * batch[0][1].height)
+        self._rendered([replace(request, steps=1) for _, request in batch])
+        self.progress()
+        first = batch[0][1]
+        return f"{len(batch)} preview{'s' if len(batch) > 1 else ''} of {first.width} x {first.height}"
+
+    def _rendered(self, requests: list[Preview]) -> list[Image.Image]:
+        # Samplers may draw from the global generators; training must not notice that somebody looked.
+        with torch.random.fork_rng(), visiting(self.parts, self.tiled):
+            return self.family.preview(self.parts, requests)
+
     def _request(self, step: int, index: int) -> Preview | None:
         """The request of a prompt; None, after a warning, when one of its control pictures cannot be read any more."""
         try:
@@ -153,9 +170,7 @@ class Previews:
 
     def _render_batch(self, step: int, batch: list[tuple[int, Preview]]) -> None:
         try:
-            # Samplers may draw from the global generators; training must not notice that somebody looked.
-            with torch.random.fork_rng(), gathered(self.parts):
-                images = self.family.preview(self.parts, [request for _, request in batch])
+            images = self._rendered([request for _, request in batch])
             for (index, request), image in zip(batch, images, strict=True) if self.saves else ():
                 save_picture(image, self.path(step, index), request, self.parts.source, step, self.prompts[index].controls)
                 self.run.log(

@@ -22,33 +22,39 @@ from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.schema import flat
+from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.lgt import LgtObjectiveOptions, LgtSampleOptions
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
+from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
-from sd_scripts.schema.runs import RunOptions
 
-from . import compiling, families, objectives, resume
+from . import compiling, families, kernels, objectives, rehearsal, resume, stepping, swapping
+from .arranging import arrange
+from .blocks import blocks_of
 from .checkpoint import Checkpointer, Identity, read_state, remove_leftovers
 from .class_pictures import wanted as wanted_class_pictures
+from .code_versions import versions_of
 from .data.cache import open_caches
 from .data.pipeline import DataPipeline
 from .describing import about_caches, about_start, dataset_facts
 from .editing import check_control_area, check_prompts, control_size, encoder_devices, with_controls
-from .environment import CPU, DTYPES, check_processes, make_accelerator, start_trackers, with_global_batch, with_precision
+from .environment import CPU, check_processes, make_accelerator, start_trackers, with_global_batch, with_precision
 from .evaluation import Evaluation, Sources, sources_of
 from .exporting import Exporter
 from .families.lgt import Lgt
+from .forecast import answers as forecasts
+from .ladder import check_alone, ladder_of
 from .loading.common import config_of
 from .loading.made import latent_factor
-from .meter import Phases
+from .meter import Phases, peak_gib
 from .networks import Network, attach
 from .networks.full import WholeNetwork, train_whole
 from .optim import learning_rate_at, make_optimizer
 from .peers import PeerLost, Peers
-from .protocols import Beginning, Dtypes, NewFamily, Parts
+from .prompt_texts import with_known_texts
+from .protocols import Beginning, Dtypes, ModelFamily, NewFamily, Parts
 from .remedies import Work, levers
 from .run_meta import devices, write_meta
 from .sample import Previews
@@ -56,6 +62,7 @@ from .sharding import check_optimizer, shard, skeleton_of
 from .states import state_folders
 from .stopping import StopRequest
 from .timetable import timetable_of
+from .trained import dtypes_of_run, trained_encoders
 from .trainer import Samples, Trainer
 
 log = logging.getLogger("sd_scripts")
@@ -82,6 +89,8 @@ class Session:
         self._console: logging.Handler | None = None
         self._whole_backbone: Callable[[Iterable[tuple[str, Tensor]]], nn.Module] | None = None
         """What makes a whole network of the weights of one that is shared out and trained."""
+        self._family_of_previews: ModelFamily | None = None
+        """The family with the texts of all previews encoded; None where they are encoded when they are due."""
         self.sources: Sources | None = None
         """The pictures that evaluations transfer; None where prompts are rendered instead."""
         check_processes(asked.options)
@@ -104,7 +113,10 @@ class Session:
         self.total_steps = self._total_steps()
         prompts = self._prompts()
         self.sources = self._sources()
-        compiling.check(options.compile, self.device)
+        uncompiled = compiling.check(options.compile, self.device)
+        kernels.check(options, self.device)
+        stepping.check(options.memory, options.optimizer.optimizer_type)
+        check_alone(options.memory, self.peers.world)
         start = self._begin()
         if start.finished:
             assert start.run is not None
@@ -114,21 +126,48 @@ class Session:
             )
             log.info("%s", self.closing)
             return True
+        if uncompiled:
+            self._warn(uncompiled)
+            self.options = self.options.model_copy(update={"compile": CompileOptions()})
         self.stop.check()
+        forecast = self._forecast(prompts)
         parts = self._load()
+        kernels.check(options, self.device, parts.backbone)
+        swapping.check_number(options.memory.blocks_to_swap, len(blocks_of(parts.backbone)))
         check_prompts(prompts, self.family, parts)
-        data = self._prepare(parts)
+        data = self._prepare(parts, prompts)
         network = self._attach(parts)
         optimizer = make_optimizer(options.optimizer, network.parameter_groups(options.network, options.optimizer.learning_rate))
         trainer = self._make_trainer(parts, network, data, optimizer, prompts, start)
         self._log_start(trainer)
         self._trainer, self.work = trainer, "train"
-        with compiling.explained():
+        with kernels.chosen(options.memory, self.device), compiling.explained():
+            self._rehearse(trainer, data)
             done = trainer.fit()
+        if self.arranged.swap.swapped:
+            log.info("blocks were brought to the device %d times, %d of them late", self.arranged.swap.copies, self.arranged.swap.late)
+        if forecast is not None:
+            forecast.measured(peak_gib(self.device))
         assert self._exporter is not None
         self._exporter.finish_uploads()
         self.closing = f"{trainer.step} of {self.total_steps} steps are done"
         return done
+
+    def _forecast(self, prompts: list[PromptSpec]) -> forecasts.Beside | None:
+        """What this run will take of a GPU, written down by the first process; elsewhere there is nothing to run out of."""
+        if self.device.type != "cuda" or not self.accelerator.is_main_process or self.run_dir is None:
+            return None
+        return forecasts.beside(self.run_dir, self.family, self.options, self.plan, prompts)
+
+    def _rehearse(self, trainer: Trainer, data: DataPipeline) -> None:
+        """Tries what takes most memory, where a run does that, and makes the ladder for what does not fit."""
+        if self.options.memory.oom_ladder:
+            trainer.ladder = ladder_of(self.options, self.arranged, trainer, self._warn)
+        if rehearsal.is_wanted(self.options.memory, self.device) and trainer.step < self.total_steps:
+            rehearsal.rehearse(trainer, data, self._working)
+
+    def _working(self, work: Work) -> None:
+        self.work = work
 
     def fill_caches(self) -> str:
         """Encodes what the run needs and is not kept yet, without the denoising network; a summary for people."""
@@ -315,8 +354,7 @@ class Session:
             # Some kernels have no deterministic form; torch names them in a warning instead of ending the run.
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.benchmark = False
-        precision, trained = DTYPES[self.options.training.mixed_precision], self._trained()
-        dtypes = {name: torch.float32 if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}
+        dtypes = dtypes_of_run(self.options)
         maker = families.maker_of(self.family)
         if maker is None:
             self._parts = self.family.load(self.options.model, CPU, dtypes, without)
@@ -359,22 +397,16 @@ class Session:
         told: dict[str, str] = json.loads(self.peers.same_text(json.dumps(found)))
         return told
 
-    def _trained(self) -> tuple[str, ...]:
-        """Networks whose own weights are trained, which are read in float32: what 16 bits have lost does not come back."""
-        network = self.options.network
-        if isinstance(network, NetworkOptions):
-            return ()
-        return (*(("backbone",) if network.train_unet else ()), *(("te1", "te2") if network.train_text_encoder else ()))
-
-    def _prepare(self, parts: Parts) -> DataPipeline:
+    def _prepare(self, parts: Parts, prompts: list[PromptSpec]) -> DataPipeline:
         """Fills the caches; afterwards only what training needs is on the device."""
         data = self._fill(parts)
+        if self.device.type != "cpu" and data.cached_encoders and self.sources is None and self.peers.is_first:
+            # While the encoders are where they are fast, and before the network needs the room.
+            self._family_of_previews = with_known_texts(self.family, parts, prompts, data.cached_encoders)
         if self.options.dataset.cache_latents:
             parts.vae.to(CPU)
         for name in data.cached_encoders:
             parts.text_encoders[name].to(CPU)
-        if not self._shares_out:
-            parts.backbone.to(self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return data
@@ -427,17 +459,27 @@ class Session:
             targets = self.family.adapter_targets(parts, network_options.wants_convolutions)
             network = attach(parts, network_options, targets, options.training.seed)
         else:
-            network = train_whole(parts, network_options, self.family)
+            network = train_whole(parts, network_options, self.family, stepping.trained_dtype(options.memory))
         if self._shares_out:
             self._share_out(parts, network)
-        if options.training.gradient_checkpointing:
-            parts.backbone.enable_gradient_checkpointing()
-            if network_options.train_text_encoder:
-                for encoder in parts.text_encoders.values():
-                    encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if options.compile.compile:
-            compiling.compile_network(parts.backbone, options.compile)
+        self.arranged = arrange(parts, options, self.device, self._shares_out)
+        self._announce_compiling()
         return network
+
+    def _announce_compiling(self) -> None:
+        """Says what will be compiled, and how many graphs that makes at most."""
+        made = self.arranged.compilation
+        if made is None:
+            return
+        made.expect(versions_of(self.options, self.plan.sizes()))
+        if self.accelerator.is_main_process and self.run_dir is not None:
+            self.run_dir.log("compiling", **made.describe())
+            most = (
+                "as many graphs as sizes and lengths of texts turn out to need"
+                if made.expected is None
+                else f"at most {made.expected} graphs"
+            )
+            log.info("the first steps compile the %s with %s: %s", made.scope, self.options.compile.compile_backend, most)
 
     def _share_out(self, parts: Parts, network: Network | WholeNetwork) -> None:
         """Leaves this process with its share of the backbone: of what is frozen when an adapter is trained, else of everything."""
@@ -483,6 +525,8 @@ class Session:
             self.phases,
             self.peers,
             ("swd", "ssm") if isinstance(options.objective, LgtObjectiveOptions) else (),
+            self.arranged.compilation,
+            stepping.stepping_of(options.memory, optimizer, options.training.seed),
         )
         if start.state is not None:
             state, manifest = read_state(start.state)
@@ -537,10 +581,12 @@ class Session:
                 first,
                 agreed,
                 self.peers.progress,
+                options.memory.vae_tiling,
             )
         if not prompts:
             return None
-        return Previews(self.family, parts, prompts, run, options.output.output_name, first, agreed, self.peers.progress)
+        family, tiled = self._family_of_previews or self.family, options.memory.vae_tiling
+        return Previews(family, parts, prompts, run, options.output.output_name, first, agreed, self.peers.progress, tiled)
 
     def _log_start(self, trainer: Trainer) -> None:
         if not self.accelerator.is_main_process or self.run_dir is None:
@@ -586,8 +632,18 @@ class Session:
         )
         learning_rate_at(options.optimizer, self.total_steps)
         compiling.check(options.compile, self.device)
+        kernels.check(options, self.device)
+        stepping.check(options.memory, options.optimizer.optimizer_type)
+        check_alone(options.memory, self.peers.world)
         start = resume.choose(self._wanted())
         return about_start(options, self.plan, self.total_steps, start, len(prompts), missing, self.sources)
+
+    def estimate(self) -> str:
+        """The memory that the run will take on a GPU, and a plan for a card where one is named. Raises OptionError."""
+        self._expected_class_pictures()
+        self.plan = self._scan()
+        asked = forecasts.Estimate(self.family, self.options, self.plan, self._prompts(), self.asked.as_json)
+        return asked.answer(self.asked.fit)
 
     def _expected_class_pictures(self) -> int:
         """How many class pictures a start would make; those that are there are counted among the pictures."""
@@ -653,12 +709,3 @@ class Session:
             self._console.close()
         if self._lock is not None:
             self._lock.release()
-
-
-def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:
-    """Text encoders whose outputs change with every step: all, or for FLUX CLIP-L alone, or none."""
-    network = options.network
-    if not network.train_text_encoder:
-        return ()
-    frozen_t5 = isinstance(network, FluxNetworkOptions) and not network.train_t5xxl
-    return ("te1",) if frozen_t5 else tuple(sorted(parts.text_encoders))

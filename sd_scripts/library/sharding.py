@@ -71,7 +71,7 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all gradients together, float32, on their device; shares are summed over the processes."""
+    """Euclidean norm of all gradients together, float32, on the device of the first; shares are summed over the processes."""
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
     shares = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     if not shares:
@@ -85,7 +85,12 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
         return torch.zeros((), device=tensors[0].device if tensors else None)
-    return torch.linalg.vector_norm(torch.stack([norm.float() for norm in torch._foreach_norm(filled)]))
+    # Gradients of blocks that wait in main memory are there, the others' on a GPU; each group is one call.
+    groups: dict[torch.device, list[Tensor]] = {}
+    for tensor in filled:
+        groups.setdefault(tensor.device, []).append(tensor)
+    norms = [torch.linalg.vector_norm(torch.stack([norm.float() for norm in torch._foreach_norm(group)])) for group in groups.values()]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
 def gathered(value: Any, keep: bool) -> Any:

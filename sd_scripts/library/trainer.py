@@ -6,61 +6,47 @@ rate from the step. So the loop has nothing to remember but the step, on any num
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.training import TrainingOptions
 
 from .checkpoint import Checkpointer, NoRoomLeft, State, mismatch, room_for
-from .compiling import plain_code
+from .compiling import Compilation, plain_code
+from .conditioned import Conditioned
 from .ema import MovingAverage
 from .epochs import EpochLog
 from .errors import NonFiniteLoss
+from .ladder import Ladder, pieces_of
 from .meter import PAUSES, Meter, Phases, Sections, StepLog, largest, marks_of, peak_gib
 from .nonfinite import Shown, write_report
 from .optim import restore
 from .peers import Peers
 from .processes import add_up, broadcast
 from .profiling import StepProfiler
-from .protocols import Batch, Condition, Denoiser, Kind, ModelFamily, Objective, Parts
+from .protocols import Batch, Condition, ModelFamily, Network, Objective, Parts
 from .remedies import is_out_of_memory
 from .rng import seed_for
 from .sharding import gathered, is_sharded, own, shared_out, shared_out_optimizer_state, total_norm
+from .stepping import Stepping
 from .stopping import StopRequest
 from .timetable import Timetable
 
+logger = logging.getLogger("sd_scripts")
 SMALLEST_SCALE = 1.0
 """fp16: a loss scale that fell below this will not recover; the gradients themselves are broken."""
-
-
-class Network(Protocol):
-    """What is trained, as the loop sees it."""
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Its tensors by name, in an order that is the same in every process and run; those that require a gradient are trained."""
-        ...
-
-    def train(self, mode: bool = True) -> None:
-        """Training or evaluation mode of every network it is part of."""
-        ...
-
-    def disabled(self) -> AbstractContextManager[None]:
-        """Within the block the networks compute as before training."""
-        ...
-
-    def after_step(self) -> object:
-        """What the options want done to the weights after each optimizer step."""
-        ...
 
 
 class Data(Protocol):
@@ -80,50 +66,9 @@ class Samples(Protocol):
 
     def render(self, step: int, missing_only: bool = False) -> None: ...
 
-
-@dataclass(frozen=True)
-class Conditioned:
-    """A family's network with the conditions of one batch bound to it; what an objective calls."""
-
-    family: ModelFamily
-    parts: Parts
-    network: Network
-    conditions: list[dict[str, Tensor]]
-    empty: Callable[[], dict[str, Tensor]]
-    """Gives the text part of the empty caption's condition."""
-    seen: list[Tensor] = field(default_factory=list)
-    """The times that the network was called with, in order."""
-
-    @property
-    def kind(self) -> Kind:
-        return self.parts.kind
-
-    @property
-    def in_step(self) -> bool:
-        return is_sharded(self.parts.backbone)
-
-    @property
-    def takes_estimate(self) -> bool:
-        return bool(self.parts.denoising.get("self_conditioning", False))
-
-    def only(self, rows: Sequence[int]) -> Denoiser:
-        return replace(self, conditions=[self.conditions[row] for row in rows])
-
-    def __call__(self, x_t: Tensor, t: Tensor) -> Tensor:
-        self.seen.append(t)
-        return self.family.denoise(self.parts, x_t, t, self.conditions)
-
-    def without_text(self, x_t: Tensor, t: Tensor) -> Tensor:
-        empty = self.empty()
-        return self.family.denoise(self.parts, x_t, t, [{**condition, **empty} for condition in self.conditions])
-
-    def told(self, entries: Sequence[dict[str, Tensor]]) -> Denoiser:
-        return replace(self, conditions=[{**condition, **told} for condition, told in zip(self.conditions, entries, strict=True)])
-
-    @torch.no_grad()
-    def base(self, x_t: Tensor, t: Tensor) -> Tensor:
-        with self.network.disabled():
-            return self.family.denoise(self.parts, x_t, t, self.conditions)
+    def try_out(self) -> str:
+        """Renders what takes most memory, as short as possible, into nowhere; says what it was. Raises what rendering raises."""
+        ...
 
 
 class Due(NamedTuple):
@@ -138,6 +83,28 @@ class Due(NamedTuple):
         """The phases it takes, of meter.PAUSES."""
         due = {"save": self.exports or self.state, "sample": self.samples, "validate": self.validates}
         return tuple(name for name in PAUSES if due[name])
+
+
+Given, Result = ParamSpec("Given"), TypeVar("Result")
+
+
+def _may_compile(work: Callable[Concatenate[Trainer, Given], Result]) -> Callable[Concatenate[Trainer, Given], Result]:
+    """Work of which nothing remains but gradients until the weights are moved: done once more, with plain code, where compiling fails and
+    the options say so."""
+
+    @wraps(work)
+    def done(trainer: Trainer, *given: Given.args, **named: Given.kwargs) -> Result:
+        try:
+            return work(trainer, *given, **named)
+        except Exception as err:
+            reason = "" if trainer.compilation is None or trainer._moving else trainer.compilation.gives_up(err)
+            if not reason:
+                raise
+        trainer.warn(reason)
+        trainer.optimizer.zero_grad(set_to_none=True)
+        return work(trainer, *given, **named)
+
+    return done
 
 
 class Trainer:
@@ -162,17 +129,25 @@ class Trainer:
         phases: Phases,
         peers: Peers | None = None,
         leading_parts: Sequence[str] = (),
+        compilation: Compilation | None = None,
+        stepping: Stepping | None = None,
     ) -> None:
-        """leading_parts: parts of the loss that come first in the table of epochs."""
+        """leading_parts: parts of the loss that come first in the table of epochs. compilation: the code of the backbone, if it is made.
+        stepping: what moves the weights one at a time; None has the optimizer move all at once.
+        """
         self.options, self.timetable, self.family, self.parts = options, timetable, family, parts
         self.network, self.objective, self.data, self.optimizer = network, objective, data, optimizer
         self.checkpointer, self.export, self.samples = checkpointer, export, samples
         self.run, self.accelerator = run, accelerator
         self.stop, self.phases = stop, phases
         self.peers = Peers() if peers is None else peers
+        self.compilation = compilation
         self.step = 0
         """Optimizer steps done; the only state of the loop itself."""
         self.weights = {name: weight for name, weight in network.named_parameters().items() if weight.requires_grad}
+        self.stepping = stepping
+        if stepping is not None:
+            stepping.watch(self.weights)
         self._peak_rates = [group["lr"] for group in optimizer.param_groups]
         self._main = accelerator.is_main_process
         self._sharded = is_sharded(parts.backbone)
@@ -192,6 +167,10 @@ class Trainer:
         self.profiler = StepProfiler(run, options.profile if self._main else 0, device)
         self.best: tuple[float, int] | None = None
         """Lowest held-out loss whose file is kept, and its step; see save_best."""
+        self.ladder: Ladder | None = None
+        """What to do when a step has no memory, apart from ending the run."""
+        self.pieces = 1
+        """In how many parts each micro-batch goes through the network."""
 
     def state_dict(self) -> State:
         """Everything that a later process needs to go on from here, whole in the first process, on any number of processes.
@@ -241,6 +220,7 @@ class Trainer:
                 self.meter.begin(total, self._planned(), self.phases.seconds())
                 self._write_epochs()
                 self._after_step(again=True)
+                self.meter.compile_seconds += self._tell_compiled()
                 first, stopped = self.step, False
                 self.phases.enter("warmup")
                 self.meter.paused(self.phases.seconds())
@@ -248,8 +228,9 @@ class Trainer:
                     self.profiler.before_step()
                     # A shared network exchanges weights and gradients all the time, a whole one when the gradients are summed.
                     with self._together():
-                        log = self.train_step(self.step)
+                        log = self._step_that_fits(self.step)
                     self.step += 1
+                    log = log.without_compiling(self._tell_compiled())
                     self.profiler.after_step(self.step)
                     if self.step == first + 1:
                         self.phases.enter("train")
@@ -264,9 +245,67 @@ class Trainer:
                 self._rescue(err)
                 self._sum_up()
                 raise
+            finally:
+                if self.compilation is not None:
+                    self.compilation.close()
             self._sum_up()
         return self.step >= total
 
+    def _tell_compiled(self) -> float:
+        """Says what was compiled since the last step, and what that means; seconds that it took."""
+        if self.compilation is None:
+            return 0.0
+        made = self.compilation.take()
+        if made.graphs and self._main:
+            self.run.log("compiled", step=self.step, graphs=made.graphs, seconds=round(made.seconds, 3), total=self.compilation.graphs)
+        for text in self.compilation.warnings(made):
+            self.warn(text)
+        return made.seconds
+
+    def warn(self, text: str) -> None:
+        """A sentence for the log, of the first process."""
+        if self._main:
+            logger.warning("%s", text)
+            self.run.log("warning", text=text)
+
+    def _step_that_fits(self, step: int) -> StepLog:
+        """train_step, done again with one more lever of the ladder each time that memory runs out before the weights are moved."""
+        while True:
+            try:
+                return self.train_step(step)
+            except (RuntimeError, MemoryError) as err:
+                if self.ladder is None or self._moving or not is_out_of_memory(err):
+                    raise
+                # Its frames keep the graph.
+                failed = err.with_traceback(None)
+            self.optimizer.zero_grad(set_to_none=True)
+            if not self.ladder.pull(f"step {step + 1}"):
+                raise failed
+
+    @_may_compile
+    def try_out(self, batch: Batch) -> None:
+        """A forward and a backward pass that leave no trace: gradients are thrown away, nothing is summed over processes, and whatever is
+        drawn later is drawn as if nothing had been."""
+        self.network.train()
+        batch = self._to_device(batch)
+        held = nullcontext() if self.stepping is None else self.stepping.dropping()
+        try:
+            with torch.random.fork_rng(), held, self._together():
+                for piece in pieces_of(batch, self.pieces):
+                    with self._autocast():
+                        losses = self.objective(self._denoiser(piece), piece, self.options.seed)
+                    (losses.loss.sum() / self.timetable.global_batch).backward()
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def try_out_samples(self) -> str:
+        """Renders the largest previews of the run as short as possible, into nowhere; says what they were, nothing without previews."""
+        if self.samples is None or not self._takes_part:
+            return ""
+        with self._averaged(), self._together(), plain_code(self.parts.backbone):
+            return self.samples.try_out()
+
+    @_may_compile
     def train_step(self, step: int) -> StepLog:
         """One optimizer step over the global batch of `step`. Raises NonFiniteLoss before the weights are touched."""
         sections, shown = Sections(marks_of(self.accelerator.device)), list[Shown]()
@@ -278,28 +317,29 @@ class Trainer:
             with sections.of("fwd_bwd"):
                 # Dropout inside modules draws from the global generator: the same step drops the same, resumed or not.
                 torch.manual_seed(seed_for(self.options.seed, step * micro_batches + micro, f"dropout/{self.accelerator.process_index}"))
-                with self._autocast():
-                    denoiser = self._denoiser(batch)
-                    losses = self.objective(denoiser, batch, self.options.seed)
-                shown.append(Shown.of(batch, losses.loss, denoiser.seen))
-                share = losses.loss.sum() / self.timetable.global_batch
-                self.scaler.scale(share).backward()
-                for name, value in {"loss": losses.loss, **losses.parts}.items():
-                    sums[name] = sums.get(name, 0) + value.detach().sum().float() / self.timetable.global_batch
+                pieces = pieces_of(batch, self.pieces)
+                for number, piece in enumerate(pieces):
+                    with self._autocast():
+                        denoiser = self._denoiser(piece)
+                        losses = self.objective(denoiser, piece, self.options.seed)
+                    shown.append(Shown.of(piece, losses.loss, denoiser.seen))
+                    share = losses.loss.sum() / self.timetable.global_batch
+                    if self._fused:
+                        self._begin_moving(step, share, micro == micro_batches - 1 and number == len(pieces) - 1, shown)
+                    self.scaler.scale(share).backward()
+                    for name, value in {"loss": losses.loss, **losses.parts}.items():
+                        sums[name] = sums.get(name, 0) + value.detach().sum().float() / self.timetable.global_batch
         with sections.of("fwd_bwd"):
             for name, asked in (("stop", self.stop.requested()), ("asked", self._asked_for_samples())):
                 sums[name] = torch.tensor(float(asked), device=self.accelerator.device)
-            for weight in self.weights.values():
-                # A layer that was dropped, or whose output nobody reads: another process may have used it, and sums need a partner.
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            gradients = [weight.grad for weight in self.weights.values()]
+            gradients = [] if self._fused else self._gradients()
             with self.peers.exchanging():
-                add_up([weight.grad for weight in self._whole], sums, self.accelerator)
+                add_up([] if self._fused else [weight.grad for weight in self._whole], sums, self.accelerator)
                 if self.scaler.is_enabled():
                     self.scaler.unscale_(self.optimizer)
-                norm = total_norm(gradients)
+                norm = total_norm(gradients) if self.stepping is None else self.stepping.finish()
                 # The one place where the loop waits for the device.
-                *values, grad_norm = torch.stack([*sums.values(), norm]).tolist()
+                *values, grad_norm = torch.stack([*sums.values(), norm.to(self.accelerator.device)]).tolist()
         found = dict(zip(sums, values))
         stop, asked, loss = found.pop("stop") > 0, found.pop("asked") > 0, found.pop("loss")
         with sections.of("opt_step"):
@@ -316,10 +356,12 @@ class Trainer:
         limit = self.timetable.max_grad_norm
         if limit and grad_norm > limit and not overflowed:
             torch._foreach_mul_([own(gradient) for gradient in gradients], limit / (grad_norm + 1e-6))
-        for group, peak in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
-            group["lr"] = peak * self.timetable.learning_rate_at(step)
+        self._set_rates(step)
         self._moving = True
-        self.scaler.step(self.optimizer)
+        if self.stepping is None:
+            self.scaler.step(self.optimizer)
+        elif not self._fused:
+            self.stepping.move_all(step)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if not overflowed:
@@ -328,6 +370,38 @@ class Trainer:
                 self.average.update(step)
         self._moving = False
         return overflowed
+
+    def _set_rates(self, step: int) -> None:
+        """Gives each group of the optimizer its learning rate."""
+        for group, peak in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
+            group["lr"] = peak * self.timetable.learning_rate_at(step)
+
+    @property
+    def _fused(self) -> bool:
+        """Whether the weights are moved within the backward pass."""
+        return self.stepping is not None and self.stepping.fused
+
+    def _gradients(self) -> list[Tensor]:
+        """The gradient of each weight."""
+        for weight in self.weights.values():
+            # A layer that was dropped, or whose output nobody reads: another process may have used it, and sums need a partner.
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        return [weight.grad for weight in self.weights.values()]
+
+    def _begin_moving(self, step: int, loss: Tensor, last: bool, shown: Sequence[Shown]) -> None:
+        """Before a backward pass of a step whose last one moves the weights: its loss must be a number by now.
+
+        Raises NonFiniteLoss while the weights are whole. From the last pass on they are not until the step is over, so an error leaves no
+        state.
+        """
+        if not math.isfinite(value := float(loss.detach())):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise self._not_finite(step, value, math.nan, shown)
+        if last:
+            assert self.stepping is not None
+            self._set_rates(step)
+            self._moving = True
+            self.stepping.begin(step)
 
     def _not_finite(self, step: int, loss: float, grad_norm: float, shown: Sequence[Shown]) -> NonFiniteLoss:
         """Writes what is known of a step whose loss or gradient is no number, and makes the error."""
@@ -343,6 +417,8 @@ class Trainer:
         return NonFiniteLoss(step, self.timetable.names_of(step), "gradient" if loss - loss == 0 else "loss", folder)
 
     def _denoiser(self, batch: Batch) -> Conditioned:
+        if self.compilation is not None:
+            self.compilation.begin_batch()
         conditions = batch.conditions
         if self.data.trained_encoders:
             conditions = [{**condition, **text} for condition, text in zip(conditions, self._live_texts(batch.captions), strict=True)]

@@ -6,11 +6,12 @@ import argparse
 import difflib
 import json
 import os
+import re
 import sys
 import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
@@ -26,6 +27,8 @@ from .runs import RUNS, RunOptions
 
 M = TypeVar("M", bound=BaseModel)
 O = TypeVar("O", bound=Options)
+NO_OPTIONS = ("config_file", "run_dir", "dry_run", "cache_only", "estimate", "fit", "json")
+"""Flags that are no options of a run."""
 HEADER = "kohya_like"
 """The TOML table that says which kind of run a file is for."""
 
@@ -103,6 +106,12 @@ class Invocation:
     cache_only: bool
     given: frozenset[str]
     """Flat names that came from the command line or the file, not from defaults."""
+    estimate: bool = False
+    """Forecast the memory that the run will take, and stop."""
+    fit: float | None = None
+    """GiB of a card for which a plan is wanted; implies estimate."""
+    as_json: bool = False
+    """Whether the forecast is for a program."""
 
 
 def _is_union(annotation: Any) -> bool:
@@ -413,6 +422,11 @@ def parser(run: type[Options]) -> argparse.ArgumentParser:
         parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
         parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
         parse.add_argument("--cache_only", action="store_true", help="encode pictures and captions into the cache, and stop")
+        parse.add_argument("--estimate", action="store_true", help="say how much memory of a GPU the run will take, and stop")
+        parse.add_argument(
+            "--fit", metavar="SIZE", help="make a plan with which the run fits on a card of this size, such as 12GB, and stop"
+        )
+        parse.add_argument("--json", action="store_true", help="answer --estimate and --fit as lines of JSON")
         parse.add_argument(
             "--network_args", nargs="*", default=argparse.SUPPRESS, help="options of the network as key=value, as in kohya's scripts"
         )
@@ -445,7 +459,18 @@ def _split_bool_flags(run: type[Options], argv: Sequence[str]) -> list[str]:
 def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
     """Defaults < --config_file < flags. Raises OptionError with every problem at once; --help prints and leaves, as usual."""
     options, given, more = _parse(run, argv)
-    return Invocation(options, more["run_dir"], more["dry_run"], more["cache_only"], given)
+    asked = Invocation(options, more["run_dir"], more["dry_run"], more["cache_only"], given)
+    return replace(asked, estimate=more["estimate"] or more["fit"] is not None, fit=card_size(more["fit"]), as_json=more["json"])
+
+
+def card_size(text: str | None) -> float | None:
+    """GiB of a card, from a text such as 12GB, 11.5GiB or 24; None gives None. Raises OptionError for another text."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:g|gb|gib)?", text.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        raise OptionError(Problem("fit", f"fit: {text} is not the size of a card; write it as 12GB"))
+    return float(found[1])
 
 
 def parse_tool(tool: type[O], argv: Sequence[str]) -> O:
@@ -457,7 +482,7 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], dict[s
     """Options, the names that were given, and the flags that are no options."""
     values, rest = parser(run).parse_known_args(_split_bool_flags(run, argv))
     given = dict(vars(values))
-    more: dict[str, Any] = {name: given.pop(name) for name in ("config_file", "run_dir", "dry_run", "cache_only") if name in given}
+    more: dict[str, Any] = {name: given.pop(name) for name in NO_OPTIONS if name in given}
     problems: list[Problem] = []
     known = fields(run)
     after_unknown = False

@@ -20,6 +20,23 @@ RENAMED: dict[str, str] = {
     "network_module": "network_type (networks.lora is lora; lycoris.kohya is loha, lokr or oft; conv_dim replaces LoCon)",
     "network_train_text_encoder_only": "train_unet = false together with train_text_encoder = true",
     "network_train_unet_only": "train_text_encoder = false, which is the default",
+    "cpu_offload_checkpointing": "gradient_checkpointing_cpu_offload",
+    "unsloth_offload_checkpointing": "gradient_checkpointing_cpu_offload",
+    "double_blocks_to_swap": "blocks_to_swap, the number of all blocks together",
+    "single_blocks_to_swap": "blocks_to_swap, the number of all blocks together",
+    "split_mode": "blocks_to_swap = 18",
+    "dynamo_backend": "compile_backend, with compile",
+    "dynamo_mode": "compile_mode, with compile",
+    "dynamo_use_fullgraph": "compile_fullgraph, with compile",
+    "dynamo_fullgraph": "compile_fullgraph, with compile",
+    "dynamo_use_dynamic": "compile_dynamic, with compile",
+    "dynamo_dynamic": "compile_dynamic, with compile",
+    "fp8_base": "transformer_quantization = fp8 (or qfloat8, which is more exact)",
+    "fp8_base_unet": "transformer_quantization = fp8 (or qfloat8, which is more exact)",
+    "fp8_scaled": "transformer_quantization = qfloat8",
+    "fused_optimizer_groups": "fused_backward_pass, of the scripts that train a whole model",
+    "blockwise_fused_optimizers": "fused_backward_pass, of the scripts that train a whole model",
+    "torch_compile": "compile",
     "no_half_vae": "vae_dtype = float, which is the default",
     "no_metadata": "metadata = minimal",
     "save_last_n_epochs_state": "save_last_n_states",
@@ -58,6 +75,9 @@ NOT_NEEDED: dict[str, str] = {
     "xformers": "PyTorch's own attention is as fast and always there",
     "diffusers_xformers": "PyTorch's own attention is as fast and always there",
     "mem_eff_attn": "PyTorch's own attention needs no more memory and is faster",
+    "block_swap_h2d_only": "blocks_to_swap never copies frozen weights back",
+    "block_swap_ring_size": "blocks_to_swap keeps two places on the device, one for the block that computes and one for the next",
+    "use_pinned_memory_for_block_swap": "blocks_to_swap keeps what it moves in pinned memory",
     "use_sdpa": "PyTorch's scaled-dot-product attention is always used",
     "skip_until_initial_step": "a resumed run continues at its exact sample without reading the ones before it",
     "initial_epoch": "a resumed run knows its epoch",
@@ -94,13 +114,6 @@ UNSUPPORTED: dict[str, str] = {
     "show_timesteps": "it will come as a plot on the page; remove it",
     "show_timesteps_resolution": "it will come as a plot on the page; remove it",
     "block_lr": "it is for full fine-tuning of SDXL; use block_lr_weight for an adapter",
-    "dynamo_backend": "compilation by the launcher is not used; use compile",
-    "dynamo_mode": "compilation by the launcher is not used; use compile",
-    "dynamo_use_fullgraph": "compilation by the launcher is not used; use compile",
-    "dynamo_fullgraph": "compilation by the launcher is not used; use compile",
-    "dynamo_use_dynamic": "compilation by the launcher is not used; use compile",
-    "dynamo_dynamic": "compilation by the launcher is not used; use compile",
-    "torch_compile": "use compile",
     "save_state_to_huggingface": "training states stay in the run's folder; copy it to go on elsewhere",
     "resume_from_huggingface": "download the run's folder and give it to resume",
     "use_tucker": "Tucker factors are not made; remove it",
@@ -119,20 +132,12 @@ _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
         vae_chunk_size vae_disable_cache fp8_llm fp8_vl""".split(),
     ),
     (
-        "compile has torch's own settings for it; remove it",
-        "compile_cache_size_limit compile_fullgraph compile_mode".split(),
+        "this memory lever is not part of this version; docs/memory.md lists those that are",
+        "fp16_master_weights_and_gradients fp8_fast img_in_txt_in_offloading".split(),
     ),
     (
-        "torch's own default holds; remove it",
-        "cuda_allow_tf32 cuda_cudnn_benchmark".split(),
-    ),
-    (
-        "this memory lever is not part of this version; use gradient_checkpointing, cached latents and text, a smaller "
-        "train_batch_size with gradient_accumulation_steps, or optimizer_type = AdamW8bit",
-        """block_swap_h2d_only block_swap_ring_size blocks_to_swap blockwise_fused_optimizers cpu_offload_checkpointing
-        double_blocks_to_swap fp16_master_weights_and_gradients fp8_base fp8_base_unet fp8_fast fp8_scaled fused_backward_pass
-        fused_optimizer_groups gradient_checkpointing_cpu_offload img_in_txt_in_offloading single_blocks_to_swap split_mode
-        unsloth_offload_checkpointing use_pinned_memory_for_block_swap""".split(),
+        "it is for training a whole model; an adapter's gradients are small. Remove it",
+        ["fused_backward_pass"],
     ),
     (
         "PyTorch's scaled-dot-product attention is always used, which takes the fastest kernel that is there; remove it",
@@ -197,15 +202,9 @@ SPECIAL: dict[tuple[str, str, str], tuple[Kind, str]] = {
     ("learning_rate_te1", "sd", ""): ("renamed", "text_encoder_lr"),
     ("train_text_encoder", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
     ("stop_text_encoder_training", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
-    ("full_bf16", "", "full"): (
-        "not supported",
-        "weights in 16 bit lose small updates; mixed_precision = bf16 with gradient_checkpointing and optimizer_type = Adafactor saves "
-        "memory without that",
-    ),
     ("full_fp16", "", "full"): (
         "not supported",
-        "weights in 16 bit lose small updates; mixed_precision = fp16 with gradient_checkpointing and optimizer_type = Adafactor saves "
-        "memory without that",
+        "weights in fp16 lose small updates; take full_bf16, whose rounding keeps them on average",
     ),
     ("block_lr", "sd", "full"): ("not supported", "rates of blocks are for SDXL; here target_modules chooses what is trained"),
     ("block_lr", "flux", ""): ("not supported", "rates of blocks are for SDXL; for FLUX an adapter has network_reg_lrs"),
@@ -219,8 +218,6 @@ SPECIAL: dict[tuple[str, str, str], tuple[Kind, str]] = {
     ("dit", "qwen_edit", ""): ("renamed", "pretrained_model_name_or_path"),
     ("edit", "qwen_edit", ""): ("renamed", "model_version = edit"),
     ("edit_plus", "qwen_edit", ""): ("renamed", "model_version = edit-2509"),
-    ("fp8_base", "qwen_edit", ""): ("renamed", "transformer_quantization = qint8 (or qfloat8)"),
-    ("fp8_scaled", "qwen_edit", ""): ("renamed", "transformer_quantization = qint8 (or qfloat8)"),
     ("fp8_vl", "qwen_edit", ""): ("renamed", "text_encoder_quantization = qint8 (or qfloat8)"),
     ("clip_skip", "qwen_edit", ""): ("not supported", "Qwen-Image always reads the last layer of its text encoder. Remove it"),
     ("train_text_encoder", "qwen_edit", ""): ("not supported", "the text encoder, a language model, stays as it is. Remove it"),
@@ -288,7 +285,7 @@ _OF_ACRF: tuple[tuple[Kind, str, str], ...] = (
     (
         "not needed",
         "PyTorch's scaled-dot-product attention is always used, which takes the fastest kernel that is there",
-        "attention_backend enable_flash_attention use_memory_efficient_attention sdpa_optimize_level sdpa_min_seq_length "
+        "enable_flash_attention use_memory_efficient_attention sdpa_optimize_level sdpa_min_seq_length "
         "sdpa_batch_size_threshold spda_enabled",
     ),
     ("not needed", "an adapter is zimage_train_network.py, the whole model zimage_train.py", "training_type"),
@@ -314,8 +311,8 @@ _OF_ACRF: tuple[tuple[Kind, str, str], ...] = (
     ("not supported", "one picture is not shared between GPUs; remove it", "sequence_parallel ulysses_seq_len"),
     (
         "not supported",
-        "blocks are not swapped; use transformer_quantization, gradient_checkpointing, or distributed_strategy = fsdp2",
-        "blocks_to_swap block_swap_enabled block_swap_block_size block_swap_cpu_buffer_size block_swap_swap_strategy "
+        "blocks_to_swap says how many blocks are swapped, and the rest follows; remove it",
+        "block_swap_enabled block_swap_block_size block_swap_cpu_buffer_size block_swap_swap_strategy "
         "block_swap_swap_threshold block_swap_compression_enabled block_swap_prefetch_enabled activation_checkpoint_block_size",
     ),
     (

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 
 from .fields import NotNegative, Positive, Section, Show, Side, raise_all
 
+Quantization = Literal["none", "qint8", "qfloat8", "fp8", "nf4"]
+"""How the weights of frozen blocks are held."""
+
 
 class ModelOptions(Section):
     """The model of any family."""
@@ -37,6 +40,11 @@ class BaseModelOptions(ModelOptions):
     """LoRA files that are merged into the base model before training, in this order."""
     base_weights_multiplier: tuple[float, ...] = ()
     """Strength of each file in base_weights; empty means 1.0 for all."""
+
+    transformer_quantization: Quantization = "none"
+    """Hold the frozen blocks of the denoising network in fewer bits; the adapter is trained on top in full precision. qint8 and qfloat8
+    have 8 bits and a scale for each row, and qint8 is four to ten times more exact; fp8 has 8 bits and no scale, as the fp8_base of other
+    trainers; nf4 has 4 bits, a quarter of the memory of 16."""
 
     @model_validator(mode="after")
     def _one_multiplier_for_each_file(self) -> Self:
@@ -94,9 +102,6 @@ class QwenImageModelOptions(BaseModelOptions):
     """Control pictures are given to the VAE at about the area of a square of this side, each in its own aspect ratio. None takes the
     model's own, 1024; less saves memory and time. In training a control of the same aspect ratio as its target is cut as the target is, at
     the target's size."""
-    transformer_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the frozen transformer in 8 bits, which halves its memory; the adapter is trained on top in full precision. qint8 is four to ten
-    times more exact than qfloat8."""
     modulation_table: bool = False
     """Keep the modulation layers, a third of the transformer's weights, in main memory, and a table of what they give at each of 1000 times
     instead. Saves 13.6 GB of a device's memory in 16 bit without changing the result; main memory takes 18 GB. Training times are then
@@ -132,9 +137,6 @@ class ZImageModelOptions(BaseModelOptions):
     keep the few-step ability (ostris' `zimage_turbo_training_adapter` is one); None trains on the model as it is."""
     training_adapter_multiplier: float = 1.0
     """Strength of the training adapter."""
-    transformer_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the frozen transformer in 8 bits, which halves its memory; the adapter is trained on top in full precision. qint8 is four to ten
-    times more exact than qfloat8."""
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
 
@@ -190,3 +192,5 @@ class FluxModelOptions(BaseModelOptions):
     guidance_scale: NotNegative = 1.0
     """Guidance that dev's embedding is told during training. 1 is what kohya's guide recommends; it has no effect on schnell. Previews
     have their own, sample_guidance_scale."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the T5 encoder in 8 bits, which halves its memory while captions are encoded."""

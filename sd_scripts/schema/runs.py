@@ -31,7 +31,9 @@ from .lgt import (
     LgtSampleOptions,
     LgtTrainingOptions,
 )
+from .memory import AdapterMemoryOptions, MemoryOptions, UNetAdapterMemoryOptions, UNetMemoryOptions
 from .model import (
+    BaseModelOptions,
     FluxModelOptions,
     ModelOptions,
     QwenImageModelOptions,
@@ -75,6 +77,7 @@ class RunOptions(Options):
     optimizer: OptimizerOptions = OptimizerOptions()
     training: TrainingOptions = TrainingOptions()
     compile: CompileOptions = CompileOptions()
+    memory: MemoryOptions = MemoryOptions()
     distributed: DistributedOptions = DistributedOptions()
     objective: RegressionOptions | LgtObjectiveOptions
     samples: SampleOptions
@@ -92,8 +95,7 @@ class RunOptions(Options):
         training, distributed = self.training, self.distributed
         if distributed.global_batch_size is not None and training.gradient_accumulation_steps != 1:
             problems.append("gradient_accumulation_steps follows from global_batch_size; remove one of them")
-        if self.compile.compile and distributed.distributed_strategy == "fsdp2":
-            problems.append("compile works on a network that each process holds whole; turn it off, or set distributed_strategy to ddp")
+        problems += self._lever_problems()
         if self.output.save_best and not self.dataset.validation_split and self.dataset.dataset_config is None:
             problems.append("save_best keeps the file of the lowest held-out loss; set a validation_split, such as 0.1")
         optimizer = self.optimizer
@@ -111,11 +113,70 @@ class RunOptions(Options):
         raise_all(problems)
         return self
 
+    def _lever_problems(self) -> list[str]:
+        """Levers for memory and speed that do not go together."""
+        compiling, memory, distributed, training = self.compile, self.memory, self.distributed, self.training
+        problems = []
+        if compiling.compile and distributed.distributed_strategy == "fsdp2":
+            problems.append("compile works on a network that each process holds whole; turn it off, or set distributed_strategy to ddp")
+        if memory.blocks_to_swap and distributed.distributed_strategy == "fsdp2":
+            problems.append("blocks_to_swap and distributed_strategy fsdp2 both decide where weights are; set one of them back")
+        if memory.blocks_to_swap and compiling.records_addresses:
+            problems.append(
+                f"blocks_to_swap moves weights, and CUDA graphs ({compiling.graph_option}) replay fixed addresses; choose compile_mode "
+                "default or max-autotune-no-cudagraphs with compile_backend inductor, or set blocks_to_swap to 0"
+            )
+        if memory.blocks_to_swap and compiling.compile and compiling.compile_scope == "network":
+            problems.append(
+                "compile_scope network makes one code of all blocks, between which blocks_to_swap has nothing to move; take blocks"
+            )
+        if memory.cuda_cudnn_benchmark and training.deterministic:
+            problems.append("cuda_cudnn_benchmark chooses kernels by their speed, so a run is not deterministic; turn one of them off")
+        if isinstance(self.model, BaseModelOptions) and self.model.transformer_quantization != "none":
+            if self.method != "network":
+                problems.append("transformer_quantization holds a frozen network in few bits, but this run trains it; set it to none")
+            if distributed.distributed_strategy == "fsdp2":
+                problems.append(
+                    "distributed_strategy fsdp2 cannot share out a quantised network; set transformer_quantization to none, or "
+                    "distributed_strategy to ddp"
+                )
+        return problems + self._whole_weight_problems()
+
+    def _whole_weight_problems(self) -> list[str]:
+        """What is wrong with the levers of weights that are trained themselves."""
+        memory, problems = self.memory, []
+        if memory.fused_backward_pass:
+            training, optimizer = self.training, self.optimizer
+            if training.gradient_accumulation_steps != 1:
+                problems.append(
+                    "fused_backward_pass moves a weight with each batch, so gradients cannot be summed over "
+                    f"{training.gradient_accumulation_steps} batches; set gradient_accumulation_steps to 1"
+                )
+            if optimizer.max_grad_norm:
+                problems.append(
+                    "fused_backward_pass lets go of each gradient before all are known, so they cannot be clipped together; set "
+                    "max_grad_norm to 0"
+                )
+            if training.mixed_precision == "fp16":
+                problems.append("fused_backward_pass cannot leave out a step whose gradients overflow in fp16; take mixed_precision bf16")
+            if self.distributed.multi_gpu:
+                problems.append("fused_backward_pass works in one process; turn multi_gpu off")
+            if optimizer.optimizer_type == "Prodigy":
+                problems.append(
+                    "fused_backward_pass moves weights one by one, and Prodigy needs all at once; choose another optimizer_type"
+                )
+        if memory.full_bf16 and self.training.mixed_precision not in ("bf16", "auto"):
+            problems.append(f"full_bf16 needs mixed_precision bf16, not {self.training.mixed_precision}")
+        if memory.full_bf16 and self.distributed.distributed_strategy == "fsdp2":
+            problems.append("full_bf16 works on weights that each process holds whole; turn it off, or set distributed_strategy to ddp")
+        return problems
+
 
 class _UNetRun(RunOptions):
     """What models on a noise schedule have in common."""
 
     model: UNetModelOptions
+    memory: UNetMemoryOptions = UNetMemoryOptions()
     objective: ObjectiveOptions = ObjectiveOptions()
     samples: UNetSampleOptions = UNetSampleOptions()
 
@@ -141,6 +202,7 @@ class SdNetwork(_SdRun):
     label: ClassVar[str] = "SD 1.5 / 2.x LoRA"
 
     network: UNetNetworkOptions = UNetNetworkOptions()
+    memory: UNetAdapterMemoryOptions = UNetAdapterMemoryOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
@@ -170,6 +232,7 @@ class SdxlNetwork(_SdxlRun):
     label: ClassVar[str] = "SDXL LoRA"
 
     network: UNetNetworkOptions = UNetNetworkOptions()
+    memory: UNetAdapterMemoryOptions = UNetAdapterMemoryOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
@@ -201,6 +264,7 @@ class FluxNetwork(_FluxRun):
     label: ClassVar[str] = "FLUX LoRA"
 
     network: FluxNetworkOptions = FluxNetworkOptions()
+    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
@@ -227,6 +291,7 @@ class QwenImageNetwork(RunOptions):
     model: QwenImageModelOptions
     dataset: QwenImageDatasetOptions
     network: QwenImageNetworkOptions = QwenImageNetworkOptions()
+    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     objective: QwenFlowObjectiveOptions = QwenFlowObjectiveOptions()
     samples: QwenImageSampleOptions = QwenImageSampleOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
@@ -236,19 +301,8 @@ class QwenImageNetwork(RunOptions):
         problems = []
         if self.model.modulation_table and self.network.lora_targets == "all_with_modulation":
             problems.append("modulation_table keeps the modulation as it is, but lora_targets trains it; turn one of them off")
-        problems += _sharding_problems(self.distributed, self.model)
         raise_all(problems)
         return self
-
-
-def _sharding_problems(distributed: DistributedOptions, model: QwenImageModelOptions | ZImageModelOptions) -> list[str]:
-    """8-bit weights cannot be shared out."""
-    if distributed.distributed_strategy == "fsdp2" and model.transformer_quantization != "none":
-        return [
-            f"distributed_strategy {distributed.distributed_strategy} cannot share out a quantised transformer; set "
-            "transformer_quantization to none, or distributed_strategy to ddp"
-        ]
-    return []
 
 
 class _ZImageRun(RunOptions):
@@ -281,12 +335,8 @@ class ZImageNetwork(_ZImageRun):
     label: ClassVar[str] = "Z-Image LoRA"
 
     network: ZImageNetworkOptions = ZImageNetworkOptions()
+    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     output: ZImageAdapterOutputOptions = ZImageAdapterOutputOptions()
-
-    @model_validator(mode="after")
-    def _levers_go_together(self) -> Self:
-        raise_all(_sharding_problems(self.distributed, self.model))
-        return self
 
 
 class ZImageFull(_ZImageRun):
@@ -303,8 +353,6 @@ class ZImageFull(_ZImageRun):
     @model_validator(mode="after")
     def _weights_are_plain(self) -> Self:
         problems = []
-        if self.model.transformer_quantization != "none":
-            problems.append("transformer_quantization holds a frozen transformer in 8 bits, but this run trains it; set it to none")
         if self.model.training_adapter is not None:
             problems.append(
                 "training_adapter is for adapters; a model that is trained itself cannot leave it out of the saved file. Remove it"
@@ -328,6 +376,7 @@ class Ddpm(RunOptions):
     network: DdpmNetworkOptions = DdpmNetworkOptions()
     optimizer: DdpmOptimizerOptions = DdpmOptimizerOptions()
     training: DdpmTrainingOptions = DdpmTrainingOptions()
+    memory: UNetMemoryOptions = UNetMemoryOptions()
     objective: DdpmObjectiveOptions = DdpmObjectiveOptions()
     samples: DdpmSampleOptions = DdpmSampleOptions()
     output: DdpmOutputOptions = DdpmOutputOptions()
@@ -367,6 +416,7 @@ class Lgt(RunOptions):
     network: LgtNetworkOptions = LgtNetworkOptions()
     optimizer: LgtOptimizerOptions = LgtOptimizerOptions()
     training: LgtTrainingOptions = LgtTrainingOptions()
+    memory: UNetMemoryOptions = UNetMemoryOptions()
     objective: LgtObjectiveOptions = LgtObjectiveOptions()
     samples: LgtSampleOptions = LgtSampleOptions()
     output: LgtOutputOptions = LgtOutputOptions()

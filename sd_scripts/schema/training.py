@@ -23,8 +23,6 @@ class TrainingOptions(Section):
     mixed_precision: Annotated[Literal["auto", "no", "fp16", "bf16"], Show(basic=True)] = "auto"
     """Precision of the network's arithmetic; trained weights stay in float32. auto takes bf16 where the GPU has it, else fp16, and no on a
     CPU."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: much less memory, about a third slower, same result."""
     gradient_accumulation_steps: Count = 1
     """Batches whose gradients are averaged into one optimizer step."""
     use_ema: bool = False

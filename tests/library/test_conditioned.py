@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sd_scripts.library import families
+from sd_scripts.library.conditioned import Conditioned
 from sd_scripts.library.networks import attach
 from sd_scripts.library.objectives import make
 from sd_scripts.library.protocols import Batch
-from sd_scripts.library.trainer import Conditioned
 from sd_scripts.schema.acrf import ZImageObjectiveOptions
 from sd_scripts.schema.network import ZImageNetworkOptions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -158,7 +159,15 @@ def test_a_process_that_ended_gives_its_folder_free(tmp_path: Path) -> None:
 def test_the_levers_are_three_and_not_pulled_yet() -> None:
     plain = levers(options(train_batch_size=4), on_gpu=True)
     assert len(plain) == 3 and plain[0].startswith("gradient_checkpointing") and "gradient_accumulation_steps = 4" in plain[1]
-    spare = options(gradient_checkpointing=True, optimizer_type="SGD", resolution=[512, 512], mixed_precision="bf16")
+    spare = options(
+        gradient_checkpointing=True,
+        gradient_checkpointing_cpu_offload=True,
+        blocks_to_swap=3,
+        transformer_quantization="nf4",
+        optimizer_type="SGD",
+        resolution=[512, 512],
+        mixed_precision="bf16",
+    )
     assert levers(spare, on_gpu=True) == ["a GPU with more memory, or a smaller base model; every lever is pulled already"]
     assert levers(options(vae_batch_size=8), on_gpu=True, work="cache")[0] == "vae_batch_size = 1 instead of 8"
     texts = {text for text in levers(options(resolution=[1024, 1536]), True) if "resolution" in text}
@@ -167,11 +176,38 @@ def test_the_levers_are_three_and_not_pulled_yet() -> None:
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
 def test_a_lever_of_any_kind_of_run_is_an_option_that_it_has(run: type[RunOptions]) -> None:
-    built = build(run, {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "train_batch_size": 4})
-    for work in ("train", "cache"):
-        for text in levers(built, on_gpu=True, work=work):
-            name = text.split()[0]
-            assert name in fields(run) or name == "a", text
+    base = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "train_batch_size": 4}
+    for given in ({}, {"gradient_checkpointing": True, "train_batch_size": 1}, {"gradient_checkpointing": True, "blocks_to_swap": 2}):
+        values = {**base, **given}
+        built = build(run, values)
+        for work in ("train", "cache", "sample"):
+            for text in levers(built, on_gpu=True, work=work):
+                name = text.split()[0]
+                assert name in fields(run) or name == "a", text
+                assert name not in given or name == "train_batch_size", text
+
+
+def pulled(text: str) -> dict[str, Any]:
+    """The options that a sentence names with their values."""
+    found: dict[str, Any] = {name: value.rstrip(",:") for name, value in re.findall(r"(\w+) = ([\w.,]+)", text)}
+    found |= dict.fromkeys(re.findall(r"^(\w+) on\b", text), "true") | dict.fromkeys(re.findall(r"^(\w+) off\b", text), "false")
+    return {name: [value] if name == "target_modules" else value for name, value in found.items()}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
+def test_levers_can_be_pulled_one_after_the_other_until_none_is_left(run: type[RunOptions]) -> None:
+    values: dict[str, Any] = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "train_batch_size": 4}
+    values |= {"mixed_precision": "bf16", "resolution": "1024,1024"}
+    seen = []
+    while (text := levers(build(run, values), on_gpu=True)[0]) and pulled(text) and len(seen) < 30:
+        seen.append(text)
+        values |= pulled(text)
+    assert len(seen) < 20 and len(set(seen)) == len(seen)
+    assert {"gradient_checkpointing", "blocks_to_swap"} <= {text.split()[0] for text in seen}
+    assert ("transformer_quantization" in {text.split()[0] for text in seen}) == (run.method == "network")
+    if "full_bf16" in fields(run):
+        # Not after micro-batches are summed, which the smaller batch needs.
+        assert "full_bf16" in {text.split()[0] for text in seen}
 
 
 def test_memory_that_is_not_there_is_known_as_such() -> None:

@@ -150,6 +150,14 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
         "cfg_training_ratio": {"cfg_training_scale": 2.0},
         "compile_backend": {"compile": True},
         "compile_dynamic": {"compile": True},
+        "compile_scope": {"compile": True},
+        "compile_mode": {"compile": True},
+        "compile_fullgraph": {"compile": True},
+        "compile_cache_size_limit": {"compile": True},
+        "compile_fallback": {"compile": True},
+        "gradient_checkpointing_share": {"gradient_checkpointing": True},
+        "gradient_checkpointing_cpu_offload": {"gradient_checkpointing": True},
+        "fused_backward_pass": {"max_grad_norm": 0.0},
         "save_best": {"validation_split": 0.1},
         "swd_scale_weights": {"swd_scales": (1, 3)},
     }
@@ -314,7 +322,7 @@ def test_every_field_has_help_and_names_are_unique(run: type[RunOptions]) -> Non
 def test_no_legacy_name_is_an_option_and_each_has_advice() -> None:
     known = {name for run in RUNS.values() for name in fields(run)}
     # Options of some families, which the others explain.
-    own = {"clip_skip", "block_lr", "train_blocks", "model_version", "text_encoder"}
+    own = {"clip_skip", "block_lr", "train_blocks", "model_version", "text_encoder", "full_bf16", "fused_backward_pass"}
     for table in (legacy.RENAMED, legacy.NOT_NEEDED, legacy.UNSUPPORTED):
         for name in table:
             assert name not in known - own, name

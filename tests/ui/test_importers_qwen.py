@@ -200,7 +200,7 @@ def test_the_first_schema_becomes_a_run() -> None:
 def test_what_that_program_does_where_the_file_says_nothing_is_said() -> None:
     imported = read({"model": {"lora": {"r": 4}}, "data": {"init_args": {"dataset_path": "x"}}})
     options = built(imported)
-    assert options.training.gradient_accumulation_steps == 4 and options.training.gradient_checkpointing
+    assert options.training.gradient_accumulation_steps == 4 and options.memory.gradient_checkpointing
     assert options.optimizer.lr_scheduler == "constant" and options.training.max_train_steps == 1000
     assert options.model.pretrained_model_name_or_path == "Qwen/Qwen-Image-Edit"
     assert row(imported, "timestep_sampling") == ("taken", "not in the file: timestep_sampling = uniform is qwen-image-finetune's default")

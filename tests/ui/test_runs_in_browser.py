@@ -130,7 +130,7 @@ def test_a_run_that_died_shows_the_cause_what_to_change_and_the_last_lines(place
     runs_tab(page, "out-of-memory")
     cause = page.locator("#kl-runs .kr-cause")
     expect(cause).to_contain_text("The GPU ran out of memory.")
-    expect(cause).to_contain_text("Lower train_batch_size")
+    expect(cause).to_contain_text("Turn on gradient_checkpointing")
     expect(cause.locator("pre")).to_contain_text("torch.OutOfMemoryError")
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
     page.get_by_role("button", name="Copy command").click()

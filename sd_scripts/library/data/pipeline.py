@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -172,6 +173,29 @@ class DataPipeline:
         """The held-out pictures, always the same batches; each is made when it is called."""
         batches = self.plan.validation_batches(self._validation_samples)[: self.options.max_validation_steps]
         return [partial(self._make, batch) for batch in batches]
+
+    def heaviest(self) -> tuple[Batch, str]:
+        """What takes most memory to train on, and what it is in words: pictures of the largest size in the run, each with the run's longest
+        text, as its last step. Nothing that comes later depends on having asked.
+        """
+        step = self.plan.heaviest_step(self.num_steps)
+        ready = self._load(self.plan.micro_batch(step, 0, self.rank))
+        if self._text_groups:
+            texts = [self._cached_text(text) for text in _longest(text for group in self._text_groups for text in group)]
+            ready.texts[:] = [max(texts, key=lambda text: sum(map(torch.numel, text.values())))] * len(ready.refs)
+        elif self._row_groups:
+            candidates = {rows.text: rows for group in self._row_groups for rows in group if rows.text is not None}
+            own = [self._rows_of(candidates[text]) for text in _longest(candidates)]
+            shared = [self._rows_of(Rows(view, None)) for view in ready.views]
+            ready.texts[:] = [joined(rows, [max(own, key=len)]) for rows in shared]
+        else:
+            ready.captions[:] = _longest(self.plan.captions())[:1] * len(ready.refs)
+        last, shape = self.num_steps - 1, self.plan.shape_of(ready.refs[0].picture, ready.refs[0].resolution)
+        several = "s" if len(ready.refs) > 1 else ""
+        target, *controls = (f"{width} x {height}" for width, height in shape)
+        words = f"a batch of {len(ready.refs)} picture{several} of {target}{' with control pictures of ' if controls else ''}"
+        batch = replace(self._finish(ready), step=last, progress=last / self.num_steps)
+        return batch, words + " and ".join(controls)
 
     def empty_text(self) -> Condition:
         """The text part of the empty caption's condition, as far as untrained encoders make it; only with empty_text."""
@@ -415,15 +439,12 @@ class DataPipeline:
 
     def _cached_rows(self, view: View, caption: str) -> Condition:
         """The text of an instruction on the control pictures of a view."""
-        encoding, found = self._known_encoding(), []
-        for what, rows in (
-            ("the text encoder's reading of its control pictures", Rows(view, None)),
-            (f"instruction {caption!r}: its encoding", Rows(view, caption)),
-        ):
-            again = partial(self._rows_again, rows)
-            named = f"{self.plan.pictures[view.picture].path}: {what}"
-            found.append(self._entry(self.cache.texts, encoding.rows_entry(rows), named, again)["text"])
-        return joined(found[0], [found[1]])
+        return joined(self._rows_of(Rows(view, None)), [self._rows_of(Rows(view, caption))])
+
+    def _rows_of(self, rows: Rows) -> Tensor:
+        what = "the text encoder's reading of its control pictures" if rows.text is None else f"instruction {rows.text!r}: its encoding"
+        named = f"{self.plan.pictures[rows.view.picture].path}: {what}"
+        return self._entry(self.cache.texts, self._known_encoding().rows_entry(rows), named, partial(self._rows_again, rows))["text"]
 
     def _rows_again(self, rows: Rows) -> Tensors:
         # Each instruction is encoded for itself on the shared rows, so no group is needed for the same bits.
@@ -449,6 +470,11 @@ class DataPipeline:
                 self._warn(f"{what} is damaged ({err}); it is encoded again")
             cache.put(entry.key, encode())
             return cache.get(entry.key)
+
+
+def _longest(texts: Iterable[str], most: int = 32) -> list[str]:
+    """The texts with most characters, the longest first: among them is the one with most tokens, as good as always."""
+    return heapq.nlargest(most, texts, key=len)
 
 
 def joined(shared: Tensor, own: Sequence[Tensor]) -> Condition:

@@ -36,10 +36,14 @@ class CaptionEncoder(ModelMixin, ConfigMixin):
         for table in (self.tokens, self.positions):
             nn.init.normal_(table.weight, std=_INIT_STD)
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """Computes each block again in the backward pass instead of keeping what it made; the keyword is that of transformers' models."""
+    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """Computes each block again in the backward pass instead of keeping what it made; names are those of transformers' models."""
         self.gradient_checkpointing = True
-        self._recompute = partial(checkpoint, **(gradient_checkpointing_kwargs or {"use_reentrant": False}))
+        self._recompute = partial(checkpoint, **(activation_checkpointing_kwargs or {"use_reentrant": False}))
+
+    def activation_checkpointing_disable(self) -> None:
+        """Keeps what blocks make."""
+        self.gradient_checkpointing = False
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """States (B, L, D) of token numbers (B, L); mask (B, L) is True at tokens that may be seen, and one of each row must be."""

@@ -9,6 +9,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -18,9 +20,84 @@ from torch import Tensor, nn
 
 from sd_scripts.library.protocols import Parts, Preview
 
+TILE = 512
+"""Pixels: side of the tiles in which large pictures are decoded, where that is asked for."""
+
+
+class Visits:
+    """Networks that are kept elsewhere, and come to the device of another one at a time, when they are needed; see visiting."""
+
+    def __init__(self, parts: Parts, tiled: bool) -> None:
+        self.tiled = tiled
+        self._device = place(parts.backbone)[0]
+        homes = {module: weight.device for module in parts.modules().values() for weight in islice(module.parameters(), 1)}
+        self._homes = {module: home for module, home in homes.items() if home != self._device}
+        self._here: nn.Module | None = None
+
+    def call(self, module: nn.Module) -> None:
+        """Brings a network that is about to compute, and sends the one before it home."""
+        if module is self._here:
+            return
+        self.end()
+        if module in self._homes:
+            self._here = module
+            module.to(self._device)
+
+    def end(self) -> None:
+        """Sends home who is here."""
+        if self._here is None:
+            return
+        gone, self._here = self._here, None
+        gone.to(self._homes[gone])
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+_visits: ContextVar[Visits | None] = ContextVar("visits", default=None)
+
+
+@contextmanager
+def visiting(parts: Parts, tiled: bool = False) -> Iterator[None]:
+    """Within the block the VAE and each text encoder come to the backbone's device while they compute, one at a time; afterwards each is
+    where it was. tiled: the VAE decodes in tiles."""
+    visits = Visits(parts, tiled)
+    token = _visits.set(visits)
+    try:
+        yield
+    finally:
+        _visits.reset(token)
+        visits.end()
+
+
+@contextmanager
+def in_tiles(vae: nn.Module) -> Iterator[None]:
+    """Within the block the VAE decodes in tiles of TILE x TILE pixels, where `visiting` asks for that and it can."""
+    visits = _visits.get()
+    if visits is None or not visits.tiled or not hasattr(vae, "enable_tiling"):
+        yield
+        return
+    before = {name: value for name, value in vars(vae).items() if name == "use_tiling" or name.startswith("tile_")}
+    vae.enable_tiling()
+    if "tile_sample_min_size" in before:
+        # The square that it was trained on, which may be the whole preview.
+        share = min(1.0, TILE / vae.tile_sample_min_size)
+        vae.tile_sample_min_size = int(vae.tile_sample_min_size * share)
+        vae.tile_latent_min_size = int(vae.tile_latent_min_size * share)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(vae, name, value)
+
 
 def place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and precision of a network: those of its first floating-point parameter, which no adapter replaces."""
+    """Device and precision of a network that is about to compute: those of its first floating-point parameter, which no adapter replaces.
+
+    Within `visiting` the network is brought to its device first.
+    """
+    visits = _visits.get()
+    if visits is not None:
+        visits.call(module)
     first = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
     return first.device, first.dtype
 
@@ -47,7 +124,7 @@ def decode(vae: nn.Module, latents: Tensor) -> Tensor:
     device, dtype = place(vae)
     latents = latents.to(device).float()
     scale, shift = _latent_scale(vae, latents)
-    with torch.autocast(device.type, enabled=False):
+    with torch.autocast(device.type, enabled=False), in_tiles(vae):
         pixels = vae.decode((latents / scale + shift).to(dtype)).sample
     return pixels.float().clamp(-1, 1)
 

@@ -19,7 +19,7 @@ from sd_scripts.dataset.buckets import area_size
 from sd_scripts.library.families import qwen_prompts, qwen_sampling, tiny_qwen
 from sd_scripts.library.families.modulation import tabulate
 from sd_scripts.library.families.packing import packed, unpacked
-from sd_scripts.library.families.pictures import PictureFamily, evaluating, first_of, place
+from sd_scripts.library.families.pictures import PictureFamily, evaluating, first_of, in_tiles, place
 from sd_scripts.library.families.qwen_prompts import MAX_POSITIONS
 from sd_scripts.library.families.tiny import tiny_parts
 from sd_scripts.library.loading import qwen as loading
@@ -89,7 +89,7 @@ class QwenEdit(PictureFamily):
         device, dtype = place(parts.vae)
         latents = latents.to(device).float()
         mean, std = _statistics(parts.vae, latents)
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(device.type, enabled=False), in_tiles(parts.vae):
             pixels = parts.vae.decode((latents / (1.0 / std) + mean).to(dtype)[:, :, None], return_dict=False)[0][:, :, 0]
         return pixels.float().clamp(-1, 1)
 

@@ -116,8 +116,8 @@ class Sd(pictures.PictureFamily):
 
     def _embeddings(self, parts: Parts, captions: Sequence[str]) -> Tensor:
         """Embeddings (B, L, D) of captions, for the backbone."""
-        device, dtype = pictures.place(parts.backbone)
-        return torch.stack([condition["prompt_embeds"] for condition in self.encode_prompts(parts, captions)]).to(device, dtype)
+        embeddings = torch.stack([condition["prompt_embeds"] for condition in self.encode_prompts(parts, captions)])
+        return embeddings.to(*pictures.place(parts.backbone))
 
 
 def _pipeline_class() -> type[StableDiffusionPipeline]:

@@ -115,8 +115,8 @@ class Sdxl(pictures.PictureFamily):
 
     def _embeddings(self, parts: Parts, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Embeddings (B, L, D) and pooled vectors (B, P) of captions, for the backbone."""
-        device, dtype = pictures.place(parts.backbone)
         conditions = self.encode_prompts(parts, captions)
+        device, dtype = pictures.place(parts.backbone)
         embeddings = torch.stack([condition["prompt_embeds"] for condition in conditions]).to(device, dtype)
         return embeddings, torch.stack([condition["pooled"] for condition in conditions]).to(device, dtype)
 

@@ -145,8 +145,9 @@ class ZImage(PictureFamily):
 
     def _texts(self, parts: Parts, captions: Sequence[str]) -> list[Tensor]:
         """The rows of captions, as the transformer takes them."""
+        conditions = self.encode_prompts(parts, captions)
         device, dtype = place(parts.backbone)
-        return [condition["text"].to(device, dtype) for condition in self.encode_prompts(parts, captions)]
+        return [condition["text"].to(device, dtype) for condition in conditions]
 
 
 @functools.cache

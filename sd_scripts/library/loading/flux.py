@@ -24,12 +24,11 @@ from sd_scripts.library.loading.common import (
     config_of,
     described_by,
     dtypes_of,
-    merge_adapters,
     read_json,
-    read_networks,
     tokenizer_for,
 )
 from sd_scripts.library.loading.headers import CLIP, FLUX, T5, VAE, Header
+from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
 from sd_scripts.library.loading.transformer import Companion, tell
@@ -105,9 +104,9 @@ def load(options: FluxModelOptions, device: torch.device, dtype: Dtypes, without
         if name not in base.tokenizers:
             base.tokenizers[name] = tokenizer_for(base, name)
     _check_fit(base.networks, given_names)
-    parts = _read(base, options, device, dtype, without)
-    merge_adapters(parts, adapters, options.base_weights_multiplier)
-    return parts
+    if options.text_encoder_quantization != "none" and dtypes_of(["te3"], dtype, options.vae_dtype)["te3"] is torch.float16:
+        tell(["text_encoder_quantization: T5 overflows in fp16 unless some of its layers are float32; take mixed_precision bf16, or none"])
+    return read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, modules))
 
 
 def published_scheduler(guidance_embeds: bool) -> Config:
@@ -161,10 +160,8 @@ def _check_fit(networks: Mapping[str, Found], given_names: Sequence[str]) -> Non
     tell(problems)
 
 
-def _read(base: Base, options: FluxModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str]) -> Parts:
-    """Reads the weights, but not of the networks named in `without`."""
-    dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
-    modules = read_networks(base.networks, base.source.label, device, dtypes, without)
+def _parts(base: Base, options: FluxModelOptions, modules: Mapping[str, nn.Module]) -> Parts:
+    """The model of these networks."""
     _settle_t5(modules["te3"])
     guidance_embeds = bool(modules["backbone"].config.guidance_embeds)
     words = base.tokenizers["te3"]

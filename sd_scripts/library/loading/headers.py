@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sd_scripts.schema.errors import OptionError
@@ -11,6 +11,8 @@ from sd_scripts.schema.errors import OptionError
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
+COMPILED = "_orig_mod."
+"""What torch.compile's wrapper puts into names."""
 PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pickle")
 
 
@@ -21,6 +23,8 @@ class Header:
     path: Path
     shapes: dict[str, tuple[int, ...]]
     metadata: dict[str, str]
+    stored: dict[str, str] = field(default_factory=dict)
+    """Names in the file by those in shapes, where they differ: without what torch.compile's wrapper has put into them."""
 
     def has(self, *parts: str) -> bool:
         """Whether some tensor's name contains one of these."""
@@ -32,7 +36,10 @@ class Header:
 
 
 def read_header(path: Path, option: str) -> Header:
-    """The header of a safetensors file. Raises OptionError for a pickle, a file that is cut off, or no safetensors file at all."""
+    """The header of a safetensors file, with the names that its networks have without torch.compile.
+
+    Raises OptionError for a pickle, a file that is cut off, or no safetensors file at all.
+    """
     if path.suffix.lower() in PICKLES:
         raise OptionError(
             f"{option}: {path.name} is a pickle file, which can run any code while it is read, so it is refused. "
@@ -59,7 +66,8 @@ def read_header(path: Path, option: str) -> Header:
         ) from err
     if size != 8 + length + end:
         raise OptionError(f"{broken}: it should have {8 + length + end:,} bytes and has {size:,}. Download or copy it again")
-    return Header(path, shapes, metadata)
+    stored = {key.replace(COMPILED, ""): key for key in shapes if COMPILED in key}
+    return Header(path, {key.replace(COMPILED, ""): shape for key, shape in shapes.items()}, metadata, stored)
 
 
 _ORIGINAL_UNET = "model.diffusion_model."

@@ -29,6 +29,7 @@ from sd_scripts.library.loading.common import (
     tried,
 )
 from sd_scripts.library.loading.headers import QWEN, QWEN_VAE, QWEN_VL, Header
+from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
 from sd_scripts.library.loading.transformer import Companion, tell
@@ -110,9 +111,7 @@ def load(options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, wi
     if "te1" not in base.tokenizers and base.networks["te1"].tensors:
         base.tokenizers["te1"] = tokenizer_for(base, "te1")
     _check_fit(base, given_names, version)
-    return transformer.read_quantized(
-        base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, version, modules)
-    )
+    return read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, version, modules))
 
 
 def published_scheduler() -> Config:
@@ -122,7 +121,7 @@ def published_scheduler() -> Config:
 
 def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
     """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer alone."""
-    transformer.check_whole(parts)
+    check_whole(parts)
     if save_model_as == "safetensors":
         transformer.save_transformer(SPEC, parts, path, dtype, metadata)
         return

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL
-from torch import nn
 
-from sd_scripts.library import quantize
 from sd_scripts.library.loading import original
 from sd_scripts.library.loading.common import (
     BASE,
@@ -23,24 +21,22 @@ from sd_scripts.library.loading.common import (
     base_source,
     check_kind,
     described_by,
-    dtypes_of,
     from_folder,
     given,
     listed,
-    merge_adapters,
     network,
     read_json,
-    read_networks,
     structure,
     tried,
 )
 from sd_scripts.library.loading.headers import VAE, Header, read_header
+from sd_scripts.library.loading.quantized import check_whole
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.weights import Entry, entries
 from sd_scripts.library.loading.writing import original_tensors, write_file, write_folder
-from sd_scripts.library.protocols import Dtypes, Parts
+from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions, ZImageModelOptions
+from sd_scripts.schema.model import BaseModelOptions
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 """What may stand before the names of a transformer in a file."""
@@ -66,7 +62,7 @@ Companions = Mapping[str, Companion]
 def gather(
     spec: FamilySpec,
     companions: Companions,
-    options: ModelOptions,
+    options: BaseModelOptions,
     wanted: Mapping[str, str | None],
     without: Collection[str],
     in_file: Callable[[Source, Header, Sequence[str]], Base],
@@ -98,7 +94,7 @@ def gather(
 
 def _base(
     spec: FamilySpec,
-    options: ModelOptions,
+    options: BaseModelOptions,
     own: Sequence[str],
     without: Collection[str],
     in_file: Callable[[Source, Header, Sequence[str]], Base],
@@ -170,35 +166,6 @@ def tell(problems: Sequence[str | Problem]) -> None:
     """Raises OptionError with all problems, if there are any; a sentence stands at the option that it begins with."""
     if problems:
         raise OptionError([Problem(one.partition(":")[0], one) if isinstance(one, str) else one for one in problems])
-
-
-def read_quantized(
-    base: Base,
-    options: QwenImageModelOptions | ZImageModelOptions,
-    device: torch.device,
-    dtype: Dtypes,
-    without: Collection[str],
-    adapters: Sequence[Path],
-    parts_of: Callable[[Mapping[str, nn.Module]], Parts],
-) -> Parts:
-    """Reads the weights, but not of the networks named in `without`, merges adapters, and holds in 8 bits what the options say.
-
-    parts_of makes the parts of the networks. Without adapters each block is quantised as soon as it is read.
-    """
-    chosen = quantize.chosen(options, without)
-    at_once = {} if adapters else chosen
-    with quantize.while_reading({name: found.module for name, found in base.networks.items()}, at_once) as finishing:
-        dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
-        parts = parts_of(read_networks(base.networks, base.source.label, device, dtypes, without, finishing))
-    if adapters:
-        merge_adapters(parts, adapters, options.base_weights_multiplier)
-        quantize.quantize_chosen(parts.modules(), chosen)
-    return parts
-
-
-def check_whole(parts: Parts) -> None:
-    """A model that is written has all its weights; one in 8 bits has lost them."""
-    assert not any(quantize.is_quantized(module) for module in parts.modules().values()), "a quantised model has lost its weights"
 
 
 def save(spec: FamilySpec, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from torch import nn
 
 from sd_scripts.library import diffusion
 from sd_scripts.library.loading import original
@@ -22,16 +23,14 @@ from sd_scripts.library.loading.common import (
     base_source,
     check_kind,
     configs_for,
-    dtypes_of,
     from_file,
     from_folder,
     given,
-    merge_adapters,
     read_json,
-    read_networks,
     tried,
 )
 from sd_scripts.library.loading.headers import VAE, Header, read_header
+from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.writing import Lazy, original_tensors, write_file, write_folder
 from sd_scripts.library.protocols import Dtypes, Parts
@@ -71,9 +70,8 @@ def load(
     if vae is not None:
         base.networks["vae"] = vae
     check_channels(base.networks)
-    parts = read(base, options, device, dtype, settings(base), without)
-    merge_adapters(parts, [path for path in adapters if path is not None], options.base_weights_multiplier)
-    return parts
+    files, found = [path for path in adapters if path is not None], settings(base)
+    return read_quantized(base, options, device, dtype, without, files, lambda modules: _parts(base, options, found, modules))
 
 
 def _base(spec: FamilySpec, options: UNetModelOptions, own: list[str], refine: Refine, without: Collection[str]) -> Base:
@@ -111,13 +109,9 @@ def marked(base: Base, header: Header) -> Base:
     return base
 
 
-def read(
-    base: Base, options: UNetModelOptions, device: torch.device, dtype: Dtypes, settings: dict[str, Any], without: Collection[str] = ()
-) -> Parts:
-    """Reads the weights, but not of the networks named in `without`."""
+def _parts(base: Base, options: UNetModelOptions, settings: dict[str, Any], modules: Mapping[str, nn.Module]) -> Parts:
+    """The model of these networks."""
     scheduler = scheduler_config(base.scheduler, options, base.spec.configs)
-    dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
-    modules = read_networks(base.networks, base.source.label, device, dtypes, without)
     return Parts(
         backbone=modules["backbone"],
         vae=modules["vae"],
@@ -172,6 +166,7 @@ def save(
 
     The file carries the marks v_pred and ztsnr of such a model, tensors without content that other programs look for, too.
     """
+    check_whole(parts)
     if save_model_as == "diffusers":
         write_folder(spec, parts, path, dtype, metadata, index)
         return

@@ -55,7 +55,11 @@ def entries(header: Header, option: str, prefix: str = "") -> dict[str, Entry]:
             "Take the bf16, fp16 or fp8_e4m3fn version of the model"
         )
     found = [(name, shape) for name, shape in header.shapes.items() if name.startswith(prefix) and not name.endswith(_SCALING)]
-    return {name[len(prefix) :]: Entry(header.path, name, shape, option, _scale_of(name, header, option)) for name, shape in found}
+    stored = header.stored
+    return {
+        name[len(prefix) :]: Entry(header.path, stored.get(name, name), shape, option, _scale_of(name, header, option))
+        for name, shape in found
+    }
 
 
 def _scale_of(name: str, header: Header, option: str) -> str | None:
@@ -67,7 +71,7 @@ def _scale_of(name: str, header: Header, option: str) -> str | None:
             f"{option}: {header.path.name} scales {name} by {header.shapes[scale]} numbers; only files with one for each tensor can be "
             "read here. Take the bf16 or fp16 version of the model"
         )
-    return scale
+    return header.stored.get(scale, scale)
 
 
 class Reader:

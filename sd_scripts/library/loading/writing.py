@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, read_json
+from sd_scripts.library.loading.headers import COMPILED
 from sd_scripts.library.loading.original import TOLERATED, Stored, assembled, places, shape_to_original
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.safetensors_file import data_of, header_of
@@ -31,8 +32,6 @@ from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory, written_asi
 
 SHARD_BYTES = 5_000_000_000
 """Largest file of a diffusers folder, unless one tensor alone is larger."""
-_COMPILED = "_orig_mod."
-"""What torch.compile's wrapper puts into names."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for key, tensor in module.state_dict().items():
-        name, place = key.replace(_COMPILED, ""), (tensor.data_ptr(), tuple(tensor.shape))
+        name, place = key.replace(COMPILED, ""), (tensor.data_ptr(), tuple(tensor.shape))
         if name.endswith(TOLERATED) or (place in seen and tensor.data_ptr() != 0):
             continue
         seen.add(place)

@@ -27,6 +27,7 @@ from sd_scripts.library.loading.common import (
     tokenizer_for,
 )
 from sd_scripts.library.loading.headers import QWEN3, VAE, ZIMAGE, Header
+from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.tokenizers import TokenizerSpec
 from sd_scripts.library.loading.transformer import Companion, tell
@@ -99,7 +100,7 @@ def load(options: ZImageModelOptions, device: torch.device, dtype: Dtypes, witho
     if "te1" not in base.tokenizers and base.networks["te1"].tensors:
         base.tokenizers["te1"] = tokenizer_for(base, "te1")
     _check_fit(base, given_names, options)
-    parts = transformer.read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, modules))
+    parts = read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, modules))
     if file is not None and "backbone" not in without:
         from sd_scripts.library.networks.applying import put_on_for_training
 

@@ -49,7 +49,7 @@ class WholeNetwork:
         return {name: self.modules[name.partition(".")[0]].get_parameter(name.partition(".")[2]) for name in self._rates}
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trained weights, float32, in the order of the model."""
+        """The trained weights in the order of the model."""
         return list(self.named_parameters().values())
 
     def num_parameters(self) -> int:
@@ -79,8 +79,8 @@ class WholeNetwork:
         """Nothing: whole weights have no rules of their own."""
 
 
-def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily) -> WholeNetwork:
-    """Unfreezes the weights that the options ask for, in float32; everything else stays frozen.
+def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily, dtype: torch.dtype = torch.float32) -> WholeNetwork:
+    """Unfreezes the weights that the options ask for; everything else stays frozen. Networks with trained weights have them in dtype.
 
     A text encoder's weights that no output depends on (the last layer, where the last but one is read) stay as they are: without a
     gradient, weight decay alone would move them. Raises OptionError with every problem.
@@ -94,7 +94,8 @@ def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily) -> Who
     if problems:
         raise OptionError(problems)
     for name in dict.fromkeys(name.partition(".")[0] for name in rates):
-        parts.modules()[name].float()
+        for tensor in parts.modules()[name].parameters():
+            tensor.data = tensor.data.to(dtype)
     network = WholeNetwork(parts, rates)
     for tensor in network.parameters():
         tensor.requires_grad_(True)

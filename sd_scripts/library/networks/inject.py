@@ -11,6 +11,7 @@ from peft import LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftConfig, inje
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from sd_scripts.library.packed import PackedLinear
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
@@ -67,23 +68,36 @@ def _activate(model: nn.Module, layers: Collection[str], before: Mapping[str, li
             continue
         for _, tensor in adapter_tensors(layer, adapter):
             tensor.data = tensor.data.float()
-        base = layer.get_base_layer()
-        if adapter in getattr(layer, "lora_magnitude_vector", ()) and _is_quantised(base):
+        if not _is_quantised(layer.get_base_layer()):
+            continue
+        layer.merge = _refuse_to_merge
+        if adapter in getattr(layer, "lora_magnitude_vector", ()):
             layer.lora_magnitude_vector[adapter].register_forward_pre_hook(_on_plain_weight, with_kwargs=True)
 
 
 def plain_weight(layer: nn.Module) -> Tensor:
     """The numbers that a layer multiplies with; those of a quantised one are made for this call."""
+    if isinstance(layer, PackedLinear):
+        return layer.unpacked()
     return layer.weight.dequantize() if _is_quantised(layer) else layer.weight
 
 
 def _is_quantised(layer: nn.Module) -> bool:
-    """Whether the weight is one of quanto's tensors, which know the type that they are held in."""
-    return hasattr(layer.weight, "qtype")
+    """Whether the weight is held in few bits: packed, or as one of quanto's tensors, which know the type that they are held in."""
+    return isinstance(layer, PackedLinear) or hasattr(layer.weight, "qtype")
+
+
+def _refuse_to_merge(*_arguments: object, **_named: object) -> None:
+    """In place of peft's merge, which on some quantised layers does nothing at all."""
+    raise OptionError(
+        "an adapter cannot be merged into a quantised layer: the sum would be lost in rounding. Load the base model without quantisation, "
+        "merge, and quantise afterwards"
+    )
 
 
 def _on_plain_weight(_module: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
-    """Lets peft's dora measure a quantised layer: it asks for the weight in another precision, which quanto's tensors refuse."""
+    """Lets peft's dora measure a quantised layer: it asks for the weight in another precision, which quanto's tensors refuse, and it keeps
+    what it is given until the backward pass."""
     base = named["base_layer"]
     weight = nn.Parameter(plain_weight(base), requires_grad=False)
     return inputs, {**named, "base_layer": SimpleNamespace(weight=weight, bias=base.bias)}
@@ -123,6 +137,14 @@ def adapter_tensors(layer: BaseTunerLayer, adapter: str) -> Iterator[tuple[str, 
             yield from ((f"{attribute}.{name}", tensor) for name, tensor in held[adapter].named_parameters())
         else:
             yield attribute, held[adapter]
+
+
+def all_adapter_tensors(network: nn.Module) -> Iterator[nn.Parameter]:
+    """The tensors of all adapters on a network."""
+    for layer in network.modules():
+        if isinstance(layer, BaseTunerLayer):
+            for adapter in adapters_on(layer):
+                yield from (tensor for _, tensor in adapter_tensors(layer, adapter))
 
 
 def adapters_on(layer: BaseTunerLayer) -> list[str]:

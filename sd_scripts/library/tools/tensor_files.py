@@ -117,14 +117,14 @@ def open_file(path: Path, option: str) -> TensorFile:
     slots: dict[str, Slot] = {}
     problems = []
     for name, entry in entries.items():
-        dtype = _TORCH.get(entry.get("dtype"))
+        dtype, shape = _TORCH.get(entry.get("dtype")), tuple(entry["shape"])
         start, stop = entry["data_offsets"]
         if dtype is None:
             problems.append(f"{option}: {path.name} stores {name} as {entry.get('dtype')}, which cannot be read here")
-        elif stop - start != math.prod(header.shapes[name]) * dtype.itemsize or start < 0:
-            problems.append(f"{option}: {path.name} is damaged: {name} has {stop - start:,} bytes for the shape {header.shapes[name]}")
+        elif stop - start != math.prod(shape) * dtype.itemsize or start < 0:
+            problems.append(f"{option}: {path.name} is damaged: {name} has {stop - start:,} bytes for the shape {shape}")
         else:
-            slots[name] = Slot(path, name, dtype, header.shapes[name], 8 + length + start)
+            slots[name] = Slot(path, name, dtype, shape, 8 + length + start)
     if problems:
         raise OptionError(problems[0] + (f"; so it is with {len(problems) - 1} more" if len(problems) > 1 else ""))
     return TensorFile(path, slots, dict(header.metadata), 8 + length)

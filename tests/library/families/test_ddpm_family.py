@@ -212,7 +212,7 @@ def test_computing_blocks_again_changes_no_gradient_and_dropout_is_for_training(
     encoder.train()
     assert not torch.equal(encoder(ids, mask), encoder(ids, mask))
     plain = gradients()
-    encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    encoder.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     again = gradients()
     assert len(plain) == len(list(encoder.parameters())) and all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 

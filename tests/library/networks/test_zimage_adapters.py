@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sd_scripts.library import quantize
+from sd_scripts.library.conditioned import Conditioned
 from sd_scripts.library.describing import base_facts
 from sd_scripts.library.diffusion import anchor_sigmas
 from sd_scripts.library.families.zimage import ZImage
@@ -20,7 +21,6 @@ from sd_scripts.library.networks.full import train_whole
 from sd_scripts.library.networks.layer_names import layers_of
 from sd_scripts.library.protocols import Parts, Preview
 from sd_scripts.library.tools.converting import convert
-from sd_scripts.library.trainer import Conditioned
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import ZImageModelOptions

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library import diffusion
+from sd_scripts.library.conditioned import Conditioned
 from sd_scripts.library.diffusion import NoiseSchedulePath
 from sd_scripts.library.families.ddpm import Ddpm
 from sd_scripts.library.objectives import Regression, make
 from sd_scripts.library.protocols import Batch, Beginning, Condition, Denoiser, Parts
 from sd_scripts.library.rng import rng_for
-from sd_scripts.library.trainer import Conditioned
 from sd_scripts.schema.ddpm import DdpmModelOptions, DdpmObjectiveOptions
 from tests.small_models import SMALL_DDPM
 

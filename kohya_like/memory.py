@@ -1,0 +1,106 @@
+"""What memory the run on the page would take, and what makes it fit: asks the training script in a process of its own.
+
+The script measures without weights and without a GPU (--estimate, --fit). This turns its lines of JSON into what assets/memory.js draws.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.schema import flat
+from sd_scripts.schema.command import SCRIPTS
+from sd_scripts.schema.runs import RunOptions
+
+from . import form, presets
+
+Line = dict[str, Any]
+"""{"say": sentence} while it works, then {"forecast", "plan"?} or {"problem": sentence}."""
+
+LONGEST_SECONDS = 600
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+"""It takes nothing of a GPU that somebody else works on, and fetches nothing."""
+_one_at_a_time = threading.Semaphore(1)
+
+
+def ask(options: RunOptions, card_gib: float | None, payload: Mapping[str, Any]) -> Iterator[Line]:
+    """The script's answers, as they come. card_gib: the card that a plan is wanted for; payload: what the page's controls show.
+
+    Ends the process when nobody listens any more.
+    """
+    if not _one_at_a_time.acquire(blocking=False):
+        yield {"problem": "Another estimate is being made; try again in a moment."}
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="kl-memory-") as folder:
+            yield from _asked(options, card_gib, payload, Path(folder))
+    finally:
+        _one_at_a_time.release()
+
+
+def _asked(options: RunOptions, card_gib: float | None, payload: Mapping[str, Any], folder: Path) -> Iterator[Line]:
+    config, errors = folder / "config.toml", folder / "errors.txt"
+    config.write_text(flat.to_toml(options), encoding="utf-8")
+    wanted = ["--estimate"] if card_gib is None else [f"--fit={card_gib:g}GB"]
+    command = [sys.executable, str(SCRIPTS / options.script), "--config_file", str(config), *wanted, "--json"]
+    with errors.open("wb") as stream:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stream, env={**os.environ, **_ENVIRONMENT}, text=True
+        )
+    overdue = threading.Timer(LONGEST_SECONDS, child.kill)
+    overdue.start()
+    assert child.stdout is not None
+    try:
+        found = None
+        for line in child.stdout:
+            said = _json(line)
+            if "measuring" in said:
+                yield {"say": f"Measuring {said['measuring']} …"}
+            found = said if "forecast" in said else found
+        code = child.wait()
+        if found is not None and code == 0:
+            yield answer(options, found, payload)
+        else:
+            yield {"problem": _why(errors.read_text(encoding="utf-8", errors="replace"), code)}
+    finally:
+        overdue.cancel()
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        child.stdout.close()
+
+
+def answer(options: RunOptions, found: Mapping[str, Any], payload: Mapping[str, Any]) -> Line:
+    """The script's answer for the page: the forecast, and the plan with what it would change in the form."""
+    plan = found.get("plan")
+    if plan is None:
+        return {"forecast": found["forecast"]}
+    run = type(options)
+    known = form.shown_fields(run)
+    now = {name: text for name, text in dict(payload.get("values") or {}).items() if name in known}
+    after = {**form.texts(run, {}), **now, **{name: form.to_text(known[name], value) for name, value in plan["changes"].items()}}
+    changes = [vars(change) for change in presets.difference(run, now, after)]
+    shown = {key: plan[key] for key in ("card", "fits", "steps", "forecast")}
+    return {"forecast": found["forecast"], "plan": {**shown, "changes": changes, "run": form.run_key(run), "texts": after}}
+
+
+def _json(line: str) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _why(errors: str, code: int) -> str:
+    """The sentences in which the script has said what is wrong, or that it ended."""
+    sentences = [line.removeprefix("  - ") for line in errors.splitlines() if line.startswith("  - ")]
+    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
+    return " ".join(sentences) or f"The estimate ended with {code}" + (f": {last[:300]}" if last else "")

@@ -1,0 +1,105 @@
+"""What is asked of a forecast of memory, and what it says: plain values, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Size = tuple[int, int]
+GIB = 2**30
+CONTEXT = int(0.6 * GIB)
+"""What a process has on a GPU besides PyTorch's tensors: CUDA's context and the code of kernels. 0.4 to 0.7 GiB by card and driver."""
+WORKSPACE = 32 * 2**20
+"""cuBLAS's, which PyTorch takes from its own memory."""
+GAPS = 0.05
+"""Of the tensors' memory, what lies idle between them in PyTorch's segments of 2 and 20 MiB, and what a driver keeps of a card."""
+CARDS = (8, 12, 16, 24, 32, 48, 80)
+"""GiB of common cards."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A size at which a run trains."""
+
+    size: Size
+    """(width, height) in pixels."""
+    controls: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What of a run's data its memory depends on."""
+
+    buckets: tuple[Bucket, ...]
+    """The largest first."""
+    caption: str
+    """The longest."""
+    previews: tuple[tuple[Size, int, float], ...] = ()
+    """(width, height), pictures at once and cfg_scale of each kind of preview."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is on the device in one phase of a run at its peak."""
+
+    name: str
+    """caching, training or previews."""
+    about: str
+    """What is counted: sizes, batch."""
+    parts: dict[str, int]
+    """Bytes by part, the largest first; zeros are left out."""
+    num_blocks: int = 0
+    """Of training: blocks that the network has."""
+    at_home: int = 0
+    """Of training: bytes of main memory for swapped blocks, with gradients and optimizer where they are trained."""
+
+    @property
+    def total(self) -> int:
+        """Bytes: what torch.cuda.max_memory_allocated would say."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The memory of a run."""
+
+    phases: tuple[Phase, ...]
+    published: str = ""
+    """The model whose published configuration was taken, because the run's own is not on this disk; empty otherwise."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def total(self) -> int:
+        """Bytes of tensors at the peak."""
+        return self.worst.total
+
+    @property
+    def on_card(self) -> int:
+        """Bytes that the card shows at the peak, with what PyTorch and CUDA take besides."""
+        return int(self.total * (1 + GAPS)) + CONTEXT
+
+    def of(self, name: str) -> Phase | None:
+        """The phase of this name, where the run has it."""
+        return next((phase for phase in self.phases if phase.name == name), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: bytes by phase and part."""
+        phases = [{"name": one.name, "about": one.about, "bytes": one.total, "parts": one.parts} for one in self.phases]
+        return {
+            "bytes": self.total,
+            "on_card": self.on_card,
+            "worst": self.worst.name,
+            "phases": phases,
+            "published": self.published,
+            "notes": list(self.notes),
+        }
+
+
+def phase(name: str, about: str, parts: dict[str, int]) -> Phase:
+    """The phase with these parts."""
+    return Phase(name, about, dict(sorted(((part, size) for part, size in parts.items() if size > 0), key=lambda item: -item[1])))

@@ -1,0 +1,44 @@
+"""Reading of a base model whose blocks are held in few bits as soon as they are there: what all families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sd_scripts.library import quantize
+from sd_scripts.library.loading.common import Base, dtypes_of, merge_adapters, read_networks
+from sd_scripts.library.protocols import Dtypes, Parts
+from sd_scripts.schema.model import BaseModelOptions
+
+
+def read_quantized(
+    base: Base,
+    options: BaseModelOptions,
+    device: torch.device,
+    dtype: Dtypes,
+    without: Collection[str],
+    adapters: Sequence[Path],
+    parts_of: Callable[[Mapping[str, nn.Module]], Parts],
+) -> Parts:
+    """Reads the weights, but not of the networks named in `without`, merges adapters, and holds in few bits what the options say.
+
+    parts_of makes the parts of the networks. Without adapters each block is quantised as soon as it is read; with them afterwards, because
+    what is added to few bits is lost in rounding.
+    """
+    chosen = quantize.chosen(options, without)
+    at_once = {} if adapters else chosen
+    with quantize.while_reading({name: found.module for name, found in base.networks.items()}, at_once) as finishing:
+        dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)
+        parts = parts_of(read_networks(base.networks, base.source.label, device, dtypes, without, finishing))
+    if adapters:
+        merge_adapters(parts, adapters, options.base_weights_multiplier)
+        quantize.quantize_chosen(parts.modules(), chosen)
+    return parts
+
+
+def check_whole(parts: Parts) -> None:
+    """A model that is written has all its weights; one in few bits has lost them."""
+    assert not any(quantize.is_quantized(module) for module in parts.modules().values()), "a quantised model has lost its weights"

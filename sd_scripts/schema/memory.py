@@ -1,0 +1,81 @@
+"""What a run keeps where, and which kernels compute it: levers that trade speed for memory, or the other way round."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .fields import Section, Show, WholeNumber, raise_all
+
+_RECOMPUTED = Show(needs="gradient_checkpointing")
+
+
+class MemoryOptions(Section):
+    """What is kept on the device, and which kernels compute it. docs/memory.md says what levers cost, docs/equivalence.md what they do."""
+
+    title: ClassVar[str] = "Memory"
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: much less memory, about a third slower, same result."""
+    gradient_checkpointing_share: Annotated[float, Field(gt=0, le=1), _RECOMPUTED] = 1.0
+    """Share of the blocks that are recomputed, spread evenly; others keep their activations, which costs memory and saves time."""
+    gradient_checkpointing_cpu_offload: Annotated[bool, _RECOMPUTED] = False
+    """Keep what a recomputed block begins with in main memory until the backward pass. Saves what is left of the memory of activations,
+    which counts with large pictures and many blocks."""
+    blocks_to_swap: WholeNumber = 0
+    """Keep this many of the network's blocks in main memory and bring each to the device when it is due, while the block before computes.
+    Same result, less memory of the device, and some of the speed. The largest number is that of the blocks."""
+    attention_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
+    """PyTorch's kernels for attention. auto takes the fastest that can compute a call; one that is named is tried before the run, which
+    stops with a sentence where it does not work. math is the slow reference, which keeps all attention weights in memory."""
+    cuda_allow_tf32: bool = False
+    """Let NVIDIA GPUs multiply float32 numbers with ten bits of precision: faster with mixed_precision no, no difference with bf16."""
+    cuda_cudnn_benchmark: bool = False
+    """Let cuDNN try its kernels for convolutions on each new size and keep the fastest. Helps U-Nets with few sizes."""
+    vae_tiling: bool = False
+    """Decode previews in tiles: large ones then need little memory. Seams are blended, so previews differ a little; training does not."""
+    rehearse: Literal["auto", "on", "off"] = "auto"
+    """Before the first step, try the largest batch with the longest texts and one preview, and throw the results away, so that a run that
+    does not fit says so at once and not after hours. Changes nothing. auto rehearses on a GPU."""
+    oom_ladder: bool = False
+    """When memory runs out in a step, pull the next lever that leaves the result as it is (gradient_checkpointing, its offload, smaller
+    batches with as many accumulation steps, more blocks_to_swap), say so, and do the same step again instead of ending the run."""
+
+    fused_backward_pass: bool = False
+    """Move each weight as soon as its gradient is there, and let go of the gradient: gradients of the whole model are never in memory
+    together. Same result. Gradients cannot be clipped together then (max_grad_norm = 0), nor summed over several batches or GPUs."""
+    full_bf16: bool = False
+    """Keep the trained weights in bf16, which halves their memory, and round them stochastically after each step, so that small updates are
+    not lost on average. Without it they are float32. Needs mixed_precision bf16."""
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> Self:
+        if not self.gradient_checkpointing and (self.gradient_checkpointing_share != 1.0 or self.gradient_checkpointing_cpu_offload):
+            raise_all(
+                [
+                    "gradient_checkpointing_share and gradient_checkpointing_cpu_offload have no effect without gradient_checkpointing; "
+                    "turn it on"
+                ]
+            )
+        return self
+
+
+class AdapterMemoryOptions(MemoryOptions):
+    """The levers of a network that stays as it is while an adapter on it is trained."""
+
+    # Gradients and weights of an adapter are small, and 16 bits would lose its small updates: these are no options here.
+    fused_backward_pass: ClassVar[bool] = False  # type: ignore[misc]
+    full_bf16: ClassVar[bool] = False  # type: ignore[misc]
+
+
+class UNetMemoryOptions(MemoryOptions):
+    """The levers of a network with convolutions."""
+
+    channels_last: bool = False
+    """Keep the channels of the network's pictures side by side in memory, which convolutions on recent GPUs like better. Same result up to
+    rounding."""
+
+
+class UNetAdapterMemoryOptions(AdapterMemoryOptions, UNetMemoryOptions):
+    """The levers of a U-Net that stays as it is while an adapter on it is trained."""

@@ -1,0 +1,248 @@
+"""Each lever for memory and speed beside the plain run, on every kind of run: what it changes in losses and gradients.
+
+`python -m tests.library.equivalence` measures all and writes the tables of docs/equivalence.md; test_equivalence holds every cell to its
+promise, on fresh random data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library import families
+from sd_scripts.library.blocks import blocks_of
+from sd_scripts.schema import flat
+from sd_scripts.schema.runs import RUNS
+from tests.library.small_trainers import make, trained, weights_of
+
+Kind = tuple[str, str]
+PAGE = Path(__file__).parents[2] / "docs" / "equivalence.md"
+BITS = 0.0
+"""The promise of a lever that changes nothing at all."""
+ROUNDING = 1e-5
+"""The promise of one that computes the same in another order, in float32: relative difference of losses and of gradients."""
+
+
+_DROPS_OUT = ("ddpm",)
+"""Families whose tiny model has dropout."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """options: what is pulled, by kind of run; promise: the most it changes, None where the change is only reported."""
+
+    name: str
+    options: Callable[[Kind], Mapping[str, Any]]
+    promise: float | None
+    slow: bool = False
+
+
+@cache
+def num_blocks(family: str) -> int:
+    return len(blocks_of(families.family(family).tiny().backbone))
+
+
+def _same(**options: Any) -> Callable[[Kind], Mapping[str, Any]]:
+    return lambda kind: options
+
+
+def _compiled(scope: str) -> Callable[[Kind], Mapping[str, Any]]:
+    return _same(compile=True, compile_backend="aot_eager", compile_scope=scope)
+
+
+LEVERS = (
+    Lever("`gradient_checkpointing`", _same(gradient_checkpointing=True), BITS),
+    Lever("… with `gradient_checkpointing_share = 0.5`", _same(gradient_checkpointing=True, gradient_checkpointing_share=0.5), BITS),
+    Lever("… with `gradient_checkpointing_cpu_offload`", _same(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True), BITS),
+    Lever("`blocks_to_swap = 1`", _same(blocks_to_swap=1), BITS),
+    Lever("`blocks_to_swap`, all blocks", lambda kind: {"blocks_to_swap": num_blocks(kind[0])}, BITS),
+    Lever("`fused_backward_pass`", _same(fused_backward_pass=True), BITS),
+    Lever(
+        "`train_batch_size = 1`, `gradient_accumulation_steps = 2` for 2 and 1",
+        _same(train_batch_size=1, gradient_accumulation_steps=2),
+        ROUNDING,
+    ),
+    Lever("`attention_backend = flash`", _same(attention_backend="flash"), ROUNDING),
+    Lever("`attention_backend = math`", _same(attention_backend="math"), ROUNDING),
+    Lever("`channels_last`", _same(channels_last=True), ROUNDING),
+    Lever("`compile_scope = blocks` (`aot_eager`)", _compiled("blocks"), ROUNDING, slow=True),
+    Lever("`compile_scope = network` (`aot_eager`)", _compiled("network"), ROUNDING, slow=True),
+)
+"""Levers that leave the training as it is."""
+APPROXIMATE = tuple(
+    Lever(f"`transformer_quantization = {kind}`", _same(transformer_quantization=kind), None) for kind in ("qint8", "qfloat8", "fp8", "nf4")
+)
+"""Levers that trade exactness for memory."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Largest relative difference of a loss, that of the weights' movement (|a - b| / |b|), and whether all bits are equal."""
+
+    loss: float
+    gradient: float
+    same: bool
+
+    def holds(self, promise: float) -> bool:
+        return self.same if promise == BITS else max(self.loss, self.gradient) <= promise
+
+    def __str__(self) -> str:
+        return "same bits" if self.same else f"{self.gradient:.0e}"
+
+
+def applies(lever: Lever, kind: Kind) -> bool:
+    """Whether a kind of run has all options of the lever, and may use them."""
+    chosen = lever.options(kind)
+    if not all(name in flat.fields(RUNS[kind]) for name in chosen) or (kind[0] in _DROPS_OUT and "gradient_accumulation_steps" in chosen):
+        return False
+    return kind[1] == "network" or "transformer_quantization" not in chosen
+
+
+def movement(
+    kind: Kind, folder: Path, seed: int, steps: int = 2, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[list[float], Tensor]:
+    """Losses of the first steps, and how far the trained weights moved in them, float64."""
+    trainer = make(kind, folder, seed, dtype, **options)
+    before = weights_of(trainer).double()
+    losses, after = trained(trainer, steps)
+    return losses, after.double() - before
+
+
+def compare(ours: tuple[list[float], Tensor], plain: tuple[list[float], Tensor]) -> Change:
+    """What differs between two movements."""
+    losses = max(abs(a - b) / abs(b) for a, b in zip(ours[0], plain[0], strict=True))
+    difference = float((ours[1] - plain[1]).norm() / plain[1].norm())
+    return Change(losses, difference, ours[0] == plain[0] and torch.equal(ours[1], plain[1]))
+
+
+def change(lever: Lever, kind: Kind, folder: Path, seed: int) -> Change:
+    """What the lever changes; what is approximate is compared with the plain run in float64."""
+    steps, dtype = (2, torch.float32) if lever.promise is not None else (1, torch.float64)
+    plain = movement(kind, folder / "plain", seed, steps, dtype)
+    assert plain[1].norm() > 0
+    return compare(movement(kind, folder / "lever", seed, steps, **lever.options(kind)), plain)
+
+
+# In combination.
+
+
+def choices(kind: Kind, compiling: bool = True) -> dict[str, list[Mapping[str, Any]]]:
+    """The positions of each lever that leaves the training as it is, of which any combination is allowed."""
+    all_blocks = num_blocks(kind[0])
+    found: dict[str, list[Mapping[str, Any]]] = {
+        "recomputing": [
+            {},
+            {"gradient_checkpointing": True},
+            {"gradient_checkpointing": True, "gradient_checkpointing_share": 0.5},
+            {"gradient_checkpointing": True, "gradient_checkpointing_cpu_offload": True},
+        ],
+        "swapping": [{}, {"blocks_to_swap": 1}, {"blocks_to_swap": all_blocks // 2 + 1}, {"blocks_to_swap": all_blocks}],
+        "compiling": [{}, *([dict(_compiled("blocks")(kind))] if compiling else [])],
+        "attention": [{}, {"attention_backend": "math"}],
+        "layout": [{}, {"channels_last": True}],
+        "batches": [{}] if kind[0] in _DROPS_OUT else [{}, {"train_batch_size": 1, "gradient_accumulation_steps": 2}],
+        "moving": [{}, {"fused_backward_pass": True}],
+    }
+    known = flat.fields(RUNS[kind])
+    return {lever: [one for one in positions if all(name in known for name in one)] for lever, positions in found.items()}
+
+
+def allowed(combination: Mapping[str, Mapping[str, Any]]) -> bool:
+    return not (combination["moving"] and combination["batches"])
+
+
+def pairwise(kind: Kind, seed: int, compiling: bool = True) -> Iterator[dict[str, Any]]:
+    """Options of combinations in which every allowed pair of positions of two levers occurs."""
+    draw, table = random.Random(seed), choices(kind, compiling)
+    names = list(table)
+    numbers = [range(len(table[name])) for name in names]
+    combinations = [row for row in itertools.product(*numbers) if allowed({name: table[name][at] for name, at in zip(names, row)})]
+    left = {pair for row in combinations for pair in itertools.combinations(enumerate(row), 2)}
+    while left:
+        tried = draw.sample(combinations, min(200, len(combinations)))
+        best = max(tried, key=lambda row: len(left.intersection(itertools.combinations(enumerate(row), 2))))
+        covered = left.intersection(itertools.combinations(enumerate(best), 2))
+        if covered:
+            left -= covered
+            yield {option: value for name, at in zip(names, best) for option, value in table[name][at].items()}
+
+
+def keeps_bits(options: Mapping[str, Any]) -> bool:
+    """Whether a combination has only levers that change nothing at all."""
+    return not options.keys() & {"compile", "attention_backend", "channels_last", "gradient_accumulation_steps"}
+
+
+def resumed(kind: Kind, folder: Path, seed: int, first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[float], Tensor]:
+    """Two steps with the first levers, their state, and two more in a new trainer with the second."""
+    begun = make(kind, folder / "first", seed, **first)
+    before = weights_of(begun).double()
+    losses, _ = trained(begun)
+    going_on = make(kind, folder / "second", seed, **second)
+    going_on.load_state_dict(begun.state_dict())
+    more, after = trained(going_on)
+    return losses + more, after.double() - before
+
+
+# The page.
+
+
+def table(levers: tuple[Lever, ...], kinds: list[Kind], seed: int) -> str:
+    """A Markdown table of changes: a row for each lever, a column for each kind of run."""
+    heads = [f"{family} {method}" for family, method in kinds]
+    rows = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(kinds)}"]
+    for lever in levers:
+        cells = []
+        for kind in kinds:
+            if not applies(lever, kind):
+                cells.append("–")
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                found = change(lever, kind, Path(folder), seed)
+            cells.append(str(found) if lever.promise is not None else f"{found.loss:.0e}, {found.gradient:.0e}")
+            sys.stderr.write(f"{lever.name}, {kind}: {found}\n")
+        rows.append(f"| {lever.name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def page(seed: int) -> str:
+    """The whole page."""
+    exact = table(LEVERS, list(RUNS), seed)
+    rough = table(APPROXIMATE, [kind for kind in RUNS if kind[1] == "network"], seed)
+    return f"""# What levers change
+
+Made by `python -m tests.library.equivalence`; the tests hold every cell to its promise on fresh random data. Each run is two steps of plain
+gradient descent in float32 on the small network of its family, on a CPU: same samples, same noise, with the lever and without.
+
+"same bits" says that losses and weights are equal to the last bit. A number is the relative difference of the weights' movement,
+|with - without| / |without|, which for plain gradient descent is that of the gradient; the promise is {ROUNDING:.0e}. A dash: the kind
+of run does not have the lever (the small DDPM's caption encoder has dropout, whose masks follow the batch).
+
+{exact}
+
+Any of these may be combined, and a run may be stopped with some and continued with others: the tests take every pair of positions of two
+levers, with a saved state in between, and ask for the same bits where all levers keep them.
+
+## Weights in fewer bits
+
+These change what is computed. The numbers are the relative differences of the loss and of the adapter's first gradient from the same step
+in float64 with the weights as they are. Small networks with random weights show larger differences than trained ones: here each of the few
+layers is a large share of the whole.
+
+{rough}
+
+A table of the modulation of Qwen-Image (`modulation_table`) gives what the layers give, to 4e-7.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(random.getrandbits(16)), encoding="utf-8")

@@ -1,0 +1,91 @@
+"""Levers for memory and speed change nothing, or as little as docs/equivalence.md says: alone, in pairs, and with a resume in between."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from sd_scripts.schema.runs import RUNS
+from tests.library.equivalence import (
+    APPROXIMATE,
+    LEVERS,
+    PAGE,
+    ROUNDING,
+    Kind,
+    Lever,
+    applies,
+    change,
+    compare,
+    keeps_bits,
+    movement,
+    pairwise,
+    resumed,
+)
+
+CELLS = [
+    pytest.param(lever, kind, id=f"{lever.name}-{'-'.join(kind)}", marks=[pytest.mark.long] if lever.slow else [])
+    for lever in LEVERS
+    for kind in RUNS
+    if applies(lever, kind)
+]
+MOST = {"qint8": 0.05, "qfloat8": 0.2, "fp8": 0.2, "nf4": 0.5}
+"""Relative difference of the gradient on the small networks."""
+
+
+@pytest.fixture
+def seed() -> int:
+    return random.getrandbits(16)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("lever", "kind"), CELLS)
+def test_a_lever_keeps_its_promise(lever: Lever, kind: Kind, tmp_path: Path, seed: int) -> None:
+    found = change(lever, kind, tmp_path, seed)
+    assert lever.promise is not None and found.holds(lever.promise), f"{found.loss}, {found.gradient} with seed {seed}"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RUNS if kind[1] == "network"], ids="-".join)
+@pytest.mark.parametrize("lever", APPROXIMATE, ids=lambda lever: lever.name)
+def test_weights_in_fewer_bits_give_nearly_the_gradient(lever: Lever, kind: Kind, tmp_path: Path, seed: int) -> None:
+    found = change(lever, kind, tmp_path, seed)
+    assert 0 < found.gradient < MOST[lever.options(kind)["transformer_quantization"]], f"{found.gradient} with seed {seed}"
+
+
+def check_combinations(kind: Kind, folder: Path, seed: int, most: int, compiling: bool) -> None:
+    plain = movement(kind, folder / "plain", seed, steps=4)
+    combinations = list(pairwise(kind, seed, compiling))
+    for number, first in enumerate(combinations[:most]):
+        torch._dynamo.reset()
+        second = combinations[(number + 1) % len(combinations)]
+        found = compare(resumed(kind, folder / str(number), seed, first, second), plain)
+        promise = 0.0 if keeps_bits(first) and keeps_bits(second) else ROUNDING
+        assert found.holds(promise), f"{first}, then {second}: {found.loss}, {found.gradient} with seed {seed}"
+
+
+@pytest.mark.parametrize("kind", RUNS, ids="-".join)
+def test_some_combinations_with_a_resume_in_between(kind: Kind, tmp_path: Path, seed: int) -> None:
+    check_combinations(kind, tmp_path, seed, most=3, compiling=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", RUNS, ids="-".join)
+def test_every_pair_of_levers_with_a_resume_in_between(kind: Kind, tmp_path: Path, seed: int) -> None:
+    check_combinations(kind, tmp_path, seed, most=1000, compiling=True)
+
+
+def test_the_page_has_every_lever_and_its_figures_keep_the_promises() -> None:
+    rows = [row.strip("|").split("|") for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| ") and "---" not in row]
+    figures = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows if row[0].strip()}
+    assert set(figures) == {lever.name for lever in (*LEVERS, *APPROXIMATE)}
+    for lever in LEVERS:
+        for kind, cell in zip(RUNS, figures[lever.name], strict=True):
+            assert (cell == "–") == (not applies(lever, kind))
+            if cell != "–":
+                assert cell == "same bits" or (lever.promise is not None and lever.promise > 0 and float(cell) <= lever.promise)

@@ -1,0 +1,272 @@
+"""Forecasts of runs: every kind of run has one, levers move what they should, and plans fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sd_scripts.library import families
+from sd_scripts.library.blocks import blocks_of
+from sd_scripts.library.forecast.accounting import META, AsOnDevice, Ledger, backward
+from sd_scripts.library.forecast.answers import Beside
+from sd_scripts.library.forecast.estimate import Forecaster
+from sd_scripts.library.forecast.fitting import plan_for
+from sd_scripts.library.forecast.values import CONTEXT, GIB, Bucket, Questions
+from sd_scripts.library.loading.common import CONFIGS
+from sd_scripts.library.swapping import BlockSwap
+from sd_scripts.schema import flat
+from sd_scripts.schema.command import SCRIPTS
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS, RunOptions
+
+MODELS = {
+    "sd": "a/stable-diffusion-v1-5",
+    "sdxl": "a/sdxl",
+    "flux": "a/FLUX.1-dev",
+    "zimage": "a/Z-Image-Turbo",
+    "qwen_edit": "a/Qwen-Image",
+}
+"""Hub ids that nobody has: their published structure is taken."""
+SIDE = 512
+
+
+def options_of(family: str, method: str = "network", **values: Any) -> RunOptions:
+    given = {"pretrained_model_name_or_path": MODELS[family], "train_data_dir": "toy:star", "mixed_precision": "bf16"}
+    return flat.build(RUNS[family, method], {**given, **values})
+
+
+def forecaster(family: str, previews: bool = False) -> Forecaster:
+    drawn = (((SIDE, SIDE), 1, 6.0),) if previews else ()
+    questions = Questions((Bucket((SIDE, SIDE)),), "a star " * 8, drawn)
+    return Forecaster(families.family(family), questions, (SIDE, SIDE) if family == "sd" else (1024, 1024))
+
+
+@pytest.fixture(scope="module")
+def sd() -> Forecaster:
+    return forecaster("sd", previews=True)
+
+
+@pytest.mark.parametrize(("family", "billions"), [("sdxl", 2.567), ("flux", 11.901), ("zimage", 6.155), ("qwen_edit", 20.430)])
+def test_a_model_that_is_not_here_has_the_weights_of_the_published_one(family: str, billions: float) -> None:
+    forecast = forecaster(family)(options_of(family, gradient_checkpointing=True))
+    training = forecast.of("training")
+    assert training is not None and forecast.published
+    # In bf16: two bytes each, as the makers of these models count their weights.
+    assert training.parts["base model"] / 2e9 == pytest.approx(billions, rel=0.01)
+    assert training.parts["gradients"] == training.parts["adapter"] == pytest.approx(training.parts["optimizer"] / 2, rel=0.01)
+
+
+def test_levers_that_spare_memory_do_so_in_a_forecast(sd: Forecaster) -> None:
+    plain = sd(options_of("sd"))
+    levers: list[tuple[dict[str, Any], str, str]] = [
+        ({"gradient_checkpointing": True}, "training", "activations"),
+        ({"blocks_to_swap": 10}, "training", "base model"),
+        ({"transformer_quantization": "qint8"}, "training", "base model"),
+        ({"vae_tiling": True, "sample_size": (1024, 1024)}, "previews", ""),
+        ({"network_dim": 4}, "training", "adapter"),
+        ({"optimizer_type": "SGD"}, "training", "optimizer"),
+    ]
+    for values, phase, part in levers:
+        before, after = plain.of(phase), sd(options_of("sd", **values)).of(phase)
+        assert before is not None and after is not None
+        if part:
+            assert after.parts.get(part, 0) < before.parts[part], values
+
+
+def test_a_part_of_the_blocks_recomputed_lies_between_all_and_none(sd: Forecaster) -> None:
+    def activations(**values: Any) -> int:
+        training = sd(options_of("sd", **values)).of("training")
+        assert training is not None
+        return training.parts["activations"]
+
+    none, half, every = (
+        activations(),
+        activations(gradient_checkpointing=True, gradient_checkpointing_share=0.5),
+        activations(gradient_checkpointing=True),
+    )
+    offloaded = activations(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True)
+    assert none > half > every > offloaded
+
+
+def test_what_swapping_spares_is_what_the_swapper_says(sd: Forecaster) -> None:
+    network = families.family("flux").tiny().backbone
+    swap = BlockSwap(network, torch.device("cpu"))
+    swap.set(3)
+    from sd_scripts.library.forecast.estimate import _Swapped
+    from sd_scripts.library.forecast.weighing import Training, weight_of
+
+    blocks = tuple(weight_of(block, set(), set(), 0) for block in blocks_of(network).values())
+    told = _Swapped.of(Training(0, 0, 0, 0, 0, 0, 0, blocks, 4), 3)
+    assert told.frozen == pytest.approx(swap.bytes_at_home, rel=0.05)
+    assert told.slots == pytest.approx(2 * swap.slot_bytes, rel=0.05)
+
+
+def test_packed_weights_weigh_what_the_forecast_says() -> None:
+    from sd_scripts.library.forecast.estimate import _packed
+    from sd_scripts.library.forecast.weighing import BlockWeight, Training
+    from sd_scripts.library.packed import pack
+
+    layer = (640, 768)
+    one = Training(0, 0, 0, 0, 0, 0, 0, (BlockWeight(0, 0, (layer,), 0),), 2)
+    weight = torch.randn(layer)
+    for kind in ("fp8", "nf4"):
+        spared, _ = _packed(one, kind)
+        # The table of nf4's levels is 2 KiB in each layer.
+        held = sum(tensor.nbytes for tensor in pack(weight, kind))  # type: ignore[arg-type]
+        assert 2 * weight.numel() - spared == pytest.approx(held, abs=4096)
+
+
+def test_main_memory_of_swapped_blocks_is_told(sd: Forecaster) -> None:
+    """Of frozen blocks their weights; of trained ones gradients and the optimizer's state as well."""
+    frozen, trained = (sd(options_of("sd", method, blocks_to_swap=38)) for method in ("network", "full"))
+    training, home = frozen.of("training"), trained.of("training")
+    assert training is not None and home is not None
+    size = training.at_home / GIB
+    # 38 blocks hold 91 % of 860 million weights, in bf16; trained ones in float32, four times over with AdamW.
+    assert size == pytest.approx(0.9076 * 0.8595 * 1e9 * 2 / GIB, rel=0.02)
+    assert home.at_home / GIB == pytest.approx(8 * size, rel=0.05)
+    assert frozen.notes == (f"swapped blocks take {size:.1f} GiB of main memory",)
+    assert not sd(options_of("sd")).notes
+
+
+def test_accumulation_keeps_gradients_while_the_next_batch_computes(sd: Forecaster) -> None:
+    one, two = (sd(options_of("sd", gradient_accumulation_steps=count)).of("training") for count in (1, 2))
+    assert one is not None and two is not None and one.total < two.total <= one.total + 2 * one.parts["gradients"]
+
+
+def test_training_the_whole_model_counts_weights_gradients_and_state_in_float32() -> None:
+    training = forecaster("sd")(options_of("sd", "full", train_text_encoder=False)).of("training")
+    assert training is not None
+    weights = training.parts["trained weights"]
+    assert weights / 4e6 == pytest.approx(859.5, rel=0.01)
+    assert training.parts["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+    assert "base model" not in training.parts
+
+
+def test_gradients_that_are_let_go_of_are_no_part_of_training(sd: Forecaster) -> None:
+    plain, fused = (
+        # In bf16, whose weights have no copies in lower precision that autocast keeps until the backward pass.
+        sd(options_of("sd", "full", full_bf16=True, max_grad_norm=0.0, gradient_checkpointing=True, fused_backward_pass=fused)).of(
+            "training"
+        )
+        for fused in (False, True)
+    )
+    assert plain is not None and fused is not None
+    gradients = plain.parts["gradients"]
+    assert gradients == plain.parts["trained weights"] and "gradients" not in fused.parts
+    # One gradient at a time is among the activations.
+    assert 0.8 * gradients < plain.total - fused.total <= gradients
+    assert 0 < fused.parts["activations"] < 0.5 * gradients
+
+
+@pytest.mark.parametrize("card", [2.4, 3.2])
+def test_a_plan_fits_and_pulls_no_lever_in_vain(sd: Forecaster, card: float) -> None:
+    options = options_of("sd")
+    plan = plan_for(int(card * GIB), options, sd)
+    assert plan.fits and plan.forecast.on_card <= card * GIB < sd(options).on_card
+    changed = flat.flatten(plan.options)
+    assert all(changed[name] == value for name, value in plan.changes.items())
+    untouched = {name: value for name, value in flat.flatten(options).items() if name not in plan.changes}
+    assert all(changed[name] == value for name, value in untouched.items())
+    if "blocks_to_swap" in plan.changes:
+        fewer = flat.build(type(options), {**changed, "blocks_to_swap": plan.changes["blocks_to_swap"] - 1})
+        assert sd(fewer).on_card > card * GIB
+
+
+def test_a_run_that_fits_needs_no_plan(sd: Forecaster) -> None:
+    plan = plan_for(24 * GIB, options_of("sd"), sd)
+    assert plan.fits and not plan.steps
+
+
+def test_what_cannot_fit_is_said(sd: Forecaster) -> None:
+    assert not plan_for(CONTEXT, options_of("sd"), sd).fits
+
+
+def test_autocast_on_the_meta_device_computes_in_the_precisions_of_a_real_one() -> None:
+    x = torch.randn(4, 32)
+    layer, norm = torch.nn.Linear(32, 16), torch.nn.LayerNorm(16)
+
+    def run(device: torch.device) -> list[torch.dtype]:
+        there, low = x.to(device), layer.to(device)
+        product = low(there)
+        normed = norm.to(device)(product)
+        return [
+            product.dtype,
+            normed.dtype,
+            (product @ product.T).dtype,
+            product.softmax(-1).dtype,
+            product.exp().dtype,
+            (product * 2).dtype,
+        ]
+
+    mode = AsOnDevice(torch.bfloat16)
+    with mode, mode.autocast():
+        found = run(META)
+    # torch/include/ATen/autocast_mode.h: products in bf16; norms, softmax and exp in float32; the rest as it comes.
+    low, high = torch.bfloat16, torch.float32
+    assert found == [low, high, low, high, high, low]
+
+
+def test_autocast_that_is_turned_off_inside_stays_off_there() -> None:
+    layer, x = torch.nn.Linear(8, 8).to(META), torch.empty(2, 8, device=META)
+    mode = AsOnDevice(torch.bfloat16)
+    with mode, mode.autocast():
+        with torch.autocast("meta", enabled=False):
+            assert layer(x).dtype == torch.float32
+        assert layer(x).dtype == torch.bfloat16
+    assert torch.autocast.__module__.startswith("torch")
+
+
+def test_attention_keeps_no_weights_with_a_fused_kernel_and_all_without() -> None:
+    def kept(fused: bool) -> int:
+        q = torch.empty(1, 4, 512, 32, device=META, requires_grad=True)
+        with AsOnDevice(None, fused=fused), Ledger() as ledger:
+            backward(torch.nn.functional.scaled_dot_product_attention(q, q, q).sum())
+        return ledger.peak
+
+    weights = 4 * 512 * 512 * 4
+    assert kept(True) < weights < kept(False)
+
+
+def test_a_forecast_stands_beside_what_was_measured(sd: Forecaster, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    forecast = sd(options_of("sd"))
+    Beside(run, forecast).measured(forecast.total / GIB / 1.05)
+    first, second = run.events()[0]
+    assert first["kind"] == "forecast" and sum(first["parts"].values()) == pytest.approx(first["gib"], abs=0.01)
+    assert second["kind"] == "forecast_checked" and second["error_percent"] == pytest.approx(5.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("text", "size"), [("12GB", 12.0), ("11.5 GiB", 11.5), ("24", 24.0), (None, None)])
+def test_sizes_of_cards_are_read(text: str | None, size: float | None) -> None:
+    assert flat.card_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["big", "0", "-3GB", "12MB"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="write it as 12GB"):
+        flat.card_size(text)
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS.values() if run.method != "full"], ids=lambda run: run.script)
+def test_every_kind_of_run_has_a_forecast(run: type[RunOptions], tmp_path: Path) -> None:
+    model = ["--vae", "toy"] if run.family == "lgt" else [] if run.method == "scratch" else ["--pretrained_model_name_or_path", "toy"]
+    command = [sys.executable, str(SCRIPTS / run.script), "--train_data_dir", "toy:star", "--output_dir", str(tmp_path), *model]
+    done = subprocess.run([*command, "--estimate", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *progress, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert progress and all("measuring" in line for line in progress)
+    phases = {phase["name"]: phase for phase in last["forecast"]["phases"]}
+    assert phases["training"]["parts"]["activations"] > 0 and last["forecast"]["on_card"] > last["forecast"]["bytes"] > 0
+    assert not [path for path in tmp_path.iterdir() if (path / "events.jsonl").exists()], "an estimate starts no run"
+
+
+def test_published_configurations_are_there() -> None:
+    assert (CONFIGS / "flux" / "dev" / "transformer" / "config.json").is_file()

@@ -1,0 +1,178 @@
+"""Levers that are pulled when a step has no memory: the step is done again, its numbers are those of a run with enough memory."""
+
+from __future__ import annotations
+
+import random
+import re
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sd_scripts.library.arranging import Arranged
+from sd_scripts.library.blocks import blocks_of
+from sd_scripts.library.ladder import Ladder, check_alone, ladder_of, pieces_of
+from sd_scripts.library.swapping import BlockSwap
+from sd_scripts.library.trainer import Trainer
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.memory import MemoryOptions
+from sd_scripts.schema.runs import RUNS
+from tests.library.equivalence import ROUNDING
+from tests.library.small_trainers import make, options_of, weights_of
+
+KINDS = [("sdxl", "network"), ("flux", "network"), ("qwen_edit", "network"), ("zimage", "full"), ("lgt", "scratch")]
+Kind = tuple[str, str]
+
+
+def trained(trainer: Trainer, steps: int = 3) -> tuple[list[float], torch.Tensor]:
+    """Losses and weights of a run of so many steps."""
+    trainer.timetable = replace(trainer.timetable, total_steps=steps)
+    assert trainer.fit()
+    logged = [event["loss"] for event in trainer.run.events()[0] if event["kind"] == "step"]
+    assert len(logged) == steps
+    return logged, weights_of(trainer)
+
+
+def with_ladder(kind: Kind, folder: Path, seed: int, **given: Any) -> tuple[Trainer, BlockSwap, list[str]]:
+    """A trainer whose ladder has everything that its options leave, and what it has said."""
+    trainer = make(kind, folder, seed, **given)
+    said: list[str] = []
+    swap = BlockSwap(trainer.parts.backbone, torch.device("cpu"))
+    trainer.ladder = ladder_of(options_of(kind, **given), Arranged(trainer.parts, swap), trainer, said.append)
+    return trainer, swap, said
+
+
+def runs_out(network: nn.Module, call: int, until: Callable[[], bool]) -> None:
+    """The last block has no memory from its so-manieth call on, in the middle of a step, until the lever is pulled."""
+    count = 0
+
+    def full(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        count += 1
+        if count >= call and not until():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    list(blocks_of(network).values())[-1].register_forward_pre_hook(full)
+
+
+@pytest.mark.parametrize(
+    ("lever", "kind"),
+    [
+        (lever, kind)
+        for lever in ("pieces", "recomputed", "offloaded", "swapped")
+        for kind in KINDS
+        if lever != "swapped" or kind[1] == "network"
+    ],
+)
+def test_a_step_without_memory_is_done_again_with_the_next_lever(lever: str, kind: Kind, tmp_path: Path) -> None:
+    seed = random.getrandbits(16)
+    given: dict[str, Any] = {} if lever == "pieces" else {"train_batch_size": 1}
+    if kind[0] == "lgt":
+        given["swd_pooling"] = "sample"
+    plain = trained(make(kind, tmp_path / "plain", seed, **given))
+    trainer, swap, said = with_ladder(kind, tmp_path / "full", seed, **given)
+    backbone = trainer.parts.backbone
+    pulled = {
+        "pieces": lambda: trainer.pieces == 2,
+        "recomputed": lambda: backbone.is_gradient_checkpointing,
+        "offloaded": lambda: len(said) == 2,
+        "swapped": lambda: swap.swapped > 0,
+    }[lever]
+    runs_out(backbone, 2, pulled)
+    losses, weights = trained(trainer)
+    assert len(said) == {"pieces": 1, "recomputed": 1, "offloaded": 2, "swapped": 3}[lever] and re.match(r"step [12]: the device", said[0])
+    if lever == "pieces":
+        assert losses == pytest.approx(plain[0], rel=1e-6)
+        assert float((weights - plain[1]).norm() / plain[1].norm()) < ROUNDING
+    else:
+        assert losses == plain[0] and torch.equal(weights, plain[1])
+
+
+def test_what_the_failed_step_has_made_is_gone_when_a_lever_is_pulled(tmp_path: Path) -> None:
+    trainer = make(("sdxl", "network"), tmp_path, gradient_accumulation_steps=2)
+    made: list[weakref.ref[torch.Tensor]] = []
+    first = next(iter(blocks_of(trainer.parts.backbone).values()))
+    first.register_forward_hook(lambda module, arguments, output: made.append(weakref.ref(output)))
+    pulled = []
+
+    def lever() -> str:
+        pulled.append((len(made), sum(ref() is not None for ref in made), [weight.grad for weight in trainer.weights.values()]))
+        return "pulled"
+
+    trainer.ladder = Ladder([lever], lambda text: None)
+    # In the second micro-batch, when there are gradients of the first.
+    runs_out(trainer.parts.backbone, 2, lambda: bool(pulled))
+    trained(trainer, 1)
+    ((calls, alive, gradients),) = pulled
+    assert calls == 2 and alive == 0 and all(gradient is None for gradient in gradients)
+
+
+def test_without_levers_the_error_is_the_usual_one(tmp_path: Path) -> None:
+    trainer, swap, said = with_ladder(("sdxl", "network"), tmp_path / "a", 0)
+    runs_out(trainer.parts.backbone, 1, lambda: False)
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 2\.00 GiB"):
+        trained(trainer)
+    count = len(blocks_of(trainer.parts.backbone))
+    assert swap.swapped == count and trainer.pieces == 2
+    assert len(said) == 3 + -(-count // -(-count // 4)) and f"{count} of {count} blocks" in said[-1]
+    off = make(("sdxl", "network"), tmp_path / "b", 0)
+    runs_out(off.parts.backbone, 1, lambda: False)
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(off)
+
+
+def test_other_errors_and_weights_in_motion_end_the_run(tmp_path: Path) -> None:
+    trainer, _, said = with_ladder(("sdxl", "network"), tmp_path / "a", 0)
+    trainer.network.after_step = lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(trainer)
+    other, _, _ = with_ladder(("sdxl", "network"), tmp_path / "b", 0)
+    other.objective = lambda *_: (_ for _ in ()).throw(RuntimeError("something else"))  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="something else"):
+        trained(other)
+    assert said == []
+
+
+@pytest.mark.parametrize("kind", RUNS, ids="/".join)
+def test_levers_that_the_options_pull_already_are_left_out(kind: Kind, tmp_path: Path) -> None:
+    given = {"gradient_checkpointing": True, "gradient_checkpointing_share": 0.5, "train_batch_size": 1}
+    trainer, swap, said = with_ladder(kind, tmp_path, 0, **given)
+    assert trainer.ladder is not None
+    while trainer.ladder.pull("here"):
+        pass
+    assert trainer.pieces == 1 and "(gradient_checkpointing)" in said[0] and "(gradient_checkpointing_cpu_offload)" in said[1]
+    swaps = [text for text in said if "blocks_to_swap" in text]
+    assert bool(swaps) == (kind[1] == "network") and len(swaps) == len(said) - 2 and (swap.swapped == swap.count) == bool(swaps)
+
+
+def test_samples_that_are_compared_with_each_other_stay_together(tmp_path: Path) -> None:
+    trainer, _, said = with_ladder(("lgt", "scratch"), tmp_path, 0, swd_pooling="style")
+    assert trainer.ladder is not None and trainer.ladder.pull("here")
+    assert trainer.pieces == 1 and "gradient_checkpointing" in said[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_pieces_of_a_batch_hold_every_sample_once_in_order(count: int, tmp_path: Path) -> None:
+    trainer = make(("lgt", "scratch"), tmp_path, 0, train_batch_size=5)
+    batch = trainer.data.micro_batch(1, 0, 0)
+    batch = replace(batch, masks=torch.rand(5, 1, 8, 8), regularisation=torch.rand(5) > 0.5, terms={"cosine": torch.rand(5)})
+    parts = pieces_of(batch, count)
+    assert 1 <= len(parts) <= count and max(len(part.numbers) for part in parts) == -(-5 // count)
+    for name in ("conditions", "names", "captions", "towards", "goals", "references"):
+        assert [one for part in parts for one in getattr(part, name)] == getattr(batch, name), name
+    for name in ("x0", "numbers", "weights", "masks", "regularisation"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name)), name
+    assert torch.equal(torch.cat([part.terms["cosine"] for part in parts]), batch.terms["cosine"])
+    assert all((part.step, part.progress) == (batch.step, batch.progress) for part in parts)
+
+
+def test_several_processes_have_no_ladder() -> None:
+    check_alone(MemoryOptions(oom_ladder=True), 1)
+    check_alone(MemoryOptions(), 2)
+    with pytest.raises(OptionError, match="oom_ladder: 2 processes train together"):
+        check_alone(MemoryOptions(oom_ladder=True), 2)

@@ -1,0 +1,74 @@
+"""Runs with many levers at once: killed, continued without them, and the other way round, they end with the weights of the plain run."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sd_scripts.schema.rundir import RunDirectory
+from tests.runs.conftest import Runs
+
+LEVERS: dict[str, Any] = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_share": 0.6,
+    "gradient_checkpointing_cpu_offload": True,
+    "blocks_to_swap": 7,
+    "oom_ladder": True,
+    "rehearse": "on",
+}
+
+
+def same_weights(run: RunDirectory, other: RunDirectory, name: str) -> bool:
+    """Whether two runs saved the same numbers; what the files say of themselves names the levers."""
+    ours, theirs = load_file(run.path / name), load_file(other.path / name)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize(("before", "after"), [(LEVERS, {}), ({}, LEVERS)], ids=["switched_off", "switched_on"])
+def test_a_killed_run_goes_on_with_other_levers(
+    before: dict[str, Any], after: dict[str, Any], runs: Runs, long_options: dict[str, Any], undisturbed: RunDirectory
+) -> None:
+    step = random.randint(4, 8)
+    process = runs.begin(**long_options, **before)
+    runs.wait(process, lambda: any(event["kind"] == "step" and event["step"] >= step for event in runs.events()))
+    runs.kill(process)
+    run = runs.train(**long_options, **after)
+    assert len(runs.folders()) == 1 and same_weights(run, undisturbed, "lora.safetensors")
+    assert [path.read_bytes() for path in sorted(run.samples.glob("*.png"))] == [
+        path.read_bytes() for path in sorted(undisturbed.samples.glob("*.png"))
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [("flux", "full"), pytest.param(("sdxl", "full"), marks=pytest.mark.long), pytest.param(("zimage", "full"), marks=pytest.mark.long)],
+    ids="/".join,
+)
+def test_a_whole_model_in_main_memory_is_trained_to_the_same_weights(
+    kind: tuple[str, str], runs: Runs, tiny_bases: dict[str, Path]
+) -> None:
+    runs.family, runs.method, runs.base = *kind, tiny_bases[kind[0]]
+    options: dict[str, Any] = {
+        "max_train_steps": 4,
+        "save_every_n_steps": 2,
+        "max_grad_norm": 0.0,
+        "learning_rate": 1e-3,
+        "save_precision": "float",
+        "output_name": "trained",
+    }
+    levers = {"blocks_to_swap": 4, "fused_backward_pass": True, "gradient_checkpointing": True}
+    output = runs.output
+
+    def train(folder: str, **given: Any) -> RunDirectory:
+        runs.output = output / folder
+        return runs.train(**options, **given)
+
+    plain, small = train("plain"), train("small", **levers)
+    assert same_weights(small, plain, "trained.safetensors")
+    assert same_weights(train("on", resume=plain.state / "000002", **levers), plain, "trained.safetensors")
+    assert same_weights(train("off", resume=small.state / "000002"), plain, "trained.safetensors")
