@@ -68,7 +68,7 @@ def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dtype=torch.float32)
+    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 class Stepping:
@@ -102,7 +102,7 @@ class Stepping:
         self._step, self._norms = step, {}
 
     def finish(self) -> Tensor:
-        """The norm of all gradients, float32; fused, those weights are moved first that the last backward pass gave no gradient."""
+        """The norm of all gradients, float32 or finer; fused, those are moved first that the last backward pass gave no gradient."""
         for index, weight in enumerate(self._weights):
             if not self.fused:
                 self._norms[index] = _norm(weight.grad)

@@ -51,6 +51,7 @@ class MadeUp:
     batch: int
     accumulation: int
     trained_encoders: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch:
         first = (step * self.accumulation + micro) * self.batch
@@ -61,7 +62,7 @@ class MadeUp:
         others = [self.samples[(number + 1) % SAMPLES][1] for number in numbers]
         styled = self.family == "lgt"
         return Batch(
-            x0=torch.stack([x0 for x0, _ in chosen]),
+            x0=torch.stack([x0 for x0, _ in chosen]).to(self.dtype),
             conditions=conditions,
             numbers=torch.tensor(numbers),
             weights=torch.ones(self.batch),
@@ -69,7 +70,9 @@ class MadeUp:
             captions=[f"a picture {number % 3}" for number in numbers],
             towards=[dict(other) for other in others] if styled else [],
             goals=[names[(number + 1) % SAMPLES % 3] for number in numbers] if styled else [],
-            references=[torch.randn(2, *chosen[0][0].shape, generator=rng_for(3, number, "references")) for number in numbers]
+            references=[
+                torch.randn(2, *chosen[0][0].shape, generator=rng_for(3, number, "references")).to(self.dtype) for number in numbers
+            ]
             if styled
             else [],
             step=step,
@@ -116,7 +119,8 @@ def make(kind: tuple[str, str], folder: Path, seed: int = 0, dtype: torch.dtype 
     if isinstance(network_options, NetworkOptions):
         network = attach(parts, network_options, family.adapter_targets(parts, network_options.wants_convolutions), seed=5)
     else:
-        network = train_whole(parts, network_options, family, stepping.trained_dtype(options.memory))
+        trained_dtype = stepping.trained_dtype(options.memory)
+        network = train_whole(parts, network_options, family, trained_dtype if dtype is torch.float32 else dtype)
     # An adapter that is zero at the start has no gradient in its other half.
     spread = torch.Generator().manual_seed(7)
     if isinstance(network_options, NetworkOptions):
@@ -147,7 +151,7 @@ def make(kind: tuple[str, str], folder: Path, seed: int = 0, dtype: torch.dtype 
         parts,
         network,
         objectives.make(options.objective, parts.path, parts.kind, parts.scheduler_config),
-        MadeUp(kind[0], samples, batch, accumulation, trained_encoders),
+        MadeUp(kind[0], samples, batch, accumulation, trained_encoders, dtype),
         optimizer,
         Checkpointer(run, options.output, Identity("s", "d", 1), lambda step: step // 4, steps),
         lambda path, step: None,
@@ -172,5 +176,5 @@ def trained(trainer: Trainer, steps: int = 2) -> tuple[list[float], Tensor]:
 
 
 def weights_of(trainer: Trainer) -> Tensor:
-    """All trained weights in one row, float32."""
-    return torch.cat([weight.detach().float().cpu().flatten() for weight in trainer.weights.values()])
+    """All trained weights in one row, float64."""
+    return torch.cat([weight.detach().double().cpu().flatten() for weight in trainer.weights.values()])

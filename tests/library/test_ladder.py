@@ -22,7 +22,7 @@ from sd_scripts.library.trainer import Trainer
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import MemoryOptions
 from sd_scripts.schema.runs import RUNS
-from tests.library.equivalence import ROUNDING
+from tests.library.equivalence import BITS, ROUNDING, dtype_of
 from tests.library.small_trainers import make, options_of, weights_of
 
 KINDS = [("sdxl", "network"), ("flux", "network"), ("qwen_edit", "network"), ("zimage", "full"), ("lgt", "scratch")]
@@ -38,9 +38,11 @@ def trained(trainer: Trainer, steps: int = 3) -> tuple[list[float], torch.Tensor
     return logged, weights_of(trainer)
 
 
-def with_ladder(kind: Kind, folder: Path, seed: int, **given: Any) -> tuple[Trainer, BlockSwap, list[str]]:
+def with_ladder(
+    kind: Kind, folder: Path, seed: int, dtype: torch.dtype = torch.float32, **given: Any
+) -> tuple[Trainer, BlockSwap, list[str]]:
     """A trainer whose ladder has everything that its options leave, and what it has said."""
-    trainer = make(kind, folder, seed, **given)
+    trainer = make(kind, folder, seed, dtype, **given)
     said: list[str] = []
     swap = BlockSwap(trainer.parts.backbone, torch.device("cpu"))
     trainer.ladder = ladder_of(options_of(kind, **given), Arranged(trainer.parts, swap), trainer, said.append)
@@ -74,8 +76,9 @@ def test_a_step_without_memory_is_done_again_with_the_next_lever(lever: str, kin
     given: dict[str, Any] = {} if lever == "pieces" else {"train_batch_size": 1}
     if kind[0] == "lgt":
         given["swd_pooling"] = "sample"
-    plain = trained(make(kind, tmp_path / "plain", seed, **given))
-    trainer, swap, said = with_ladder(kind, tmp_path / "full", seed, **given)
+    dtype = dtype_of(kind, ROUNDING if lever == "pieces" else BITS)
+    plain = trained(make(kind, tmp_path / "plain", seed, dtype, **given))
+    trainer, swap, said = with_ladder(kind, tmp_path / "full", seed, dtype, **given)
     backbone = trainer.parts.backbone
     pulled = {
         "pieces": lambda: trainer.pieces == 2,

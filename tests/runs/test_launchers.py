@@ -217,6 +217,8 @@ def test_restarts_are_counted_and_each_has_a_file_of_its_own(launched: Launched)
 open(os.path.join(here, f"store {number_of('started')}"), "w").write(os.environ["KOHYA_LIKE_INIT_FILE"])
 open(os.path.join(here, f"argv {number_of('started')} {rank}"), "w").write(" ".join(sys.argv[1:]))
 open(os.environ["KOHYA_LIKE_INIT_FILE"], "w").write("left over")
+# Rank 0, which is ended at once when rank 1 fails, has written its lines by then.
+while rank == 1 and not os.path.exists(os.path.join(here, f"argv {number_of('started')} 0")): time.sleep(0.01)
 if rank == 1: sys.exit(3)
 """
     launched.begin(body + WORK, "--max_restarts", "2", "--grace", "0", "--restart_with=--resume auto", arguments=("--resume", "none"))

@@ -6,9 +6,11 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import toml
 from PIL import Image
@@ -55,6 +57,13 @@ def state(page: Page, word: str) -> None:
     expect(page.locator("#kl-runs .kr-run .kr-badge")).to_have_text(word, timeout=PATIENCE)
 
 
+def trains_gently(studio: Any) -> None:
+    """On a machine with much to do the browser must not come so late that there is nothing left to stop."""
+    for child in psutil.Process(studio.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.nice(15)
+
+
 def short_run(folder: Path, steps: int, name: str) -> Path:
     """A file of settings for the demo, made short."""
     settings = tomllib.loads(PRESET.read_text(encoding="utf-8"))
@@ -73,6 +82,7 @@ def test_the_demo_is_started_watched_reloaded_survives_a_killed_studio_and_is_st
     page = seen.page
     page.get_by_role("button", name="Train the demo").click()
     moves(page, "#kl-live")
+    trains_gently(place)
     assert seen.axe() == []
     page.reload()
     page.wait_for_selector("#kl-learning_rate", state="attached")
@@ -102,6 +112,7 @@ def test_the_demo_is_started_watched_reloaded_survives_a_killed_studio_and_is_st
     assert fresh.axe() == []
     page.get_by_role("button", name="Resume").click()
     state(page, "Running")
+    trains_gently(again)
     assert moves(page, "#kl-runs", by=1) > stopped_at
     starts = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if '"started"' in line]
     assert starts[-1]["start_step"] == stopped_at

@@ -84,12 +84,15 @@ class Lgt(pictures.PictureFamily):
         return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The velocity, noise - x0, at canonical times t (B,); same shape as x_t, float32. Sides are multiples of 2 ** (levels - 1)."""
+        """The velocity, noise - x0, at canonical times t (B,); same shape as x_t, float32, or float64 if x_t is.
+
+        Sides are multiples of 2 ** (levels - 1).
+        """
         _, dtype = pictures.place(parts.backbone)
         weights = torch.stack([condition[STYLE] for condition in conditions]).to(x_t.device, dtype)
         clock = parts.path.model_times(t).to(x_t.device)
         velocity: Tensor = parts.backbone(x_t.to(dtype), clock, class_labels=weights, return_dict=False)[0]
-        return velocity.float()
+        return velocity.to(torch.promote_types(x_t.dtype, torch.float32))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers of transformers, of which there are none, and with conv of the other blocks, by module name."""
