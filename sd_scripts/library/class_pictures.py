@@ -22,9 +22,10 @@ from sd_scripts.schema.prompts import Defaults, nearest_size
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import FluxSampleOptions, SamplerSampleOptions
 
+from .families.pictures import visiting
 from .protocols import ModelFamily, Parts, Preview
 from .rng import seed_for
-from .sample import AT_ONCE, gathered, save_picture
+from .sample import AT_ONCE, save_picture
 
 FOLDER = "class_pictures"
 """Folder inside output_dir for pictures that were made without a reg_data_dir."""
@@ -47,15 +48,16 @@ class ClassPictures:
         """The file of a missing picture."""
         return self.target / f"class-{self.first + index:05d}.png"
 
-    def make(self, family: ModelFamily, parts: Parts, progress: Callable[[str, int, int], None]) -> None:
-        """Renders the missing pictures. progress is told (what, done, total), and may stop the work by an exception."""
+    def make(self, family: ModelFamily, parts: Parts, progress: Callable[[str, int, int], None], tiled: bool = False) -> None:
+        """Renders the missing pictures, on the device of parts.backbone. progress is told (what, done, total), and may stop the work by an
+        exception. tiled: they are decoded in tiles."""
         self.target.mkdir(parents=True, exist_ok=True)
         total = len(self.requests)
         with tqdm(total=total, desc="class pictures", unit="picture", leave=False) as bar:
             for start in range(0, total, AT_ONCE):
                 progress("class pictures", start, total)
                 batch = self.requests[start : start + AT_ONCE]
-                with torch.random.fork_rng(), gathered(parts):
+                with torch.random.fork_rng(), visiting(parts, tiled):
                     images = family.preview(parts, batch)
                 for index, (image, request) in enumerate(zip(images, batch, strict=True), start):
                     save_picture(image, self.path(index), request, parts.source)

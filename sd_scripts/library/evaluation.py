@@ -47,7 +47,6 @@ from .objectives.similarity import chosen_positions, self_similarity
 from .objectives.transport import directions, projected, quantile_distance
 from .protocols import ModelFamily, Parts
 from .rng import rng_for, seed_for
-from .sample import gathered
 
 METRICS = ("swd_target", "swd_source", "swd_ratio", "ssm_source", "structure")
 SCALES = (1, 3, 5)
@@ -217,7 +216,7 @@ class Evaluation:
     @contextmanager
     def _rendering(self) -> Iterator[None]:
         """The networks where and as they are needed. All stay, because a source goes back and forth between them."""
-        with gathered(self._parts), visiting(self._parts, self._tiled), evaluating(self._parts):
+        with _gathered(self._parts), visiting(self._parts, self._tiled), evaluating(self._parts):
             yield
 
     # Pictures.
@@ -493,3 +492,20 @@ def _means(rows: Sequence[Mapping[str, Any]], untouched: Sequence[Mapping[str, A
     after, before = means["swd_target"], mean(untouched, "swd_target")
     means["swd_ratio"] = after / before if after is not None and before else None
     return means
+
+
+@contextmanager
+def _gathered(parts: Parts) -> Iterator[None]:
+    """All networks on the backbone's device within the block; afterwards each is where it was."""
+    device = next(parts.backbone.parameters()).device
+    away = [(module, next(module.parameters()).device) for module in parts.modules().values()]
+    away = [(module, home) for module, home in away if home != device]
+    try:
+        for module, _ in away:
+            module.to(device)
+        yield
+    finally:
+        for module, home in away:
+            module.to(home)
+        if away and device.type == "cuda":
+            torch.cuda.empty_cache()

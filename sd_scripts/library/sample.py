@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -91,23 +90,6 @@ def save_picture(
     text.add_itxt("request", json.dumps({**vars(request), **named, "source": source, "step": step}, ensure_ascii=False))
     with written_aside(path) as aside:
         image.save(aside, format="PNG", pnginfo=text)
-
-
-@contextmanager
-def gathered(parts: Parts) -> Iterator[None]:
-    """All networks on the backbone's device within the block; afterwards each is where it was."""
-    device = next(parts.backbone.parameters()).device
-    away = [(module, next(module.parameters()).device) for module in parts.modules().values()]
-    away = [(module, home) for module, home in away if home != device]
-    try:
-        for module, _ in away:
-            module.to(device)
-        yield
-    finally:
-        for module, home in away:
-            module.to(home)
-        if away and device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

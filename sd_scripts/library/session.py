@@ -203,12 +203,13 @@ class Session:
             if self.family.num_controls(parts)[0] > 0:
                 text = f"num_class_images: {parts.source} edits pictures and makes none from text alone; set it to 0"
                 raise OptionError(Problem("num_class_images", text))
-            for module in parts.modules().values():
-                module.to(self.device)
+            swap = swapping.BlockSwap(parts.backbone, self.device)
+            swap.set(self.options.memory.blocks_to_swap)
+            parts.backbone.to(self.device)
             self.phases.enter("cache")
-            pictures.make(self.family, parts, self._cached)
-            for module in parts.modules().values():
-                module.to(CPU)
+            pictures.make(self.family, parts, self._cached, self.options.memory.vae_tiling)
+            swap.end()
+            parts.backbone.to(CPU)
         self.peers.barrier()
         dataset = self.options.dataset.model_copy(update={"reg_data_dir": str(pictures.folder)})
         self.options = self.options.model_copy(update={"dataset": dataset})

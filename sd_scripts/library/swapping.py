@@ -144,7 +144,7 @@ class _Home:
 
     @torch.no_grad()
     def leave(self, device: torch.device) -> None:
-        """Brings the weights to the device for good."""
+        """Brings the weights to `device` for good."""
         for weight, mine in zip(self.weights, self.layouts, strict=True):
             weight.take(torch.empty_strided(at.size, at.stride, dtype=at.dtype, device=device).copy_(at.view(self.flat)) for at in mine)
 
@@ -304,9 +304,16 @@ class BlockSwap:
         if self.trained:
             text = f"blocks_to_swap: {self.swapped} blocks are swapped and trained; their number cannot change in the middle of a run"
             raise OptionError(Problem("blocks_to_swap", text))
+        self._choose([self._blocks[index] for index in spread(number, self.count)], self.device)
+
+    def end(self) -> None:
+        """Swaps nothing any more; what was swapped stays in main memory."""
+        self._choose([], torch.device("cpu"))
+
+    def _choose(self, chosen: list[_Block], device: torch.device) -> None:
+        """Swaps these blocks; those that are not swapped any more go to `device`."""
         if self._stream is not None:
             torch.cuda.synchronize(self.device)
-        chosen = [self._blocks[index] for index in spread(number, self.count)]
         self._slots, self._last = [], -1
         for undo in self._undo.values():
             undo()
@@ -318,11 +325,11 @@ class BlockSwap:
         for block in self._swapped:
             if block not in chosen:
                 assert block.home is not None
-                block.home.leave(self.device)
+                block.home.leave(device)
                 block.home = None
         self._swapped = chosen
         size = max((block.home.bytes for block in chosen if block.home is not None), default=0)
-        self._slots = [_Slot(size, self.device) for _ in range(min(number, 2))]
+        self._slots = [_Slot(size, self.device) for _ in range(min(len(chosen), 2))]
         for index, block in enumerate(chosen):
             self._undo[block.name] = self._wrap(index, block)
 

@@ -133,6 +133,10 @@ def test_homes_are_pinned_and_let_go_of() -> None:
     swap.set(0)
     assert all(weight.is_cuda for weight in network.parameters())
     torch.testing.assert_close(call(network, 1, 16), wanted)
+    swap.set(16)
+    swap.end()
+    assert all(weight.is_cpu and not weight.is_pinned() for weight in homes)
+    torch.testing.assert_close(call(network.to(GPU), 1, 16), wanted)
 
 
 def test_arguments_that_wait_in_main_memory_save_what_they_are() -> None:

@@ -402,6 +402,23 @@ def test_the_number_may_change_between_steps() -> None:
     assert all("forward" not in vars(block) and "_apply" not in vars(block) for block in blocks_of(parts.backbone).values())
 
 
+@pytest.mark.parametrize("kind", ["none", "nf4"])
+def test_after_the_end_a_network_is_as_it_was_and_may_be_swapped_anew(kind: Any) -> None:
+    parts, _ = parts_with("flux", full=False)
+    if kind != "none":
+        quantize.quantize_network(parts.backbone, kind)
+    with torch.no_grad():
+        wanted, names = denoised("flux", parts, 3), list(parts.backbone.state_dict())
+        swap = swapped(parts, ALL)
+        assert torch.equal(denoised("flux", parts, 3), wanted)
+        swap.end()
+        assert (swap.swapped, swap.bytes_at_home, swap.slot_bytes) == (0, 0, 0) and list(parts.backbone.state_dict()) == names
+        assert all("forward" not in vars(block) and "_apply" not in vars(block) for block in blocks_of(parts.backbone).values())
+        assert torch.equal(denoised("flux", parts, 3), wanted)
+        swapped(parts, 2)
+        assert torch.equal(denoised("flux", parts, 3), wanted)
+
+
 def test_sentences() -> None:
     parts, _ = parts_with("flux", full=True)
     swap = swapped(parts, 3)

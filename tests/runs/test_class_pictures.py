@@ -60,6 +60,18 @@ def test_class_pictures_are_used_again_and_only_missing_ones_are_made(dreambooth
     assert all(path.stat().st_mtime_ns == before[path][0] for path in before if path != lost)
 
 
+def test_blocks_that_are_swapped_make_the_same_class_pictures_and_train_the_same(dreambooth: Runs) -> None:
+    plain = dreambooth.train(**OPTIONS, max_train_steps=2)
+    pixels = {path.name: np.asarray(Image.open(path)) for path in made(dreambooth)}
+    shutil.rmtree(dreambooth.output / FOLDER)
+    swapped = dreambooth.train(**OPTIONS, max_train_steps=2, resume="none", blocks_to_swap=3)
+    assert pixels.keys() == {path.name for path in made(dreambooth)}
+    assert all(np.array_equal(np.asarray(Image.open(path)), pixels[path.name]) for path in made(dreambooth))
+    assert [event["loss"] for event in swapped.events()[0] if event["kind"] == "step"] == [
+        event["loss"] for event in plain.events()[0] if event["kind"] == "step"
+    ]
+
+
 def test_pictures_of_your_own_are_completed_in_their_folder(dreambooth: Runs, pictures: Path, tmp_path: Path) -> None:
     own = tmp_path / "reg" / "1_picture"
     own.mkdir(parents=True)
