@@ -13,6 +13,7 @@ import torch
 
 from sd_scripts.library import families
 from sd_scripts.library.blocks import blocks_of
+from sd_scripts.library.forecast import fitting
 from sd_scripts.library.forecast.accounting import META, AsOnDevice, Ledger, backward
 from sd_scripts.library.forecast.answers import Beside
 from sd_scripts.library.forecast.estimate import Forecaster
@@ -134,6 +135,23 @@ def test_main_memory_of_swapped_blocks_is_told(sd: Forecaster) -> None:
     assert home.at_home / GIB == pytest.approx(8 * size, rel=0.05)
     assert frozen.notes == (f"swapped blocks take {size:.1f} GiB of main memory",)
     assert not sd(options_of("sd")).notes
+
+
+def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_where_equal_levers_are_not_enough() -> None:
+    qwen = forecaster("qwen_edit")
+    plain, tables = (qwen(options_of("qwen_edit", gradient_checkpointing=True, modulation_table=on)) for on in (False, True))
+    one, two = plain.of("training"), tables.of("training")
+    assert one is not None and two is not None
+    # 60 blocks with two layers of 3072 x 18432 weights and as many biases as rows each, in bf16.
+    spared = 60 * 2 * (3072 + 1) * 18432 * 2
+    assert one.parts["base model"] - two.parts["base model"] == pytest.approx(spared, rel=1e-3)
+    # They are in main memory then, beside what they give at 1001 times.
+    assert two.tables == pytest.approx(spared + 60 * 2 * 18432 * 1001 * 2, rel=1e-3)
+    assert tables.notes[0].startswith(f"the modulation and its tables take up to {two.tables / GIB:.1f} GiB of main memory")
+    pulled = list(fitting._tables(options_of("qwen_edit"), plain, qwen, 0))
+    assert [values for values, _ in pulled] == [{"modulation_table": True}]
+    assert not list(fitting._tables(options_of("sd"), plain, qwen, 0))
+    assert fitting.with_values(options_of("qwen_edit", lora_targets="all_with_modulation"), pulled[0][0]) is None
 
 
 def test_accumulation_keeps_gradients_while_the_next_batch_computes(sd: Forecaster) -> None:

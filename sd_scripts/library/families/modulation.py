@@ -30,6 +30,12 @@ class ModulationTable(nn.Module):
         # In a tuple, so that neither counts as the transformer's own: nothing moves them, saves them or trains them.
         self._kept = (source, rows)
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """What is in main memory: the layer's weights, and the table."""
+        source, rows = self._kept
+        return [*source.parameters(), rows]
+
     def forward(self, embedded: Tensor) -> Tensor:
         source, rows = self._kept
         index = getattr(embedded, "time_index", None)
@@ -67,7 +73,7 @@ def tabulate(parts: Parts, device: torch.device) -> Parts:
     times = torch.arange(NUM_TIMES + 1) / NUM_TIMES
     embedded = _embedded(transformer, times)
     transformer.time_text_embed.register_forward_hook(_mark)
-    for block in tqdm(transformer.transformer_blocks, desc="modulation tables", unit="block", leave=False):
+    for block in tqdm(transformer.transformer_blocks, desc="modulation tables", unit="block", delay=2, leave=False):
         block.img_mod = ModulationTable(block.img_mod, _rows(block.img_mod, embedded, device))
         made = (block.txt_mod, _rows(block.txt_mod, embedded, device))
         block.txt_mod = _SecondTable(*made, block.img_mod) if transformer.config.zero_cond_t else ModulationTable(*made)
@@ -89,14 +95,17 @@ def _rows(layer: nn.Module, embedded: Tensor, device: torch.device) -> Tensor:
     parts = [layer(some.to(device)).to(home) for some in embedded.split(_ROWS_AT_ONCE)]
     layer.to(home)
     rows = torch.cat(parts)
-    return rows.pin_memory() if torch.cuda.is_available() else rows
+    return rows.pin_memory() if torch.cuda.is_available() and rows.is_cpu else rows
 
 
 def _mark(module: nn.Module, arguments: tuple[Any, ...], embedded: Tensor) -> None:
     """Notes on the embedded times which entries of a table they are, if all of them are.
 
-    The note travels with the tensor, so that blocks that are computed again in the backward pass find it, whatever ran in between.
+    The note travels with the tensor, so that blocks that are computed again in the backward pass find it, whatever ran in between. Times
+    without values, on the meta device, are none.
     """
+    if embedded.is_meta:
+        return
     places = arguments[0].detach().double() * NUM_TIMES
     index = places.round()
     if bool((places - index).abs().max() < 1e-4):

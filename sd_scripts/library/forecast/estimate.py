@@ -23,7 +23,7 @@ from ..protocols import ModelFamily, Parts
 from ..swapping import spread
 from ..trained import dtypes_of_run, trained_encoders
 from .accounting import rounded
-from .structure import Structure, structure_of
+from .structure import Structure, has_training_adapter, structure_of
 from .values import GIB, WORKSPACE, Bucket, Forecast, Phase, Questions, phase
 from .weighing import Scales, Training
 
@@ -56,13 +56,15 @@ class Forecaster:
         """The forecast of a run with these options. Raises OptionError for a model that cannot be read."""
         training = self._training(options)
         phases = [self._caching(options), training, self._previews(options)]
-        notes = [*_about_home(training.at_home), *self._notes(options)]
+        notes = [*_about_home(training), *self._notes(options)]
         return Forecast(tuple(one for one in phases if one is not None), self.published, tuple(notes))
 
     def _notes(self, options: RunOptions) -> list[str]:
         found = []
         if options.distributed.distributed_strategy == "fsdp2":
             found.append("fsdp2 shares the network out; this counts it whole, as one process has it")
+        if getattr(options.model, "training_adapter", None) is not None and not has_training_adapter(options.model):
+            found.append("the training adapter is not on this disk and not counted")
         if options.compile.compile:
             found.append("compiled code may take a little more or less than this")
         if options.optimizer.optimizer_type == "PagedAdamW8bit":
@@ -158,7 +160,7 @@ class Forecaster:
         if "cache_latents" in type(data).model_fields:
             parts |= self._uncached(options, key, scales, parts["activations"])
         at_home = home + int((one.gradients + one.optimizer) * away)
-        return replace(phase("training", about, parts), num_blocks=len(one.blocks), at_home=at_home)
+        return replace(phase("training", about, parts), num_blocks=len(one.blocks), at_home=at_home, tables=one.tables)
 
     def _uncached(self, options: RunOptions, key: str, scales: Scales, activations: int) -> dict[str, int]:
         """Parts of training that caches would spare."""
@@ -220,13 +222,14 @@ class Forecaster:
         return width, height
 
 
-def _about_home(size: int) -> list[str]:
-    """What to know about main memory where swapped blocks take it, in bytes."""
-    if not size:
-        return []
-    there = psutil.virtual_memory().total
+def _about_home(training: Phase) -> list[str]:
+    """What to know about main memory where swapped blocks and tables take it."""
+    # The modulation's layers may be held in fewer bits there, too.
+    taken = {"swapped blocks take": training.at_home, "the modulation and its tables take up to": training.tables}
+    there, size = psutil.virtual_memory().total, sum(taken.values())
     little = f", more than the {there / GIB:.0f} GiB of this machine" if size > there else ""
-    return [f"swapped blocks take {size / GIB:.1f} GiB of main memory{little}"]
+    said = [f"{what} {one / GIB:.1f} GiB of main memory" for what, one in taken.items() if one]
+    return [" and ".join(said) + little] if said else []
 
 
 def dtypes_key(options: RunOptions) -> list[str]:

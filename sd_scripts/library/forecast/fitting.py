@@ -214,6 +214,11 @@ def _batch(options: RunOptions, forecast: Forecast, predict: Predict, card: int)
         yield {"train_batch_size": 1, "gradient_accumulation_steps": batch * steps}, "same training, slower"
 
 
+def _tables(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if getattr(options.model, "modulation_table", True) is False:
+        yield {"modulation_table": True}, "the same but for times, which are multiples of 1/1000; see what main memory it takes"
+
+
 def _whole_weights(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
     if options.method == "network":
         return
@@ -261,6 +266,7 @@ _LEVERS = (
     _swap,
     _offload,
     _batch,
+    _tables,
     _text_encoder,
     _whole_weights,
     _vae,

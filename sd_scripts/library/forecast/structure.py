@@ -13,12 +13,14 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor, nn
 
-from sd_scripts.schema.model import BaseModelOptions, ModelOptions, QwenImageModelOptions
+from sd_scripts.schema.model import BaseModelOptions, ModelOptions, QwenImageModelOptions, ZImageModelOptions
 
+from ..families.modulation import tabulate
 from ..loading.common import CONFIGS, FamilySpec, dtypes_of, read_json
 from ..loading.headers import Header, read_header, what_is
 from ..loading.source import find
 from ..loading.weights import empty, leave_out
+from ..networks.applying import put_on_for_training
 from ..protocols import Condition, Geometry, ModelFamily, Parts
 from .accounting import META
 
@@ -38,9 +40,11 @@ class Structure:
 def structure_of(family: ModelFamily, options: ModelOptions, dtypes: dict[str, torch.dtype]) -> Structure:
     """The structure of the model that the options name, of its own configuration or, where it is not on this disk, of the published one.
 
-    Raises OptionError for a model that is there and cannot be read. Quantisation and merged files change no structure and are left out.
+    Raises OptionError for a model that is there and cannot be read. Quantisation and merged files change no structure and are left out, and
+    so is a training adapter that is not on this disk.
     """
     assert isinstance(options, BaseModelOptions)
+    asked = options
     plain: dict[str, Any] = {"base_weights": (), "base_weights_multiplier": (), "transformer_quantization": "none"}
     off = {"text_encoder_quantization": "none", "training_adapter": None, "training_adapter_multiplier": 1.0, "modulation_table": False}
     plain |= {name: value for name, value in off.items() if hasattr(options, name)}
@@ -61,7 +65,18 @@ def structure_of(family: ModelFamily, options: ModelOptions, dtypes: dict[str, t
         find("pretrained_model_name_or_path", name, family.name)
         raise AssertionError(name)
     cast(found.parts, dtypes_of(found.parts.modules(), {**dict.fromkeys(EVERYTHING, torch.float32), **dtypes}, options.vae_dtype))
+    if isinstance(asked, QwenImageModelOptions) and asked.modulation_table:
+        tabulate(found.parts, META)
+    if isinstance(asked, ZImageModelOptions) and has_training_adapter(asked):
+        assert asked.training_adapter is not None
+        put_on_for_training(found.parts, Path(asked.training_adapter).expanduser(), asked.training_adapter_multiplier)
     return found
+
+
+def has_training_adapter(options: ModelOptions) -> bool:
+    """Whether the options name a training adapter that is on this disk."""
+    file = getattr(options, "training_adapter", None)
+    return file is not None and Path(file).expanduser().is_file()
 
 
 def cast(parts: Parts, dtypes: dict[str, torch.dtype]) -> None:

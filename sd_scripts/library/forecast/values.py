@@ -52,6 +52,8 @@ class Phase:
     """Of training: blocks that the network has."""
     at_home: int = 0
     """Of training: bytes of main memory for swapped blocks, with gradients and optimizer where they are trained."""
+    tables: int = 0
+    """Of training: bytes of main memory for the modulation of Qwen-Image and its tables."""
 
     @property
     def total(self) -> int:

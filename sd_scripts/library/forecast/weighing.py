@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from ..arranging import arrange
 from ..blocks import blocks_of
 from ..environment import DTYPES
 from ..families.caption_encoder import CaptionEncoder
+from ..families.modulation import ModulationTable
 from ..networks import attach
 from ..networks.full import train_whole
 from ..networks.inject import all_adapter_tensors
@@ -54,7 +55,9 @@ class Training:
     """What training has on its device, in bytes, with all weights there and in full."""
 
     frozen: int
-    """Weights of the denoising network that are not trained, adapters apart."""
+    """Weights of the denoising network, and of an adapter for training alone, that are not trained."""
+    tables: int
+    """What `modulation_table` keeps in main memory."""
     trained: int
     """Trained weights: the adapter, or the network itself."""
     num_trained: int
@@ -163,18 +166,19 @@ class Scales:
         weights: list[nn.Parameter] = [weight for weight in network.named_parameters().values() if weight.requires_grad]
         groups = network.parameter_groups(options.network, options.optimizer.learning_rate)
         state, in_step = _optimizer(options, groups, weights)
-        own, apart = {id(weight) for weight in weights}, {id(tensor) for tensor in all_adapter_tensors(parts.backbone)}
-        frozen = [weight for weight in parts.backbone.parameters() if id(weight) not in own]
+        own, adapters = {id(weight) for weight in weights}, {id(tensor): tensor for tensor in all_adapter_tensors(parts.backbone)}
+        frozen = {id(weight): weight for weight in parts.backbone.parameters()} | adapters
         entries, activations = self._pass(options, parts, weights, bucket)
         return Training(
-            frozen=bytes_of(frozen),
+            frozen=bytes_of(weight for key, weight in frozen.items() if key not in own),
+            tables=bytes_of(tensor for module in parts.backbone.modules() if isinstance(module, ModulationTable) for tensor in module.kept),
             trained=bytes_of(weights),
             num_trained=sum(weight.numel() for weight in weights),
             optimizer=state,
             optimizer_step=in_step,
             gradients=0 if options.memory.fused_backward_pass else bytes_of(weights),
             activations=activations,
-            blocks=tuple(weight_of(block, apart, own, entries[name]) for name, block in blocks_of(parts.backbone).items()),
+            blocks=tuple(weight_of(block, adapters.keys(), own, entries[name]) for name, block in blocks_of(parts.backbone).items()),
             itemsize=DTYPES[options.training.mixed_precision].itemsize,
         )
 
@@ -260,7 +264,7 @@ def _noting(entries: dict[str, int], name: str) -> Callable[..., None]:
     return note
 
 
-def weight_of(block: nn.Module, apart: set[int], trained: set[int], entry: int) -> BlockWeight:
+def weight_of(block: nn.Module, apart: Set[int], trained: Set[int], entry: int) -> BlockWeight:
     """apart: ids of adapters' tensors, which no block counts as its own; trained: ids of trained weights."""
     own = [weight for weight in block.parameters() if id(weight) not in apart]
     linear = [layer for layer in block.modules() if isinstance(layer, nn.Linear) and not {id(layer.weight)} & (apart | trained)]

@@ -66,6 +66,9 @@ def _activate(model: nn.Module, layers: Collection[str], before: Mapping[str, li
             tensor.requires_grad_(requires_grad)
         if path not in layers:
             continue
+        if others and any(tensor.is_meta for tensor in layer.get_base_layer().parameters()):
+            # peft leaves a new adapter on the CPU where another one is on the meta device.
+            layer.to("meta")
         for _, tensor in adapter_tensors(layer, adapter):
             tensor.data = tensor.data.float()
         if not _is_quantised(layer.get_base_layer()):

@@ -15,6 +15,8 @@ from sd_scripts.library.conditioned import Conditioned
 from sd_scripts.library.describing import base_facts
 from sd_scripts.library.diffusion import anchor_sigmas
 from sd_scripts.library.families.zimage import ZImage
+from sd_scripts.library.forecast.estimate import Forecaster
+from sd_scripts.library.forecast.values import Bucket, Forecast, Questions
 from sd_scripts.library.metadata import build
 from sd_scripts.library.networks import KINDS, apply_adapters, export, merge_into, names_of, read
 from sd_scripts.library.networks.full import train_whole
@@ -339,6 +341,22 @@ def test_the_training_adapter_is_held_in_the_models_precision_and_its_strength_c
     assert torch.equal(outputs(off), outputs(loaded({**helped}, training_adapter=None)))
     half = loaded(helped, training_adapter_multiplier=0.5)
     assert not near(outputs(half), outputs(off), 1e-3) and not near(outputs(half), outputs(loaded(helped)), 1e-3)
+
+
+def test_a_forecast_counts_the_training_adapter(helped: dict) -> None:
+    held = sum(tensor.numel() * 2 for name, tensor in load_file(helped["training_adapter"]).items() if not name.endswith("alpha"))
+
+    def forecast(**more: object) -> Forecast:
+        given = {**helped, "train_data_dir": "toy:star", "mixed_precision": "bf16", "gradient_checkpointing": True, **more}
+        questions = Questions((Bucket((64, 64)),), "a star")
+        return Forecaster(ZImage(), questions, (64, 64))(flat.build(RUNS["zimage", "network"], given))
+
+    counted, without, elsewhere = forecast(), forecast(training_adapter=None), forecast(training_adapter="/nowhere/undo.safetensors")
+    base, plain = (one.of("training").parts["base model"] for one in (counted, without))
+    # Each tensor takes whole blocks of 512 bytes.
+    assert held <= base - plain <= held + 512 * len(load_file(helped["training_adapter"]))
+    assert not counted.notes and elsewhere.notes == ("the training adapter is not on this disk and not counted",)
+    assert elsewhere.of("training").parts["base model"] == plain
 
 
 def test_a_training_adapter_that_is_none_is_a_sentence(helped: dict, qwen: Parts, tmp_path: Path) -> None:
