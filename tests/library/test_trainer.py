@@ -447,29 +447,6 @@ def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:
     assert torch.equal(weights(small), before)
 
 
-@pytest.mark.long
-def test_the_loop_costs_little_over_bare_torch(tmp_path: Path) -> None:
-    trainer = make(tmp_path, batch=8, steps=200, log_every_n_steps=1)
-    batches = [trainer.data.micro_batch(step, 0, 0) for step in range(8)]
-    trainer.data.micro_batch = lambda step, micro, rank: batches[step % 8]  # type: ignore[method-assign]
-
-    def bare(step: int) -> None:
-        batch = batches[step % 8]
-        loss = trainer.objective(trainer._denoiser(batch), batch, 42).loss.mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trainer.weights.values(), 1.0)
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad(set_to_none=True)
-
-    times: dict[str, list[float]] = {"bare": [], "ours": []}
-    for step in range(40):
-        for name, run in (("bare", bare), ("ours", trainer.train_step)):
-            start = time.process_time()
-            run(step)
-            times[name].append(time.process_time() - start)
-    assert sorted(times["ours"])[20] < 1.06 * sorted(times["bare"])[20]
-
-
 def test_samples_that_somebody_asks_for_come_after_the_step_that_is_under_way(tmp_path: Path) -> None:
     class Noted:
         """Notes when it was asked to render."""
