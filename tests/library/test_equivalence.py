@@ -86,6 +86,7 @@ def test_some_combinations_with_a_resume_in_between(kind: Kind, tmp_path: Path, 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("kind", RUNS, ids="-".join)
 def test_every_pair_of_levers_with_a_resume_in_between(kind: Kind, tmp_path: Path, seed: int) -> None:
     check_combinations(kind, tmp_path, seed, most=1000, compiling=True)
