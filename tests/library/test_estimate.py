@@ -19,6 +19,7 @@ from sd_scripts.library.forecast.answers import Beside
 from sd_scripts.library.forecast.estimate import Forecaster
 from sd_scripts.library.forecast.fitting import plan_for
 from sd_scripts.library.forecast.values import CONTEXT, GIB, Bucket, Questions
+from sd_scripts.library.forecast.weighing import BlockWeight, Training, weight_of
 from sd_scripts.library.loading.common import CONFIGS
 from sd_scripts.library.swapping import BlockSwap
 from sd_scripts.schema import flat
@@ -96,26 +97,30 @@ def test_a_part_of_the_blocks_recomputed_lies_between_all_and_none(sd: Forecaste
     assert none > half > every > offloaded
 
 
+def weighed(blocks: tuple[BlockWeight, ...], itemsize: int) -> Training:
+    """A network that is these blocks."""
+    numbers = ("frozen", "tables", "trained", "num_trained", "optimizer", "optimizer_step", "gradients", "activations")
+    return Training(**dict.fromkeys(numbers, 0), blocks=blocks, itemsize=itemsize)
+
+
 def test_what_swapping_spares_is_what_the_swapper_says(sd: Forecaster) -> None:
     network = families.family("flux").tiny().backbone
     swap = BlockSwap(network, torch.device("cpu"))
     swap.set(3)
     from sd_scripts.library.forecast.estimate import _Swapped
-    from sd_scripts.library.forecast.weighing import Training, weight_of
 
     blocks = tuple(weight_of(block, set(), set(), 0) for block in blocks_of(network).values())
-    told = _Swapped.of(Training(0, 0, 0, 0, 0, 0, 0, blocks, 4), 3)
+    told = _Swapped.of(weighed(blocks, 4), 3)
     assert told.frozen == pytest.approx(swap.bytes_at_home, rel=0.05)
     assert told.slots == pytest.approx(2 * swap.slot_bytes, rel=0.05)
 
 
 def test_packed_weights_weigh_what_the_forecast_says() -> None:
     from sd_scripts.library.forecast.estimate import _packed
-    from sd_scripts.library.forecast.weighing import BlockWeight, Training
     from sd_scripts.library.packed import pack
 
     layer = (640, 768)
-    one = Training(0, 0, 0, 0, 0, 0, 0, (BlockWeight(0, 0, (layer,), 0),), 2)
+    one = weighed((BlockWeight(0, 0, (layer,), 0),), 2)
     weight = torch.randn(layer)
     for kind in ("fp8", "nf4"):
         spared, _ = _packed(one, kind)
