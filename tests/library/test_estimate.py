@@ -100,7 +100,7 @@ def test_a_part_of_the_blocks_recomputed_lies_between_all_and_none(sd: Forecaste
 def weighed(blocks: tuple[BlockWeight, ...], itemsize: int) -> Training:
     """A network that is these blocks."""
     numbers = ("frozen", "tables", "trained", "num_trained", "optimizer", "optimizer_step", "gradients", "activations")
-    return Training(**dict.fromkeys(numbers, 0), blocks=blocks, itemsize=itemsize)
+    return Training(**dict.fromkeys(numbers, 0), optimizer_known=True, blocks=blocks, itemsize=itemsize)
 
 
 def test_what_swapping_spares_is_what_the_swapper_says(sd: Forecaster) -> None:
@@ -157,6 +157,33 @@ def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_w
     assert [values for values, _ in pulled] == [{"modulation_table": True}]
     assert not list(fitting._tables(options_of("sd"), plain, qwen, 0))
     assert fitting.with_values(options_of("qwen_edit", lora_targets="all_with_modulation"), pulled[0][0]) is None
+
+
+class WithNumbers(torch.optim.SGD):
+    """An optimizer that looks at what it computes, as the meta device has nothing to look at."""
+
+    def step(self, closure: Any = None) -> None:
+        sum(weight.grad.norm().item() for group in self.param_groups for weight in group["params"])
+        super().step(closure)
+
+
+@pytest.mark.parametrize(("optimizer", "known"), [(f"{__name__}.WithNumbers", False), ("torch.optim.SGD", True)])
+def test_an_optimizer_whose_state_is_guessed_is_named(optimizer: str, known: bool) -> None:
+    given = [
+        "--pretrained_model_name_or_path",
+        "toy",
+        "--train_data_dir",
+        "toy:star",
+        "--mixed_precision",
+        "bf16",
+        "--allow_custom_modules",
+    ]
+    options = flat.parse_cli(RUNS["sd", "network"], [*given, "--optimizer_type", optimizer]).options
+    found = Forecaster(families.family("sd"), Questions((Bucket((64, 64)),), "a star"), (64, 64))(options)
+    training = found.of("training")
+    assert training is not None and ("optimizer" in training.parts) is not known
+    said = f"{optimizer} cannot be measured without numbers, and its state is counted as AdamW's"
+    assert found.notes == (() if known else (said,))
 
 
 def test_accumulation_keeps_gradients_while_the_next_batch_computes(sd: Forecaster) -> None:

@@ -57,6 +57,8 @@ class Forecaster:
         training = self._training(options)
         phases = [self._caching(options), training, self._previews(options)]
         notes = [*_about_home(training), *self._notes(options)]
+        if not training.optimizer_known:
+            notes.append(f"{options.optimizer.optimizer_type} cannot be measured without numbers, and its state is counted as AdamW's")
         return Forecast(tuple(one for one in phases if one is not None), self.published, tuple(notes))
 
     def _notes(self, options: RunOptions) -> list[str]:
@@ -160,7 +162,8 @@ class Forecaster:
         if "cache_latents" in type(data).model_fields:
             parts |= self._uncached(options, key, scales, parts["activations"])
         at_home = home + int((one.gradients + one.optimizer) * away)
-        return replace(phase("training", about, parts), num_blocks=len(one.blocks), at_home=at_home, tables=one.tables)
+        known = {"num_blocks": len(one.blocks), "at_home": at_home, "tables": one.tables, "optimizer_known": one.optimizer_known}
+        return replace(phase("training", about, parts), **known)
 
     def _uncached(self, options: RunOptions, key: str, scales: Scales, activations: int) -> dict[str, int]:
         """Parts of training that caches would spare."""

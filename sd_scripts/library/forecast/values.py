@@ -54,6 +54,8 @@ class Phase:
     """Of training: bytes of main memory for swapped blocks, with gradients and optimizer where they are trained."""
     tables: int = 0
     """Of training: bytes of main memory for the modulation of Qwen-Image and its tables."""
+    optimizer_known: bool = True
+    """Of training: off where the optimizer's state could not be measured, and counts as AdamW's."""
 
     @property
     def total(self) -> int:

@@ -63,6 +63,8 @@ class Training:
     num_trained: int
     optimizer: int
     """State of the optimizer after its first step."""
+    optimizer_known: bool
+    """Off for a class that only works on numbers, and counts as AdamW."""
     optimizer_step: int
     """What a step of the optimizer has besides."""
     gradients: int
@@ -165,7 +167,7 @@ class Scales:
         network.train()
         weights: list[nn.Parameter] = [weight for weight in network.named_parameters().values() if weight.requires_grad]
         groups = network.parameter_groups(options.network, options.optimizer.learning_rate)
-        state, in_step = _optimizer(options, groups, weights)
+        state, in_step, known = _optimizer(options, groups, weights)
         own, adapters = {id(weight) for weight in weights}, {id(tensor): tensor for tensor in all_adapter_tensors(parts.backbone)}
         frozen = {id(weight): weight for weight in parts.backbone.parameters()} | adapters
         entries, activations = self._pass(options, parts, weights, bucket)
@@ -175,6 +177,7 @@ class Scales:
             trained=bytes_of(weights),
             num_trained=sum(weight.numel() for weight in weights),
             optimizer=state,
+            optimizer_known=known,
             optimizer_step=in_step,
             gradients=0 if options.memory.fused_backward_pass else bytes_of(weights),
             activations=activations,
@@ -218,23 +221,23 @@ class Scales:
         return {name: entries.get(name, 0) for name in blocks_of(parts.backbone)}, int(ledger.peak)
 
 
-def _optimizer(options: RunOptions, groups: Sequence[dict[str, Any]], weights: Sequence[Tensor]) -> tuple[int, int]:
-    """Bytes of the optimizer's state, and of what a step has besides."""
+def _optimizer(options: RunOptions, groups: Sequence[dict[str, Any]], weights: Sequence[Tensor]) -> tuple[int, int, bool]:
+    """Bytes of the optimizer's state, and of what a step has besides; and whether they are known."""
     optimizer = options.optimizer
     if optimizer.optimizer_type in _NOT_ON_META:
         known = STATE_BYTES[optimizer.optimizer_type]
         # Small weights stay in 32 bits.
-        return sum(rounded(int(known * weight.numel())) if weight.numel() >= 4096 else 8 * weight.numel() for weight in weights), 0
+        return sum(rounded(int(known * weight.numel())) if weight.numel() >= 4096 else 8 * weight.numel() for weight in weights), 0, True
     if optimizer.optimizer_type == "AdamW":
         # Fused kernels keep nothing besides; the meta device has none.
         more = (*(one for one in optimizer.optimizer_args if not one.startswith(("fused", "foreach"))), "fused=False", "foreach=False")
         optimizer = optimizer.model_copy(update={"optimizer_args": more})
-        return optimizer_bytes(lambda: make_optimizer(optimizer, groups), weights)[0], 0
+        return optimizer_bytes(lambda: make_optimizer(optimizer, groups), weights)[0], 0, True
     try:
-        return optimizer_bytes(lambda: make_optimizer(optimizer, groups), weights)
+        return *optimizer_bytes(lambda: make_optimizer(optimizer, groups), weights), True
     except (RuntimeError, NotImplementedError, TypeError):
         # A class of the user's own that computes with numbers.
-        return int(STATE_BYTES["AdamW"] * sum(weight.numel() for weight in weights)), 0
+        return int(STATE_BYTES["AdamW"] * sum(weight.numel() for weight in weights)), 0, False
 
 
 def _read(encoder: nn.Module, batch: int, tokens: int) -> Tensor:
