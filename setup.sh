@@ -21,7 +21,8 @@ usage: bash setup.sh [install|gui|demo|test|doctor] [arguments]
   gui [...]         install if needed, then open the studio; arguments go to gui.py
   demo [...]        install if needed, then train a LoRA on the built-in toy base and write before_after.png
   test [...]        install with the test extras, then run style, types and tests; further arguments go to pytest,
-                    --all adds the tests that take minutes
+                    --all adds the tests that take minutes; --mutants instead puts known faults into copies of the
+                    program and says which of them the tests notice (it goes on where it was stopped)
   doctor [...]      say what is installed, which devices there are, and what will not work
 
 environment:
@@ -208,6 +209,10 @@ run_tests() {
   # One thread each: two test processes with two threads each on two cores spin against each other.
   export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 GRADIO_ANALYTICS_ENABLED=False
   cd -- "$here"
+  if [ "${1:-}" = --mutants ]; then
+    shift
+    exec "$python" -m tests.mutants "$@"
+  fi
   "$python" -m ruff check . && "$python" -m ruff format --check . && "$python" -m mypy && "$python" -m pytest -n 2 --dist loadfile -m "$marks" ${rest[@]+"${rest[@]}"}
 }
 
