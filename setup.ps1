@@ -20,8 +20,10 @@ usage: powershell -ExecutionPolicy Bypass -File setup.ps1 [install|gui|demo|test
   install --dry_run say which Python and which torch would be taken, and change nothing
   gui [...]         install if needed, then open the studio; arguments go to gui.py
   demo [...]        install if needed, then train a LoRA on the built-in toy base and write before_after.png
-  test [...]        install with the test extras, then run style, types and tests; further arguments go to pytest,
-                    --all adds the tests that take minutes
+  test [...]        install with the test extras, then run style, types and tests; further arguments go to pytest.
+                    --all instead runs every test, those that take minutes too, a folder at a time; --busy runs each
+                    folder ten times while two other processes compute; --mutants puts known faults into copies of
+                    the program and says which of them the tests notice. These three go on where they were stopped
   doctor [...]      say what is installed, which devices there are, and what will not work
 
 environment:
@@ -176,22 +178,6 @@ function Invoke-Step([string[]]$words) {
     if ($LASTEXITCODE -ne 0) { exit $LASTEXITCODE }
 }
 
-function Invoke-Tests([string[]]$words) {
-    $marks = "not long"
-    if ($words -contains "--all") { $marks = "" }
-    # One thread each: test processes that share the cores spin against each other.
-    $env:OMP_NUM_THREADS = "1"
-    $env:HF_HUB_OFFLINE = "1"
-    $env:HF_HUB_DISABLE_TELEMETRY = "1"
-    $env:GRADIO_ANALYTICS_ENABLED = "False"
-    $pytest = @("-m", "pytest", "-n", "2", "--dist", "loadfile")
-    if ($marks) { $pytest += @("-m", $marks) }
-    Invoke-Step @("-m", "ruff", "check", ".")
-    Invoke-Step @("-m", "ruff", "format", "--check", ".")
-    Invoke-Step @("-m", "mypy")
-    Invoke-Step ($pytest + @($words | Where-Object { $_ -ne "--all" }))
-}
-
 $command = "install"
 $rest = @()
 if ($args.Count -gt 0) { $command = "$($args[0])" }
@@ -213,7 +199,7 @@ switch -CaseSensitive ($command) {
     }
     "gui" { Install-All; Invoke-Step (@((Join-Path $here "gui.py")) + $rest); break }
     "demo" { Install-All; Set-Location $here; Invoke-Step (@("-m", "sd_scripts.toy.demo") + $rest); break }
-    "test" { Install-All @("requirements-test.txt"); Set-Location $here; Invoke-Tests $rest; break }
+    "test" { Install-All @("requirements-test.txt"); Set-Location $here; & $python @(@("-m", "tests") + $rest); exit $LASTEXITCODE }
     "doctor" {
         if (-not (Test-Path $python)) { Stop-With "nothing is installed yet; run: powershell -ExecutionPolicy Bypass -File setup.ps1 install" }
         Set-Location $here

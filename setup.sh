@@ -20,9 +20,10 @@ usage: bash setup.sh [install|gui|demo|test|doctor] [arguments]
   install --dry_run say which Python and which torch would be taken, and change nothing
   gui [...]         install if needed, then open the studio; arguments go to gui.py
   demo [...]        install if needed, then train a LoRA on the built-in toy base and write before_after.png
-  test [...]        install with the test extras, then run style, types and tests; further arguments go to pytest,
-                    --all adds the tests that take minutes; --mutants instead puts known faults into copies of the
-                    program and says which of them the tests notice (it goes on where it was stopped)
+  test [...]        install with the test extras, then run style, types and tests; further arguments go to pytest.
+                    --all instead runs every test, those that take minutes too, a folder at a time; --busy runs each
+                    folder ten times while two other processes compute; --mutants puts known faults into copies of
+                    the program and says which of them the tests notice. These three go on where they were stopped
   doctor [...]      say what is installed, which devices there are, and what will not work
 
 environment:
@@ -201,21 +202,6 @@ explain() {
 
 # --- what runs ------------------------------------------------------------------------------------------------------
 
-run_tests() {
-  local argument marks="not long" rest=()
-  for argument in "$@"; do
-    if [ "$argument" = --all ]; then marks=""; else rest+=("$argument"); fi
-  done
-  # One thread each: two test processes with two threads each on two cores spin against each other.
-  export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 GRADIO_ANALYTICS_ENABLED=False
-  cd -- "$here"
-  if [ "${1:-}" = --mutants ]; then
-    shift
-    exec "$python" -m tests.mutants "$@"
-  fi
-  "$python" -m ruff check . && "$python" -m ruff format --check . && "$python" -m mypy && "$python" -m pytest -n 2 --dist loadfile -m "$marks" ${rest[@]+"${rest[@]}"}
-}
-
 case "$(uname -s)" in
   MINGW* | MSYS* | CYGWIN*) die "on Windows use the twin of this file: powershell -ExecutionPolicy Bypass -File setup.ps1" ;;
 esac
@@ -243,7 +229,8 @@ case "$command" in
     ;;
   test)
     install requirements-test.txt
-    run_tests "$@"
+    cd -- "$here"
+    exec "$python" -m tests "$@"
     ;;
   doctor)
     [ -x "$python" ] || die "nothing is installed yet; run: bash setup.sh install"

@@ -1,20 +1,18 @@
 """Puts known faults into copies of the program, one at a time, and says which of them the tests notice.
 
-    python -m tests.mutants             each fault that has no result for the tree as it is now; a second call goes on
-    python -m tests.mutants run NAME    those whose name or area begins so
-    python -m tests.mutants list        what is known of each
-    python -m tests.mutants draw        writes faults/drawn.toml anew, as chance and SEED have it
+    --mutants            each fault that has no result for the tree as it is now; a second call goes on
+    --mutants run NAME   those whose name or area begins so
+    --mutants list       all faults, with the tests that are meant to notice them
+    --mutants draw       writes faults/drawn.toml anew, as chance and SEED have it
 
 A fault is noticed when the tests that faults/tests.toml gives to its file fail; one whose tests are none counts as not noticed. Results
-are kept in .faults/, by a hash of everything that git knows of the tree.
+are kept in .results/, see trees.py.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
-import os
 import random
 import re
 import shutil
@@ -30,9 +28,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.trees import ENVIRONMENT, ROOT, Results, tracked
+
 FAULTS = ROOT / "tests" / "faults"
-RESULTS = ROOT / ".faults"
 SEED = 20261123
 DRAWN_OF_AREA = 5
 AREAS = {
@@ -95,22 +93,6 @@ def tests_for(file: str) -> list[str]:
 # Trying them.
 
 
-def tracked() -> list[Path]:
-    """Files that belong to the tree, as they lie there now."""
-    said = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
-    )
-    return [Path(name) for name in said.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
-
-
-def fingerprint(files: Sequence[Path]) -> str:
-    """A short name for the content of these files."""
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file}\0".encode() + hashlib.sha256((ROOT / file).read_bytes()).digest())
-    return digest.hexdigest()[:16]
-
-
 def copied(files: Sequence[Path], folder: Path) -> None:
     for file in files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -125,17 +107,10 @@ def tried(fault: Fault, folder: Path) -> dict[str, Any]:
         return result | {"by": "no tests are given for this file"}
     file = folder / fault.file
     kept = file.read_text(encoding="utf-8")
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "GRADIO_ANALYTICS_ENABLED": "False",
-    }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not long", "-p", "no:cacheprovider", "--timeout", "600", *tests]
     try:
         file.write_text(fault.applied(kept), encoding="utf-8")
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     finally:
         file.write_text(kept, encoding="utf-8")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
@@ -146,22 +121,15 @@ def tried(fault: Fault, folder: Path) -> dict[str, Any]:
     return result | {"noticed": noticed, "by": failed[0] if failed else "", "seconds": round(time.monotonic() - begun, 1)}
 
 
-def known(file: Path) -> dict[str, dict[str, Any]]:
-    """Results so far, by name of the fault."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return {row["name"]: row for row in map(json.loads, lines)}
-
-
 def run(beginning: str = "") -> int:
     """Tries what has no result yet; the exit code says whether all were noticed."""
     wanted = [fault for fault in faults() if fault.name.startswith(beginning) or fault.area.startswith(beginning)]
     files = tracked()
     for fault in wanted:
         fault.applied((ROOT / fault.file).read_text(encoding="utf-8"))
-    RESULTS.mkdir(exist_ok=True)
-    results = RESULTS / f"{fingerprint(files)}.jsonl"
-    left = [fault for fault in wanted if fault.name not in known(results)]
-    print(f"{len(wanted)} faults, {len(wanted) - len(left)} with a result already; results in {results.relative_to(ROOT)}", flush=True)
+    results = Results("faults", files)
+    left = [fault for fault in wanted if fault.name not in results.rows()]
+    print(f"{len(wanted)} faults, {len(wanted) - len(left)} with a result already, in {results.file.relative_to(ROOT)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="faults-") as base, ThreadPoolExecutor(JOBS) as pool:
         folders: SimpleQueue[Path] = SimpleQueue()
         for number in range(min(JOBS, len(left))):
@@ -176,13 +144,12 @@ def run(beginning: str = "") -> int:
                 folders.put(folder)
 
         for row in pool.map(one, left):
-            with results.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            results.add(row)
             print(
                 f"{'noticed' if row['noticed'] else 'MISSED '} {row['seconds']:6.0f} s  {row['area']:10} {row['name']}  {row['by']}",
                 flush=True,
             )
-    found = known(results)
+    found = results.rows()
     missed = [fault.name for fault in wanted if not found[fault.name]["noticed"]]
     print(f"{len(wanted) - len(missed)} faults noticed, {len(missed)} missed" + "".join(f"\n  {name}" for name in missed))
     return 1 if missed else 0
@@ -286,6 +253,6 @@ def write_drawn() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    what, *rest = sys.argv[1:] or ["run"]
-    sys.exit({"run": run, "list": listed, "draw": write_drawn}[what](*rest))
+def main(words: Sequence[str]) -> int:
+    what, *rest = words or ["run"]
+    return {"run": run, "list": listed, "draw": write_drawn}[what](*rest)

@@ -50,9 +50,14 @@ class Project:
         self.folder, self.elsewhere, self.wheels = parent / "a folder", parent / "elsewhere", parent / "wheels"
         for folder in (self.folder, self.elsewhere, self.wheels):
             folder.mkdir()
-        shutil.copy(ROOT / "setup.sh", self.folder)
+        for name in ("setup.sh", ".gitignore"):
+            shutil.copy(ROOT / name, self.folder)
         (self.folder / "requirements.txt").write_text("torch==2.13.0\nsmall>=1,<2\n", encoding="utf-8")
         (self.folder / "requirements-test.txt").write_text("ruff\nmypy\npytest\n", encoding="utf-8")
+        (self.folder / "tests").mkdir()
+        for name in ("__main__", "campaign", "mutants", "trees"):
+            shutil.copy(ROOT / "tests" / f"{name}.py", self.folder / "tests")
+        (self.folder / "tests" / "test_something.py").touch()
         (self.folder / "gui.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n", encoding="utf-8")
         for version in ("2.12.0", "2.13.0", "2.14.0"):
             write_wheel(self.wheels, "torch", version)
@@ -262,8 +267,21 @@ def test_test_runs_style_types_and_tests_in_one_go(made):
         ("pytest", ["-n", "2", "--dist", "loadfile", "-m", "not long", "-k", "two words"]),
     ]
     assert {(threads, offline) for _, _, threads, offline in calls} == {("1", "1")}
-    everything = json.loads(made.run("test", "--all", wheels=False).stdout.splitlines()[-1])
-    assert everything[:2] == ["pytest", ["-n", "2", "--dist", "loadfile", "-m", ""]]
+    whole = json.loads(made.run("test", "--all", "-k", "two", wheels=False).stdout.splitlines()[-1])
+    assert whole[:2] == ["pytest", ["-n", "2", "--dist", "loadfile", "-m", "", "-k", "two"]]
+
+
+def test_campaigns_go_on_where_they_were_stopped(made):
+    """What has passed on a tree is not run again on the same."""
+    subprocess.run(["git", "init", "-q"], cwd=made.folder, check=True)
+    called = ["pytest", ["-n", "2", "--dist", "loadfile", "-q", "-p", "no:cacheprovider", "-m", "", "tests/test_something.py"]]
+    for calls in (1, 0):
+        said = made.run("test", "--all").stdout
+        assert [json.loads(line)[:2] for line in said.splitlines() if line.startswith('["pytest"')] == [called] * calls
+        assert "1 of 1 passed" in said
+    (made.folder / "tests" / "test_something.py").write_text("# changed\n")
+    assert '["pytest"' in made.run("test", "--all", "tests").stdout
+    assert "no folders with tests" in made.run("test", "--all", "elsewhere").stderr
 
 
 def test_doctor_before_install_says_what_to_run(tmp_path):
