@@ -36,7 +36,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     if call.when == "teardown":
-        item.user_properties.append((CPU_SECONDS, cpu_seconds() - item.stash[_BEFORE]))
+        # A process that a test leaves to the system takes with it what earlier tests were told of it.
+        item.user_properties.append((CPU_SECONDS, max(0.0, cpu_seconds() - item.stash[_BEFORE])))
     return (yield)
 
 

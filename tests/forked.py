@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,12 +27,27 @@ def forked(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
     return process
 
 
-def forked_script(file: Path, arguments: Sequence[str], console: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
-    """Starts a process that runs a file as `python file arguments` does, what it says going to the file console; does not wait for it."""
-    return forked(_run_script, str(file), list(arguments), str(console), dict(environment or {}))
+def forked_script(
+    file: Path, arguments: Sequence[str], console: Path, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> BaseProcess:
+    """Starts a process that runs a file as `python file arguments` does in a folder, what it says going to the file console.
+
+    Does not wait for it.
+    """
+    return forked(_run_script, str(file), list(arguments), str(console), dict(environment or {}), str(folder or Path.cwd()))
 
 
-def _run_script(file: str, arguments: list[str], console: str, environment: dict[str, str]) -> None:
+def said_by_script(file: Path, arguments: Sequence[str], folder: Path, patience_seconds: float = 240.0) -> tuple[int | None, str]:
+    """Exit code of such a process, and all that it said."""
+    with tempfile.TemporaryDirectory() as aside:
+        console = Path(aside) / "console.txt"
+        process = forked_script(file, arguments, console, folder=folder)
+        process.join(patience_seconds)
+        return process.exitcode, console.read_text(encoding="utf-8")
+
+
+def _run_script(file: str, arguments: list[str], console: str, environment: dict[str, str], folder: str) -> None:
+    os.chdir(folder)
     handle = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

@@ -1,6 +1,8 @@
 """What holds for the repository as a whole: its layers, its scripts, its files and what may not be written in them."""
 
 import ast
+import functools
+import importlib
 import os
 import re
 import subprocess
@@ -15,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sd_scripts.schema.tools import TOOLS
+from tests.forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 TOP_LEVEL = (
@@ -56,6 +59,7 @@ def read(path: Path) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(read(path), filename=str(path))
 
@@ -181,7 +185,7 @@ def test_tests_are_skipped_for_missing_hardware_only():
     found = []
     for path in python_under("tests"):
         source = read(path)
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(tree(path)):
             if not isinstance(node, ast.Attribute) or node.attr not in {"skip", "skipif", "xfail", "importorskip"}:
                 continue
             line = source.splitlines()[node.lineno - 1]
@@ -194,7 +198,7 @@ def test_tests_are_skipped_for_missing_hardware_only():
 
 ENGINE = "sd_scripts.library"
 # Where a start begins, and how processes are found and ended: asked by the studio too.
-WITHOUT_TORCH = tuple(f"{ENGINE}.{name}" for name in ("resume", "states", "process_trees", "ranks"))
+WITHOUT_TORCH = tuple(f"{ENGINE}.{name}" for name in ("preflight", "schedules", "resume", "states", "process_trees", "ranks"))
 # Which files, and what they may not import.
 RULES: list[tuple[str, tuple[str, ...]]] = [
     ("kohya_like", (*HEAVY, ENGINE)),
@@ -237,7 +241,6 @@ def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):
         ("sd_scripts.dataset.plan", (*HEAVY, "gradio")),
         ("sd_scripts.dataset.scan", (*HEAVY, "gradio")),
         *((module, (*HEAVY, "gradio", "kohya_like")) for module in WITHOUT_TORCH),
-        ("sd_scripts.library.trainer", ("gradio", "kohya_like")),
     ],
 )
 def test_a_fresh_process_does_not_load_what_a_layer_may_not_know(module, absent):
@@ -248,12 +251,24 @@ def test_a_fresh_process_does_not_load_what_a_layer_may_not_know(module, absent)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def import_trainer(said: str) -> None:
+    importlib.import_module("sd_scripts.library.trainer")
+    Path(said).write_text(str([name for name in ("gradio", "kohya_like") if name in sys.modules]))
+
+
+def test_a_process_that_trains_does_not_load_the_page(tmp_path):
+    """Forked from a server that has nothing but the libraries and a session in it."""
+    process = forked(import_trainer, str(tmp_path / "said"))
+    process.join(120)
+    assert process.exitcode == 0 and (tmp_path / "said").read_text() == "[]"
+
+
 # --- thin scripts ---------------------------------------------------------------------------------------------------
 
 
 def shape(path: Path) -> str:
     """The syntax of a file with every string emptied."""
-    parsed = tree(path)
+    parsed = ast.parse(read(path))
     for node in ast.walk(parsed):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node.value = ""

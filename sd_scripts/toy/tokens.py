@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
@@ -45,31 +46,32 @@ def clip_tokenizer(pad_token: str = _END) -> CLIPTokenizer:
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     # As in the real vocabulary, a byte that ends a word is a token of its own.
     tokens += [f"{token}</w>" for token in tokens]
-    merges = _merges([[*word[:-1], f"{word[-1]}</w>"] for word in WORDS])
+    merges = _merges(tuple((*word[:-1], f"{word[-1]}</w>") for word in WORDS))
     tokens += [left + right for left, right in merges]
     vocab = {token: number for number, token in enumerate([*tokens, _START, _END])}
-    return CLIPTokenizer(vocab=vocab, merges=merges, pad_token=pad_token, model_max_length=CLIP_MAX_TOKENS)
+    return CLIPTokenizer(vocab=vocab, merges=list(merges), pad_token=pad_token, model_max_length=CLIP_MAX_TOKENS)
 
 
-def _merges(pieces: list[list[str]]) -> list[tuple[str, str]]:
+@functools.cache
+def _merges(pieces: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, str], ...]:
     # Byte pair encoding until every word, given letter by letter, is whole. The tokenizers library's own trainer breaks
     # ties differently in every process; here the first pair in the alphabet wins, so a base can be rebuilt.
     merges = []
     while counts := Counter(pair for word in pieces for pair in itertools.pairwise(word)):
         left, right = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append((left, right))
-        pieces = [_merged(word, left, right) for word in pieces]
-    return merges
+        pieces = tuple(_merged(word, left, right) for word in pieces)
+    return tuple(merges)
 
 
-def _merged(pieces: list[str], left: str, right: str) -> list[str]:
+def _merged(pieces: tuple[str, ...], left: str, right: str) -> tuple[str, ...]:
     merged: list[str] = []
     for piece in pieces:
         if merged and merged[-1] == left and piece == right:
             merged[-1] = left + right
         else:
             merged.append(piece)
-    return merged
+    return tuple(merged)
 
 
 T5_MAX_TOKENS = 24
@@ -108,10 +110,10 @@ def qwen_tokenizer(templates: tuple[str, ...], further: tuple[str, ...] = ()) ->
     texts = [re.sub(r"<\|\w+\|>", "", text) for text in templates] + [f"{word} {word}" for word in WORDS]
     split = empty.backend_tokenizer.pre_tokenizer.pre_tokenize_str
     pieces = dict.fromkeys(piece for text in texts for piece, _ in split(text))
-    merges = _merges([list(piece) for piece in pieces])
+    merges = _merges(tuple(tuple(piece) for piece in pieces))
     tokens = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)])
     vocab = {token: number for number, token in enumerate(tokens)}
-    return Qwen2Tokenizer(vocab=vocab, merges=merges, additional_special_tokens=[*_QWEN_SPECIALS[1:], *further])
+    return Qwen2Tokenizer(vocab=vocab, merges=list(merges), additional_special_tokens=[*_QWEN_SPECIALS[1:], *further])
 
 
 ZIMAGE_MAX_TOKENS = 64

@@ -328,6 +328,11 @@ def check_cost(tmp_path: Path, count: int, mib: float) -> None:
         assert first["read"] < 2048 * count and second["read"] < first["read"] / 3
 
 
+def test_scanning_5_000_pictures_stays_small(tmp_path: Path) -> None:
+    check_cost(tmp_path, 5_000, 90)
+
+
+@pytest.mark.long
 def test_scanning_20_000_pictures_stays_small(tmp_path: Path) -> None:
     check_cost(tmp_path, 20_000, 150)
 

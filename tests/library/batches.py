@@ -30,14 +30,18 @@ def a_call(name: str, parts: Parts, size: int = 2, side: int = 64, seed: int = 0
     return x_t, torch.rand(len(prompts), generator=random), conditions
 
 
-def trainable(name: str) -> tuple[Parts, list[Tensor]]:
-    """A family's small network as it is trained, with an adapter where runs have one that is not at its beginning any more."""
+def trainable(name: str, layers: tuple[str, ...] = ("",)) -> tuple[Parts, list[Tensor]]:
+    """A family's small network as it is trained, with an adapter where runs have one that is not at its beginning any more.
+
+    layers: ends of the names of those that get one.
+    """
     family = families.family(name)
     parts, kind = family.tiny(), RUNS.get((name, "network"))
     if kind is None:
         parts.backbone.requires_grad_(True)
         return parts, list(parts.backbone.parameters())
-    network = attach(parts, kind.model_fields["network"].default, family.adapter_targets(parts, False), 0)
+    targets = {part: [path for path in paths if path.endswith(layers)] for part, paths in family.adapter_targets(parts, False).items()}
+    network = attach(parts, kind.model_fields["network"].default, targets, 0)
     trained = [weight for weight in network.named_parameters().values() if weight.requires_grad]
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():

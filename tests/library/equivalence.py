@@ -133,13 +133,21 @@ def compare(ours: tuple[list[float], Tensor], plain: tuple[list[float], Tensor])
     return Change(losses, difference, ours[0] == plain[0] and torch.equal(ours[1], plain[1]))
 
 
+@cache
+def plain_movement(kind: Kind, seed: int, steps: int, dtype: torch.dtype) -> tuple[list[float], Tensor]:
+    """That of the run without levers, which many are compared with."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = movement(kind, Path(folder), seed, steps, dtype)
+    assert found[1].norm() > 0
+    return found
+
+
 def change(lever: Lever, kind: Kind, folder: Path, seed: int) -> Change:
     """What the lever changes; what is approximate is compared with the plain run in float64."""
     dtype = dtype_of(kind, lever.promise)
     steps, plain_dtype = (2, dtype) if lever.promise is not None else (1, torch.float64)
-    plain = movement(kind, folder / "plain", seed, steps, plain_dtype)
-    assert plain[1].norm() > 0
-    return compare(movement(kind, folder / "lever", seed, steps, dtype, **lever.options(kind)), plain)
+    plain = plain_movement(kind, seed, steps, plain_dtype)
+    return compare(movement(kind, folder, seed, steps, dtype, **lever.options(kind)), plain)
 
 
 # In combination.

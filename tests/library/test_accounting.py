@@ -102,16 +102,15 @@ def loss_of(name: str, parts: Parts, call: tuple[Tensor, Tensor, list[dict[str, 
     return torch.nn.functional.mse_loss(prediction, torch.zeros_like(prediction))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+ALWAYS = (("flux", True, False), ("zimage", False, True))
+
+
 @pytest.mark.parametrize(
-    ("name", "whole"),
+    ("name", "whole", "checkpointing"),
     [
-        ("sdxl", False),
-        pytest.param("sdxl", True, marks=pytest.mark.long),
-        pytest.param("flux", False, marks=pytest.mark.long),
-        ("flux", True),
-        ("zimage", False),
-        pytest.param("qwen_edit", True, marks=pytest.mark.long),
+        pytest.param(*case, marks=() if case in ALWAYS else pytest.mark.long)
+        for name, whole in (("sdxl", False), ("sdxl", True), ("flux", False), ("flux", True), ("zimage", False), ("qwen_edit", True))
+        for case in ((name, whole, False), (name, whole, True))
     ],
 )
 def test_a_forecast_is_within_5_percent_of_what_is_measured(name: str, whole: bool, checkpointing: bool, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch._dynamo.utils import counters
 from sd_scripts.library import compiling, families
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Parts, Preview
+from sd_scripts.library.trainer import Trainer
 from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import UNetMemoryOptions
 from sd_scripts.schema.runs import RUNS
 from tests.library.batches import a_call, trainable
-from tests.library.test_trainer import make, weights
+from tests.library.small_trainers import make, weights_of
 
 CPU = torch.device("cpu")
 EAGER = CompileOptions(compile=True, compile_backend="eager")
@@ -258,21 +260,45 @@ def broken_backward() -> Any:
     return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=backward)
 
 
-@pytest.mark.parametrize("scope", ["network", "blocks"])
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_training_goes_on_with_plain_code_where_compiling_fails(scope: str, where: str, tmp_path: Path) -> None:
-    plain, trainer = make(tmp_path / "plain", steps=2), make(tmp_path / "compiled", steps=2)
+def trainer_of(folder: Path, steps: int) -> Trainer:
+    """A trainer of few blocks with few adapters, whose code is made soon."""
+    trainer = make(("flux", "network"), folder, target_modules=("to_out",))
+    trainer.timetable = replace(trainer.timetable, total_steps=steps)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def plainly_trained(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    """The weights after two steps of a run that compiles nothing."""
+    trainer = trainer_of(tmp_path_factory.mktemp("plain"), 2)
+    assert trainer.fit()
+    return weights_of(trainer)
+
+
+@pytest.mark.parametrize(
+    ("where", "scope"),
+    [
+        ("forward", "blocks"),
+        ("backward", "network"),
+        pytest.param("forward", "network", marks=pytest.mark.long),
+        pytest.param("backward", "blocks", marks=pytest.mark.long),
+    ],
+)
+def test_training_goes_on_with_plain_code_where_compiling_fails(
+    scope: str, where: str, tmp_path: Path, plainly_trained: torch.Tensor
+) -> None:
+    trainer = trainer_of(tmp_path, 2)
     backend = broken if where == "forward" else broken_backward()
     options = EAGER.model_copy(update={"compile_scope": scope, "compile_backend": backend, "compile_fallback": True})
     trainer.compilation = compiling.compile_network(trainer.parts.backbone, options, CPU)
-    assert plain.fit() and trainer.fit()
-    assert torch.equal(weights(trainer), weights(plain))
+    assert trainer.fit()
+    assert torch.equal(weights_of(trainer), plainly_trained)
     warnings = [event["text"] for event in trainer.run.events()[0] if event["kind"] == "warning"]
     assert len(warnings) == 1 and "the plain code runs" in warnings[0] and "no such program" in warnings[0]
 
 
 def test_training_stops_where_compiling_fails_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
-    trainer = make(tmp_path, steps=2)
+    trainer = trainer_of(tmp_path, 2)
     options = EAGER.model_copy(update={"compile_backend": broken})
     trainer.compilation = compiling.compile_network(trainer.parts.backbone, options, CPU)
     with pytest.raises(TrainingError, match="no such program"), compiling.explained():
@@ -294,7 +320,7 @@ def test_no_memory_is_no_failure_of_compiling(tmp_path: Path) -> None:
 
 
 def test_steps_that_compile_are_told_and_do_not_count_for_the_speed(tmp_path: Path) -> None:
-    trainer = make(tmp_path, steps=3)
+    trainer = trainer_of(tmp_path, 3)
     trainer.compilation = compiling.compile_network(trainer.parts.backbone, BLOCKS, CPU)
     assert trainer.fit()
     events = trainer.run.events()[0]
@@ -316,13 +342,20 @@ def a_step(name: str, parts: Parts, trained: list[torch.Tensor], side: int) -> t
     return loss.detach(), [gradient for gradient in torch.autograd.grad(loss, trained, allow_unused=True) if gradient is not None]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("sdxl", "flux") else pytest.mark.long) for name in families.NAMES]
-)
-@pytest.mark.parametrize("scope", ["blocks", pytest.param("network", marks=pytest.mark.long)])
-def test_compiled_code_computes_the_same_and_four_sizes_and_previews_need_few_graphs(name: str, scope: str) -> None:
-    parts, trained = trainable(name)
-    sides = (64, 96, 128, 160)
+# test_swapping does so with FLUX.
+def test_compiled_code_computes_the_same_and_three_sizes_and_previews_need_few_graphs() -> None:
+    check_compiled("sdxl", "blocks", (64, 96, 128), ("to_out.0", "proj_out"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", families.NAMES)
+@pytest.mark.parametrize("scope", ["blocks", "network"])
+def test_so_do_four_sizes_with_adapters_on_all_layers(name: str, scope: str) -> None:
+    check_compiled(name, scope, (64, 96, 128, 160), ("",))
+
+
+def check_compiled(name: str, scope: str, sides: tuple[int, ...], layers: tuple[str, ...]) -> None:
+    parts, trained = trainable(name, layers)
     wanted = {side: a_step(name, parts, trained, side) for side in sides}
     options = CompileOptions(compile=True, compile_backend="aot_eager", compile_scope=scope, compile_fullgraph=True)  # type: ignore[arg-type]
     code = compiling.compile_network(parts.backbone, options, CPU)

@@ -24,21 +24,38 @@ from tests.library.equivalence import (
     keeps_bits,
     movement,
     pairwise,
+    plain_movement,
     resumed,
 )
 
+
+def is_short(lever: Lever, kind: Kind) -> bool:
+    """Each lever once in each family, in adapters and whole networks by turns."""
+    other = kind[0], "full" if kind[1] == "network" else "network"
+    only = other not in RUNS or not applies(lever, other)
+    return not lever.slow and (only or (kind[1] == "full") == (LEVERS.index(lever) % 2 == 0))
+
+
+def by_turns(lever: Lever) -> list[Kind]:
+    """Of the short ones every other; those left out with one lever are taken with another."""
+    short = [kind for kind in RUNS if applies(lever, kind) and is_short(lever, kind)]
+    return short[LEVERS.index(lever) // 2 % min(2, len(short)) :: 2] if short else []
+
+
 CELLS = [
-    pytest.param(lever, kind, id=f"{lever.name}-{'-'.join(kind)}", marks=[pytest.mark.long] if lever.slow else [])
+    pytest.param(lever, kind, id=f"{lever.name}-{'-'.join(kind)}", marks=[] if kind in by_turns(lever) else [pytest.mark.long])
     for lever in LEVERS
     for kind in RUNS
     if applies(lever, kind)
 ]
+LEFT_OUT = [("sd", "full"), ("sdxl", "network"), ("flux", "full"), ("zimage", "network")]
 MOST = {"qint8": 0.05, "qfloat8": 0.2, "fp8": 0.2, "nf4": 0.5}
 """Relative difference of the gradient on the small networks."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def seed() -> int:
+    """One for all, so that each kind's run without levers is made once."""
     return random.getrandbits(16)
 
 
@@ -56,33 +73,44 @@ def test_a_lever_keeps_its_promise(lever: Lever, kind: Kind, tmp_path: Path, see
 @pytest.mark.parametrize("kind", [kind for kind in RUNS if kind[0] in IN_FLOAT64], ids="-".join)
 @pytest.mark.parametrize("lever", [lever for lever in LEVERS if lever.promise == ROUNDING and not lever.slow], ids=lambda lever: lever.name)
 def test_losses_of_a_distance_that_sorts_hold_in_float32_too(lever: Lever, kind: Kind, tmp_path: Path, seed: int) -> None:
-    plain, _ = movement(kind, tmp_path / "plain", seed, steps=1)
-    found, _ = movement(kind, tmp_path / "lever", seed, steps=1, **lever.options(kind))
+    plain, _ = plain_movement(kind, seed, 1, torch.float32)
+    found, _ = movement(kind, tmp_path, seed, steps=1, **lever.options(kind))
     assert found == pytest.approx(plain, rel=ROUNDING), f"seed {seed}"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RUNS if kind[1] == "network"], ids="-".join)
-@pytest.mark.parametrize("lever", APPROXIMATE, ids=lambda lever: lever.name)
+@pytest.mark.parametrize(
+    ("lever", "kind"),
+    [
+        pytest.param(lever, kind, id=f"{lever.name}-{kind[0]}", marks=[pytest.mark.long] if (row + column) % 2 else [])
+        for row, lever in enumerate(APPROXIMATE)
+        for column, kind in enumerate(kind for kind in RUNS if kind[1] == "network")
+    ],
+)
 def test_weights_in_fewer_bits_give_nearly_the_gradient(lever: Lever, kind: Kind, tmp_path: Path, seed: int) -> None:
     found = change(lever, kind, tmp_path, seed)
     assert 0 < found.gradient < MOST[lever.options(kind)["transformer_quantization"]], f"{found.gradient} with seed {seed}"
 
 
 def check_combinations(kind: Kind, folder: Path, seed: int, most: int, compiling: bool) -> None:
-    plain = {dtype: movement(kind, folder / f"plain {dtype}", seed, 4, dtype) for dtype in (torch.float32, torch.float64)}
     combinations = list(pairwise(kind, seed, compiling))
     for number, first in enumerate(combinations[:most]):
         torch._dynamo.reset()
         second = combinations[(number + 1) % len(combinations)]
         # Several steps of whole weights make a rounding error grow, whatever made it: those are compared with errors too small for that.
         promise, dtype = (BITS, torch.float32) if keeps_bits(first) and keeps_bits(second) else (ROUNDING, torch.float64)
-        found = compare(resumed(kind, folder / str(number), seed, first, second, dtype), plain[dtype])
+        plain = plain_movement(kind, seed, 4, dtype)
+        found = compare(resumed(kind, folder / str(number), seed, first, second, dtype), plain)
         assert found.holds(promise), f"{first}, then {second}: {found.loss}, {found.gradient} with seed {seed}"
 
 
-@pytest.mark.parametrize("kind", RUNS, ids="-".join)
-def test_some_combinations_with_a_resume_in_between(kind: Kind, tmp_path: Path, seed: int) -> None:
-    check_combinations(kind, tmp_path, seed, most=3, compiling=False)
+@pytest.mark.parametrize(
+    "kind",
+    # One kind of each family, whole networks among them; the others with --all.
+    [pytest.param(kind, marks=pytest.mark.long if kind in LEFT_OUT else ()) for kind in RUNS],
+    ids="-".join,
+)
+def test_a_combination_with_a_resume_in_between(kind: Kind, tmp_path: Path, seed: int) -> None:
+    check_combinations(kind, tmp_path, seed, most=1, compiling=False)
 
 
 @pytest.mark.long

@@ -16,8 +16,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import MemoryOptions
 from sd_scripts.schema.runs import RUNS
 from tests.library.batches import a_call
-from tests.library.equivalence import ROUNDING, compare, movement
-from tests.library.small_trainers import options_of, samples_of
+from tests.library.small_trainers import make, options_of, samples_of
 
 CPU = torch.device("cpu")
 FLASH, MATH = "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_attention_math"
@@ -30,9 +29,17 @@ def operations(call: Any) -> set[str]:
     return {event.key for event in seen.key_averages()}
 
 
-@pytest.mark.parametrize("family", families.NAMES)
-@pytest.mark.parametrize(("name", "used", "unused"), [("flash", FLASH, MATH), ("math", MATH, FLASH)])
-def test_the_named_backend_computes_every_attention_of_the_network(family: str, name: str, used: str, unused: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        # One by turns; all with --all.
+        pytest.param(family, name, marks=pytest.mark.long if (row + column) % 2 else ())
+        for row, family in enumerate(families.NAMES)
+        for column, name in enumerate(("flash", "math"))
+    ],
+)
+def test_the_named_backend_computes_every_attention_of_the_network(family: str, name: str) -> None:
+    used, unused = (FLASH, MATH) if name == "flash" else (MATH, FLASH)
     known = families.family(family)
     parts = known.tiny()
     # Texts of different lengths, where the family has them.
@@ -58,16 +65,8 @@ def test_what_is_recomputed_uses_it_too_and_the_vae_does_not() -> None:
     assert FLASH in operations(lambda: known.decode(parts, x_t))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RUNS if kind[0] in ("sd", "sdxl", "ddpm", "lgt")], ids="/".join)
-def test_weights_with_channels_side_by_side_train_as_others(kind: tuple[str, str], tmp_path: Path) -> None:
-    seed = random.getrandbits(16)
-    plain, other = (movement(kind, tmp_path / name, seed, **given) for name, given in (("a", {}), ("b", {"channels_last": True})))
-    assert compare(other, plain).holds(ROUNDING)
-
-
+# That weights with channels side by side train as others, test_equivalence says.
 def test_the_layout_reaches_convolutions_of_adapters_and_what_they_make(tmp_path: Path) -> None:
-    from tests.library.small_trainers import make
-
     trainer = make(("sdxl", "network"), tmp_path, channels_last=True, conv_dim=2)
     adapters = [weight for name, weight in trainer.weights.items() if weight.ndim == 4 and weight.shape[-1] > 1]
     assert adapters and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in adapters)
@@ -155,5 +154,4 @@ def test_switches_of_a_gpu_are_set_for_the_run_alone() -> None:
 
 
 def test_the_samples_of_these_tests_have_texts_of_different_lengths() -> None:
-    parts = families.family("qwen_edit").tiny()
-    assert len({len(condition["text"]) for _, condition in samples_of("qwen_edit", parts, 0)}) > 1
+    assert len({len(condition["text"]) for _, condition in samples_of("qwen_edit", 0)}) > 1

@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,23 +63,35 @@ def runs_out(network: nn.Module, call: int, until: Callable[[], bool]) -> None:
     list(blocks_of(network).values())[-1].register_forward_pre_hook(full)
 
 
+@pytest.fixture(scope="module")
+def with_memory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, tuple[list[float], torch.Tensor]]]:
+    """The seed, losses and weights of a run that has all the memory it wants: one for all levers with the same options."""
+    seed = random.getrandbits(16)
+
+    @cache
+    def made(kind: Kind, dtype: torch.dtype, given: tuple[tuple[str, Any], ...]) -> tuple[int, tuple[list[float], torch.Tensor]]:
+        return seed, trained(make(kind, tmp_path_factory.mktemp("plain"), seed, dtype, **dict(given)))
+
+    return lambda kind, dtype, given: made(kind, dtype, tuple(given.items()))
+
+
 @pytest.mark.parametrize(
     ("lever", "kind"),
     [
-        (lever, kind)
-        for lever in ("pieces", "recomputed", "offloaded", "swapped")
-        for kind in KINDS
+        # Every lever and every kind; all pairs with --all.
+        pytest.param(lever, kind, marks=pytest.mark.long if (row + column) % 3 else ())
+        for row, lever in enumerate(("pieces", "recomputed", "offloaded", "swapped"))
+        for column, kind in enumerate(KINDS)
         if lever != "swapped" or kind[1] == "network"
     ],
 )
-def test_a_step_without_memory_is_done_again_with_the_next_lever(lever: str, kind: Kind, tmp_path: Path) -> None:
-    seed = random.getrandbits(16)
+def test_a_step_without_memory_is_done_again_with_the_next_lever(lever: str, kind: Kind, tmp_path: Path, with_memory: Any) -> None:
     given: dict[str, Any] = {} if lever == "pieces" else {"train_batch_size": 1}
     if kind[0] == "lgt":
         given["swd_pooling"] = "sample"
     dtype = dtype_of(kind, ROUNDING if lever == "pieces" else BITS)
-    plain = trained(make(kind, tmp_path / "plain", seed, dtype, **given))
-    trainer, swap, said = with_ladder(kind, tmp_path / "full", seed, dtype, **given)
+    seed, plain = with_memory(kind, dtype, given)
+    trainer, swap, said = with_ladder(kind, tmp_path, seed, dtype, **given)
     backbone = trainer.parts.backbone
     pulled = {
         "pieces": lambda: trainer.pieces == 2,

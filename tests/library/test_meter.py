@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from sd_scripts.library.meter import DECAY, Meter, Phases, Sections, StepLog, largest, marks_of, peak_gib
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.sessions import Session, Sessions
+from tests.forked import forked
 
 CPU = torch.device("cpu")
 
@@ -260,5 +260,7 @@ def test_the_peak_is_that_of_the_process_that_took_most(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(_tells_its_peak, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")  # type: ignore[no-untyped-call]
+    both = [forked(_tells_its_peak, rank, port, str(tmp_path)) for rank in range(2)]
+    for one in both:
+        one.join(120)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 7.25", "2 7.25"]

@@ -103,8 +103,13 @@ def test_a_request_is_told_from_loading_to_done_and_the_next_one_loads_nothing(r
     assert not (pixels(again[-1]["files"][0]) == pixels(done["files"][0])).all()
 
 
-def test_a_step_carries_a_thumbnail_as_often_as_asked(request_of: Callable[..., dict[str, Any]]) -> None:
-    bench = Workbench()
+@pytest.fixture(scope="module")
+def bench() -> Workbench:
+    """One that has the model already, except for the first who asks it."""
+    return Workbench()
+
+
+def test_a_step_carries_a_thumbnail_as_often_as_asked(request_of: Callable[..., dict[str, Any]], bench: Workbench) -> None:
     shown = [event["preview"] for event in done_with(bench, request_of(steps=4, preview_every=3)) if event["event"] == "step"]
     assert [preview is not None for preview in shown] == [False, False, True, True]
     kind, _, data = shown[-1].partition(",")
@@ -113,8 +118,10 @@ def test_a_step_carries_a_thumbnail_as_often_as_asked(request_of: Callable[..., 
     assert {event["preview"] for event in done_with(bench, request_of(preview_every=0)) if event["event"] == "step"} == {None}
 
 
-def test_a_file_tells_what_made_it_and_never_where_things_are(request_of: Callable[..., dict[str, Any]], lora: str, tmp_path: Path) -> None:
-    (file,) = done_with(Workbench(), request_of(lora=[lora], lora_weight=[0.5], negative_prompt="dull"))[-1]["files"]
+def test_a_file_tells_what_made_it_and_never_where_things_are(
+    request_of: Callable[..., dict[str, Any]], lora: str, tmp_path: Path, bench: Workbench
+) -> None:
+    (file,) = done_with(bench, request_of(lora=[lora], lora_weight=[0.5], negative_prompt="dull"))[-1]["files"]
     with Image.open(file) as image:
         text: dict[str, Any] = dict(image.text)
     made = json.loads(text["request"])
@@ -136,10 +143,9 @@ def test_pictures_of_the_same_second_get_names_of_their_own(tmp_path: Path) -> N
 
 
 def test_comparing_gives_all_variants_from_the_same_seeds_and_one_picture_of_all(
-    request_of: Callable[..., dict[str, Any]], lora: str
+    request_of: Callable[..., dict[str, Any]], lora: str, bench: Workbench
 ) -> None:
     variants = [{}, {"lora": [lora]}, {"lora": [lora], "lora_weight": [0.5], "label": "half"}]
-    bench = Workbench()
     events = done_with(bench, request_of(variants=variants, num_images=2))
     done = events[-1]
     assert [one["label"] for one in done["variants"]] == ["base", "painted", "half"]
@@ -153,9 +159,8 @@ def test_comparing_gives_all_variants_from_the_same_seeds_and_one_picture_of_all
     assert next(event["pictures"] for event in events if event["event"] == "step") == 6
 
 
-def test_cancelling_ends_between_steps_and_keeps_what_was_finished(request_of: Callable[..., dict[str, Any]]) -> None:
+def test_cancelling_ends_between_steps_and_keeps_what_was_finished(request_of: Callable[..., dict[str, Any]], bench: Workbench) -> None:
     events: list[Event] = []
-    bench = Workbench()
     order = order_of(request_of(num_images=2, steps=5), {})
     bench.carry_out(order, events.append, lambda: sum(event["event"] == "step" for event in events) >= 7)
     assert kinds(events).count("step") == 7 and events[-1]["event"] == "cancelled"

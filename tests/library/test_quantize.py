@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,16 @@ def linear_in_blocks(parts: Parts, kind: str) -> Iterator[str]:
                 yield f"{path}.{inside}"
 
 
-@pytest.mark.parametrize("kind", QUANTIZATIONS)
-@pytest.mark.parametrize("name", FAMILIES)
+def every_other(kinds: tuple[str, ...], others: Sequence[str] = FAMILIES) -> list[Any]:
+    """Families, or others, and kinds, each with half of the others; all pairs with --all."""
+    return [
+        pytest.param(name, kind, marks=pytest.mark.long if (row + column) % 2 else ())
+        for row, name in enumerate(others)
+        for column, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind"), every_other(QUANTIZATIONS))
 def test_the_linear_layers_of_all_blocks_are_held_in_few_bits_and_no_others(name: str, kind: str) -> None:
     parts, plain = tiny(name), _tiny(name)
     report = quantize.quantize_network(parts.backbone, kind)
@@ -134,8 +142,7 @@ def in_float64(name: str, seed: int) -> tuple[Tensor, Tensor]:
     return step(plain, adapted(plain, name, dtype=torch.float64), name, seed)
 
 
-@pytest.mark.parametrize("kind", QUANTIZATIONS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "kind"), every_other(QUANTIZATIONS))
 def test_loss_and_gradient_are_near_those_of_the_plain_network_in_float64(name: str, kind: str, seed: int) -> None:
     wanted, right = in_float64(name, seed)
     parts = quantized(name, kind)
@@ -144,8 +151,7 @@ def test_loss_and_gradient_are_near_those_of_the_plain_network_in_float64(name: 
     assert off < OF_LOSS[kind] and 0 < turned < OF_GRADIENT[kind], f"loss {off:.4f}, gradient {turned:.4f} with seed {seed}"
 
 
-@pytest.mark.parametrize("adapter", KINDS)
-@pytest.mark.parametrize("kind", ["fp8", "nf4"])
+@pytest.mark.parametrize(("adapter", "kind"), every_other(("fp8", "nf4"), KINDS))
 def test_an_adapter_on_packed_layers_is_that_on_plain_layers_of_their_numbers(kind: str, adapter: str, seed: int) -> None:
     name = "zimage"
     parts = quantized(name, kind)
@@ -158,8 +164,7 @@ def test_an_adapter_on_packed_layers_is_that_on_plain_layers_of_their_numbers(ki
     assert (found[1] - expected[1]).norm() < 1e-4 * expected[1].norm()
 
 
-@pytest.mark.parametrize("kind", ["qint8", "nf4"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "kind"), every_other(("qint8", "nf4")))
 def test_a_base_in_bf16_is_quantised_and_trained_under_autocast(name: str, kind: str, seed: int) -> None:
     parts = tiny(name)
     # As a run with mixed_precision bf16 reads it.
@@ -176,7 +181,13 @@ def test_a_base_in_bf16_is_quantised_and_trained_under_autocast(name: str, kind:
 # Merging.
 
 
-@pytest.mark.parametrize(("name", "kind"), [*zip(FAMILIES, [*QUANTIZATIONS, "fp8"]), *zip(FAMILIES, ["nf4", *QUANTIZATIONS])])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *zip(FAMILIES, [*QUANTIZATIONS, "fp8"]),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in zip(FAMILIES, ["nf4", *QUANTIZATIONS])),
+    ],
+)
 def test_merging_into_a_quantised_model_is_refused_and_changes_nothing(name: str, kind: str, tmp_path: Path) -> None:
     whole = tiny(name)
     network = adapted(whole, name)
@@ -188,8 +199,7 @@ def test_merging_into_a_quantised_model_is_refused_and_changes_nothing(name: str
     assert all(torch.equal(plain_weight(layer), before[path]) for path, layer in layers_of(parts).items())
 
 
-@pytest.mark.parametrize("adapter", KINDS)
-@pytest.mark.parametrize("kind", ["qint8", "nf4"])
+@pytest.mark.parametrize(("adapter", "kind"), every_other(("qint8", "nf4"), KINDS))
 def test_nobody_merges_by_peft_into_quantised_layers(kind: str, adapter: str) -> None:
     parts = quantized("flux", kind)
     adapted(parts, "flux", adapter)
@@ -205,7 +215,7 @@ def test_nobody_merges_by_peft_into_quantised_layers(kind: str, adapter: str) ->
 # Loading.
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family and a folder with its tiny model."""
     folder = tmp_path_factory.mktemp("models") / request.param
@@ -219,7 +229,7 @@ def load(saved: tuple[str, Path], dtype: torch.dtype = torch.float32, **options:
     return families.family(name).load(section(pretrained_model_name_or_path=str(folder), **options), CPU, dtype)
 
 
-@pytest.mark.parametrize("kind", ["qfloat8", "fp8", "nf4"])
+@pytest.mark.parametrize(("saved", "kind"), every_other(("qfloat8", "fp8", "nf4")), indirect=["saved"])
 def test_blocks_are_quantised_while_they_are_read(saved: tuple[str, Path], kind: str) -> None:
     at_once, later = load(saved, transformer_quantization=kind).backbone, load(saved).backbone
     quantize.quantize_network(later, kind)
@@ -229,7 +239,7 @@ def test_blocks_are_quantised_while_they_are_read(saved: tuple[str, Path], kind:
     assert not at_once.training and not any(tensor.requires_grad for tensor in at_once.parameters())
 
 
-@pytest.mark.parametrize("kind", ["qint8", "nf4"])
+@pytest.mark.parametrize(("saved", "kind"), every_other(("qint8", "nf4")), indirect=["saved"])
 def test_what_is_merged_first_is_quantised_afterwards(saved: tuple[str, Path], kind: str, tmp_path: Path) -> None:
     name, file = saved[0], tmp_path / "a.safetensors"
     whole = tiny(name)
@@ -247,6 +257,7 @@ def test_what_is_merged_first_is_quantised_afterwards(saved: tuple[str, Path], k
         assert not torch.equal(plain_weight(wanted[path]), layers_of(_tiny(name))[path].weight)
 
 
+@pytest.mark.parametrize("saved", FAMILIES, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_large_text_encoder_is_held_in_eight_bits(saved: tuple[str, Path], dtype: torch.dtype) -> None:
     name, _ = saved

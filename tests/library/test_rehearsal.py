@@ -42,7 +42,15 @@ def rehearsed(trainer: Trainer) -> list[Work]:
     return tried
 
 
-@pytest.mark.parametrize("kind", RUNS, ids="/".join)
+LEFT_OUT = [("sd", "network"), ("sd", "full"), ("sdxl", "network"), ("flux", "full"), ("zimage", "network")]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    # Both ways of training, new networks, and one kind of each but one of the families; the others with --all.
+    [pytest.param(kind, marks=pytest.mark.long if kind in LEFT_OUT else ()) for kind in RUNS],
+    ids="/".join,
+)
 def test_a_run_is_the_same_after_a_rehearsal(kind: Kind, tmp_path: Path) -> None:
     seed = random.getrandbits(16)
     given: dict[str, Any] = {"optimizer_type": "AdamW", "learning_rate": 1e-3, "use_ema": True}

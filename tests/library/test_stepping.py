@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,34 @@ from sd_scripts.schema.memory import MemoryOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
 from tests.library.small_trainers import make, trained, weights_of
 
-KINDS = (("sdxl", "full"), ("flux", "full"), ("zimage", "full"), ("ddpm", "scratch"))
+FLUX = ("flux", "full")
+KINDS = (("sdxl", "full"), FLUX, ("zimage", "full"), ("ddpm", "scratch"))
 OPTIMIZERS = ("AdamW", "SGD", "Lion", "Adafactor")
 BF16 = {"full_bf16": True, "mixed_precision": "bf16"}
 FUSED = {"fused_backward_pass": True}
 GIVEN: dict[str, Any] = {"optimizer_type": "AdamW", "learning_rate": 1e-3}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def seed() -> int:
     return random.getrandbits(16)
+
+
+@pytest.fixture(scope="module")
+def whole(seed: int, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Trainer]:
+    """Four steps of a run that nothing interrupts, in float32 or bf16, by the name of its optimizer; to look at alone."""
+
+    @cache
+    def made(optimizer: str, in_bf16: bool) -> Trainer:
+        trainer = make(FLUX, tmp_path_factory.mktemp("whole"), seed, **_with(optimizer, in_bf16))
+        trained(trainer, 4)
+        return trainer
+
+    return made
+
+
+def _with(optimizer: str, in_bf16: bool) -> dict[str, Any]:
+    return {"optimizer_type": optimizer, "learning_rate": 1e-3, **({"use_ema": True, **BF16} if in_bf16 else {})}
 
 
 # Rounding.
@@ -97,8 +117,15 @@ def both(kind: tuple[str, str], folder: Path, seed: int, steps: int = 3, **given
     return plain, fused
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        # Every optimizer, every kind, and factored state of convolutions; the others with --all.
+        pytest.param(kind, name, marks=[] if kind == FLUX or name == one else [pytest.mark.long])
+        for kind, one in zip(KINDS, ("Adafactor", "", "AdamW", "AdamW"), strict=True)
+        for name in OPTIMIZERS
+    ],
+)
 def test_a_fused_backward_pass_moves_the_weights_to_the_same_bits(kind: tuple[str, str], optimizer: str, tmp_path: Path, seed: int) -> None:
     plain, fused = both(kind, tmp_path, seed, optimizer_type=optimizer, learning_rate=1e-3)
     assert torch.equal(weights_of(plain), weights_of(fused)), f"seed {seed}"
@@ -183,27 +210,29 @@ def continued(kind: tuple[str, str], folder: Path, seed: int, first: dict[str, A
 @pytest.mark.parametrize(("first", "second"), [(FUSED, {}), ({}, FUSED)])
 @pytest.mark.parametrize("optimizer", ["AdamW", "Adafactor"])
 def test_a_run_goes_on_with_or_without_a_fused_backward_pass(
-    optimizer: str, first: dict[str, Any], second: dict[str, Any], tmp_path: Path, seed: int
+    optimizer: str, first: dict[str, Any], second: dict[str, Any], tmp_path: Path, seed: int, whole: Callable[[str, bool], Trainer]
 ) -> None:
-    given: dict[str, Any] = {"optimizer_type": optimizer, "learning_rate": 1e-3}
-    whole = make(("flux", "full"), tmp_path / "whole", seed, **given)
-    trained(whole, 4)
-    found = continued(("flux", "full"), tmp_path, seed, first, second, **given)
-    assert torch.equal(weights_of(found), weights_of(whole)), f"seed {seed}"
+    found = continued(FLUX, tmp_path, seed, first, second, **_with(optimizer, False))
+    assert torch.equal(weights_of(found), weights_of(whole(optimizer, False))), f"seed {seed}"
 
 
-@pytest.mark.parametrize("fused", [{}, FUSED], ids=["", "fused"])
-@pytest.mark.parametrize("optimizer", ["AdamW", "Adafactor", "Lion"])
-def test_a_resumed_run_in_bf16_repeats_the_uninterrupted_one(optimizer: str, fused: dict[str, Any], tmp_path: Path, seed: int) -> None:
-    kind = ("flux", "full")
-    given: dict[str, Any] = {"optimizer_type": optimizer, "learning_rate": 1e-3, "use_ema": True, **BF16}
-    whole = make(kind, tmp_path / "whole", seed, **given)
-    trained(whole, 4)
-    found = continued(kind, tmp_path, seed, fused, fused, **given)
+@pytest.mark.parametrize(
+    ("optimizer", "fused"),
+    [
+        # Every optimizer, and both ways; the others with --all.
+        pytest.param(name, fused, id=f"{name}-{'fused' if fused else ''}", marks=pytest.mark.long if (row + bool(fused)) % 2 else ())
+        for row, name in enumerate(("Adafactor", "AdamW", "Lion"))
+        for fused in ({}, FUSED)
+    ],
+)
+def test_a_resumed_run_in_bf16_repeats_the_uninterrupted_one(
+    optimizer: str, fused: dict[str, Any], tmp_path: Path, seed: int, whole: Callable[[str, bool], Trainer]
+) -> None:
+    wanted, found = whole(optimizer, True), continued(FLUX, tmp_path, seed, fused, fused, **_with(optimizer, True))
     assert all(weight.dtype is torch.bfloat16 for weight in found.weights.values())
-    assert torch.equal(weights_of(found), weights_of(whole)), f"seed {seed}"
-    assert whole.average is not None and found.average is not None
-    averages = whole.average.state_dict(), found.average.state_dict()
+    assert torch.equal(weights_of(found), weights_of(wanted)), f"seed {seed}"
+    assert wanted.average is not None and found.average is not None
+    averages = wanted.average.state_dict(), found.average.state_dict()
     assert all(average.dtype is torch.float32 and torch.equal(average, averages[1][name]) for name, average in averages[0].items())
     for values in found.optimizer.state.values():
         assert all(value.dtype is torch.float32 for value in values.values() if isinstance(value, Tensor))

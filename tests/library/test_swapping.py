@@ -31,8 +31,10 @@ HALF = MemoryOptions(gradient_checkpointing=True, gradient_checkpointing_share=0
 OFFLOADED = MemoryOptions(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True)
 
 
-def parts_with(name: str, full: bool) -> tuple[Parts, list[nn.Parameter]]:
-    """A family's small model and its trained weights: all of the backbone, or adapters in its blocks, drawn from fixed seeds."""
+def parts_with(name: str, full: bool, layers_end: str | tuple[str, ...] = "") -> tuple[Parts, list[nn.Parameter]]:
+    """A family's small model and its trained weights: all of the backbone, or adapters in its blocks, drawn from fixed seeds.
+
+    layers_end: of the names of the layers that have one."""
     torch.manual_seed(0)
     parts = families.family(name).tiny()
     network = parts.backbone
@@ -40,7 +42,8 @@ def parts_with(name: str, full: bool) -> tuple[Parts, list[nn.Parameter]]:
         network.requires_grad_(True)
     else:
         inside = tuple(f"{path}." for path in blocks_of(network))
-        layers = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear) and path.startswith(inside)]
+        linear = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear) and path.startswith(inside)]
+        layers = [path for path in linear if path.endswith(layers_end)]
         inject_adapter_in_model(LoraConfig(r=2, target_modules=layers), network)
     network.train()
     trained = [weight for weight in network.parameters() if weight.requires_grad]
@@ -60,7 +63,13 @@ def denoised(name: str, parts: Parts, seed: int) -> Tensor:
 
 
 def steps(
-    name: str, parts: Parts, trained: list[nn.Parameter], seed: int, count: int = 2, before: Callable[[int], object] = lambda step: None
+    name: str,
+    parts: Parts,
+    trained: list[nn.Parameter],
+    seed: int,
+    count: int = 2,
+    before: Callable[[int], object] = lambda step: None,
+    previews: bool = True,
 ) -> list[Tensor]:
     """What some steps of two micro-batches with a preview in between give: predictions, gradients and weights."""
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
@@ -71,8 +80,9 @@ def steps(
             prediction = denoised(name, parts, seed + 2 * step + micro)
             prediction.square().mean().backward()
             found.append(prediction.detach())
-            with torch.no_grad():
-                found.append(denoised(name, parts, seed + 100))
+            if previews:
+                with torch.no_grad():
+                    found.append(denoised(name, parts, seed + 100))
         found += [torch.zeros(()) if weight.grad is None else weight.grad.clone() for weight in trained]
         optimizer.step()
         optimizer.zero_grad()
@@ -88,13 +98,27 @@ def a_seed() -> int:
     return int(torch.Generator().seed() % 10**6)
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["adapter", "full"])
-@pytest.mark.parametrize("name", families.NAMES)
-def test_swapping_changes_no_bit(name: str, full: bool) -> None:
+_BESIDE = ((ALL, RECOMPUTED), (2, HALF), (ALL, OFFLOADED))
+
+
+# One lever beside swapping in each family, in adapters and whole networks by turns; --all has every one.
+@pytest.mark.parametrize(
+    ("name", "full", "levers"),
+    [
+        pytest.param(name, full, levers, id=f"{name}-{'full' if full else 'adapter'}-{text}", marks=marks)
+        for number, name in enumerate(families.NAMES)
+        for full in (False, True)
+        for levers, text, marks in (
+            ((_BESIDE[(number + full) % 3],), "one", () if full == number % 2 else pytest.mark.long),
+            (_BESIDE, "every", pytest.mark.long),
+        )
+    ],
+)
+def test_swapping_changes_no_bit(name: str, full: bool, levers: tuple[tuple[int, MemoryOptions], ...]) -> None:
     seed = a_seed()
     wanted = steps(name, *parts_with(name, full), seed)
     assert len({float(one.abs().sum()) for one in wanted}) > 4
-    for number, memory in ((3, MemoryOptions()), (ALL, RECOMPUTED), (2, HALF), (ALL, OFFLOADED)):
+    for number, memory in ((3, MemoryOptions()), *levers):
         parts, trained = parts_with(name, full)
         recomputing.switch(parts, memory, encoders=False)
         swap = swapped(parts, number)
@@ -102,11 +126,13 @@ def test_swapping_changes_no_bit(name: str, full: bool) -> None:
         assert swap.copies > 0
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["some", "every"])
 @pytest.mark.parametrize("full", [False, True], ids=["adapter", "full"])
-def test_any_number_of_blocks_gives_the_same(full: bool) -> None:
+def test_any_number_of_blocks_gives_the_same(full: bool, every: bool) -> None:
     seed = a_seed()
     wanted = steps("ddpm", *parts_with("ddpm", full), seed, count=1)
-    for number in range(1, len(blocks_of(parts_with("ddpm", full)[0].backbone)) + 1):
+    count = len(blocks_of(parts_with("ddpm", full)[0].backbone))
+    for number in range(1, count + 1) if every else (1, 2, count // 2, count - 1, count):
         parts, trained = parts_with("ddpm", full)
         assert swapped(parts, number).swapped == number
         assert_same(steps("ddpm", parts, trained, seed, count=1), wanted)
@@ -134,35 +160,46 @@ def test_blocks_in_few_bits_are_swapped_too(kind: Any) -> None:
     assert_same(results[2], results[0])
 
 
-_COMPILED = [("adapter", MemoryOptions(), "kept")]
-_COMPILED_TOO = [("full", MemoryOptions(), "kept"), ("full", RECOMPUTED, "recomputed"), ("adapter", OFFLOADED, "offloaded")]
+_COMPILED: list[tuple[str, MemoryOptions, str, Any]] = [("adapter", MemoryOptions(), "few", ("to_out.0", "proj_out"))]
+_COMPILED_TOO: list[tuple[str, MemoryOptions, str, Any]] = [
+    ("adapter", MemoryOptions(), "kept", ""),
+    ("full", MemoryOptions(), "kept", ""),
+    ("full", RECOMPUTED, "recomputed", ""),
+    ("adapter", OFFLOADED, "offloaded", ""),
+]
 
 
 # torch looks at tensors while it makes code, and warns of its own look.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(
-    ("full", "memory"),
+    ("full", "memory", "layers_end"),
     [
-        pytest.param(kind == "full", memory, id=f"{kind}-{name}", marks=marks)
+        pytest.param(kind == "full", memory, layers_end, id=f"{kind}-{name}", marks=marks)
         for cases, marks in ((_COMPILED, ()), (_COMPILED_TOO, pytest.mark.long))
-        for kind, memory, name in cases
+        for kind, memory, name, layers_end in cases
     ],
 )
-def test_compiled_blocks_are_swapped_without_more_code(full: bool, memory: MemoryOptions) -> None:
+def test_compiled_blocks_are_swapped_without_more_code(full: bool, memory: MemoryOptions, layers_end: str | tuple[str, ...]) -> None:
     options = CompileOptions(compile=True, compile_backend="aot_eager", compile_scope="blocks", compile_fullgraph=True)
     seed, results, graphs = a_seed(), [], []
+    parts, trained = parts_with("flux", full, layers_end)
+    plain = steps("flux", parts, trained, seed, count=1, previews=not layers_end)[: -len(trained)]
     for number in (0, ALL):
         torch._dynamo.reset()
-        parts, trained = parts_with("flux", full)
+        parts, trained = parts_with("flux", full, layers_end)
         recomputing.switch(parts, memory, encoders=False)
         compilation = compiling.compile_network(parts.backbone, options, CPU, swapped=True)
         swapped(parts, number)
-        results.append(steps("flux", parts, trained, seed, count=1))
+        results.append(steps("flux", parts, trained, seed, count=1, previews=not layers_end))
         compilation.take()
         graphs.append(compilation.graphs)
         compilation.close()
     assert_same(results[1], results[0])
     assert graphs[1] == graphs[0] > 0
+    if layers_end:
+        assert graphs[0] <= 8
+    for compiled, wanted in zip(results[0], plain):
+        assert float((compiled - wanted).norm()) <= 1e-5 * float(wanted.norm()) + 1e-8, "compiled code computes what the plain code does"
 
 
 def test_autocast_sees_the_weights_of_this_step() -> None:

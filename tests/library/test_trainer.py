@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from sd_scripts.library.families import family
 from sd_scripts.library.meter import Phases, StepLog
 from sd_scripts.library.networks import attach
 from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.protocols import Batch, Geometry, Losses
+from sd_scripts.library.protocols import Batch, Geometry, Losses, Parts
 from sd_scripts.library.remedies import is_out_of_memory
 from sd_scripts.library.rng import rng_for
 from sd_scripts.library.stopping import StopRequest
@@ -37,6 +40,19 @@ from sd_scripts.schema.training import TrainingOptions
 
 SDXL = family("sdxl")
 SQUARE = Geometry((64, 64), (0, 0), (64, 64))
+
+
+@cache
+def tiny() -> Parts:
+    """The model before anything is put on it; to copy."""
+    return SDXL.tiny()
+
+
+@cache
+def text_of(caption: str) -> dict[str, torch.Tensor]:
+    """What frozen encoders make of a caption."""
+    with torch.no_grad():
+        return SDXL.encode_prompts(tiny(), [caption])[0]
 
 
 class MadeUp:
@@ -60,10 +76,7 @@ class MadeUp:
         if self.spoiled in numbers:
             x0[numbers.index(self.spoiled)] = math.nan
         captions = [f"caption {number % 5}" for number in numbers]
-        texts: list[dict[str, torch.Tensor]] = [{} for _ in numbers]
-        if not self.trained_encoders:
-            with torch.no_grad():
-                texts = SDXL.encode_prompts(self.parts, captions)
+        texts = [{} if self.trained_encoders else text_of(caption) for caption in captions]
         return Batch(
             x0=x0,
             conditions=[{**text, **SDXL.size_condition(SQUARE)} for text in texts],
@@ -84,7 +97,7 @@ def make(folder: Path, *, batch: int = 2, accumulation: int = 1, steps: int = 6,
         return kind(**fixed, **{name: value for name, value in options.items() if name in kind.model_fields})
 
     folder.mkdir(parents=True, exist_ok=True)
-    parts, run = SDXL.tiny(), RunDirectory(folder)
+    parts, run = copy.deepcopy(tiny()), RunDirectory(folder)
     network_options = section(UNetNetworkOptions, network_dim=2)
     network = attach(parts, network_options, SDXL.adapter_targets(parts, False), seed=5)
     optimizer_options = OptimizerOptions(
@@ -175,7 +188,7 @@ def test_clipping_shortens_the_step_to_the_limit(tmp_path: Path) -> None:
     assert float((weights(trainer) - before).norm()) == pytest.approx(1e-3, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "Lion", "SGD"])
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", *(pytest.param(name, marks=pytest.mark.long) for name in ("Lion", "SGD"))])
 def test_a_run_in_two_parts_is_the_run_in_one(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"optimizer_type": name, "network_dropout": 0.2, "use_ema": True, "save_state_every_n_steps": 1}
     options |= {"save_last_n_states": 99, "steps": 5}
@@ -246,19 +259,22 @@ def test_a_resumed_run_measures_its_own_steps_and_adds_up_its_sessions(tmp_path:
         assert session[f"total_{name}"] == pytest.approx(first[name] + session[name], abs=0.002)
 
 
-def test_the_remaining_time_knows_the_pauses_to_come(tmp_path: Path) -> None:
+def test_the_remaining_time_knows_the_pauses_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make(tmp_path, steps=12, save_every_n_steps=5, save_state=True, validates=True)
     assert trainer._planned() == {"save": [5, 10, 12], "sample": [], "validate": [3, 6, 9, 12]}
     trainer.step = 9
     assert trainer._planned() == {"save": [10, 12], "sample": [], "validate": [12]}
     trainer.step = 0
-    trainer.export = lambda path, step: time.sleep(0.4)
+    # A save takes 400 s, which only the clock notices.
+    real, waited = time.perf_counter, []
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + 400.0 * len(waited))
+    trainer.export = lambda path, step: waited.append(step)
     assert trainer.fit()
     points = {event["step"]: event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"}
     # After the first save, two more are expected, and after the second one.
-    assert points[6]["eta_seconds"] >= 0.8 and 0.4 <= points[11]["eta_seconds"] < points[6]["eta_seconds"]
-    assert points[4]["eta_seconds"] < 0.4 + 20 * points[4]["seconds_per_step"] and points[12]["eta_seconds"] == 0
-    assert points[6]["paused_seconds"] >= 0.4 > points[4]["paused_seconds"]
+    assert points[6]["eta_seconds"] >= 800 and 400 <= points[11]["eta_seconds"] < points[6]["eta_seconds"]
+    assert points[4]["eta_seconds"] < 400 and points[12]["eta_seconds"] == 0
+    assert points[6]["paused_seconds"] >= 400 > points[4]["paused_seconds"]
 
 
 def test_the_held_out_loss_is_the_same_for_the_same_weights(tmp_path: Path) -> None:
@@ -315,9 +331,13 @@ def test_the_sections_of_a_step_add_up_to_it(tmp_path: Path) -> None:
     trainer = make(tmp_path, steps=6, accumulation=2)
     trainer.fit()
     points = [event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"][1:]
-    parts = [sum(point[name] for name in ("data_fetch", "fwd_bwd", "opt_step")) for point in points]
-    assert all(part <= point["step_total"] + 5e-5 for part, point in zip(parts, points))
-    assert sum(parts) >= 0.95 * sum(point["step_total"] for point in points)
+    shares = []
+    for point in points:
+        parts = sum(point[name] for name in ("data_fetch", "fwd_bwd", "opt_step"))
+        assert parts <= point["step_total"] + 5e-5
+        shares.append(parts / point["step_total"])
+    # Of most steps: a busy machine may halt any of them between two sections.
+    assert statistics.median(shares) >= 0.95
 
 
 def test_each_line_has_the_mean_loss_of_the_steps_since_the_last_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -160,6 +161,12 @@ class Runs:
     def folders(self) -> list[Path]:
         return sorted(path for path in self.output.glob("*") if (path / "config.toml").is_file())
 
+    def killed(self, moment: str, count: int, **options: Any) -> None:
+        """Trains until the process is killed, which is certain to happen: see doomed."""
+        process = forked(doomed, moment, count, self.family, self.method, self.arguments(**options))
+        process.join(PATIENCE_SECONDS)
+        assert process.exitcode == -signal.SIGKILL, f"the moment did not come: {moment} {count}; exit code {process.exitcode}"
+
     def wait(self, process: BaseProcess, seen: Callable[[], bool]) -> None:
         """Returns as soon as something can be seen from outside; fails when the process ends before."""
         end = time.monotonic() + PATIENCE_SECONDS
@@ -197,6 +204,40 @@ class Runs:
             said = started.communicate(timeout=PATIENCE_SECONDS)[0]
         assert started.returncode == 0, said[:4000]
         return self.newest()
+
+
+MOMENTS = {
+    "caching": r"/\.cache/latents/",
+    "sampling": r"/samples/[^/]+\.png$",
+    "evaluating": r"/inference/epoch_[^/]+$",
+    "saving a state": r"/state/\d+$",
+    "exporting": r"/lora-\d+\.safetensors$",
+}
+"""Names that files and folders get once they are whole."""
+
+
+def doomed(moment: str, count: int, family: str, method: str, arguments: list[str]) -> None:
+    """main in a process that the system kills: before the count-th file of a moment gets its name, or after so many steps.
+
+    From outside a process can be killed when a moment is seen, which may be too late. Python tells of renaming and opening before they are
+    done (PEP 578), here to a hook that sends the signal from inside.
+    """
+    come = 0
+
+    def watch(event: str, details: tuple[Any, ...]) -> None:
+        nonlocal come
+        if event == "os.rename" and moment in MOMENTS:
+            come += re.search(MOMENTS[moment], os.fspath(details[1])) is not None
+        elif event == "open" and moment == "a step" and details[2] & os.O_APPEND and str(details[0]).endswith("events.jsonl"):
+            steps = (event["step"] for event in RunDirectory(Path(details[0]).parent).events()[0] if event["kind"] == "step")
+            come = max(steps, default=0)
+        else:
+            return
+        if come >= count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    main(family, method, arguments)
 
 
 STYLES: dict[str, Any] = {

@@ -23,7 +23,6 @@ from tests.forked import forked
 
 PRESETS = Path(__file__).parents[2] / "presets"
 CPU = torch.device("cpu")
-NUM_PICTURES = 45
 SEED = 17
 
 
@@ -41,6 +40,8 @@ class Learned:
     before: Parts | None
     """None for a model that the run has made."""
     after: Parts
+    num_pictures: int
+    """Drawn for each measurement."""
 
     def _model(self, after: bool) -> Parts:
         chosen = self.after if after else self.before
@@ -48,17 +49,23 @@ class Learned:
         return chosen
 
     def obedience(self, kind: measure.Kind, after: bool = True) -> measure.Scores:
-        tasks = measure.prompts(kind, NUM_PICTURES, SEED, worlds.colors_of(self.options.family))
+        tasks = measure.prompts(kind, self.num_pictures, SEED, worlds.colors_of(self.options.family))
         if after:
             return measure.obedience(self.render(after), tasks)
         # All presets of a family begin with one base, so what it draws is measured once.
-        drawn = (self.options.family, kind, self.options.model.model_dump_json(), self.options.samples.model_dump_json())
+        drawn = (
+            self.options.family,
+            kind,
+            str(self.num_pictures),
+            self.options.model.model_dump_json(),
+            self.options.samples.model_dump_json(),
+        )
         if drawn not in OF_BASES:
             OF_BASES[drawn] = measure.obedience(self.render(after), tasks)
         return OF_BASES[drawn]
 
     def share(self, prompt: str, after: bool = True) -> float:
-        return measure.subject_share(self.render(after), prompt, NUM_PICTURES, SEED)
+        return measure.subject_share(self.render(after), prompt, self.num_pictures, SEED)
 
     def render(self, after: bool) -> measure.Render:
         samples = self.options.samples
@@ -74,8 +81,8 @@ class Learned:
         return render
 
     def edits_obeyed(self, kinds: Sequence[EditKind], after: bool = True) -> float:
-        """Fraction of NUM_PICTURES edits of each of these kinds that are done as asked, with all else as it was."""
-        tasks = [task for kind in kinds for task in measure.edit_tasks(kind, NUM_PICTURES, SEED)]
+        """Fraction of num_pictures edits of each of these kinds that are done as asked, with all else as it was."""
+        tasks = [task for kind in kinds for task in measure.edit_tasks(kind, self.num_pictures, SEED)]
         return measure.edit_obedience(self.render_edits(after), tasks)
 
     def render_edits(self, after: bool) -> measure.EditRender:
@@ -91,7 +98,7 @@ class Learned:
         return render
 
 
-def learn(preset: str, folder: Path, **changes: object) -> Learned:
+def learn(preset: str, folder: Path, num_pictures: int = 45, **changes: object) -> Learned:
     """Trains a preset in a process of its own, and loads the file that it saved."""
     values = flat.read_toml(PRESETS / f"{preset}.toml")
     run_type = flat.run_of(values)
@@ -104,7 +111,7 @@ def learn(preset: str, folder: Path, **changes: object) -> Learned:
     file = run.path / f"{options.output.output_name}{options.output.ending}"
     if options.method == "scratch":
         saved = type(options.model).model_validate({"pretrained_model_name_or_path": str(file)})
-        return Learned(options, run, family, None, family.load(saved, CPU, torch.float32))
+        return Learned(options, run, family, None, family.load(saved, CPU, torch.float32), num_pictures)
     before, after = family.load(options.model, CPU, torch.float32), family.load(options.model, CPU, torch.float32)
     if options.method == "network":
         merge_into(after, file)
@@ -115,7 +122,7 @@ def learn(preset: str, folder: Path, **changes: object) -> Learned:
         own = {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"} if options.family == "flux" else {}
         model = {"pretrained_model_name_or_path": str(beside / file.name), **{name: str(beside / part) for name, part in own.items()}}
         after = family.load(options.model.model_copy(update=model), CPU, torch.float32)
-    return Learned(options, run, family, before, after)
+    return Learned(options, run, family, before, after, num_pictures)
 
 
 def losses_fall(learned: Learned) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
+from tests.forked import said_by_script
 from tests.runs.conftest import PATIENCE_SECONDS, Runs
 from tests.runs.together import Together
 
@@ -30,10 +29,9 @@ def without_backbone(base: Path, folder: str, copy: Path) -> Path:
 def said_by(runs: Runs, **options: Any) -> str:
     """What the script itself says, in one process."""
     script = SCRIPTS / RUNS[runs.family, runs.method].script
-    command = [sys.executable, str(script), *runs.arguments(cache_only=True, **options)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
-    return ended.stdout + ended.stderr
+    code, said = said_by_script(script, runs.arguments(cache_only=True, **options), Path.cwd(), PATIENCE_SECONDS)
+    assert code == 0, said[-4000:]
+    return said
 
 
 def refused(runs: Runs, folder: Path, **options: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from sd_scripts.library.tools import run
 from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.ddpm import DdpmModelOptions
 from sd_scripts.schema.drawing import DrawSection
+from tests.forked import said_by_script
 from tests.small_models import SMALL_DDPM
 
 SMALL = DdpmModelOptions(**SMALL_DDPM, num_train_timesteps=40)
@@ -47,32 +47,14 @@ def pixels(file: str) -> bytes:
 
 
 def test_the_script_draws_from_any_folder_and_says_what_it_drew(saved: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "ddpm_sample.py"), "--ckpt", str(saved), "--prompt", "a red star", "--neg_prompt", "blue"]
-    command += [
-        "--steps",
-        "4",
-        "--device",
-        "cpu",
-        "--sampler",
-        "diffusion",
-        "--n",
-        "5",
-        "--cfg",
-        "2",
-        "--report",
-        "r.json",
-        "--out",
-        "new/pictures",
-    ]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "20/20" in done.stderr and "Traceback" not in done.stderr
+    words = f"--ckpt {saved} --steps 4 --device cpu --sampler diffusion --n 5 --cfg 2 --report r.json --out new/pictures --neg_prompt blue"
+    code, said = said_by_script(SCRIPTS / "ddpm_sample.py", [*words.split(), "--prompt", "a red star"], tmp_path)
+    assert code == 0 and "20/20" in said and "Traceback" not in said, said
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     files = [tmp_path / "new" / "pictures" / f"picture-{report['seed'] + number}.png" for number in range(5)]
     assert [Path(name) for name in report["pictures"]] == files and Path(report["grid"]).parent == files[0].parent
     assert report["network_calls"] == 4 and report["seconds"] == pytest.approx(5 * report["seconds_per_picture"], abs=0.01)
-    assert str(files[0]) in done.stdout and f"seed {report['seed']}" in done.stdout
+    assert str(files[0]) in said and f"seed {report['seed']}" in said
     with Image.open(files[2]) as image, Image.open(report["grid"]) as grid:
         assert image.size == (24, 16) and grid.size == (2 * 24 + 2, 3 * 16 + 4)
         told = json.loads(image.text["request"])

@@ -1,10 +1,11 @@
 """The demonstration teaches: a shape that the base cannot draw is drawn afterwards, and the shapes it knew stay.
 
-The real preset, the real `accelerate launch`, the exported file; measured from pixels over 64 prompts of each kind.
+The real preset, the real `accelerate launch`, the exported file; measured from pixels.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,25 @@ from sd_scripts.library.networks import merge_into
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.toy import demo, measure
 
-NUM_PICTURES = 64
 
-
-def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("steps", "least", "num_pictures"),
+    [
+        # 62 % stars.
+        pytest.param(200, 0.45, 24, id="a third"),
+        pytest.param(None, 0.80, 64, id="whole", marks=pytest.mark.long),
+    ],
+)
+def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(
+    steps: int | None, least: float, num_pictures: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("INFO", logger="demo")
-    picture = demo.demonstrate(tmp_path, num_pictures=4)
+    if steps is not None:
+        preset = demo.PRESET.read_text(encoding="utf-8")
+        shorter = re.sub(r"(max_train_steps|sample_every_n_steps|save_every_n_steps) = \d+", rf"\1 = {steps}", preset)
+        (tmp_path / "shorter.toml").write_text(shorter, encoding="utf-8")
+        monkeypatch.setattr(demo, "PRESET", tmp_path / "shorter.toml")
+    picture = demo.demonstrate(tmp_path / "out", num_pictures=4)
     with Image.open(picture) as sheet:
         assert sheet.width > 400
     said = caplog.text
@@ -30,16 +44,17 @@ def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(tmp_path: Path, capl
     run = RunDirectory(picture.parent)
     options = run.options()
     losses = [event["loss"] for event in run.events()[0] if event["kind"] == "step"]
-    assert len(losses) == options.training.max_train_steps
-    assert sum(losses[-100:]) < 0.8 * sum(losses[:100])
+    assert len(losses) == options.training.max_train_steps == (steps or 700)
+    quarter = min(len(losses) // 4, 100)
+    assert sum(losses[-quarter:]) < 0.8 * sum(losses[:quarter])
 
     family = families.family("sdxl")
     parts = family.load(options.model, torch.device("cpu"), torch.float32)
     render = demo.renderer(family, parts, options.samples.sample_steps, options.samples.sample_cfg_scale)
-    tasks = {kind: measure.prompts(kind, NUM_PICTURES, seed=11) for kind in ("star", "old")}
+    tasks = {kind: measure.prompts(kind, num_pictures, seed=11) for kind in ("star", "old")}
     before = {kind: measure.obedience(render, chosen) for kind, chosen in tasks.items()}
     merge_into(parts, picture.parent / f"{options.output.output_name}.safetensors", 1.0)
     after = {kind: measure.obedience(render, chosen) for kind, chosen in tasks.items()}
     assert before["star"].shape < 0.05
-    assert after["star"].shape >= 0.80, f"stars before: {before['star']}; after: {after['star']}"
+    assert after["star"].shape >= least, f"stars before: {before['star']}; after: {after['star']}"
     assert after["old"].shape >= before["old"].shape - 0.10, f"old shapes before: {before['old']}; after: {after['old']}"

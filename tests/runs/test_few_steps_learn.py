@@ -12,7 +12,7 @@ from tests.runs.learning import SEED, learn, losses_fall
 
 def test_a_model_of_few_steps_learns_a_new_shape_and_keeps_its_eight_steps(tmp_path: Path) -> None:
     """Without guidance, as it was distilled; the first third of the toy preset's way gave 47 % stars."""
-    learned = learn("zimage_train_network/toy-star-zimage", tmp_path, max_train_steps=300)
+    learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_pictures=24, max_train_steps=300)
     before, old_before = learned.obedience("star", after=False), learned.obedience("old", after=False)
     after, old_after = learned.obedience("star"), learned.obedience("old")
     print(f"toy-star-zimage: star {before} -> {after}; old {old_before} -> {old_after}")

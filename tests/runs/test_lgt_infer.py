@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from sd_scripts.library.tools import run
 from sd_scripts.library.transferring import GAP, transfer
 from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.transfer import TransferSection
+from tests.forked import said_by_script
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +53,15 @@ def pixels(file: str | Path) -> bytes:
 
 def test_the_script_transfers_a_folder_and_says_what_it_did(saved: Path, photos: Path, tmp_path: Path) -> None:
     arguments = f"--ckpt {saved} --image {photos} --steps 3 --device cpu --report r.json --out new/pictures --strength 0.8 --seed 7"
-    command = [sys.executable, str(SCRIPTS / "lgt_infer.py"), *arguments.split(), "--target", "line 0.7, night 0.3"]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "18/18" in done.stderr and "Traceback" not in done.stderr
+    code, said = said_by_script(SCRIPTS / "lgt_infer.py", [*arguments.split(), "--target", "line 0.7, night 0.3"], tmp_path)
+    assert code == 0 and "18/18" in said and "Traceback" not in said, said
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     folder = tmp_path / "new" / "pictures"
     assert [Path(file) for file in report["pictures"]] == [folder / f"{stem}_to_line-0.7-night-0.3.png" for stem in "abc"]
     assert (report["images"], report["seed"], report["network_calls"]) == (["a.jpg", "b.png", "c.webp"], 7, 12)
     assert len(report["sources"]) == 3 and set(report["sources"]) <= {"flat", "line", "night"}
     assert report["seconds"] == pytest.approx(3 * report["seconds_per_picture"], abs=0.01)
-    assert report["pictures"][0] in done.stdout and "seed 7" in done.stdout and "taken for" in done.stdout
+    assert report["pictures"][0] in said and "seed 7" in said and "taken for" in said
     sizes = [(64, 64), (80, 48), (32, 128)]
     for number, (file, size) in enumerate(zip(report["pictures"], sizes, strict=True)):
         with Image.open(file) as image:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from safetensors import safe_open
 from sd_scripts.dataset.images import decode
 from sd_scripts.schema.rundir import RunDirectory
 from tests.documents import ROOT, blocks, commands, named, page_text
+from tests.forked import said_by_script
+from tests.runs.test_uploads import Hub, serving, variables
 
 CAT = (451, 300)
 """Size of the upright photograph."""
@@ -28,20 +31,37 @@ def walk_through() -> list[list[str]]:
     return [[places.get(word, word) for word in command] for command in found]
 
 
-def carry_out(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+def forked(command: list[str], folder: Path) -> str:
+    """What a command that trains prints in a folder when its script is forked from a process with the libraries in it."""
+    script = next(number for number, word in enumerate(command) if word.endswith("sdxl_train_network.py"))
+    code, said = said_by_script(Path(command[script]), command[script + 1 :], folder)
+    assert code == 0, said
+    return said
+
+
+def carry_out(command: list[str], folder: Path, variables: dict[str, str]) -> str:
+    """What a command prints in a folder; only training is started as a person starts it, with a network of these variables."""
+    if command[1].endswith("sdxl_train_network.py"):
+        return forked(command, folder)
+    environment = {**os.environ, **variables, "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def hub() -> Iterator[Hub]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def trained(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The folder after the walk-through, and what each command printed."""
     folder = tmp_path_factory.mktemp("walk-through")
     for name in ("photographs.py", "photographs.toml"):
         (folder / name).write_text(named(name), encoding="utf-8")
-    return folder, [carry_out(command, folder) for command in walk_through()]
+    return folder, [carry_out(command, folder, variables(hub)) for command in walk_through()]
 
 
 def only_run(folder: Path) -> RunDirectory:
@@ -96,11 +116,16 @@ def test_the_run_finishes_with_a_file_previews_and_a_whole_log(trained):
     assert str(folder) not in json.dumps(header)
 
 
+def test_nothing_is_asked_of_a_hub_by_a_fresh_process(hub: Hub, trained: tuple[Path, list[str]]) -> None:
+    """Neither by importing the libraries nor by training; the folder is there because it did both."""
+    assert only_run(trained[0]).events()[0][-1]["kind"] == "finished" and hub.requests == 0 and not hub.files
+
+
 def test_the_same_command_says_finished_and_a_longer_one_goes_on(trained):
     folder, _ = trained
     *_, train = walk_through()
-    assert "finished already" in carry_out(train, folder)
-    carry_out([*train, "--max_train_steps", "12"], folder)
+    assert "finished already" in forked(train, folder)
+    forked([*train, "--max_train_steps", "12"], folder)
     starts = [event for event in only_run(folder).events()[0] if event["kind"] == "started"]
     assert [event["start_step"] for event in starts] == [0, 6]
 

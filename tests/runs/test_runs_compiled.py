@@ -21,7 +21,7 @@ KINDS = [
     for scope in ("network", "blocks")
 ]
 KINDS += [pytest.param(("ddpm", "scratch"), "eager", "auto", id="ddpm/scratch/eager")]
-KINDS += [pytest.param(("lgt", "scratch"), "eager", "blocks", id="lgt/scratch/eager/blocks")]
+KINDS += [pytest.param(("lgt", "scratch"), "eager", "blocks", id="lgt/scratch/eager/blocks", marks=pytest.mark.long)]
 KINDS += [pytest.param(("ddpm", "scratch"), "inductor", "auto", id="ddpm/scratch/inductor", marks=pytest.mark.long)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,10 +97,10 @@ def test_an_explicit_state_wins_and_steps_that_do_not_exist_are_told(runs: Any) 
 def test_a_broken_newest_state_is_named_and_the_one_before_is_used(
     runs: Any, long_options: dict[str, Any], undisturbed: RunDirectory
 ) -> None:
-    process = runs.begin(**long_options)
-    runs.wait(process, lambda: any(event["kind"] == "saved" and event["step"] == 9 for event in runs.events()))
-    runs.kill(process)
-    run = runs.newest()
+    run = RunDirectory(runs.output / undisturbed.name)
+    shutil.copytree(undisturbed.path, run.path)
+    (run.path / "lora.safetensors").unlink()
+    (run.path / "events.jsonl").write_text("")
     newest = sorted(path for path in run.state.iterdir() if path.name.isdigit())[-1]
     weights = newest / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])

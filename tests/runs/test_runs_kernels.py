@@ -26,7 +26,11 @@ def losses(run: RunDirectory) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     "kind",
-    [("sdxl", "network"), ("ddpm", "scratch"), ("lgt", "scratch"), pytest.param(("sd", "full"), marks=pytest.mark.long)],
+    [
+        ("sdxl", "network"),
+        ("ddpm", "scratch"),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in (("lgt", "scratch"), ("sd", "full"))),
+    ],
     ids="/".join,
 )
 def test_a_run_with_other_kernels_is_the_plain_run_and_each_goes_on_from_the_others_state(

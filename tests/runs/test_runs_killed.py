@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import random
 import shutil
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,35 +14,25 @@ from sd_scripts.schema.rundir import RunDirectory
 from tests.runs.conftest import STYLES, Runs
 
 
-def num_files(folder: Path, pattern: str) -> int:
-    return sum(1 for _ in folder.glob(pattern)) if folder.is_dir() else 0
+def drawn(moment: str) -> int:
+    """Which of the times that a moment comes."""
+    most = {"caching": 20, "a step": 8, "saving a state": 2, "exporting": 2}.get(moment, 1)
+    return random.randint(2 if moment == "caching" else 1, most)
 
 
-def moment_of(what: str, runs: Any) -> Callable[[], bool]:
-    """A question that can be asked from outside: has the process come to this moment?"""
-    if what == "caching":
-        wanted = random.randint(2, 20)
-        return lambda: num_files(runs.output / ".cache" / "latents", "*/*.safetensors") >= wanted
-    if what == "a step":
-        step = random.randint(1, 8)
-        return lambda: any(event["kind"] == "step" and event["step"] >= step for event in runs.events())
-    if what == "sampling":
-        return lambda: any(event["kind"] == "phase" and event["name"] == "sample" for event in runs.events())
-    if what == "evaluating":
-        return lambda: any(num_files(folder / "inference", f".epoch*{TEMPORARY_MARK}*") for folder in runs.folders())
-    place = {"saving a state": "state", "exporting": "."}[what]
-    return lambda: any(num_files(folder / place, f".[0l]*{TEMPORARY_MARK}*") for folder in runs.folders())
+ALL = ("caching", "sampling", "a step", "saving a state", "exporting")
 
 
-@pytest.mark.parametrize("what", ["caching", "a step", "saving a state", "exporting", "sampling"])
-def test_a_killed_run_continues_to_the_same_bytes(what: str, runs: Any, long_options: dict[str, Any], undisturbed: RunDirectory) -> None:
-    process = runs.begin(**long_options)
-    runs.wait(process, moment_of(what, runs))
-    time.sleep(random.uniform(0, 0.01) if what in ("a step", "sampling") else 0)
-    runs.kill(process)
-    assert not any((folder / "lora.safetensors").exists() for folder in runs.folders()), "it was done before it was killed"
+@pytest.mark.parametrize("moments", [ALL, *(pytest.param((one,), marks=pytest.mark.long) for one in ALL)], ids=" ".join)
+def test_a_killed_run_continues_to_the_same_bytes(
+    moments: tuple[str, ...], runs: Runs, long_options: dict[str, Any], undisturbed: RunDirectory
+) -> None:
+    """One moment after the other, or a single one."""
+    for moment in moments:
+        runs.killed(moment, min(drawn(moment), 2 if moments == ALL and moment == "a step" else 99), **long_options)
+        assert not any((folder / "lora.safetensors").exists() for folder in runs.folders()), "it was done before it was killed"
     run = runs.train(**long_options)
-    assert len(runs.folders()) == 1, "the second start continues the folder of the first"
+    assert len(runs.folders()) == 1, "every start continues the folder of the first"
     assert (run.path / "lora.safetensors").read_bytes() == (undisturbed.path / "lora.safetensors").read_bytes()
     assert not list(run.path.rglob(f"*{TEMPORARY_MARK}*"))
     names = sorted(path.name for path in run.samples.iterdir())
@@ -54,11 +41,9 @@ def test_a_killed_run_continues_to_the_same_bytes(what: str, runs: Any, long_opt
 
 
 @pytest.mark.long
-def test_a_run_killed_again_and_again_still_arrives(runs: Any, long_options: dict[str, Any], undisturbed: RunDirectory) -> None:
-    for last in (3, 6, 9):
-        process = runs.begin(**long_options)
-        runs.wait(process, lambda last=last: any(event["kind"] == "step" and event["step"] > last for event in runs.events()))
-        runs.kill(process)
+def test_a_run_killed_again_and_again_still_arrives(runs: Runs, long_options: dict[str, Any], undisturbed: RunDirectory) -> None:
+    for step in (4, 7, 10):
+        runs.killed("a step", step, **long_options)
     run = runs.train(**long_options)
     assert (run.path / "lora.safetensors").read_bytes() == (undisturbed.path / "lora.safetensors").read_bytes()
 
@@ -78,13 +63,21 @@ def check_styles(run: RunDirectory, undisturbed: RunDirectory) -> None:
     assert not list(run.path.rglob(f"*{TEMPORARY_MARK}*"))
 
 
-@pytest.mark.parametrize("what", ["a step", "saving a state", "evaluating"])
-def test_a_killed_style_transfer_continues_to_the_same_bytes(what: str, style_runs: Runs, undisturbed_styles: RunDirectory) -> None:
-    process = style_runs.begin(**STYLES)
-    style_runs.wait(process, moment_of(what, style_runs))
-    style_runs.kill(process)
+OF_STYLES = ("a step", "saving a state", "evaluating")
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [OF_STYLES[1:], *(pytest.param(moments, marks=pytest.mark.long) for moments in (OF_STYLES, *((one,) for one in OF_STYLES)))],
+    ids=" ".join,
+)
+def test_a_killed_style_transfer_continues_to_the_same_bytes(
+    moments: tuple[str, ...], style_runs: Runs, undisturbed_styles: RunDirectory
+) -> None:
+    for moment in moments:
+        style_runs.killed(moment, min(drawn(moment), 2), **STYLES)
     run = style_runs.train(**STYLES)
-    assert len(style_runs.folders()) == 1, "the second start continues the folder of the first"
+    assert len(style_runs.folders()) == 1, "every start continues the folder of the first"
     check_styles(run, undisturbed_styles)
     wanted = ["epoch_0000", "epoch_0000_step_000003", "epoch_0001", "epoch_0001_step_000009", "epoch_0002"]
     for one in (run, undisturbed_styles):
@@ -94,7 +87,7 @@ def test_a_killed_style_transfer_continues_to_the_same_bytes(what: str, style_ru
             assert (run.inference / name / file.name).read_bytes() == file.read_bytes(), f"{name}/{file.name}"
 
 
-@pytest.mark.parametrize("how", ["latest", "3", "epoch:1", "path"])
+@pytest.mark.parametrize("how", ["latest", "epoch:1", *(pytest.param(how, marks=pytest.mark.long) for how in ("3", "path"))])
 def test_style_transfer_goes_on_from_whatever_is_named(how: str, style_runs: Runs, undisturbed_styles: RunDirectory) -> None:
     copy = style_runs.output / undisturbed_styles.name
     shutil.copytree(undisturbed_styles.path, copy)

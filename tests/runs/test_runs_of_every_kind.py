@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,18 @@ from tests.runs.together import trained_together
 
 PREVIEW = Preview("picture 3, tag1", "", 64, 64, 7, 4, 1.0)
 KINDS = list(RUNS)
+SHARED_OUT = [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")]
+LONG = pytest.mark.long
 
 
-@pytest.fixture(params=KINDS, ids="/".join)
+@pytest.fixture
 def kind(request: pytest.FixtureRequest, runs: Runs, tiny_bases: dict[str, Path], pairs: Path, styles: Path) -> Runs:
+    return of_kind(runs, request.param, tiny_bases, pairs, styles)
+
+
+def of_kind(runs: Runs, kind: tuple[str, str], tiny_bases: dict[str, Path], pairs: Path, styles: Path) -> Runs:
     """Runs of one kind; editing families get pairs of pictures, style transfer folders of styles."""
-    runs.family, runs.method = request.param
+    runs.family, runs.method = kind
     runs.base = tiny_bases[runs.family] if runs.method != "scratch" else runs.base
     runs.pictures = {"qwen_edit": pairs, "lgt": styles}.get(runs.family, runs.pictures)
     return runs
@@ -83,19 +91,32 @@ def saved(kind: Runs, run: RunDirectory) -> Path:
     return found[0]
 
 
-def test_a_killed_run_of_every_kind_continues_to_the_same_bytes(kind: Runs) -> None:
-    options = ambitious(kind)
-    output = kind.output
-    kind.output = output.with_name("undisturbed")
-    undisturbed = saved(kind, kind.train(**options)).read_bytes()
-    kind.output = output
-    process = kind.begin(**options)
-    step = random.randint(1, 4)
-    kind.wait(process, lambda: any(event["kind"] == "step" and event["step"] >= step for event in kind.events()))
-    kind.kill(process)
+@pytest.fixture(scope="module")
+def undisturbed(
+    tiny_bases: dict[str, Path], pictures: Path, pairs: Path, styles: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[tuple[str, str]], RunDirectory]:
+    """The run of a kind with ambitious options that is left alone, trained when it is first asked for."""
+
+    @functools.cache
+    def trained(kind: tuple[str, str]) -> RunDirectory:
+        runs = Runs(Path(), pictures, tmp_path_factory.mktemp("-".join(kind)) / "out")
+        run = of_kind(runs, kind, tiny_bases, pairs, styles)
+        return run.train(**ambitious(run))
+
+    return trained
+
+
+KILLED = [("zimage", "full"), ("ddpm", "scratch")]
+"""The methods besides a network, which test_runs_killed kills at more moments on sdxl, as it does lgt."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[LONG] * (kind not in KILLED)) for kind in KINDS], indirect=True, ids="/".join)
+def test_a_killed_run_of_every_kind_continues_to_the_same_bytes(kind: Runs, undisturbed: Callable[[tuple[str, str]], RunDirectory]) -> None:
+    options, alone = ambitious(kind), undisturbed((kind.family, kind.method))
+    kind.killed("a step", random.randint(1, 4), **options)
     run = kind.train(**options)
     assert len(kind.folders()) == 1, "the second start continues the folder of the first"
-    assert saved(kind, run).read_bytes() == undisturbed
+    assert saved(kind, run).read_bytes() == saved(kind, alone).read_bytes()
     losses = {event["step"]: event["loss"] for event in run.events()[0] if event["kind"] == "step"}
     assert sorted(losses) == list(range(1, 7)) and all(np.isfinite(list(losses.values())))
 
@@ -104,8 +125,15 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image.convert("RGB"), dtype=np.int16)
 
 
-def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(kind: Runs, tmp_path: Path) -> None:
-    run = kind.train(**ambitious(kind))
+# The other method of four families, each of which is here with one of both.
+OTHERS = [("sd", "network"), ("sdxl", "full"), ("flux", "full"), ("zimage", "network")]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[LONG] * (kind in OTHERS)) for kind in KINDS], indirect=True, ids="/".join)
+def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(
+    kind: Runs, undisturbed: Callable[[tuple[str, str]], RunDirectory], tmp_path: Path
+) -> None:
+    run = undisturbed((kind.family, kind.method))
     if kind.family == "lgt":
         check_transfers(kind, run, tmp_path)
         return
@@ -161,7 +189,7 @@ def _as_base(kind: Runs, file: Path) -> dict[str, str]:
     return {"pretrained_model_name_or_path": str(target), **{option: str(kind.base / folder) for option, folder in parts.items()}}
 
 
-@pytest.mark.parametrize("family", sorted({family for family, method in KINDS if method == "full"}))
+@pytest.mark.parametrize("family", [pytest.param(family, marks=[LONG] * (family == "sd")) for family, method in KINDS if method == "full"])
 def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_picture(family: str, runs: Runs, tiny_bases: dict[str, Path]) -> None:
     runs.family, runs.method, runs.base = family, "full", tiny_bases[family]
     run = runs.train(**ambitious(runs) | {"save_model_as": "diffusers"})
@@ -190,13 +218,9 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_picture(family: st
 @pytest.mark.parametrize(
     "kind",
     [
-        ("flux", "full"),
-        ("sd", "full"),
-        ("flux", "network"),
-        ("qwen_edit", "network"),
-        ("zimage", "network"),
-        ("ddpm", "scratch"),
+        # An adapter is compared in test_runs_processes and below, and a whole model in test_runs_shared_out, both shared out.
         ("lgt", "scratch"),
+        *(pytest.param(kind, marks=LONG) for kind in (("ddpm", "scratch"), ("sd", "full"), ("flux", "full"), *SHARED_OUT)),
     ],
     indirect=True,
     ids="/".join,
@@ -226,7 +250,9 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs, tm
     assert max(float((last[name] - other[name]).abs().max()) for name in last) < 1e-5
 
 
-@pytest.mark.parametrize("kind", [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")], indirect=True, ids="/".join)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[LONG] * (kind[0] != "zimage")) for kind in SHARED_OUT], indirect=True, ids="/".join
+)
 def test_a_base_that_is_shared_out_trains_previews_and_validates_as_a_whole_one(kind: Runs, tmp_path: Path) -> None:
     options = {
         "max_train_steps": 4,

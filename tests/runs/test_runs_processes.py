@@ -34,8 +34,8 @@ def difference(a: Path, b: Path) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def test_two_processes_one_larger_batch_and_accumulation_train_the_same(runs: Any) -> None:
-    two = runs.launched(2, train_batch_size=1, **SAME)
+def test_two_processes_one_larger_batch_and_accumulation_train_the_same(runs: Runs, tmp_path: Path) -> None:
+    two = trained_together(runs, 2, tmp_path / "start", train_batch_size=1, **SAME)
     assert len(runs.folders()) == 1, "both processes write one folder"
     runs.output = runs.output.parent / "large"
     large = runs.train(train_batch_size=2, **SAME)
@@ -57,10 +57,13 @@ def test_two_processes_one_larger_batch_and_accumulation_train_the_same(runs: An
     assert difference(resumed.state / end, large.state / end) < 1e-5
 
 
-def test_one_process_through_accelerate_launch_is_the_same_run(runs: Any) -> None:
-    launched = runs.launched(1, max_train_steps=3)
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_through_accelerate_launch_are_the_same_run(processes: int, runs: Runs, tmp_path: Path) -> None:
+    """Two at once, one on each of two machines, are always tried in test_several_machines, and one in test_demo_learns."""
+    launched = runs.launched(processes, max_train_steps=3)
     runs.output = runs.output.parent / "direct"
-    direct = runs.train(max_train_steps=3)
+    direct = trained_together(runs, processes, tmp_path / "start", max_train_steps=3)
     assert (launched.path / "lora.safetensors").read_bytes() == (direct.path / "lora.safetensors").read_bytes()
 
 
@@ -92,8 +95,10 @@ def undisturbed_pair(tiny_base: Path, pictures: Path, tmp_path_factory: pytest.T
     return trained_together(Runs(tiny_base, pictures, folder / "out"), 2, folder / "start", **NEVER_SAME)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("moment", ["caching", "a step"])
+@pytest.mark.parametrize(
+    ("moment", "victim"),
+    [("a step", 0), *(pytest.param(*case, marks=pytest.mark.long) for case in (("caching", 0), ("caching", 1), ("a step", 1)))],
+)
 def test_when_one_of_two_is_killed_the_other_ends_with_a_sentence_and_both_continue_to_the_same_bytes(
     moment: str, victim: int, runs: Runs, undisturbed_pair: RunDirectory, tmp_path: Path
 ) -> None:
@@ -123,6 +128,7 @@ def test_when_one_of_two_is_killed_the_other_ends_with_a_sentence_and_both_conti
     assert (run.path / "lora.safetensors").read_bytes() == (undisturbed_pair.path / "lora.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_of_one_global_batch_goes_from_two_processes_to_one_and_back(runs: Runs, tmp_path: Path) -> None:
     options = SAME | {"global_batch_size": 4, "train_batch_size": 1, "save_state_every_n_steps": 2}
     once = runs.train(**options | {"train_batch_size": 2})
@@ -138,6 +144,19 @@ def test_a_run_of_one_global_batch_goes_from_two_processes_to_one_and_back(runs:
     begins = [event["start_step"] for event in last.events()[0] if event["kind"] == "started"]
     assert begins[0] == 0 and 2 <= begins[1] < begins[2]
     assert difference(last.state / "000010", once.state / "000010") < 1e-5
+
+
+def test_a_run_of_one_global_batch_goes_from_one_process_to_two(runs: Runs, tmp_path: Path) -> None:
+    """The other way round, test_two_processes_one_larger_batch_and_accumulation_train_the_same."""
+    options = SAME | {"global_batch_size": 4, "train_batch_size": 2, "max_train_steps": 4, "save_state_every_n_steps": 2}
+    once = runs.train(**options)
+    for path in [once.state / "000004", *once.path.glob("lora*.safetensors")]:
+        path.rename(tmp_path / path.name)
+    two = trained_together(runs, 2, tmp_path / "start", **options | {"train_batch_size": 1})
+    assert two.path == once.path and len(runs.folders()) == 1, "it stays the same run"
+    assert [event["start_step"] for event in two.events()[0] if event["kind"] == "started"] == [0, 2]
+    assert difference(two.state / "000002", tmp_path / "000004") > 1e-3, "it trains at all"
+    assert difference(two.state / "000004", tmp_path / "000004") < 1e-5
 
 
 def test_a_global_batch_that_does_not_fit_is_refused(runs: Runs, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def rehearsed(run: RunDirectory) -> list[str]:
     return [event["what"] for event in run.events()[0] if event["kind"] == "rehearsed"]
 
 
-@pytest.mark.parametrize("kind", [("sdxl", "network"), ("lgt", "scratch")], ids="/".join)
+@pytest.mark.parametrize("kind", [("sdxl", "network"), pytest.param(("lgt", "scratch"), marks=pytest.mark.long)], ids="/".join)
 def test_a_rehearsed_run_is_the_plain_run(kind: tuple[str, str], runs: Runs, tiny_bases: dict[str, Path], styles: Path) -> None:
     styled = kind[0] == "lgt"
     runs.family, runs.method, runs.base = *kind, Path() if styled else tiny_bases[kind[0]]
@@ -52,7 +52,7 @@ def test_a_rehearsed_run_is_the_plain_run(kind: tuple[str, str], runs: Runs, tin
     assert losses(resumed) == losses(plain)[2:] and len(rehearsed(resumed)) == 1
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp2"])
 def test_processes_rehearse_together(strategy: str, runs: Runs, tiny_bases: dict[str, Path], tmp_path: Path) -> None:
     runs.family, runs.method, runs.base = "sd", "full", tiny_bases["sd"]
     options: dict[str, Any] = {

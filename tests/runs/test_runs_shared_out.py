@@ -38,7 +38,7 @@ def difference(a: Path, b: Path) -> float:
     return max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
 
 
-@pytest.mark.parametrize("family", ["flux", "sd"])
+@pytest.mark.parametrize("family", [pytest.param("flux", marks=pytest.mark.long), "sd"])
 def test_a_whole_model_that_is_shared_out_trains_and_resumes_as_one_process_does(
     family: str, runs: Runs, tiny_bases: dict[str, Path], tmp_path: Path
 ) -> None:

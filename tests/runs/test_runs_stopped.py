@@ -6,13 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from kohya_like.supervisor import Job, JobSupervisor
+from sd_scripts.library.launch import main
 from sd_scripts.library.process_trees import RUN_ID, carried, carriers, ranks
+from sd_scripts.library.ranks import REFUSED_FILE
 from sd_scripts.schema.flat import parse_cli
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
@@ -25,7 +28,7 @@ def ask(how: str, process: Any, run: RunDirectory) -> None:
         os.kill(process.pid, {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}[how])
 
 
-@pytest.mark.parametrize("how", ["stop file", "Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("how", ["stop file", "Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.long)])
 def test_a_stopped_run_goes_on_to_the_same_bytes(how: str, runs: Any, long_options: dict[str, Any], undisturbed: RunDirectory) -> None:
     process = runs.begin(**long_options)
     runs.wait(process, lambda: any(event["kind"] == "step" and event["step"] >= 2 for event in runs.events()))
@@ -95,6 +98,10 @@ class Studio:
     def said(self, job: Job) -> str:
         return job.run.console.read_text()[-4000:]
 
+    def starts(self, job: Job) -> list[int]:
+        """The step at which each start has begun."""
+        return [event["start_step"] for event in job.run.events()[0] if event["kind"] == "started"]
+
     def members(self, job: Job) -> list[psutil.Process]:
         return carriers(RUN_ID).get(job.run_id or "", [])
 
@@ -113,13 +120,8 @@ def studio(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Studio]:
     made.supervisor.close()
 
 
-@pytest.mark.parametrize(
-    "launcher", ["filestore", pytest.param("accelerate", marks=pytest.mark.long), pytest.param("torchrun", marks=pytest.mark.long)]
-)
-def test_stopping_several_processes_saves_and_ends_every_rank_and_worker(launcher: str, studio: Studio) -> None:
-    job = studio.start(launcher=launcher, max_train_steps=5000)
-    studio.until(job, lambda now: now.summary.step >= 3)
-    assert len(ranks(studio.members(job))) == 2
+def stopped(studio: Studio, job: Job) -> None:
+    """Stops a job, and sees that it has saved and that nothing is left."""
     studio.supervisor.stop(job, grace_seconds=60)
     done = studio.now(job)
     assert (done.state, done.returncode) == ("stopped", 0), studio.said(job)
@@ -128,6 +130,40 @@ def test_stopping_several_processes_saves_and_ends_every_rank_and_worker(launche
     assert last["kind"] == "stopped" and (job.run.state / f"{last['step']:06d}" / "manifest.json").is_file()
 
 
+def test_a_killed_rank_is_started_again_and_stopping_saves_and_ends_every_rank_and_worker(studio: Studio) -> None:
+    """On two starts of two processes; what is tried apart below takes a minute or more."""
+    job = studio.start(launcher="filestore", max_train_steps=5000, max_restarts=1, resume="none")
+    studio.until(job, lambda now: now.summary.step >= 6)
+    assert len(ranks(studio.members(job))) == 2
+    studio.rank(job, 1).kill()
+    studio.until(job, lambda now: len(studio.starts(job)) == 2)
+    first, second = studio.starts(job)
+    assert first == 0 and second >= 4, "it goes on from the newest state"
+    studio.until(job, lambda now: now.summary.step > second)
+    stopped(studio, job)
+    assert "process 2 of 2 (rank 1) was killed (signal 9)" in studio.said(job)
+    assert any(event["kind"] == "warning" and "restart 1 of 1" in event["text"] for event in job.run.events()[0])
+
+
+def test_wrong_options_that_a_process_finds_are_marked_as_refused(runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whereupon launchers do not start it again, see test_launchers and the long test below."""
+    monkeypatch.setenv(REFUSED_FILE, str(tmp_path / "refused"))
+    runs.output.mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main("sdxl", "network", runs.arguments(max_train_epochs=1, max_train_steps=None, train_data_dir=runs.output))
+    assert ended.value.code == 2 and (tmp_path / "refused").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["filestore", "accelerate", "torchrun"])
+def test_stopping_several_processes_saves_and_ends_every_rank_and_worker(launcher: str, studio: Studio) -> None:
+    job = studio.start(launcher=launcher, max_train_steps=5000)
+    studio.until(job, lambda now: now.summary.step >= 3)
+    assert len(ranks(studio.members(job))) == 2
+    stopped(studio, job)
+
+
+@pytest.mark.long
 def test_a_killed_rank_ends_the_run_with_a_sentence_and_no_orphan(studio: Studio) -> None:
     job = studio.start(launcher="filestore", max_train_steps=5000)
     studio.until(job, lambda now: now.summary.step >= 3)
@@ -138,9 +174,8 @@ def test_a_killed_rank_ends_the_run_with_a_sentence_and_no_orphan(studio: Studio
     assert studio.members(job) == []
 
 
-@pytest.mark.parametrize(
-    "launcher", ["filestore", pytest.param("accelerate", marks=pytest.mark.long), pytest.param("torchrun", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["filestore", "accelerate", "torchrun"])
 def test_a_killed_rank_is_started_again_and_the_run_arrives(launcher: str, studio: Studio) -> None:
     job = studio.start(launcher=launcher, max_train_steps=30, max_restarts=2, resume="none")
     studio.until(job, lambda now: now.summary.step >= 6)
@@ -148,12 +183,13 @@ def test_a_killed_rank_is_started_again_and_the_run_arrives(launcher: str, studi
     done = studio.until(job, lambda now: now.state != "running")
     assert (done.state, done.returncode) == ("finished", 0), studio.said(job)
     events = job.run.events()[0]
-    starts = [event["start_step"] for event in events if event["kind"] == "started"]
+    starts = studio.starts(job)
     assert starts[0] == 0 and len(starts) == 2 and starts[1] >= 4, "it goes on from the newest state"
     assert any(event["kind"] == "warning" and "restart 1 of 2" in event["text"] for event in events)
     assert (job.path / "lora.safetensors").is_file() and studio.members(job) == []
 
 
+@pytest.mark.long
 def test_wrong_options_are_refused_once(studio: Studio) -> None:
     # Found only by the processes themselves, after they have started.
     job = studio.start(launcher="accelerate", max_restarts=3, max_train_epochs=1, max_train_steps=None, train_data_dir=studio.runs.output)

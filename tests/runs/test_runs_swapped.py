@@ -31,10 +31,9 @@ def previews(run: RunDirectory) -> list[bytes]:
 @pytest.mark.parametrize(
     ("family", "method", "levers"),
     [
-        ("sdxl", "network", {"blocks_to_swap": 16, "max_grad_norm": 0.1}),
-        ("flux", "full", {"blocks_to_swap": 3, "gradient_checkpointing": True, "max_grad_norm": 0.01}),
+        pytest.param("sdxl", "network", {"blocks_to_swap": 16, "max_grad_norm": 0.1}, id="sdxl/network", marks=pytest.mark.long),
+        pytest.param("flux", "full", {"blocks_to_swap": 3, "gradient_checkpointing": True, "max_grad_norm": 0.01}, id="flux/full"),
     ],
-    ids=["sdxl/network", "flux/full"],
 )
 def test_a_swapped_run_is_the_plain_run(family: str, method: str, levers: dict[str, Any], runs: Runs, tiny_bases: dict[str, Path]) -> None:
     runs.family, runs.method, runs.base = family, method, tiny_bases[family]

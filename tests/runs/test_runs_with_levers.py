@@ -29,15 +29,14 @@ def same_weights(run: RunDirectory, other: RunDirectory, name: str) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-@pytest.mark.parametrize(("before", "after"), [(LEVERS, {}), ({}, LEVERS)], ids=["switched_off", "switched_on"])
-def test_a_killed_run_goes_on_with_other_levers(
-    before: dict[str, Any], after: dict[str, Any], runs: Runs, long_options: dict[str, Any], undisturbed: RunDirectory
+def test_a_killed_run_goes_on_with_other_levers_and_again_without(
+    runs: Runs, long_options: dict[str, Any], undisturbed: RunDirectory
 ) -> None:
-    step = random.randint(4, 8)
-    process = runs.begin(**long_options, **before)
-    runs.wait(process, lambda: any(event["kind"] == "step" and event["step"] >= step for event in runs.events()))
-    runs.kill(process)
-    run = runs.train(**long_options, **after)
+    runs.killed("a step", random.randint(4, 5), **long_options)
+    runs.killed("a step", random.randint(7, 8), **long_options, **LEVERS)
+    run = runs.train(**long_options)
+    starts = [event["start_step"] for event in run.events()[0] if event["kind"] == "started"]
+    assert starts == [0, 3, 6]
     assert len(runs.folders()) == 1 and same_weights(run, undisturbed, "lora.safetensors")
     assert [path.read_bytes() for path in sorted(run.samples.glob("*.png"))] == [
         path.read_bytes() for path in sorted(undisturbed.samples.glob("*.png"))

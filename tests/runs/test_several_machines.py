@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,14 +18,17 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from sd_scripts.library.launch import main
 from sd_scripts.schema import flat
 from sd_scripts.schema.cluster import ClusterSection, files
-from sd_scripts.schema.command import launch_command, launch_environment, shown
+from sd_scripts.schema.command import SCRIPTS, launch_command, launch_environment, shown
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RUNS, RunOptions
+from tests.forked import forked
 
 PORT = 29517
 WIRE = "wire0"
+CLONE_NEWUTS = 0x04000000
 PATIENCE_SECONDS = 240.0
 
 
@@ -150,19 +157,69 @@ def ended(processes: list[subprocess.Popen[str]], logs: list[Path]) -> list[int]
     return [process.returncode for process in processes]
 
 
-@pytest.mark.parametrize("launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.long)])
-def test_the_printed_commands_of_two_machines_train_what_one_trains(runs: Any, hosts: TwoHosts, tmp_path: Path, launcher: str) -> None:
+SAY = """
+import json, os, sys
+with open(sys.argv[2] + ".said", "w") as file:
+    json.dump([dict(os.environ), sys.argv[1:]], file)
+"""
+
+
+def train_on(host: str, environment: dict[str, str], console: str, family: str, method: str, arguments: list[str]) -> None:
+    """Trains on a host with the environment that a launcher has made there."""
+    libc = ctypes.CDLL(None)
+    with open(f"/var/run/netns/{host}") as place:
+        assert libc.setns(place.fileno(), 0) == 0 and libc.unshare(CLONE_NEWUTS) == 0
+    socket.sethostname(host)
+    # The store of the launcher has ended with it; the first process keeps one of its own.
+    os.environ |= environment | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    handle = os.open(console, os.O_WRONLY | os.O_CREAT)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    main(family, method, arguments)
+
+
+def test_what_the_printed_commands_tell_two_machines_is_enough_to_train_what_one_trains(runs: Any, hosts: TwoHosts, tmp_path: Path) -> None:
+    """The launchers run a script that says what it was told; with this, processes that have the libraries train. Whole in the long test."""
     options = options_of(runs, train_batch_size=1, **SAME)
     logs = [tmp_path / "host 0.log", tmp_path / "host 1.log"]
-    lines = printed(hosts, options, tmp_path, launcher)
-    started = [hosts.start(host, lines[host], logs[host]) for host in (0, 1)]
-    assert ended(started, logs) == [0, 0], "".join(path.read_text()[-4000:] for path in logs)
+    (tmp_path / "say.py").write_text(SAY)
+    script = shlex.quote(str(SCRIPTS / RUNS[runs.family, runs.method].script))
+    lines = [
+        [*words, line.replace(script, shlex.quote(str(tmp_path / "say.py")))]
+        for *words, line in printed(hosts, options, tmp_path, "accelerate")
+    ]
+    assert ended([hosts.start(host, lines[host], logs[host]) for host in (0, 1)], logs) == [0, 0], "".join(
+        path.read_text() for path in logs
+    )
+    told = [json.loads((tmp_path / f"machine{rank}.toml.said").read_text()) for rank in (0, 1)]
+    processes = [
+        forked(train_on, name, environment, str(log), runs.family, runs.method, arguments)
+        for name, log, (environment, arguments) in zip(hosts.names, logs, told, strict=True)
+    ]
+    for process in processes:
+        process.join(PATIENCE_SECONDS)
+    assert [process.exitcode for process in processes] == [0, 0], "".join(path.read_text()[-4000:] for path in logs)
+    compare_with_one(runs)
+
+
+def compare_with_one(runs: Any) -> None:
     assert len(runs.folders()) == 1, "both machines write one folder"
     two = runs.newest()
     runs.output = runs.output.parent / "one"
     one = runs.train(train_batch_size=2, **SAME)
     assert difference(one.state / "000002", one.state / "000006") > 1e-3, "it trains at all"
     assert difference(two.state / "000006", one.state / "000006") < 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
+def test_the_printed_commands_of_two_machines_train_what_one_trains(runs: Any, hosts: TwoHosts, tmp_path: Path, launcher: str) -> None:
+    options = options_of(runs, train_batch_size=1, **SAME)
+    logs = [tmp_path / "host 0.log", tmp_path / "host 1.log"]
+    lines = printed(hosts, options, tmp_path, launcher)
+    started = [hosts.start(host, lines[host], logs[host]) for host in (0, 1)]
+    assert ended(started, logs) == [0, 0], "".join(path.read_text()[-4000:] for path in logs)
+    compare_with_one(runs)
 
 
 def exported(hosts: TwoHosts, options: RunOptions, run_dir: Path, folder: Path) -> list[list[str]]:

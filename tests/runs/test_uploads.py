@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -103,14 +101,20 @@ class Handler(BaseHTTPRequestHandler):
             self._answer({"error": self.path}, 404)
 
 
-@pytest.fixture
-def hub() -> Iterator[Hub]:
+@contextmanager
+def serving() -> Iterator[Hub]:
     server = Hub()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving() as server:
+        yield server
 
 
 def variables(hub: Hub) -> dict[str, str]:
@@ -158,11 +162,9 @@ def test_a_hub_that_refuses_costs_a_warning_and_not_the_training(runs: Runs, hub
     assert (run.path / "lora.safetensors").is_file()
 
 
-def test_nothing_is_uploaded_or_asked_by_default(runs: Runs, hub: Hub) -> None:
-    # Python is started anew, for importing the libraries must ask nothing either.
-    command = [sys.executable, str(SCRIPTS / RUNS[runs.family, runs.method].script), *runs.arguments(max_train_steps=2)]
-    done = subprocess.run(command, env=os.environ | variables(hub), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
+def test_nothing_is_uploaded_or_asked_by_default(runs: Runs, hub: Hub, tmp_path: Path) -> None:
+    """That importing the libraries asks nothing either, test_real_photographs shows on a Python that is started anew."""
+    trained(runs, hub, tmp_path / "console.txt")
     assert hub.requests == 0 and not hub.files
 
 

@@ -40,6 +40,19 @@ def after(command: list[str], name: str) -> str:
 
 
 @pytest.fixture
+def configured_home(tmp_path: Path) -> Path:
+    """A user's folder in which accelerate finds a configuration that differs in everything."""
+    home = tmp_path / "home"
+    (home / "accelerate").mkdir(parents=True)
+    (home / "accelerate" / "default_config.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 3\nnum_machines: 2\n"
+        "machine_rank: 1\ngpu_ids: '5'\nmain_process_ip: 10.1.2.3\nmain_process_port: 1234\nuse_cpu: false\ndebug: true\n"
+        "dynamo_config: {dynamo_backend: INDUCTOR}\nfsdp_config: {fsdp_version: 2}\n"
+    )
+    return home
+
+
+@pytest.fixture
 def probed(tmp_path: Path) -> Callable[..., list[dict[str, object]]]:
     """What processes see that the printed line starts in bash, sorted by rank; a probe stands in the place of the script."""
     probe = tmp_path / "a probe's folder" / "probe.py"
@@ -89,9 +102,11 @@ def test_the_environment_stands_in_front() -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_printed_line_starts_two_processes(launcher: str, probed: Callable[..., list[dict[str, object]]]) -> None:
+def test_the_printed_line_starts_two_processes_whatever_is_configured_at_home(
+    launcher: str, configured_home: Path, probed: Callable[..., list[dict[str, object]]]
+) -> None:
     asked = options(multi_gpu=True, launcher=launcher, gpu_ids=["1", "0"])
-    said = probed(asked)
+    said = probed(asked, configured_home)
     assert [(each["RANK"], each["LOCAL_RANK"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) for each in said] == [
         ("0", "0", "2", "2"),
         ("1", "1", "2", "2"),
@@ -102,17 +117,10 @@ def test_the_printed_line_starts_two_processes(launcher: str, probed: Callable[.
     }
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_configuration_in_the_users_home_changes_nothing(several: bool, tmp_path: Path, probed: Callable[..., object]) -> None:
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_configuration_in_the_users_home_changes_nothing(several: bool, configured_home: Path, probed: Callable[..., object]) -> None:
     asked = options(multi_gpu=several, num_gpus=2 * several)
-    home = tmp_path / "home"
-    (home / "accelerate").mkdir(parents=True)
-    (home / "accelerate" / "default_config.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 3\nnum_machines: 2\n"
-        "machine_rank: 1\ngpu_ids: '5'\nmain_process_ip: 10.1.2.3\nmain_process_port: 1234\nuse_cpu: false\ndebug: true\n"
-        "dynamo_config: {dynamo_backend: INDUCTOR}\nfsdp_config: {fsdp_version: 2}\n"
-    )
-    assert probed(asked, home) == probed(asked)
+    assert probed(asked, configured_home) == probed(asked)
 
 
 def test_one_process_is_what_it_always_was(monkeypatch: pytest.MonkeyPatch) -> None:

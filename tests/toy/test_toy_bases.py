@@ -30,8 +30,8 @@ def colors(folder):
 
 
 def test_a_base_obeys_most_prompts(pipeline, colors):
-    scores = measure.obedience(render_with(pipeline), measure.prompts("old", 16, 2, colors))
-    assert scores.all >= 14 / 16, scores
+    scores = measure.obedience(render_with(pipeline), measure.prompts("old", 12, 6, colors))
+    assert scores.all >= 22 / 24, scores
 
 
 @pytest.mark.long
@@ -41,8 +41,9 @@ def test_a_base_obeys_prompts_seen_and_held_out(pipeline, colors, kind):
     assert scores.all >= 0.85, scores
 
 
-def test_a_base_draws_no_stars(pipeline, colors):
-    scores = measure.obedience(render_with(pipeline), measure.prompts("star", 32, 4, colors))
+@pytest.mark.parametrize("num", [12, pytest.param(32, marks=pytest.mark.long)])
+def test_a_base_draws_no_stars(pipeline, colors, num):
+    scores = measure.obedience(render_with(pipeline), measure.prompts("star", num, 4, colors))
     assert scores.shape < 0.05, scores
 
 

@@ -70,15 +70,18 @@ def test_an_absent_owner_is_named(bases):
 
 def test_a_build_beside_the_owner_shares_its_vae_and_no_new_vae_takes_it_away(tmp_path):
     owner, user = tmp_path / "sdxl", tmp_path / "sd"
-    build.build(Plan("sdxl", owner, num_steps=1, vae=build.BASES / "sdxl" / "vae", num_pictures=8, num_prompts=3))
-    build.build(Plan("sd", user, num_steps=1, vae=owner / "vae", num_pictures=8, num_prompts=3))
+    build.build(Plan("sdxl", owner, num_steps=1, vae=build.BASES / "sdxl" / "vae", num_pictures=8, num_prompts=1))
+    build.build(Plan("sd", user, num_steps=1, vae=owner / "vae", num_pictures=8, num_prompts=1))
     assert [path.name for path in (user / "vae").iterdir() if path.suffix == ".safetensors"] == []
     pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     first, second = (sharing.load_pipeline(folder).vae.encode(pixels).latent_dist.mean for folder in (owner, user))
     assert torch.equal(first, second)
-    build.build(Plan("sdxl", owner, num_steps=1, vae=owner / "vae", num_pictures=8, num_prompts=3))
+    build.build(Plan("sdxl", owner, num_steps=1, vae=owner / "vae", num_pictures=8, num_prompts=1))
+    other = shutil.copytree(owner, tmp_path / "elsewhere" / "sdxl")
+    tensors = _numbers(other)
+    save_file(tensors | {"encoder.conv_in.bias": tensors["encoder.conv_in.bias"] + 1}, other / "vae" / sharing.WEIGHTS)
     with pytest.raises(ValueError, match=r"differs from that of .*, which sd beside it use"):
-        build.build(Plan("sdxl", owner, num_steps=1, num_vae_steps=1, num_pictures=8, num_prompts=3))
+        build.build(Plan("sdxl", owner, num_steps=1, vae=other / "vae", num_pictures=8, num_prompts=1))
     assert sharing.users_of(owner) == ["sd"]
     assert torch.equal(sharing.load_pipeline(user).vae.encode(pixels).latent_dist.mean, first)
 

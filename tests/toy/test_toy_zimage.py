@@ -9,15 +9,24 @@ import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen3Model
 
-from sd_scripts.toy import autoencoder, build, measure, pretraining, worlds, zimage
+from sd_scripts.toy import build, measure, pretraining, worlds, zimage
 from sd_scripts.toy.build import Plan
 from sd_scripts.toy.render import render_with
-from sd_scripts.toy.sharing import load_pipeline
+from sd_scripts.toy.sharing import load_pipeline, load_vae
 from sd_scripts.toy.tokens import WORDS, zimage_tokenizer
+from tests.toy.stored import assert_stored
 
 FOLDER = build.BASES / "zimage"
 COLORS = worlds.colors_of("zimage")
-TINY = zimage.ZImageSettings(num_steps=160, num_distilled_steps=30, batch_size=8, num_pictures=16, num_warmup_steps=3)
+TINY = zimage.ZImageSettings(
+    num_steps=40,
+    num_distilled_steps=12,
+    batch_size=4,
+    learning_rate=2e-3,
+    distilled_learning_rate=7e-4,
+    num_pictures=16,
+    num_warmup_steps=3,
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +76,18 @@ def test_the_base_is_under_5_mb_without_the_shared_vae(base):
     assert not list((FOLDER / "vae").glob("*.safetensors"))
 
 
-def test_the_base_draws_in_8_steps_what_its_record_says(pipeline, record):
+@pytest.mark.parametrize("num", [12, pytest.param(24, marks=pytest.mark.long)])
+def test_the_base_draws_in_8_steps_what_its_record_says(pipeline, record, num):
+    """That it draws old prompts and no stars in as many steps, test_toy_bases measures."""
     scores = record["scores"]
     assert scores["old"]["all"] >= 0.95
     assert scores["held_out"]["all"] >= 0.93
     assert scores["star"]["shape"] == 0
     assert scores["teal"]["color"] < 0.05
     render = render_with(pipeline, num_steps=8, guidance_scale=0.0)
-    for kind, right, least, most in (("old", "all", 22, 24), ("held_out", "all", 21, 24), ("star", "shape", 0, 1), ("teal", "color", 0, 1)):
-        measured = measure.obedience(render, measure.prompts(kind, 24, 6, COLORS))
-        assert least <= round(24 * getattr(measured, right)) <= most, (kind, measured)
+    for kind, right, least, most in (("held_out", "all", 21 / 24, 1), ("teal", "color", 0, 1 / 24)):
+        measured = measure.obedience(render, measure.prompts(kind, num, 6, COLORS))
+        assert least <= getattr(measured, right) <= most, (kind, measured)
 
 
 def test_distillation_is_what_makes_eight_steps_enough(record):
@@ -195,9 +206,9 @@ def test_a_step_of_a_walk_is_the_samplers():
 
 
 def test_a_tiny_training_and_a_tiny_distillation_learn(parts):
-    vae = autoencoder.new_vae(0).eval().requires_grad_(False)
+    vae = load_vae(build.BASES / "sdxl" / "vae")
     (pool,) = pretraining.encode_world(vae, 16, 0, worlds.trained(COLORS))[:1]
-    (batch,) = pretraining.batches((pool,), replace(TINY, num_steps=1), 0, zimage.drawn_numbers(TINY))
+    (batch,) = pretraining.batches((pool,), replace(TINY, num_steps=1, batch_size=16), 0, zimage.drawn_numbers(TINY))
     trained, new = zimage.train_teacher(vae, TINY, 0), zimage.new_parts(0)
     with torch.no_grad():
         before, after = zimage.loss_of(new, batch, TINY), zimage.loss_of(trained, batch, TINY)
@@ -259,7 +270,7 @@ def test_prompts_are_wrapped_as_qwen3_wraps_them_and_words_are_single_tokens():
 
 
 def test_a_short_build_leaves_a_pipeline_that_zimage_loads(tmp_path):
-    plan = Plan("zimage", tmp_path / "zimage", seed=3, num_steps=2, num_distilled_steps=2, vae=build.BASES / "sdxl" / "vae", num_prompts=3)
+    plan = Plan("zimage", tmp_path / "zimage", seed=3, num_steps=2, num_distilled_steps=2, vae=build.BASES / "sdxl" / "vae", num_prompts=1)
     record = build.build(plan)
     kinds = {"old", "held_out", "star", "teal"}
     assert record["scores"].keys() == kinds
@@ -267,7 +278,6 @@ def test_a_short_build_leaves_a_pipeline_that_zimage_loads(tmp_path):
     assert (record["settings"]["num_steps"], record["settings"]["num_distilled_steps"]) == (2, 2)
     built = ZImagePipeline.from_pretrained(plan.out, local_files_only=True, dtype=torch.float32)
     assert built("a red circle at the left", width=64, height=48, num_inference_steps=1).images[0].size == (64, 48)
-    again = build.build(replace(plan, out=tmp_path / "again"))
-    assert (again["scores"], again["teacher_scores"]) == (record["scores"], record["teacher_scores"])
-    for path in plan.out.rglob("*.safetensors"):
-        assert path.read_bytes() == (tmp_path / "again" / path.relative_to(plan.out)).read_bytes(), path.name
+    settings, vae = zimage.ZImageSettings(num_steps=2, num_distilled_steps=2), load_vae(plan.vae)
+    again = zimage.distil(zimage.train_teacher(vae, settings, plan.seed), settings, plan.seed)
+    assert_stored(built.components, zimage.as_pipeline(again, vae).components)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import socket
 import subprocess
@@ -10,14 +12,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM_FLAGS = (
@@ -38,15 +43,37 @@ START_SECONDS = 90.0
 """Far above what a start takes; only a machine that is busy with other things comes near."""
 
 
+class Forked:
+    """A process of the studio server: what the tests use of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return None if self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE else 0
+
+    def wait(self, timeout: float | None = None) -> None:
+        try:
+            self._process.wait(timeout)
+        except psutil.TimeoutExpired as err:
+            raise subprocess.TimeoutExpired("a studio", timeout or 0.0) from err
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
 @dataclass
 class Studio:
     """A running gui.py."""
 
     url: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     output_dir: Path
     log: Path
-    arguments: tuple[str, ...] = ()
 
     @property
     def port(self) -> int:
@@ -71,29 +98,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_studio(output_dir: Path, *arguments: str, port: int | None = None) -> Studio:
+Start = Callable[[list[str], Path, Path], "subprocess.Popen[str] | Forked"]
+"""Starts gui.py with arguments in a folder; what it says goes to the last."""
+
+
+def anew(arguments: list[str], folder: Path, log: Path) -> subprocess.Popen[str]:
+    """As a person starts it."""
+    command = [sys.executable, "-W", "error::ResourceWarning", str(ROOT / "gui.py"), *arguments]
+    with log.open("a") as stream:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, text=True, cwd=folder)
+
+
+def start_studio(output_dir: Path, *arguments: str, port: int | None = None, start: Start = anew) -> Studio:
     """Starts gui.py and waits until it answers."""
     port = port or free_port()
     log = output_dir.parent / f"studio-{port}.log"
-    command = [
-        sys.executable,
-        "-W",
-        "error::ResourceWarning",
-        str(ROOT / "gui.py"),
-        "--server_port",
-        str(port),
-        "--output_dir",
-        str(output_dir),
-    ]
-    with log.open("a") as stream:
-        process = subprocess.Popen(
-            [*command, *arguments], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, text=True, cwd=output_dir.parent
-        )
-    studio = Studio(f"http://127.0.0.1:{port}/", process, output_dir, log, arguments)
+    process = start(["--server_port", str(port), "--output_dir", str(output_dir), *arguments], output_dir.parent, log)
+    studio = Studio(f"http://127.0.0.1:{port}/", process, output_dir, log)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise AssertionError(f"the studio ended with {process.returncode}:\n{log.read_text()}")
+            raise AssertionError(f"the studio ended:\n{log.read_text()}")
         with contextlib.suppress(OSError), urllib.request.urlopen(studio.url, timeout=5):
             return studio
         time.sleep(0.1)
@@ -101,14 +126,36 @@ def start_studio(output_dir: Path, *arguments: str, port: int | None = None) -> 
     raise AssertionError(f"the studio did not answer in {START_SECONDS} s:\n{log.read_text()}")
 
 
+@pytest.fixture(scope="session")
+def studio_server() -> Iterator[Start]:
+    """Forks studios from a process that has their libraries in it."""
+    server = subprocess.Popen([sys.executable, "-m", "tests.ui.studio_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert server.stdin is not None and server.stdout is not None
+
+    def start(arguments: list[str], folder: Path, log: Path) -> Forked:
+        order = {"arguments": arguments, "folder": str(folder), "log": str(log), "environment": dict(os.environ)}
+        server.stdin.write(json.dumps(order).encode() + b"\n")
+        server.stdin.flush()
+        return Forked(int(server.stdout.readline()))
+
+    yield start
+    server.stdin.close()
+    server.stdout.close()
+    server.wait(30)
+
+
 @pytest.fixture(scope="module")
-def studios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Studio]]:
-    """Starts studios with arguments of one's choice, each with an output folder of its own; ends them after the module."""
+def studios(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[..., Studio]]:
+    """Starts studios with arguments of one's choice, each with an output folder of its own; ends them after the module.
+
+    own: in a Python of its own, which finds other modules by PYTHONPATH, and is as large as what it imports.
+    """
     running: list[Studio] = []
 
-    def start(*arguments: str, output_dir: Path | None = None, port: int | None = None) -> Studio:
+    def start(*arguments: str, output_dir: Path | None = None, port: int | None = None, own: bool = False) -> Studio:
         folder = output_dir or tmp_path_factory.mktemp("studio") / "output"
-        running.append(start_studio(folder, *arguments, port=port))
+        how = anew if own else request.getfixturevalue("studio_server")
+        running.append(start_studio(folder, *arguments, port=port, start=how))
         return running[-1]
 
     yield start
@@ -116,10 +163,12 @@ def studios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         studio.end()
 
 
-@pytest.fixture(scope="module")
-def studio(studios: Callable[..., Studio]) -> Studio:
-    """A studio with default arguments, for all tests of a module."""
-    return studios()
+@pytest.fixture(scope="session")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+    """A studio with default arguments, for all tests that start nothing in it."""
+    studio = start_studio(tmp_path_factory.mktemp("studio") / "output")
+    yield studio
+    studio.end()
 
 
 @pytest.fixture(scope="session")
@@ -144,12 +193,22 @@ class Complaints:
     found: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
 
-    def listen(self, page: Page) -> None:
-        page.on("console", lambda message: self.found.append(f"console: {message.text}") if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.found.append(f"page: {error}"))
-        page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
-        page.on("response", lambda answer: self.found.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None)
-        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+    @contextlib.contextmanager
+    def listening(self, page: Page) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for event, told in (
+                ("console", lambda message: self._said(message.type, message.text)),
+                ("pageerror", lambda error: self.found.append(f"page: {error}")),
+                ("requestfailed", lambda request: self._failed(request.url, request.failure)),
+                ("response", lambda answer: self.found.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None),
+                ("request", lambda request: self.hosts.add(urlsplit(request.url).netloc)),
+            ):
+                stack.enter_context(hearing(page, event, told))
+            yield
+
+    def _said(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.found.append(f"console: {text}")
 
     def _failed(self, url: str, failure: str | None) -> None:
         # Closing or reloading a page ends the requests it waits for.
@@ -157,47 +216,111 @@ class Complaints:
             self.found.append(f"failed: {url} {failure}")
 
 
+OTHER_PAGES = [pytest.param(*other, marks=pytest.mark.long) for other in ((1400, "dark"), (390, "light"))]
+WIDTHS_AND_THEMES = [(1400, "light"), (390, "dark"), *OTHER_PAGES]
+"""Of pages that axe reads: wide and narrow ones, light and dark ones."""
+
+
+@contextlib.contextmanager
+def hearing(page: Page, event: str, told: Callable[[Any], object]) -> Iterator[None]:
+    """Tells of a page's events. The page outlives the test, what listens to it must not."""
+    page.on(event, told)  # type: ignore[call-overload]
+    yield
+    page.remove_listener(event, told)
+
+
 @dataclass(frozen=True)
 class Visit:
-    """A page of a studio, in a browser profile of its own."""
+    """A page of a studio, in a browser that has seen none before."""
 
     page: Page
     complaints: Complaints
 
-    def axe(self) -> list[str]:
-        """Accessibility violations of WCAG 2.2 A and AA, one line for each place."""
-        self.page.evaluate(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
+    def axe(self, part: str = "html") -> list[str]:
+        """Accessibility violations of WCAG 2.2 A and AA in a part of the page, one line for each place."""
+        self.page.evaluate("source => window.axe || eval(source)", Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
         result = self.page.evaluate(
-            "() => axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], resultTypes: ['violations']})"
+            "part => axe.run(part, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], resultTypes: ['violations']})", part
         )
         assert result["passes"], "axe looked at nothing"
         return [
             f"{rule['id']}: {node['target']} {node.get('failureSummary', '')}" for rule in result["violations"] for node in rule["nodes"]
         ]
 
+    def switch_theme(self) -> None:
+        """By the page's own button. Colours that change slowly have changed afterwards."""
+        self.page.locator(".kl-theme").evaluate("button => button.click()")
+        self.page.evaluate(
+            """() => Promise.all(document.getAnimations()
+              .filter(each => each.playState === 'running' && each.effect.getComputedTiming().endTime !== Infinity)
+              .map(each => each.finished.catch(() => null)))"""
+        )
+
+    def overflow(self) -> list[str]:
+        """A sentence when the page is wider than its window."""
+        pixels = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return [f"the page is {pixels} px wider than the window"] if pixels > 0 else []
+
+
+def open_context(browser: Browser) -> BrowserContext:
+    """A browser profile. A page that is opened for the first time, not by a reload, meets it empty."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    context.add_init_script(
+        """(() => {
+          const visit = new URLSearchParams(location.search).get('visit');
+          if (!visit || sessionStorage.getItem('visit') === visit) return;
+          localStorage.clear(); sessionStorage.clear(); sessionStorage.setItem('visit', visit); })()"""
+    )
+    return context
+
+
+@pytest.fixture(scope="session")
+def only_window(browser: Browser) -> Iterator[Page]:
+    context = open_context(browser)
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def window(only_window: Page) -> Iterator[Page]:
+    """The page that tests use one after the other: its browser has the scripts already, which take most of the time to open one."""
+    yield only_window
+    only_window.goto("about:blank")
+
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
-    """Opens pages; every one must have made no complaint by the end of the test, unless it says `quiet=False`."""
+def visit(browser: Browser, window: Page) -> Iterator[Callable[..., Visit]]:
+    """Opens pages; every one must have made no complaint by the end of the test, unless it says `quiet=False`.
+
+    The first is the page that all tests share, in an empty profile; further ones, and with `cold` the first, are of browsers of their own.
+    """
     opened: list[tuple[Visit, bool]] = []
+    with contextlib.ExitStack() as stack:
 
-    def open_page(
-        url: str, width: int = 1400, height: int = 900, theme: str = "light", quiet: bool = True, ready: str = "#kl-learning_rate"
-    ) -> Visit:
-        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        page = context.new_page()
-        page.set_default_timeout(30000)
-        complaints = Complaints()
-        complaints.listen(page)
-        page.goto(f"{url}?__theme={theme}")
-        if ready:
-            page.wait_for_selector(ready, state="attached")
-        opened.append((Visit(page, complaints), quiet))
-        return opened[-1][0]
+        def open_page(
+            url: str,
+            width: int = 1400,
+            height: int = 900,
+            theme: str = "light",
+            quiet: bool = True,
+            ready: str = "#kl-learning_rate",
+            cold: bool = False,
+        ) -> Visit:
+            page = window
+            if opened or cold:
+                page = stack.enter_context(open_context(browser)).new_page()
+            page.set_viewport_size({"width": width, "height": height})
+            page.mouse.move(0, 0)
+            page.set_default_timeout(30000)
+            complaints = Complaints()
+            stack.enter_context(complaints.listening(page))
+            page.goto(f"{url}?__theme={theme}&visit={uuid.uuid4()}")
+            if ready:
+                page.wait_for_selector(ready, state="attached")
+            opened.append((Visit(page, complaints), quiet))
+            return opened[-1][0]
 
-    yield open_page
-    found = [complaint for visit, quiet in opened if quiet for complaint in visit.complaints.found]
-    for visited, _ in opened:
-        visited.page.context.close()
+        yield open_page
+        found = [complaint for visit, quiet in opened if quiet for complaint in visit.complaints.found]
     assert not found, "\n".join(found)

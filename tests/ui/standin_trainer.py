@@ -19,17 +19,17 @@ STEPS = 400
 def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bool = True, pictures: bool = False) -> None:
     """Logs steps until the end, or until the stop file when it obeys."""
     first = int(os.environ.get("RANK", "0")) == 0
-    done = int((run.path / "progress").read_text()) if (run.path / "progress").exists() else 0
+    before = done(run)
     if first:
         run.log("phase", name="cache", seconds=0.1)
         run.log("cached", what="latents", done=8, total=8)
-        run.log("started", steps=steps, start_step=done, epochs=1, images=8, batch=1, seed=1, pid=os.getpid(), script="standin")
+        run.log("started", steps=steps, start_step=before, epochs=1, images=8, batch=1, seed=1, pid=os.getpid(), script="standin")
         run.log("phase", name="train", seconds=0.2)
-    for step in range(done + 1, steps + 1):
+    for step in range(before + 1, steps + 1):
         time.sleep(seconds)
         if first:
             loss = 1.0 / step + 0.1 + 0.02 * (step % 3)
-            here = step - done
+            here = step - before
             session = {"seconds_per_step": seconds, "step_in_session": here, "trained_seconds": here * seconds, "paused_seconds": 0.0}
             ahead = {"eta_seconds": (steps - step) * seconds, "peak_gib": 0.5}
             run.log("step", step=step, epoch=0, loss=loss, lr=1e-4, seconds=seconds, **session, **ahead)
@@ -46,6 +46,11 @@ def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bo
             return
     if first:
         run.log("finished", step=steps, text="", remedy="")
+
+
+def done(run: RunDirectory) -> int:
+    """Steps of an earlier start."""
+    return int((run.path / "progress").read_text()) if (run.path / "progress").exists() else 0
 
 
 def draw(run: RunDirectory, step: int) -> None:
@@ -73,6 +78,7 @@ def fail(run: RunDirectory) -> None:
 BEHAVIOURS = {
     "train": train,
     "quick": lambda run: train(run, steps=5),
+    "rest": lambda run: train(run, steps=done(run) + 5),
     "slow": lambda run: train(run, steps=3000, seconds=0.1, pictures=True),
     "endless": lambda run: train(run, steps=100_000, seconds=0.1),
     "deaf": lambda run: train(run, steps=100_000, obey=False),

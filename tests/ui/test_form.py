@@ -156,6 +156,7 @@ def test_places_outside_the_roots_are_refused_and_other_words_pass(name: str, va
 
 def test_the_front_end_never_imports_torch() -> None:
     heavy = ("torch", "diffusers", "transformers", "peft", "accelerate")
-    code = f"import sys; import kohya_like.app; print([name for name in {heavy!r} if name in sys.modules])"
+    begin = "import sys; from kohya_like import startup; startup.prepare(); import kohya_like.app"
+    code = f"{begin}; print([name for name in {heavy!r} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert ended.stdout.strip() == "[]", ended.stdout + ended.stderr

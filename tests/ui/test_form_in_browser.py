@@ -48,7 +48,7 @@ def paste(page: Page, control: Locator, text: str) -> None:
     page.keyboard.press("Control+v")
 
 
-def test_what_is_typed_reaches_the_toml_without_leaving_the_field(studio: Any, visit: Callable[..., Any]) -> None:
+def test_what_is_typed_and_what_is_pasted_reaches_the_toml_without_leaving_the_field(studio: Any, visit: Callable[..., Any]) -> None:
     page = visit(studio.url).page
     for name, text in (("pretrained_model_name_or_path", "toy"), ("train_data_dir", "toy:star"), ("learning_rate", "3e-5")):
         control = page.locator(f"#kl-{name}")
@@ -57,9 +57,8 @@ def test_what_is_typed_reaches_the_toml_without_leaving_the_field(studio: Any, v
     values = printed(page)
     assert (values["pretrained_model_name_or_path"], values["train_data_dir"], values["learning_rate"]) == ("toy", "toy:star", 3e-5)
 
-
-def test_what_is_pasted_reaches_the_toml(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
+    for name in ("pretrained_model_name_or_path", "train_data_dir"):
+        page.locator(f"#kl-{name}").fill("")
     as_text(page)
     for name, text in (
         ("pretrained_model_name_or_path", "toy"),
@@ -73,7 +72,9 @@ def test_what_is_pasted_reaches_the_toml(studio: Any, visit: Callable[..., Any])
     assert values["sample_prompts"] == "a teal star --d 1\na red star --d 2"
 
 
-def test_every_kind_of_control_reaches_the_toml(studio: Any, visit: Callable[..., Any]) -> None:
+def test_every_kind_of_control_reaches_the_toml_and_the_printed_command_gives_exactly_the_options_of_the_page(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
     fill_required(page)
     page.get_by_role("button", name="Open all").click()
@@ -97,10 +98,6 @@ def test_every_kind_of_control_reaches_the_toml(studio: Any, visit: Callable[...
     assert values["max_grad_norm"] == 0.0, "a zero is a value, not an empty field"
     assert values["caption_separator"] == "; "
 
-
-def test_the_printed_command_gives_exactly_the_options_of_the_page(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
-    fill_required(page)
     page.locator("#kl-output_name").fill("it's a name")
     printed(page)
     command = shlex.split(page.locator(".kl-output pre").first.inner_text())
@@ -115,7 +112,9 @@ def test_the_printed_command_gives_exactly_the_options_of_the_page(studio: Any, 
     assert powershell.startswith("& ") and powershell.endswith(".toml'"), "the file's name has a space, so it stands in quotes"
 
 
-def test_errors_stand_at_their_fields_and_in_one_list_that_leads_there(studio: Any, visit: Callable[..., Any]) -> None:
+def test_errors_stand_at_their_fields_and_in_one_list_that_leads_there_and_a_typed_script_is_shown_as_text_and_never_run(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
     page.locator("#kl-network_dim").fill("0")
     page.locator("#kl-learning_rate").fill("fast")
@@ -146,9 +145,6 @@ def test_errors_stand_at_their_fields_and_in_one_list_that_leads_there(studio: A
     printed(page)
     expect(box).to_be_hidden()
 
-
-def test_a_typed_script_is_shown_as_text_and_never_run(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
     nasty = "<img src=x onerror=document.title='owned'>${document.title='owned'}{{1}}`"
     page.locator("#kl-pretrained_model_name_or_path").fill(nasty)
     page.locator("#kl-network_dim").fill(nasty)
@@ -171,18 +167,22 @@ def test_saving_and_loading_a_toml_is_the_identity(studio: Any, visit: Callable[
     begun.value.save_as(saved)
     assert begun.value.suggested_filename == "lora.toml"
     before = tomllib.loads(saved.read_text(encoding="utf-8"))
-    other = visit(studio.url).page
-    other.locator("#kl-load").set_input_files(saved)
-    expect(other.locator("#kl-learning_rate")).to_have_value("0.00025")
-    expect(as_text(other)).to_have_value('a "quoted" star\nein Stern, зірка, 星 --d 3')
-    with other.expect_download() as begun:
-        other.get_by_role("button", name="Save TOML").click()
+    for name in ("learning_rate", "block_dims", "train_data_dir", "sample_prompts"):
+        page.locator(f"#kl-{name}").fill("7")
+    page.locator("#kl-shuffle_caption").uncheck()
+    page.locator("#kl-load").set_input_files(saved)
+    expect(page.locator("#kl-learning_rate")).to_have_value("0.00025")
+    expect(page.locator("#kl-sample_prompts")).to_have_value('a "quoted" star\nein Stern, зірка, 星 --d 3')
+    with page.expect_download() as begun:
+        page.get_by_role("button", name="Save TOML").click()
     again = tmp_path / "again.toml"
     begun.value.save_as(again)
     assert tomllib.loads(again.read_text(encoding="utf-8")) == before
 
 
-def test_a_file_with_mistakes_fills_what_it_can_and_names_the_rest(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_file_with_mistakes_fills_what_it_can_and_names_the_rest_and_what_cannot_be_settings_is_refused(
+    studio: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
     page = visit(studio.url).page
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(
@@ -196,9 +196,7 @@ def test_a_file_with_mistakes_fills_what_it_can_and_names_the_rest(studio: Any, 
     expect(page.locator("#kl-network_dim")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#kl-learning_rate")).to_have_value("0.5")
 
-
-def test_a_file_that_cannot_be_settings_is_refused_and_changes_nothing(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
-    page = visit(studio.url).page
+    # One that cannot be settings changes nothing.
     page.locator("#kl-network_dim").fill("21")
     large = tmp_path / "model.toml"
     large.write_bytes(b"#" * (2 << 20))
@@ -228,7 +226,9 @@ def test_the_draft_survives_a_reload_and_a_restart_of_the_studio(studios: Callab
     assert (values["network_dim"], values["learning_rate"], values["train_data_dir"]) == (24, 2e-4, "toy:star")
 
 
-def test_search_shows_the_matching_settings_and_forgets_them_again(studio: Any, visit: Callable[..., Any]) -> None:
+def test_search_shows_the_matching_settings_and_forgets_them_again_and_only_changed_what_differs(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
     search = page.get_by_role("searchbox", name="Search all settings")
     search.fill("dropout")
@@ -245,9 +245,7 @@ def test_search_shows_the_matching_settings_and_forgets_them_again(studio: Any, 
     expect(page.locator("#kl-learning_rate")).to_be_visible()
     expect(page.locator(".kl-section[open]")).to_have_count(0)
 
-
-def test_only_changed_shows_what_differs_and_reset_puts_it_back(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
+    # Only what differs, and reset puts it back.
     open_group(page, "Dataset")
     page.locator("#kl-keep_tokens").fill("2")
     page.locator("#kl-network_dim").fill("16.0")
@@ -261,7 +259,9 @@ def test_only_changed_shows_what_differs_and_reset_puts_it_back(studio: Any, vis
     expect(page.locator("[data-name=keep_tokens]")).not_to_have_class("kl-field kl-changed")
 
 
-def test_a_preset_shows_what_it_changes_before_it_does(studio: Any, visit: Callable[..., Any]) -> None:
+def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_kept_and_offered(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
     page.locator("#kl-train_data_dir").fill("my/pictures")
     page.locator("#kl-pretrained_model_name_or_path").fill("base.safetensors")
@@ -275,20 +275,17 @@ def test_a_preset_shows_what_it_changes_before_it_does(studio: Any, visit: Calla
     expect(page.locator("#kl-train_data_dir")).to_have_value("my/pictures")
     assert printed(page)["flip_aug"] is True
 
-
-def test_a_preset_of_ones_own_is_kept_and_offered(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
-    fill_required(page)
     page.locator("#kl-network_dim").fill("77")
     page.get_by_text("Save these settings as a preset").click()
     page.get_by_label("Name of your preset").fill("Seventy/Seven")
     page.get_by_role("button", name="Save my settings").click()
     expect(page.get_by_text("Saved as Seventy/Seven.")).to_be_visible()
     assert [path.name for path in (studio.output_dir / ".presets").rglob("*.toml")] == ["Seventy-Seven.toml"]
-    other = visit(studio.url).page
-    other.get_by_label("Preset", exact=True).select_option(label="Seventy/Seven")
-    expect(other.locator(".kl-preset tr", has_text="Network rank")).to_contain_text("77")
-    assert "toy:star" not in next((studio.output_dir / ".presets").rglob("*.toml")).read_text(), "a preset is a recipe, not a place"
+    page.locator("#kl-network_dim").fill("78")
+    page.reload()
+    page.get_by_label("Preset", exact=True).select_option(label="Seventy/Seven")
+    expect(page.locator(".kl-preset tr", has_text="Network rank")).to_contain_text("77")
+    assert "my/pictures" not in next((studio.output_dir / ".presets").rglob("*.toml")).read_text(), "a preset is a recipe, not a place"
 
 
 def test_the_data_set_check_says_what_training_would_see(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ def test_values_out_of_range_become_rows_and_leave_the_default() -> None:
 
 
 def test_contradictions_become_rows_too() -> None:
-    imported = lora(min_snr_gamma=5, debiased_estimation_loss=True, min_bucket_reso=2048, max_bucket_reso=512, masked_loss=True)
+    imported = lora(min_snr_gamma=5, debiased_estimation_loss=True, min_bucket_reso=2048, max_bucket_reso=512, alpha_mask=True)
     builds(imported)
     assert imported.count("not supported") == 3
 

@@ -17,6 +17,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from kohya_like.supervisor import JobSupervisor
+from sd_scripts.schema.rundir import RunDirectory
 from tests.ui.standin_runs import ROOT, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
@@ -75,24 +76,88 @@ def short_run(folder: Path, steps: int, name: str) -> Path:
     return path
 
 
-def test_the_demo_is_started_watched_reloaded_survives_a_killed_studio_and_is_stopped_and_resumed(
-    place: Any, studios: Callable[..., Any], visit: Callable[..., Any]
-) -> None:
+def walk_to(page: Page, what: str, limit: int = 260) -> None:
+    """Presses Tab until the focus is on what is wanted, and sees that it shows."""
+    for _ in range(limit):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => { const e = document.activeElement; return !!e && e.matches(selector) && !e.hidden; }", what):
+            outline = page.evaluate("() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle + s.boxShadow; }")
+            assert outline != "nonenone", f"no ring around {what}"
+            return
+    raise AssertionError(f"Tab never came to {what}")
+
+
+def start_the_demo(place: Any, visit: Callable[..., Any]) -> Page:
+    """By keyboard; the page shows the training also after a reload."""
     seen = visit(place.url, quiet=False)
     page = seen.page
-    page.get_by_role("button", name="Train the demo").click()
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Train the demo").wait_for()
+    page.evaluate("() => [...document.querySelectorAll('button')].find(b => b.textContent.trim() === 'Train the demo').id = 'the-demo'")
+    walk_to(page, "#the-demo")
+    page.keyboard.press("Enter")
+    expect(page.locator("#kl-pretrained_model_name_or_path")).to_have_value("toy")
+    expect(page.locator("#kl-train_data_dir")).to_have_value("toy:star")
+    expect(page.get_by_role("button", name="Train the demo")).to_have_count(0)
+    expect(page.locator("#kl-live")).to_contain_text("toy-star")
+    assert seen.axe() == []
     moves(page, "#kl-live")
     trains_gently(place)
-    assert seen.axe() == []
     page.reload()
     page.wait_for_selector("#kl-learning_rate", state="attached")
+    expect(page.get_by_role("button", name="Train the demo")).to_have_count(0)
     moves(page, "#kl-live")
     assert seen.complaints.found == [] and seen.complaints.hosts == {f"127.0.0.1:{place.port}"}
+    return page
 
+
+def stop_and_resume(page: Page, studio: Any, visit: Callable[..., Any]) -> tuple[Page, RunDirectory, int]:
+    """By keyboard: stopped where it was started, resumed in the tab of runs of another page. Gives that page, the run and its last step."""
+    supervisor = JobSupervisor(studio.output_dir)
+    (run,) = studio.output_dir.glob("*-toy-star")
+    walk_to(page, "#kl-stop")
+    page.keyboard.press("Enter")
+    expect(page.locator(".kl-answer")).to_contain_text("asked to stop")
+    expect(page.locator("#kl-live .kr-badge")).to_have_text("Stopped", timeout=PATIENCE)
+    stopped_at = supervisor.find(run.name).summary.step
+    assert supervisor.find(run.name).returncode == 0
+
+    fresh = visit(studio.url, theme="dark")
+    page = fresh.page
+    page.keyboard.press("Tab")
+    # The next tab after the one that is open.
+    walk_to(page, "button[role=tab][aria-selected=false]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#kl-runs .kr-row")
+    state(page, "Stopped")
+    assert fresh.axe() == []
+    walk_to(page, "#kl-runs .kr-primary")
+    page.keyboard.press("Enter")
+    state(page, "Running")
+    # The button that was pressed is gone; the focus stayed with its neighbours.
+    assert page.evaluate("!!document.activeElement.closest('#kl-runs .kr-actions')")
+    return page, supervisor.find(run.name).run, stopped_at
+
+
+def test_the_demo_is_started_watched_reloaded_stopped_and_resumed_without_a_mouse(place: Any, visit: Callable[..., Any]) -> None:
+    """The short form of the next. A studio is killed in test_runs_in_browser too; a resumed run counts on in tests/runs."""
+    page, run, _stopped_at = stop_and_resume(start_the_demo(place, visit), place, visit)
+    assert run.options().distributed.resume == "auto" and not run.stop_requested()
+    page.keyboard.press("Shift+Tab")
+    walk_to(page, "#kl-runs .kr-actions button")
+    assert page.evaluate("document.activeElement.textContent") == "Stop"
+
+
+@pytest.mark.long
+def test_the_demo_is_started_watched_reloaded_survives_a_killed_studio_and_is_stopped_and_resumed_without_a_mouse(
+    place: Any, studios: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    page = start_the_demo(place, visit)
     place.process.kill()
     place.process.wait()
     expect(page.locator("#kl-live .kr-status")).to_contain_text("Training is not affected", timeout=PATIENCE)
     (run,) = place.output_dir.glob("*-toy-star")
+    assert 'train_data_dir = "toy:star"' in (run / "config.toml").read_text()
     supervisor = JobSupervisor(place.output_dir)
     before = supervisor.find(run.name).summary.step
     until(lambda: supervisor.find(run.name).summary.step > before, seconds=PATIENCE / 1000)
@@ -101,25 +166,19 @@ def test_the_demo_is_started_watched_reloaded_survives_a_killed_studio_and_is_st
     page.wait_for_function("() => !document.body.innerText.includes('does not answer')", timeout=PATIENCE)
     page.wait_for_selector("#kl-learning_rate", state="attached")
     moves(page, "#kl-live", by=1)
-
-    fresh = visit(again.url, theme="dark")
-    page = fresh.page
-    page.locator("#kl-stop").click()
-    page.get_by_role("tab", name="Runs").click()
-    state(page, "Stopped")
-    stopped_at = supervisor.find(run.name).summary.step
-    assert supervisor.find(run.name).returncode == 0
-    assert fresh.axe() == []
-    page.get_by_role("button", name="Resume").click()
-    state(page, "Running")
+    page, folder, stopped_at = stop_and_resume(page, again, visit)
     trains_gently(again)
     assert moves(page, "#kl-runs", by=1) > stopped_at
-    starts = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if '"started"' in line]
+    starts = [json.loads(line) for line in folder.events_file.read_text().splitlines() if '"started"' in line]
     assert starts[-1]["start_step"] == stopped_at
-    page.get_by_role("button", name="Stop", exact=True).locator("visible=true").click()
+    page.keyboard.press("Shift+Tab")
+    walk_to(page, "#kl-runs .kr-actions button")
+    assert page.evaluate("document.activeElement.textContent") == "Stop"
+    page.keyboard.press("Space")
     state(page, "Stopped")
 
 
+@pytest.mark.long
 def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(place: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit(place.url, width=390).page
     page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 4, "short")))
@@ -147,48 +206,7 @@ def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(pla
         assert preview.size[0] >= 64
 
 
-def test_a_person_without_a_mouse_starts_stops_and_resumes(place: Any, visit: Callable[..., Any]) -> None:
-    page = visit(place.url).page
-
-    def walk_to(what: str, limit: int = 260) -> None:
-        """Presses Tab until the focus is on what is wanted, and sees that it shows."""
-        for _ in range(limit):
-            page.keyboard.press("Tab")
-            if page.evaluate("selector => { const e = document.activeElement; return !!e && e.matches(selector) && !e.hidden; }", what):
-                outline = page.evaluate(
-                    "() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle + s.boxShadow; }"
-                )
-                assert outline != "nonenone", f"no ring around {what}"
-                return
-        raise AssertionError(f"Tab never came to {what}")
-
-    page.keyboard.press("Tab")
-    page.get_by_role("button", name="Train the demo").wait_for()
-    page.evaluate("() => [...document.querySelectorAll('button')].find(b => b.textContent.trim() === 'Train the demo').id = 'the-demo'")
-    walk_to("#the-demo")
-    page.keyboard.press("Enter")
-    moves(page, "#kl-live", by=1)
-    walk_to("#kl-stop")
-    page.keyboard.press("Enter")
-    expect(page.locator("#kl-live .kr-badge")).to_have_text("Stopped", timeout=PATIENCE)
-    # The next tab after the one that is open.
-    walk_to("button[role=tab][aria-selected=false]")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#kl-runs .kr-row")
-    state(page, "Stopped")
-    walk_to("#kl-runs .kr-primary")
-    page.keyboard.press("Enter")
-    state(page, "Running")
-    # The button that was pressed is gone; the focus stayed with its neighbours.
-    assert page.evaluate("!!document.activeElement.closest('#kl-runs .kr-actions')")
-    moves(page, "#kl-runs", by=1)
-    page.keyboard.press("Shift+Tab")
-    walk_to("#kl-runs .kr-actions button")
-    assert page.evaluate("document.activeElement.textContent") == "Stop"
-    page.keyboard.press("Space")
-    state(page, "Stopped")
-
-
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "way", "preset", "file"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.ui.conftest import hearing
 from tests.ui.test_tools import lora
 
 pytestmark = pytest.mark.browser
@@ -70,9 +71,9 @@ def test_of_a_lora_file_only_the_header_leaves_the_browser(studio: Any, visit: C
     path = lora(tmp_path / "dog.safetensors")
     data = path.read_bytes() + bytes(3_000_000)
     sizes: list[int] = []
-    page.on("request", lambda request: sizes.append(len(request.post_data or "")) if request.method == "POST" else None)
-    drop(page, path.name, data)
-    expect(page.locator(".kl-import")).to_contain_text("pretrained_model_name_or_path")
+    with hearing(page, "request", lambda request: sizes.append(len(request.post_data or "")) if request.method == "POST" else None):
+        drop(page, path.name, data)
+        expect(page.locator(".kl-import")).to_contain_text("pretrained_model_name_or_path")
     expect(page.locator("#kl-network_dim")).to_have_value("4")
     assert sizes and max(sizes) < 300_000
     page.locator(".kl-missing").get_by_role("button", name="train_data_dir").click()

@@ -48,7 +48,9 @@ def specs(text: str) -> list[Any]:
     return read_prompts(Defaults(UNetSampleOptions(sample_prompts=text), (64, 64), 8, 42))
 
 
-def test_any_text_passes_through_the_rows_without_losing_a_character(studio: Any, visit: Callable[..., Any]) -> None:
+def test_any_text_passes_through_the_rows_without_losing_a_character_and_they_read_it_as_the_trainer_does(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
     seed = secrets.randbits(32)
     draw = random.Random(seed)
@@ -56,11 +58,6 @@ def test_any_text_passes_through_the_rows_without_losing_a_character(studio: Any
     again = page.evaluate("texts => texts.map(text => kl.prompts.serialise(kl.prompts.parse(text)))", texts)
     assert again == texts, f"seed {seed}"
 
-
-def test_rows_read_every_line_as_the_trainer_does(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
-    seed = secrets.randbits(32)
-    draw = random.Random(seed)
     flags = (" --w 512", " --h 768", " --d 7", " --n blurry,  low ", " --ss euler_a", " --s 9", " --l 4.5")
     lines = []
     for _ in range(400):
@@ -77,7 +74,7 @@ def test_rows_read_every_line_as_the_trainer_does(studio: Any, visit: Callable[.
         assert (said.get("n", ""), said.get("w", "64"), said.get("s", "28")) == (spec.negative_prompt, str(spec.width), str(spec.steps))
 
 
-def test_what_is_typed_into_rows_is_what_is_rendered(studio: Any, visit: Callable[..., Any]) -> None:
+def test_what_is_typed_or_pasted_into_rows_is_what_is_rendered(studio: Any, visit: Callable[..., Any]) -> None:
     page = visit(studio.url).page
     page.locator("#kl-prompt-0").fill("a teal star")
     page.locator("#kl-prompt-0").press("Enter")
@@ -96,6 +93,14 @@ def test_what_is_typed_into_rows_is_what_is_rendered(studio: Any, visit: Callabl
     assert "--w" not in text_of(page)
     page.get_by_role("button", name="Remove prompt 1").click()
     assert [spec.prompt for spec in specs(text_of(page))] == ["a red square"]
+    page.get_by_role("button", name="Remove prompt 1").click()
+
+    # Pasted lines become rows, and their flags fields.
+    page.evaluate("text => navigator.clipboard.writeText(text)", "a cat --w 512\na dog --d 3\n")
+    page.locator("#kl-prompt-0").focus()
+    page.keyboard.press("Control+v")
+    expect(page.locator("#kl-prompt-1")).to_have_value("a dog")
+    assert text_of(page) == "a cat --w 512\na dog --d 3\n"
 
 
 def test_comments_and_flags_of_others_stay_through_editing(studio: Any, visit: Callable[..., Any]) -> None:
@@ -115,17 +120,19 @@ def test_comments_and_flags_of_others_stay_through_editing(studio: Any, visit: C
     expect(page.locator("#kl-prompt-1")).to_have_value("another")
 
 
-def test_pasted_lines_become_rows_and_their_flags_fields(studio: Any, visit: Callable[..., Any]) -> None:
+def test_each_family_has_the_fields_that_mean_something_to_it_and_the_path_of_a_file_stays_a_path(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
-    page.evaluate("text => navigator.clipboard.writeText(text)", "a cat --w 512\na dog --d 3\n")
-    page.locator("#kl-prompt-0").focus()
-    page.keyboard.press("Control+v")
-    expect(page.locator("#kl-prompt-1")).to_have_value("a dog")
-    assert text_of(page) == "a cat --w 512\na dog --d 3\n"
+    page.locator("#kl-prompt-0").fill("prompts.txt")
+    page.locator("#kl-prompt-0").press("Tab")
+    expect(page.get_by_text("This is the path of a file; its prompts are used.")).to_be_visible()
+    expect(page.locator("#kl-sample_prompts")).to_have_value("prompts.txt")
+    page.locator("#kl-sample_prompts").fill("a cat")
+    page.get_by_role("button", name="As text").click()
+    page.get_by_role("button", name="As text").click()
+    expect(page.locator("#kl-prompt-0")).to_have_value("a cat")
 
-
-def test_each_family_has_the_fields_that_mean_something_to_it(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
     page.locator(".kl-prompt-more summary").click()
     expect(page.locator("#kl-prompt-0-ss")).to_be_visible()
     expect(page.locator("#kl-prompt-0-g")).to_have_count(0)
@@ -137,15 +144,3 @@ def test_each_family_has_the_fields_that_mean_something_to_it(studio: Any, visit
     expect(page.locator("#kl-prompt-0-d")).to_have_attribute("placeholder", "42")
     page.locator("#kl-prompt-0-g").fill("2")
     assert text_of(page) == "a cat --g 2"
-
-
-def test_the_path_of_a_file_stays_a_path(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
-    page.locator("#kl-prompt-0").fill("prompts.txt")
-    page.locator("#kl-prompt-0").press("Tab")
-    expect(page.get_by_text("This is the path of a file; its prompts are used.")).to_be_visible()
-    expect(page.locator("#kl-sample_prompts")).to_have_value("prompts.txt")
-    page.locator("#kl-sample_prompts").fill("a cat")
-    page.get_by_role("button", name="As text").click()
-    page.get_by_role("button", name="As text").click()
-    expect(page.locator("#kl-prompt-0")).to_have_value("a cat")

@@ -96,11 +96,13 @@ def test_stop_lets_the_run_save_and_leaves_nothing(supervise: Supervise, tmp_pat
 
 
 def test_a_stopped_run_resumes_in_its_folder_and_goes_on_counting(supervise: Supervise, tmp_path: Path) -> None:
-    studio = supervise("train")
+    studio = supervise("slow")
     job = studio.start(SCRIPT, options(tmp_path, resume="none"))
     until(lambda: studio.find(job.name).summary.step > 2)
     studio.stop(job)
     stopped_at = studio.find(job.name).summary.step
+    studio.close()
+    studio = supervise("rest")
     again = studio.resume(studio.find(job.name))
     assert again.path == job.path and again.run_id != job.run_id and again.state == "running"
     assert again.run.options().distributed.resume == "auto" and not again.run.stop_requested()
@@ -333,7 +335,7 @@ def test_a_killed_rank_is_named_in_the_list_and_ends_the_run(tmp_path: Path) -> 
     studio.close()
 
 
-@pytest.mark.parametrize("launcher", ["own", "torchrun"])
+@pytest.mark.parametrize("launcher", ["own", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_a_killed_launcher_leaves_no_rank(launcher: str, tmp_path: Path) -> None:
     studio = JobSupervisor(tmp_path, with_own_launcher() if launcher == "own" else command("slow", ranks=2))
     job = studio.start(SCRIPT, options(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from kohya_like import tools
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.tools import TOOLS
 from tests.ui.standin_runs import options
@@ -24,7 +26,9 @@ def open_tools(page: Page) -> None:
     page.wait_for_selector("#kl-tool-model")
 
 
-def test_each_tool_has_its_form_and_keeps_what_was_typed(studio: Any, visit: Callable[..., Any]) -> None:
+def test_each_tool_has_its_form_and_keeps_what_was_typed_and_what_is_wrong_stands_at_its_field_and_starts_nothing(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
     open_tools(page)
     page.locator("#kl-tool-model").fill("mine.safetensors")
@@ -41,10 +45,7 @@ def test_each_tool_has_its_form_and_keeps_what_was_typed(studio: Any, visit: Cal
     page.locator("#kl-tool-verify_lora").check()
     expect(page.locator("#kl-tool-model")).to_have_value("mine.safetensors")
 
-
-def test_what_is_wrong_stands_at_its_field_and_nothing_starts(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
-    open_tools(page)
+    page.locator("#kl-tool-model").fill("")
     page.locator("#kl-tool-resize_lora").check()
     page.locator("#kl-tool-new_rank").fill("0")
     page.locator("#kl-tool-run").click()
@@ -67,6 +68,8 @@ def test_a_file_of_a_run_is_verified_with_one_click(studios: Callable[..., Any],
     assert page.locator("#kl-tool-files option").first.get_attribute("value") == str(path), "saved files are suggested"
     expect(page.locator(".kl-tool-side .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
     expect(page.locator(".kl-tool-lines")).to_contain_text("stars.safetensors")
+    (report,) = (root / tools.FOLDER).glob("*-verify_lora/report.json")
+    assert isinstance(json.loads(report.read_text()), dict)
     page.locator(".kl-tool-report summary").first.click()
     assert visited.axe() == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

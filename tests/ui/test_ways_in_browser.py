@@ -64,22 +64,29 @@ def test_typed_values_go_along_and_untouched_ones_take_the_other_kinds_default(s
     expect(page.locator("#kl-network_dim")).to_have_value("64")
 
 
-def test_each_family_remembers_its_base_model_and_a_new_one_takes_what_was_typed(studio: Any, visit: Callable[..., Any]) -> None:
+def test_each_family_remembers_its_base_model_and_what_others_have_not_and_none_takes_that_of_another(
+    studio: Any, visit: Callable[..., Any]
+) -> None:
     page = visit(studio.url).page
     base = page.locator("#kl-pretrained_model_name_or_path")
-    base.fill("flux1-dev.safetensors")
-    choose(page, family="flux")
-    expect(base).to_have_value("flux1-dev.safetensors")
-    choose(page, family="sdxl")
     base.fill("sdxl.safetensors")
     choose(page, family="flux")
+    expect(base).to_have_value("")
+    base.fill("flux1-dev.safetensors")
+    choose(page, family="sdxl")
+    expect(base).to_have_value("sdxl.safetensors")
+    choose(page, family="flux")
     expect(base).to_have_value("flux1-dev.safetensors")
+    base.fill("toy")
+    choose(page, family="zimage")
+    expect(base).to_have_value("toy")
+    choose(page, family="flux")
+    base.fill("flux1-dev.safetensors")
     choose(page, family="sdxl", way="dreambooth")
     expect(base).to_have_value("sdxl.safetensors")
+    choose(page, way="lora")
 
-
-def test_a_choice_that_other_kinds_have_not_stays_where_it_was_made(studio: Any, visit: Callable[..., Any]) -> None:
-    page = visit(studio.url).page
+    # What other kinds have not stays where it was chosen.
     choose(page, family="flux")
     page.get_by_role("button", name="Open all").click()
     page.locator("#kl-timestep_sampling").select_option("flux_shift")
@@ -119,21 +126,22 @@ def test_a_problem_of_an_option_that_is_left_out_brings_it_onto_the_page(studio:
     assert page.evaluate("document.activeElement.id") in ("kl-num_class_images", "kl-class_prompt")
 
 
-@pytest.mark.parametrize("key", KEYS)
 def test_every_kind_of_run_goes_through_a_file_and_the_page_unchanged(
-    studio: Any, visit: Callable[..., Any], tmp_path: Path, key: str
+    studio: Any, visit: Callable[..., Any], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    run = KEYS[key]
     page = visit(studio.url).page
-    family, method = key.split("/")
-    choose(page, family=family, way={"network": "lora", "full": "finetune", "scratch": "scratch"}[method])
-    base = {} if method == "scratch" else {"pretrained_model_name_or_path": "toy"}
-    for name, text in base.items():
-        page.locator(f"#kl-{name}").fill(text)
-    page.locator("#kl-train_data_dir").fill("toy:teal")
-    first = saved(page, tmp_path / "first.toml")
-    wanted = flat.build(run, {**base, "train_data_dir": "toy:teal", "output_dir": str(studio.output_dir)})
-    assert first["script"] == run.script and flat.build(run, first) == wanted
+    wanted = {}
+    # First the kinds without a base model, since a typed one would go along.
+    for key, run in sorted(KEYS.items(), key=lambda item: "scratch" not in item[0]):
+        with subtests.test(f"{key}, typed"):
+            family, method = key.split("/")
+            choose(page, family=family, way={"network": "lora", "full": "finetune", "scratch": "scratch"}[method])
+            base = {} if method == "scratch" else {"pretrained_model_name_or_path": "toy"}
+            for name, text in {**base, "train_data_dir": "toy:teal"}.items():
+                page.locator(f"#kl-{name}").fill(text)
+            first = saved(page, tmp_path / "first.toml")
+            wanted[key] = flat.build(run, {**base, "train_data_dir": "toy:teal", "output_dir": str(studio.output_dir)})
+            assert (first["script"], flat.flatten(flat.build(run, first))) == (run.script, flat.flatten(wanted[key]))
 
     settings = {
         "learning_rate": 0.00123,
@@ -142,22 +150,23 @@ def test_every_kind_of_run_goes_through_a_file_and_the_page_unchanged(
         "seed": 2**63 - 1,
         "text_encoder_batch_size": 4,
     }
-    own = {name: value for name, value in settings.items() if name in flat.fields(run)}
-    changed = flat.build(run, {**flat.flatten(wanted), **own, "output_name": f"it's {family}"})
-    given = tmp_path / "given.toml"
-    given.write_text(flat.to_toml(changed), encoding="utf-8")
-    choose(page, family="flux" if family != "flux" else "sd", way="lora")
-    page.locator("#kl-load").set_input_files(given)
-    expect(page.locator("#kl-learning_rate")).to_have_value("0.00123")
-    expect(page.locator(f"#kl-family-{family}")).to_be_checked()
-    saved(page, tmp_path / "again.toml")
-    assert tomllib.loads((tmp_path / "again.toml").read_text()) == tomllib.loads(given.read_text())
+    for key, run in KEYS.items():
+        with subtests.test(f"{key}, opened"):
+            family = key.split("/")[0]
+            own = {name: value for name, value in settings.items() if name in flat.fields(run)}
+            changed = flat.build(run, {**flat.flatten(wanted[key]), **own, "output_name": f"it's {key}".replace("/", " ")})
+            given = tmp_path / "given.toml"
+            given.write_text(flat.to_toml(changed), encoding="utf-8")
+            # The other family holds none of these values, so that what is seen afterwards comes from the file.
+            choose(page, family="flux" if family != "flux" else "sd", way="lora")
+            page.locator("#kl-learning_rate").fill("0.5")
+            page.locator("#kl-load").set_input_files(given)
+            expect(page.locator(f"#kl-family-{family}")).to_be_checked()
+            expect(page.locator("#kl-learning_rate")).to_have_value("0.00123")
+            saved(page, tmp_path / "again.toml")
+            assert tomllib.loads((tmp_path / "again.toml").read_text()) == tomllib.loads(given.read_text())
 
-
-def test_a_file_with_class_pictures_opens_as_dreambooth_and_one_with_metadata_as_fine_tuning(
-    studio: Any, visit: Callable[..., Any], tmp_path: Path
-) -> None:
-    page = visit(studio.url).page
+    # A file with class pictures opens as DreamBooth, and one with metadata as fine-tuning.
     base = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures"}
     for way, more in (("dreambooth", {"instance_prompt": "zwx dog"}), ("finetune", {"in_json": "meta.json"})):
         path = tmp_path / f"{way}.toml"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,11 +30,7 @@ def job(num_groups: int, log: Path) -> Job[int, list[int]]:
     return Job("latents", [range(3 * group, 3 * group + 3) for group in range(num_groups)], entry, list, encode)
 
 
-def main() -> None:
-    folder, num_groups = Path(sys.argv[1]), int(sys.argv[2])
+def fill_cache(folder: Path, num_groups: int) -> None:
+    """Fills the cache in a folder, together with whoever else does, and leaves a file with how many things this process made."""
     made = fill(job(num_groups, folder / "log"), Cache(folder / "cache"), Notes(None), print, lambda what, done, total: None, 2)
-    print(made)
-
-
-if __name__ == "__main__":
-    main()
+    (folder / f"made-{os.getpid()}").write_text(str(made))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,14 +13,15 @@ import pytest
 from sd_scripts.library.data import leases
 from sd_scripts.library.data.cache import Cache
 from sd_scripts.library.data.leases import Leases, leases_in
-from tests.library.data.filler import job
+from tests.forked import forked
+from tests.library.data.filler import fill_cache, job
 
-ROOT = Path(__file__).resolve().parents[3]
 
-
-def start(folder: Path, num_groups: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.library.data.filler", str(folder), str(num_groups)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def told_by(filler: BaseProcess, folder: Path) -> int:
+    """How many things a process says that it has made, once it is done."""
+    filler.join(120)
+    assert filler.exitcode == 0
+    return int((folder / f"made-{filler.pid}").read_text())
 
 
 def encoded(folder: Path) -> list[tuple[int, int]]:
@@ -39,25 +37,24 @@ def is_whole(folder: Path, num_groups: int) -> bool:
 
 
 def test_two_processes_share_the_work_and_encode_everything_once(tmp_path: Path) -> None:
-    fillers = [start(tmp_path, 150) for _ in range(2)]
-    told = [int(filler.communicate(timeout=120)[0]) for filler in fillers]
-    assert [filler.returncode for filler in fillers] == [0, 0]
+    fillers = [forked(fill_cache, tmp_path, 150) for _ in range(2)]
+    told = [told_by(filler, tmp_path) for filler in fillers]
     assert sorted(group for _, group in encoded(tmp_path)) == list(range(150)), "each group once"
     assert sum(told) == 450 and is_whole(tmp_path, 150)
     assert list((tmp_path / "cache" / leases.FOLDER).iterdir()) == []
 
 
 def test_what_a_killed_process_had_begun_is_done_by_the_other(tmp_path: Path) -> None:
-    fillers = [start(tmp_path, 200) for _ in range(2)]
+    fillers = [forked(fill_cache, tmp_path, 200) for _ in range(2)]
     end = time.monotonic() + 120
     while len({process for process, _ in encoded(tmp_path)}) < 2:
         assert time.monotonic() < end
         time.sleep(0.005)
     victim, other = fillers
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.communicate()
-    made = int(other.communicate(timeout=120)[0])
-    assert other.returncode == 0 and is_whole(tmp_path, 200)
+    victim.kill()
+    victim.join(120)
+    made = told_by(other, tmp_path)
+    assert is_whole(tmp_path, 200)
     times = Counter(group for _, group in encoded(tmp_path))
     by_the_dead = [group for process, group in encoded(tmp_path) if process == victim.pid]
     assert set(times) == set(range(200))

@@ -244,7 +244,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.safetensors")}
 
 
-@pytest.mark.parametrize("calls_to_live", [1, 3, 6, 9])
+@pytest.mark.parametrize("calls_to_live", [1, *(pytest.param(calls, marks=pytest.mark.long) for calls in (3, 6)), 9])
 def test_a_killed_cache_is_finished_with_the_same_bits(options: DatasetOptions, root: Path, calls_to_live: int) -> None:
     options = changed(options, **RANDOM_CAPTIONS, flip_aug=True, vae_batch_size=3, text_encoder_batch_size=8)
     whole = ready(changed(options, cache_dir=str(root / "whole")), root / "whole", SmallFamily(batch_effect=0.01))

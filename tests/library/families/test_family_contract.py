@@ -1,6 +1,8 @@
 """What every family promises, on its tiny model: shapes, clock and sign, independence of samples, no trace left behind."""
 
+import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +31,15 @@ def family(request) -> ModelFamily:
     return families.family(request.param)
 
 
+@cache
+def tiny(name: str) -> Parts:
+    """The tiny model of a family, to look at alone."""
+    return families.family(name).tiny()
+
+
 @pytest.fixture
 def parts(family) -> Parts:
-    return family.tiny()
+    return copy.deepcopy(tiny(family.name))
 
 
 def said(family: ModelFamily, captions: list[str]) -> list[str]:
@@ -133,7 +141,7 @@ def test_adapter_targets_are_layers_of_their_modules(family, parts):
 
 
 def request(family: ModelFamily, seed: int, prompt: str = "a red star") -> Preview:
-    controls = (CONTROL,) * family.num_controls(family.tiny())[0]
+    controls = (CONTROL,) * family.num_controls(tiny(family.name))[0]
     (prompt,) = said(family, [prompt])
     return Preview(prompt=prompt, width=8 * family.grid, height=6 * family.grid, seed=seed, steps=3, cfg_scale=3.0, controls=controls)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
+
 import pytest
 
 from sd_scripts.library.families.flux import Flux
@@ -12,15 +15,20 @@ from sd_scripts.library.families.zimage import ZImage
 from sd_scripts.library.protocols import Parts
 
 
+@cache
+def _sdxl() -> Parts:
+    return Sdxl().tiny()
+
+
 @pytest.fixture
 def parts() -> Parts:
-    return Sdxl().tiny()
+    return copy.deepcopy(_sdxl())
 
 
 @pytest.fixture
 def twin() -> Parts:
     """The same model again, without the adapter that `parts` gets."""
-    return Sdxl().tiny()
+    return copy.deepcopy(_sdxl())
 
 
 @pytest.fixture

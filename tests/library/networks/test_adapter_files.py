@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.networks import KINDS, apply, export, merge_into, names_of, read
+from sd_scripts.library.networks import KINDS, Network, apply, export, merge_into, names_of, read
 from sd_scripts.library.networks.files import prove
 from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
 from sd_scripts.library.networks.maths import low_rank_update, merged_weight
@@ -34,6 +40,45 @@ def options_for(kind: str, **changes: object) -> UNetNetworkOptions:
     )
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A model with an adapter of a kind, what it gives, and the adapter's files; to read alone."""
+
+    kind: str
+    folder: Path
+
+    @cached_property
+    def parts(self) -> Parts:
+        return Sdxl().tiny()
+
+    @cached_property
+    def network(self) -> Network:
+        return shaken(attached(self.parts, options_for(self.kind)))
+
+    @cached_property
+    def outputs(self) -> torch.Tensor:
+        assert self.network.adapters()
+        return outputs(self.parts)
+
+    @cache  # noqa: B019
+    def file(self, layout: str = "kohya", precision: str = "float") -> Path:
+        file = self.folder / f"{self.kind}-{layout}-{precision}.safetensors"
+        export(self.network, self.parts, file, save_model_as=layout, precision=precision)
+        return file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """By the kind of the adapter."""
+    folder = tmp_path_factory.mktemp("trained")
+    return cache(lambda kind: Trained(kind, folder))
+
+
+def damaged_copy(file: Path, folder: Path) -> Path:
+    """A copy of a file, to spoil."""
+    return Path(shutil.copy(file, folder / "a.safetensors"))
+
+
 VARIANTS = {
     "alpha equal to rank": {"network_alpha": 4.0, "conv_alpha": 2.0},
     "alpha below rank": {"network_alpha": 1.0, "conv_alpha": 1.0},
@@ -50,48 +95,53 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.fixture(scope="module")
+def plain_picture() -> torch.Tensor:
+    """What the model paints without an adapter."""
+    return picture(pipeline_of(Sdxl().tiny()))
+
+
+def check_pictures(parts: Parts, network: Network, layouts: tuple[str, ...], folder: Path, plain: torch.Tensor, subtests: Any) -> None:
+    wanted = picture(pipeline_of(parts))
+    assert (wanted - plain).abs().max() > 1e-2
+    for layout in layouts:
+        with subtests.test(msg=layout):
+            file = folder / f"{layout}.safetensors"
+            export(network, parts, file, save_model_as=layout, precision="float")
+            fresh = pipeline_of(Sdxl().tiny())
+            fresh.load_lora_weights(file)
+            assert (wanted - picture(fresh)).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_diffusers_paints_the_same_picture_from_the_file_as_the_trained_model(
-    variant: str, layout: str, parts: Parts, twin: Parts, tmp_path: Path
+    variant: str, parts: Parts, tmp_path: Path, plain_picture: torch.Tensor, subtests: pytest.Subtests
 ) -> None:
     network = shaken(attached(parts, options_for("lora", **VARIANTS[variant])))
-    file = tmp_path / "lora.safetensors"
-    export(network, parts, file, save_model_as=layout, precision="float")
-    fresh = pipeline_of(twin)
-    before = picture(fresh)
-    fresh.load_lora_weights(file)
-    after = picture(fresh)
-    assert (picture(pipeline_of(parts)) - after).abs().max() < 1e-4
-    assert (before - after).abs().max() > 1e-2
+    check_pictures(parts, network, LAYOUTS, tmp_path, plain_picture, subtests)
 
 
-def test_diffusers_paints_the_same_picture_from_a_dora_file(parts: Parts, twin: Parts, tmp_path: Path) -> None:
+def test_diffusers_paints_the_same_picture_from_a_dora_file(
+    parts: Parts, tmp_path: Path, plain_picture: torch.Tensor, subtests: pytest.Subtests
+) -> None:
     network = shaken(attached(parts, options_for("dora", rank_stabilized=True)))
-    file = tmp_path / "dora.safetensors"
-    export(network, parts, file, save_model_as="diffusers", precision="float")
-    fresh = pipeline_of(twin)
-    before = picture(fresh)
-    fresh.load_lora_weights(file)
-    after = picture(fresh)
-    assert (picture(pipeline_of(parts)) - after).abs().max() < 1e-4
-    assert (before - after).abs().max() > 1e-2
+    check_pictures(parts, network, ("diffusers",), tmp_path, plain_picture, subtests)
 
 
 @pytest.mark.parametrize("precision", ["float", "fp16", "bf16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_read_back_updates_every_layer_as_trained(kind: str, layout: str, precision: str, parts: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, options_for(kind)))
-    file = tmp_path / "a.safetensors"
-    export(network, parts, file, save_model_as=layout, precision=precision)
-    trained, found = network.adapters(), read(file, parts)
-    assert found.keys() == trained.keys()
+def test_a_file_read_back_updates_every_layer_as_trained(
+    kind: str, layout: str, precision: str, parts: Parts, trained: Callable[[str], Trained]
+) -> None:
+    live = trained(kind)
+    adapters, found = live.network.adapters(), read(live.file(layout, precision), parts)
+    assert found.keys() == adapters.keys()
     tolerance = {"float": 1e-6, "fp16": 3e-3, "bf16": 3e-2}[precision]
     rng = torch.Generator().manual_seed(0)
-    for name, adapter in trained.items():
+    for name, adapter in adapters.items():
         module, _, path = name.partition(".")
-        weight = parts.modules()[module].get_submodule(path).get_base_layer().weight
+        weight = live.parts.modules()[module].get_submodule(path).get_base_layer().weight
         weight = weight + torch.randn(weight.shape, generator=rng)
         want, got = merged_weight(weight.double(), adapter), merged_weight(weight.double(), found[name])
         assert (got - want).norm() <= tolerance * (want - weight).norm()
@@ -99,86 +149,71 @@ def test_a_file_read_back_updates_every_layer_as_trained(kind: str, layout: str,
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_merging_a_file_does_what_the_live_adapter_does(kind: str, layout: str, parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, options_for(kind)))
-    file = tmp_path / "a.safetensors"
-    export(network, parts, file, save_model_as=layout, precision="float")
-    count = merge_into(twin, file)
-    assert count == len(network.adapters())
-    live, merged = outputs(parts), outputs(twin)
-    assert (live - merged).abs().max() <= 2e-6 * max(1.0, float(live.abs().max()))
+def test_merging_a_file_does_what_the_live_adapter_does(kind: str, layout: str, twin: Parts, trained: Callable[[str], Trained]) -> None:
+    live = trained(kind)
+    assert merge_into(twin, live.file(layout)) == len(live.network.adapters())
+    assert (live.outputs - outputs(twin)).abs().max() <= 2e-6 * max(1.0, float(live.outputs.abs().max()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_with_comfyuis_names_does_what_the_live_adapter_does(kind: str, parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, options_for(kind)))
-    file = tmp_path / "a.safetensors"
-    export(network, parts, file, save_model_as="comfyui", precision="float")
+def test_a_file_with_comfyuis_names_does_what_the_live_adapter_does(kind: str, twin: Parts, trained: Callable[[str], Trained]) -> None:
+    file, live = trained(kind).file("comfyui"), trained(kind).outputs
     stems = {key.partition(".")[0] for key in load_file(file)}
     assert stems == ({"unet", "text_encoder", "text_encoder_2"} if kind == "oft" else {"diffusion_model", "text_encoders"})
     merge_into(twin, file)
-    live = outputs(parts)
     assert (live - outputs(twin)).abs().max() <= 2e-6 * max(1.0, float(live.abs().max()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_applying_a_file_does_what_the_live_adapter_does_and_comes_off_again(kind: str, parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    before = outputs(twin)
-    network = shaken(attached(parts, options_for(kind)))
-    file = tmp_path / "a.safetensors"
-    export(network, parts, file, precision="float")
-    put_on = apply(twin, file)
-    assert (outputs(twin) - outputs(parts)).abs().max() <= 2e-6 * float(outputs(parts).abs().max())
+def test_applying_a_file_does_what_the_live_adapter_does_and_comes_off_again(
+    kind: str, twin: Parts, trained: Callable[[str], Trained]
+) -> None:
+    before, live = outputs(twin), trained(kind).outputs
+    put_on = apply(twin, trained(kind).file())
+    assert (outputs(twin) - live).abs().max() <= 2e-6 * float(live.abs().max())
     assert not put_on.parameters()
     put_on.detach()
     assert torch.equal(outputs(twin), before)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "loha", "lokr"])
-def test_strength_means_the_same_for_applying_and_merging(kind: str, parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, options_for(kind)))
-    file = tmp_path / "a.safetensors"
-    export(network, parts, file, precision="float")
-    network.detach()
+def test_strength_means_the_same_for_applying_and_merging(kind: str, parts: Parts, twin: Parts, trained: Callable[[str], Trained]) -> None:
+    file = trained(kind).file()
     apply(parts, file, 0.6)
     merge_into(twin, file, 0.6)
-    assert (outputs(twin) - outputs(parts)).abs().max() <= 2e-6 * float(outputs(parts).abs().max())
+    wanted = outputs(parts)
+    assert (outputs(twin) - wanted).abs().max() <= 2e-6 * float(wanted.abs().max())
 
 
-def test_two_applied_files_add_up_and_the_trained_adapter_stays_trainable(parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    files = []
-    for seed in (1, 2):
-        model = Sdxl().tiny()
-        files.append(tmp_path / f"{seed}.safetensors")
-        export(shaken(attached(model, options_for("lora")), seed), model, files[-1], precision="float")
-    trained = attached(parts, options_for("lora"))
-    count = len(trained.parameters())
+def test_two_applied_files_add_up_and_the_trained_adapter_stays_trainable(
+    parts: Parts, twin: Parts, tmp_path: Path, trained: Callable[[str], Trained]
+) -> None:
+    before, model, files = outputs(twin), Sdxl().tiny(), [trained("lora").file(), tmp_path / "other.safetensors"]
+    export(shaken(attached(model, options_for("lora")), 2), model, files[1], precision="float")
+    network = attached(parts, options_for("lora"))
+    count = len(network.parameters())
     first, second = (apply(parts, file) for file in files)
     for file in files:
         merge_into(twin, file)
-    assert (outputs(twin) - outputs(parts)).abs().max() < 1e-5 * float(outputs(parts).abs().max())
-    assert len(trained.parameters()) == count
-    with trained.disabled():
-        assert len(trained.parameters()) == count
+    wanted = outputs(parts)
+    assert (outputs(twin) - wanted).abs().max() < 1e-5 * float(wanted.abs().max())
+    assert len(network.parameters()) == count
+    with network.disabled():
+        assert len(network.parameters()) == count
     first.detach()
     second.detach()
-    assert torch.equal(outputs(parts), outputs(Sdxl().tiny()))
-    assert len(trained.parameters()) == count
+    assert torch.equal(outputs(parts), before)
+    assert len(network.parameters()) == count
 
 
-def test_oft_has_no_strength_but_one(parts: Parts, tmp_path: Path) -> None:
-    network = shaken(attached(parts, options_for("oft")))
-    file = tmp_path / "oft.safetensors"
-    export(network, parts, file)
-    network.detach()
+def test_oft_has_no_strength_but_one(parts: Parts, trained: Callable[[str], Trained]) -> None:
     for use in (merge_into, apply):
         with pytest.raises(OptionError, match="no strength other than 1"):
-            use(parts, file, 0.5)
+            use(parts, trained("oft").file(), 0.5)
 
 
-def test_merging_into_a_quantised_model_is_refused(parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    file = tmp_path / "a.safetensors"
-    export(shaken(attached(parts, UNetNetworkOptions(network_dim=4))), parts, file)
+def test_merging_into_a_quantised_model_is_refused(twin: Parts, trained: Callable[[str], Trained]) -> None:
+    file = trained("lora").file()
     layer = twin.backbone.mid_block.attentions[0].proj_in
     layer.weight = torch.nn.Parameter(layer.weight.mul(100).to(torch.int8), requires_grad=False)
     with pytest.raises(OptionError, match=r"quantised model \(backbone\.mid_block\.attentions\.0\.proj_in\)"):
@@ -246,12 +281,9 @@ def test_lycoris_lengths_by_input_are_merged_as_lycoris_defines_them(parts: Part
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_starts_from_a_file_and_its_sizes_may_come_from_it(
-    kind: str, layout: str, parts: Parts, twin: Parts, tmp_path: Path
+    kind: str, layout: str, twin: Parts, tmp_path: Path, trained: Callable[[str], Trained]
 ) -> None:
-    options = options_for(kind)
-    file = tmp_path / "a.safetensors"
-    export(shaken(attached(parts, options)), parts, file, save_model_as=layout, precision="float")
-    live = outputs(parts)
+    options, file, live = options_for(kind), trained(kind).file(layout), trained(kind).outputs
     # Another alpha rules the training from here on; the start is what the file does all the same.
     changed = options.model_copy(update={"network_alpha": 4.0, "network_weights": str(file)})
     network = attached(twin, changed)
@@ -268,17 +300,16 @@ def test_training_starts_from_a_file_and_its_sizes_may_come_from_it(
     assert read(again, twin).keys() == read(file, twin).keys()
 
 
-def test_parts_of_a_file_with_rate_zero_stay_in_effect_and_are_saved(parts: Parts, twin: Parts, tmp_path: Path) -> None:
-    file = tmp_path / "a.safetensors"
-    export(shaken(attached(parts, options_for("lora"))), parts, file, precision="float")
+def test_parts_of_a_file_with_rate_zero_stay_in_effect_and_are_saved(twin: Parts, trained: Callable[[str], Trained]) -> None:
+    file, live = trained("lora").file(), trained("lora").outputs
     options = options_for("lora", network_weights=str(file), text_encoder_lr=(0.0,), block_lr_weight=(1, 1, 1, 1, 0, 1, 1, 1, 1))
     network = attached(twin, options)
-    assert (outputs(twin) - outputs(parts)).abs().max() < 2e-6 * float(outputs(parts).abs().max())
-    trained = {key for key, tensor in network.named_parameters().items() if tensor.requires_grad}
-    assert trained
-    assert all(key.startswith("backbone.") and "mid_block" not in key for key in trained)
+    assert (outputs(twin) - live).abs().max() < 2e-6 * float(live.abs().max())
+    moving = {key for key, tensor in network.named_parameters().items() if tensor.requires_grad}
+    assert moving
+    assert all(key.startswith("backbone.") and "mid_block" not in key for key in moving)
     assert {group["name"] for group in network.parameter_groups(options, 1.0)} == {"unet"}
-    assert len(network.state()) > len(trained)
+    assert len(network.state()) > len(moving)
 
 
 @pytest.mark.parametrize(
@@ -291,14 +322,12 @@ def test_parts_of_a_file_with_rate_zero_stay_in_effect_and_are_saved(parts: Part
     ],
 )
 def test_a_file_that_does_not_fit_the_options_is_refused_in_a_sentence(
-    parts: Parts, twin: Parts, tmp_path: Path, changes: dict, words: list[str]
+    parts: Parts, twin: Parts, changes: dict, words: list[str], trained: Callable[[str], Trained]
 ) -> None:
-    file = tmp_path / "a.safetensors"
-    export(shaken(attached(parts, options_for("lora"))), parts, file)
     with pytest.raises(OptionError) as caught:
-        attached(twin, options_for("lora", network_weights=str(file), **changes))
+        attached(twin, options_for("lora", network_weights=str(trained("lora").file()), **changes))
     assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert torch.equal(outputs(twin), outputs(Sdxl().tiny()))
+    assert torch.equal(outputs(twin), outputs(parts))
 
 
 def damaged(tensors: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
@@ -318,9 +347,10 @@ def damaged(tensors: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tenso
         ("wrong size", "it is for another model"),
     ],
 )
-def test_a_file_that_fits_no_model_is_refused_in_a_sentence(parts: Parts, twin: Parts, tmp_path: Path, how: str, words: str) -> None:
-    file = tmp_path / "a.safetensors"
-    export(shaken(attached(parts, options_for("lora"))), parts, file)
+def test_a_file_that_fits_no_model_is_refused_in_a_sentence(
+    twin: Parts, tmp_path: Path, how: str, words: str, trained: Callable[[str], Trained]
+) -> None:
+    file = damaged_copy(trained("lora").file(), tmp_path)
     tensors = load_file(file)
     words = words.replace("427", str(len(tensors) + 1))
     save_file(damaged(tensors, how), file)
@@ -332,9 +362,8 @@ def test_a_file_that_fits_no_model_is_refused_in_a_sentence(parts: Parts, twin: 
     assert torch.equal(outputs(twin), before)
 
 
-def test_what_is_no_safetensors_file_is_refused_in_a_sentence(parts: Parts, tmp_path: Path) -> None:
-    truncated, pickled = tmp_path / "a.safetensors", tmp_path / "a.pt"
-    export(shaken(attached(parts, UNetNetworkOptions(network_dim=4))), parts, truncated)
+def test_what_is_no_safetensors_file_is_refused_in_a_sentence(parts: Parts, tmp_path: Path, trained: Callable[[str], Trained]) -> None:
+    truncated, pickled = damaged_copy(trained("lora").file(), tmp_path), tmp_path / "a.pt"
     truncated.write_bytes(truncated.read_bytes()[:5000])
     pickled.write_bytes(b"")
     for file, words in ((truncated, "truncated"), (pickled, "only .safetensors"), (tmp_path / "b.safetensors", "does not exist")):
@@ -370,12 +399,11 @@ def test_a_value_that_fp16_cannot_hold_stops_the_export_and_leaves_the_old_file(
     export(network, parts, file, precision="bf16")
 
 
-def test_values_smaller_than_fp16_resolves_are_saved_without_complaint(parts: Parts, tmp_path: Path) -> None:
+def test_values_smaller_than_fp16_resolves_are_saved_without_complaint(tmp_path: Path, trained: Callable[[str], Trained]) -> None:
     for kind in KINDS:
-        model = Sdxl().tiny()
-        network = shaken(attached(model, options_for(kind)))
-        network.load({key: tensor if "magnitude" in key else tensor * 3e-6 for key, tensor in network.state().items()})
-        export(network, model, tmp_path / f"{kind}.safetensors", precision="fp16")
+        live = trained(kind)
+        small = {key: tensor if "magnitude" in key else tensor * 3e-6 for key, tensor in live.network.state().items()}
+        export(live.network, live.parts, tmp_path / f"{kind}.safetensors", precision="fp16", state=small)
 
 
 def test_values_given_to_the_export_are_written_instead_of_the_live_ones(parts: Parts, tmp_path: Path) -> None:
@@ -387,26 +415,24 @@ def test_values_given_to_the_export_are_written_instead_of_the_live_ones(parts: 
     assert torch.equal(read(file, parts)[name].tensors["lora_A.weight"], average[f"{name}.lora_A.weight"])
 
 
-def test_kinds_without_common_names_carry_peft_s_configuration_and_no_path(parts: Parts, tmp_path: Path) -> None:
+def test_kinds_without_common_names_carry_peft_s_configuration_and_no_path(trained: Callable[[str], Trained]) -> None:
     for kind, layout, want in (
         ("oft", "kohya", "peft"),
         ("loha", "diffusers", "peft"),
         ("loha", "kohya", "kohya"),
         ("lokr", "kohya", "kohya"),
     ):
-        model = Sdxl().tiny()
-        file = tmp_path / "a.safetensors"
-        export(shaken(attached(model, options_for(kind))), model, file, save_model_as=layout)
+        file = trained(kind).file(layout)
         _, header = read_file(file)
         assert header[LAYOUT] == want
         if want == "peft":
             config = json.loads(header[PEFT_CONFIG])
             assert config["unet"]["peft_type"] == kind.upper()
             assert {part["base_model_name_or_path"] for part in config.values()} == {None}
-        assert str(tmp_path) not in json.dumps(header)
+        assert str(file.parent) not in json.dumps(header)
 
 
-def test_lokr_with_full_and_with_factored_matrices_goes_through_kohya_s_names(parts: Parts, twin: Parts, tmp_path: Path) -> None:
+def test_lokr_with_full_and_with_factored_matrices_goes_through_kohya_s_names(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     for changes in ({"network_dim": 64, "conv_dim": 64}, {"lokr_decompose_both": True, "network_dim": 1}, {"lokr_factor": 4}):
         model = Sdxl().tiny()
@@ -414,22 +440,29 @@ def test_lokr_with_full_and_with_factored_matrices_goes_through_kohya_s_names(pa
         export(network, model, file, precision="float")
         other = Sdxl().tiny()
         merge_into(other, file)
-        assert (outputs(other) - outputs(model)).abs().max() <= 5e-6 * max(1.0, float(outputs(model).abs().max()))
+        wanted = outputs(model)
+        assert (outputs(other) - wanted).abs().max() <= 5e-6 * max(1.0, float(wanted.abs().max()))
 
 
-WRITE = """
-import sys, torch
+def write(file: Path) -> None:
+    tensors = {"b": torch.arange(3, dtype=torch.float16), "a": torch.ones(2, 2), "alpha": torch.tensor(2.0, dtype=torch.bfloat16)}
+    file.write_bytes(serialise(tensors, {f"key {n}": "ü" for n in range(20)}))
+
+
+WRITE = f"""
+import torch
 from pathlib import Path
+from sys import argv
 from sd_scripts.library.safetensors_file import serialise
-tensors = {"b": torch.arange(3, dtype=torch.float16), "a": torch.ones(2, 2), "alpha": torch.tensor(2.0, dtype=torch.bfloat16)}
-Path(sys.argv[1]).write_bytes(serialise(tensors, {f"key {n}": "ü" for n in range(20)}))
+{inspect.getsource(write)}
+write(Path(argv[1]))
 """
 
 
 def test_equal_content_gives_equal_bytes_in_every_process(tmp_path: Path) -> None:
     files = [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
-    for file in files:
-        subprocess.run([sys.executable, "-c", WRITE, str(file)], check=True)
+    subprocess.run([sys.executable, "-c", WRITE, str(files[0])], check=True)
+    write(files[1])
     assert files[0].read_bytes() == files[1].read_bytes()
     tensors, header = read_file(files[0])
     assert tensors["a"].shape == (2, 2)

@@ -12,6 +12,7 @@ from optimum.quanto import freeze, qfloat8, qint8, quantize
 from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.networks import KINDS, export, merge_into, names_for, names_of, read
 from sd_scripts.library.networks.layer_names import LABELS, Family, layers_of
 from sd_scripts.library.protocols import Parts
@@ -44,8 +45,14 @@ def quantised(parts: Parts, qtype: object = qint8) -> Parts:
     return parts
 
 
-@pytest.mark.parametrize("targets", ["image_attention", "attention", "all", "all_with_modulation"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        pytest.param(kind, targets, marks=() if kind == "lora" or targets == "all_with_modulation" else pytest.mark.long)
+        for kind in KINDS
+        for targets in ("image_attention", "attention", "all", "all_with_modulation")
+    ],
+)
 def test_every_trained_tensor_gets_a_gradient(kind: str, targets: str, qwen: Parts) -> None:
     before = outputs(qwen)
     network = attached(qwen, options_for(kind, lora_targets=targets))
@@ -58,31 +65,40 @@ def test_every_trained_tensor_gets_a_gradient(kind: str, targets: str, qwen: Par
     assert not any(tensor.grad is not None for name, tensor in qwen.backbone.named_parameters() if ".base_layer." in name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+def saved_in_all_layouts(parts: Parts, folder: Path, kind: str = "lora", **changes: object) -> tuple[torch.Tensor, dict[str, Path]]:
+    """Writes an adapter of random values, and returns the model's output with it and the files by layout; the model stays as it was."""
+    network = shaken(attached(parts, options_for(kind, **changes)))
+    files = {layout: folder / f"{layout}.safetensors" for layout in LAYOUTS}
+    for layout, file in files.items():
+        export(network, parts, file, save_model_as=layout, precision="float")
+    live = outputs(parts)
+    network.detach()
+    return live, files
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_file_does_what_the_live_adapter_does_merged_too(
-    kind: str, layout: str, qwen: Parts, qwen_twin: Parts, tmp_path: Path
-) -> None:
-    file = tmp_path / "a.safetensors"
-    live = saved(qwen, file, kind, layout)
+def test_a_saved_file_does_what_the_live_adapter_does_merged_too(kind: str, qwen: Parts, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    live, files = saved_in_all_layouts(qwen, tmp_path, kind)
     assert (live - outputs(qwen)).abs().max() > 1e-2
-    assert merge_into(qwen_twin, file) == 24
-    assert (outputs(qwen_twin) - live).abs().max() < 1e-6 * max(1.0, float(live.abs().max()))
+    for layout, file in files.items():
+        with subtests.test(msg=layout):
+            twin = QwenEdit().tiny()
+            assert merge_into(twin, file) == 24
+            assert (outputs(twin) - live).abs().max() < 1e-6 * max(1.0, float(live.abs().max()))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("changes", [{}, {"network_alpha": 12.0}, {"rank_stabilized": True}, {"network_reg_dims": ("img_mlp=8",)}])
 def test_diffusers_pipeline_does_with_the_file_what_the_trained_model_does(
-    layout: str, changes: dict, qwen: Parts, qwen_twin: Parts, tmp_path: Path
+    changes: dict, qwen: Parts, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    file = tmp_path / "lora.safetensors"
-    live = saved(qwen, file, "lora", layout, **changes)
-    before = outputs(qwen_twin)
-    pipeline = qwen_pipeline_of(qwen_twin)
-    pipeline.load_lora_weights(file)
-    after = outputs(qwen_twin)
-    assert (before - after).abs().max() > 1e-2
-    assert (after - live).abs().max() < 1e-6 * max(1.0, float(live.abs().max()))
+    before = outputs(qwen)
+    live, files = saved_in_all_layouts(qwen, tmp_path, **changes)
+    assert (before - live).abs().max() > 1e-2
+    for layout, file in files.items():
+        with subtests.test(msg=layout):
+            twin = QwenEdit().tiny()
+            qwen_pipeline_of(twin).load_lora_weights(file)
+            assert (outputs(twin) - live).abs().max() < 1e-6 * max(1.0, float(live.abs().max()))
 
 
 def test_a_dora_in_diffusers_layout_is_read_by_diffusers(qwen: Parts, qwen_twin: Parts, tmp_path: Path) -> None:
@@ -188,8 +204,14 @@ def test_layers_that_nothing_reads_are_left_out_when_training_goes_on_from_a_for
         network.detach()
 
 
-@pytest.mark.parametrize("qtype", [qint8, qfloat8], ids=["qint8", "qfloat8"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "qtype"),
+    [
+        pytest.param(kind, qtype, id=f"{kind}-{name}", marks=() if kind == "lora" or qtype is qint8 else pytest.mark.long)
+        for kind in KINDS
+        for qtype, name in ((qint8, "qint8"), (qfloat8, "qfloat8"))
+    ],
+)
 def test_training_on_a_quantised_base_has_the_gradients_of_the_base_that_it_stands_for(
     kind: str, qtype: object, qwen: Parts, qwen_twin: Parts
 ) -> None:
@@ -218,8 +240,14 @@ def test_merging_into_a_quantised_base_is_refused_and_leaves_it_alone(qwen: Part
     assert torch.equal(outputs(qwen_twin), before)
 
 
-@pytest.mark.parametrize("qtype", [None, qint8, qfloat8], ids=["bf16", "qint8", "qfloat8"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "qtype"),
+    [
+        pytest.param(kind, qtype, id=f"{kind}-{name}", marks=() if kind == "lora" or qtype is qint8 else pytest.mark.long)
+        for kind in KINDS
+        for qtype, name in ((None, "bf16"), (qint8, "qint8"), (qfloat8, "qfloat8"))
+    ],
+)
 def test_an_adapter_trains_in_float32_on_a_base_in_bf16_with_checkpoints(kind: str, qtype: object, qwen: Parts, qwen_twin: Parts) -> None:
     for layer in layers_of(qwen).values():
         layer.to(torch.bfloat16)

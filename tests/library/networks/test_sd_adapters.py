@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -23,25 +24,31 @@ def options_for(kind: str = "lora", **changes: object) -> UNetNetworkOptions:
     return UNetNetworkOptions(**{**usual, **conv, **changes})
 
 
-@pytest.mark.parametrize("layout", ["kohya", "diffusers"])
 @pytest.mark.parametrize("changes", [{}, {"rank_stabilized": True, "conv_dim": None, "conv_alpha": None}])
 def test_diffusers_paints_the_same_picture_from_the_file_as_the_trained_model(
-    changes: dict, layout: str, sd_pair: Pair, tmp_path: Path
+    changes: dict, sd_pair: Pair, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     parts, twin = sd_pair
-    network = shaken(attached(parts, options_for(**changes)))
-    file = tmp_path / "lora.safetensors"
-    export(network, parts, file, save_model_as=layout, precision="float")
-    fresh = diffusers_pipeline(twin)
-    before = picture(fresh)
-    fresh.load_lora_weights(file)
-    after = picture(fresh)
-    assert (render(parts) - after).abs().max() < 1e-4
-    assert (before - after).abs().max() > 1e-2
+    before, network = render(parts), shaken(attached(parts, options_for(**changes)))
+    live = render(parts)
+    assert (before - live).abs().max() > 1e-2
+    for layout in ("kohya", "diffusers"):
+        with subtests.test(msg=layout):
+            file, fresh = tmp_path / f"{layout}.safetensors", diffusers_pipeline(copy.deepcopy(twin))
+            export(network, parts, file, save_model_as=layout, precision="float")
+            fresh.load_lora_weights(file)
+            assert (live - picture(fresh)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [*((kind, "kohya") for kind in KINDS), ("lora", "comfyui"), ("lokr", "comfyui"), ("dora", "diffusers")]
+    ("kind", "layout"),
+    [
+        # Every kind and every layout; the others with --all.
+        *(pytest.param(kind, "kohya", marks=pytest.mark.long if kind in ("lora", "dora") else ()) for kind in KINDS),
+        ("lora", "comfyui"),
+        pytest.param("lokr", "comfyui", marks=pytest.mark.long),
+        ("dora", "diffusers"),
+    ],
 )
 def test_merging_and_applying_a_file_do_what_the_live_adapter_does(kind: str, layout: str, tmp_path: Path) -> None:
     second = layout == "kohya"

@@ -25,9 +25,9 @@ PUBLISHED = {
     "sd1": ("lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k", 1280, 768),
     "sd2": ("lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k", 1280, 1024),
     "sdxl": ("lora_unet_middle_block_1_transformer_blocks_0_attn2_to_k", 1280, 2048),
-    "flux": ("lora_unet_double_blocks_3_img_mod_lin", 18432, 3072),
-    "qwen_edit": ("lora_unet_transformer_blocks_59_img_mod_1", 18432, 3072),
-    "zimage": ("lora_unet_layers_29_feed_forward_w1", 10240, 3840),
+    "flux": ("lora_unet_double_blocks_3_img_attn_proj", 3072, 3072),
+    "qwen_edit": ("lora_unet_transformer_blocks_59_attn_to_out_0", 3072, 3072),
+    "zimage": ("lora_unet_layers_29_attention_to_out_0", 3840, 3840),
 }
 
 
@@ -119,7 +119,7 @@ def test_a_whole_file_is_described(tmp_path: Path) -> None:
     [
         (lambda t, s: t[f"{s}.lora_up.weight"].__setitem__((0, 0), float("nan")), "not finite"),
         (lambda t, s: t.pop(f"{s}.lora_up.weight"), "not whole"),
-        (lambda t, s: t.update({f"{s}.lora_up.weight": torch.ones(18432, 3)}), "do not fit together"),
+        (lambda t, s: t.update({f"{s}.lora_up.weight": torch.ones(3072, 3)}), "do not fit together"),
         (lambda t, s: t.update({f"{s}.lora_up.weight": torch.ones(100, 2)}), "does not fit a layer of size"),
         (lambda t, s: t.update({"lora_unet_double_blocks_99_img_mod_lin.alpha": torch.tensor(1.0)}), "fit no layer of FLUX"),
         (lambda t, s: t.update({"something.else": torch.ones(2)}), "no kind of adapter"),
