@@ -29,6 +29,8 @@ def parser() -> argparse.ArgumentParser:
                        "this computer can open may use every folder, any other one only --output_dir")  # fmt: skip
     parse.add_argument("--allowed_host", action="append", default=[], metavar="NAME",
                        help="a host name under which the page may be opened (behind a proxy, say); may be given several times")  # fmt: skip
+    parse.add_argument("--trust_proxy", action="store_true",
+                       help="believe what a proxy in front says of who asks (X-Forwarded-For, -Host, -Proto)")  # fmt: skip
     return parse
 
 
@@ -83,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         share=arguments.share,
         auth=(name, password) if arguments.auth else None,
         allowed_hosts=tuple(arguments.allowed_host),
+        trust_proxy=arguments.trust_proxy,
     )
     try:
         context = app.make_context(arguments.output_dir, arguments.allowed_dir, server.is_private)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Server:
     """Host names under which the studio may be reached, besides localhost and, when it listens beyond it, IP addresses."""
     embedded: bool = False
     """The page may stand in a frame of another site."""
+    trust_proxy: bool = False
+    """A proxy stands in front of the studio, and who asks is who the proxy says."""
 
     @property
     def is_private(self) -> bool:
@@ -142,9 +145,26 @@ def launch(context: Context, server: Server, inference_only: bool = False) -> tu
 
 def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> tuple[gr.Blocks, str, str | None]:
     """Starts the server of a page behind the guard."""
-    names = list(server.allowed_hosts)
-    guard = Middleware(Guard, token=token, names=names, open_to_network=not server.is_private, share=server.share, embedded=server.embedded)
-    app_kwargs: dict[str, Any] = {"routes": routes, "middleware": [guard], "docs_url": None, "redoc_url": None}
+
+    def knows(cookies: Mapping[str, str]) -> bool:
+        """Whether gradio has given one of these cookies to somebody who logged in."""
+        app = demo.app
+        return any(cookies.get(f"{name}-{app.cookie_id}") in app.tokens for name in ("access-token", "access-token-unsecure"))
+
+    guard = Middleware(
+        Guard,
+        token=token,
+        names=list(server.allowed_hosts),
+        open_to_network=not server.is_private,
+        share=server.share,
+        embedded=server.embedded,
+        trust_proxy=server.trust_proxy,
+        knows=knows if server.auth else None,
+    )
+    if not server.trust_proxy:
+        # Read by uvicorn, which otherwise takes a local client's word for its address.
+        os.environ["FORWARDED_ALLOW_IPS"] = ""
+    app_kwargs: dict[str, Any] = {"routes": routes, "middleware": [guard], "docs_url": None, "redoc_url": None, "openapi_url": None}
     _, local, public = demo.launch(
         server_name=server.host,
         server_port=server.port,

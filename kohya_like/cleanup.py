@@ -7,7 +7,6 @@ are known by the run id in their environment, never by their name.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from sd_scripts.library.process_trees import carried, living, parent_of, ranks
+from sd_scripts.schema.outside import json_of
 
 from . import processes
 from .runner import RUNNER
@@ -68,7 +68,7 @@ def _is_owned(folder: Path, run_id: str, members: list[psutil.Process]) -> bool:
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        content = json.loads(file.read_bytes())
+        content = json_of(file.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -44,11 +44,12 @@ class View:
         table = plan.table()
         trained = [row for row in plan.pictures if not plan.subsets[row.subset].is_reg]
         by_style = plan.options.by_style
-        per_epoch = max(plan.steps_of_epochs(1), 1)
+        # Buckets give whole batches only, so the first epoch may have fewer steps than others.
+        per_epoch = plan.samples_per_epoch / plan.global_batch_size
         facts = [
             *(self._styled(trained) if by_style else self._captioned(trained)),
-            ("One epoch", f"{plan.samples_per_epoch} samples, {plan.steps_of_epochs(1)} steps of {plan.global_batch_size}"),
-            ("The run", f"{self.num_steps} steps, about {self.num_steps / per_epoch:.1f} epochs"),
+            ("One epoch", f"{plan.samples_per_epoch} samples, {per_epoch:g} steps of {plan.global_batch_size}"),
+            ("The run", f"{self.num_steps} steps, {self.num_steps / per_epoch:.4g} epochs"),
         ]
         pairs = Counter(len(picture.controls) for picture in trained if picture.controls)
         if pairs:

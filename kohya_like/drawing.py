@@ -4,7 +4,6 @@ bench of tools.py; the pictures lie in `drawn/<start>` inside the run folder, wi
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from starlette.routing import Route
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, evaluations, live, tools
@@ -63,7 +63,7 @@ def styles(job: Job) -> list[str]:
     where it learned none, or has not come so far."""
     file = job.path / STYLES
     try:
-        said = json.loads(file.read_bytes()) if not file.is_symlink() and file.stat().st_size <= MAX_STYLES_BYTES else None
+        said = json_of(file.read_bytes()) if not file.is_symlink() and file.stat().st_size <= MAX_STYLES_BYTES else None
     except (OSError, ValueError):
         said = None
     if isinstance(said, list):

@@ -6,7 +6,6 @@ Nothing outside the run's folder is read, and a summary is taken only as far as 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.lgt import LgtSampleOptions
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rundir import RunDirectory
 
 from .monitor import number, whole
@@ -77,7 +77,7 @@ def summary(folder: Path) -> dict[str, Any] | None:
     """
     file = folder / SUMMARY
     try:
-        said = json.loads(file.read_bytes()) if file.stat().st_size <= MAX_SUMMARY_BYTES and not file.is_symlink() else None
+        said = json_of(file.read_bytes()) if file.stat().st_size <= MAX_SUMMARY_BYTES and not file.is_symlink() else None
     except (OSError, ValueError):
         return None
     if not isinstance(said, dict):

@@ -20,6 +20,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import Options
 from sd_scripts.schema.flat import FlatField
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.prompts import OPTION as PROMPTS
 from sd_scripts.schema.runs import RUNS, RunOptions
 
@@ -76,7 +77,7 @@ _WORDS = {
     "tf32": "TF32",
     "oom": "out-of-memory",
 }
-SCRIPTS = tuple(f"{name}.js" for name in "form prompts starting memory desk imports field cluster tools viewer inference".split())
+SCRIPTS = tuple(f"{name}.js" for name in "form address prompts starting memory desk imports field cluster tools viewer inference".split())
 """In the order in which they build on each other."""
 _LABELS = {
     "network_reg_dims": "Network ranks by name",
@@ -185,7 +186,16 @@ def from_text(field: FlatField, text: Any) -> Any:
         return _lines(text)
     if text.strip() == "" and (field.optional or field.required):
         return None
-    return text.strip() if kind == "number" else text
+    return _with_point(text.strip()) if kind == "number" else text
+
+
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(e[-+]?\d+)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[-+]?0*[1-9]\d*,\d{3}")
+
+
+def _with_point(text: str) -> str:
+    """A number with a decimal comma written with a point. 1,000 may be a thousand or one: it stays, and the schema asks."""
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) and not _THOUSANDS.fullmatch(text) else text
 
 
 def _number(value: Any) -> str:
@@ -196,7 +206,7 @@ def _lines(text: str) -> list[str]:
     """One element a line; a JSON list for elements that a line cannot hold."""
     if text.lstrip().startswith("["):
         try:
-            items = json.loads(text)
+            items = json_of(text)
         except ValueError:
             items = None
         if isinstance(items, list) and all(isinstance(item, str) for item in items):
@@ -239,6 +249,7 @@ def specification(field: FlatField, family: str = "") -> dict[str, Any]:
         "choices": [str(choice) for choice in field.choices],
         "suggestions": list(field.show.suggestions),
         "required": field.required,
+        "unless": field.show.unless,
         "optional": field.optional,
         # A base model or a LoRA file fits one family only.
         "path": field.show.kind in ("file", "folder"),

@@ -1,17 +1,22 @@
 """The door of the studio: which requests reach it at all. Pure ASGI, in front of gradio and of our own routes.
 
 What it stops, and why gradio alone does not: a web page that the user visits may post to 127.0.0.1 (cross-site forms and uploads), may
-reach it under a name of its own (DNS rebinding), or may guess passwords without end; our own JSON routes are not covered by gradio's login.
+reach it under a name of its own (DNS rebinding), or may guess passwords without end; gradio's login covers neither our own routes nor all
+of its own (the heartbeat, which never ends, among them); and JSON that is nested without end is an error of the server to it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
+import re
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from itertools import accumulate
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +29,20 @@ TOKEN_HEADER = "x-kl-token"
 SHARE_SUFFIX = ".gradio.live"
 """Where share links lie. Nobody else can point such a name at this computer, so it is no way around the list of names."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+FORWARDED = "x-forwarded-"
+"""Beginning of the headers in which a proxy tells who asked it; anybody else can send them too."""
+BEFORE_LOGIN = frozenset(
+    ("/", "/login", "/logout", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", "/pwa_icon")
+    # What gradio asks itself when it starts.
+    + ("/gradio_api/startup-events",)
+)
+"""What somebody gets who has not logged in: the page that asks for the password, and with FILES_BEFORE_LOGIN what it is drawn with."""
+FILES_BEFORE_LOGIN = ("/assets/", "/static/", "/svelte/", "/pwa_icon/")
+MAX_JSON_BYTES = 16 << 20
+MAX_JSON_DEPTH = 100
+PACE_SECONDS = 2.0
+"""Between two attempts to log in once there were many."""
+MOST_WAITING = 4
 
 _FRAMES = (b"x-frame-options", b"DENY")
 _NO_FRAMES = "frame-ancestors 'none'"
@@ -60,7 +79,9 @@ class Guard:
     """ASGI middleware. names are the host names under which the studio may be reached besides this computer's own loopback names.
 
     With open_to_network, every literal IP address is a good host as well: DNS rebinding needs a name. With share, so are share links.
-    embedded is for a page that stands in a frame of another site and is meant for everybody, such as a Space.
+    embedded is for a page that stands in a frame of another site and is meant for everybody, such as a Space. With trust_proxy, the
+    headers of a proxy in front of the studio are believed. knows tells from a request's cookies whether somebody has logged in; None asks
+    for no login.
     """
 
     def __init__(
@@ -71,6 +92,8 @@ class Guard:
         open_to_network: bool = False,
         share: bool = False,
         embedded: bool = False,
+        trust_proxy: bool = False,
+        knows: Callable[[Mapping[str, str]], bool] | None = None,
         login_attempts: int = 8,
         login_window_seconds: float = 300.0,
     ) -> None:
@@ -79,6 +102,8 @@ class Guard:
         self._names = LOCAL_NAMES | {name.lower() for name in names}
         self._open_to_network = open_to_network
         self._share = share
+        self._trust_proxy = trust_proxy
+        self._knows = knows
         self._destinations = ("document", "iframe") if embedded else ("document",)
         self._headers = _EMBEDDED_HEADERS if embedded else _SECURITY_HEADERS
         self._throttle = Throttle(login_attempts, login_window_seconds)
@@ -87,8 +112,13 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
+        scope = {**scope, "headers": [(name, value) for name, value in scope["headers"] if self._is_believed(name, value)]}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._refusal(scope, headers)
+        if refusal is None and _is_login(scope):
+            refusal = await self._slowed_down(scope)
+        if refusal is None and scope["type"] == "http" and _says_json(scope, headers):
+            refusal, receive = await _read_json(receive)
         if refusal is not None and scope["type"] == "http":
             await _refuse(send, *refusal)
         elif refusal is not None:
@@ -97,6 +127,20 @@ class Guard:
             await self.app(scope, receive, self._watching(scope, send))
         else:
             await self.app(scope, receive, send)
+
+    def _is_believed(self, name: bytes, value: bytes) -> bool:
+        """Whether a header may reach the page: those of a proxy only from one, or from the tunnel of a share link."""
+        if self._trust_proxy or not name.decode("latin-1").startswith(FORWARDED):
+            return True
+        return self._share and value.decode("latin-1").endswith((SHARE_SUFFIX, "https"))
+
+    async def _slowed_down(self, scope: Scope) -> tuple[int, str] | None:
+        """Lets an attempt to log in wait for its turn, so that the right password gets in even while somebody guesses."""
+        seconds = self._throttle.wait(_peer(scope))
+        if seconds is None:
+            return 429, "Too many attempts to log in. Wait a minute."
+        await asyncio.sleep(seconds)
+        return None
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         """Status and sentence for a request that must not pass, or None."""
@@ -111,8 +155,8 @@ class Guard:
         path = scope.get("path", "")
         if path.startswith(OWN_ROUTES) and not path.startswith(OPEN_ROUTES) and not self._has_token(scope, headers):
             return 401, "This route needs the token of the page. Reload the page."
-        if _is_login(scope) and not self._throttle.admit(_peer(scope)):
-            return 429, "Too many attempts to log in. Wait five minutes."
+        if self._knows is not None and not _is_open_to_strangers(path) and not self._knows(_cookies(headers)):
+            return 401, "Log in first."
         return None
 
     def _good_host(self, name: str) -> bool:
@@ -155,23 +199,28 @@ class Guard:
 
 
 class Throttle:
-    """At most so many attempts in a window for each peer, and ten times as many for all peers together."""
+    """The first attempts in a window are free for each peer, and ten times as many for all together; further ones wait for their turn."""
 
-    def __init__(self, attempts: int, window_seconds: float) -> None:
+    def __init__(self, attempts: int, window_seconds: float, pace_seconds: float = PACE_SECONDS) -> None:
         self._attempts = attempts
         self._window_seconds = window_seconds
+        self._pace_seconds = pace_seconds
         self._seen: deque[tuple[float, str]] = deque()
+        """When each attempt has its turn, and whose it is."""
 
-    def admit(self, peer: str) -> bool:
-        """Counts an attempt; False when it is one too many."""
+    def wait(self, peer: str) -> float | None:
+        """Counts an attempt; seconds until it has its turn, None when too many wait already."""
         now = time.monotonic()
-        while self._seen and self._seen[0][0] < now - self._window_seconds:
-            self._seen.popleft()
-        of_peer = sum(1 for _, name in self._seen if name == peer)
-        if of_peer >= self._attempts or len(self._seen) >= 10 * self._attempts:
-            return False
-        self._seen.append((now, peer))
-        return True
+        self._seen = deque(row for row in self._seen if row[0] >= now - self._window_seconds)
+        turns = [when for when, name in self._seen if name == peer]
+        many = len(turns) >= self._attempts
+        everybody = len(self._seen) >= 10 * self._attempts
+        last = max((when for when, _ in self._seen), default=0.0) if everybody else max(turns, default=0.0)
+        turn = max(now, last + self._pace_seconds) if many or everybody else now
+        if turn - now > MOST_WAITING * self._pace_seconds:
+            return None
+        self._seen.append((turn, peer))
+        return turn - now
 
     def forget(self, peer: str) -> None:
         """Takes a peer's attempts back, after a good one."""
@@ -190,6 +239,54 @@ def hostname(host: str) -> str:
 
 def _is_login(scope: Scope) -> bool:
     return scope.get("method") == "POST" and str(scope.get("path", "")).rstrip("/").endswith("/login")
+
+
+def _is_open_to_strangers(path: str) -> bool:
+    return (path.rstrip("/") or "/") in BEFORE_LOGIN or path.startswith(FILES_BEFORE_LOGIN)
+
+
+def _cookies(headers: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
+    except CookieError:
+        return {}
+
+
+def _says_json(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether a request has a body that will be read as JSON. Ours are, whatever they say of themselves."""
+    if scope.get("method") not in ("POST", "PUT", "PATCH"):
+        return False
+    kind = headers.get("content-type", "")
+    return "json" in kind or (str(scope.get("path", "")).startswith(OWN_ROUTES) and not kind.startswith(("multipart/", "image/")))
+
+
+async def _read_json(receive: Receive) -> tuple[tuple[int, str] | None, Receive]:
+    """A refusal for a body that is too long or nested too deeply, and a way to receive the body that was read here once more."""
+    messages: deque[Message] = deque()
+    body = b""
+    while not messages or (messages[-1]["type"] == "http.request" and messages[-1].get("more_body", False)):
+        messages.append(await receive())
+        body += messages[-1].get("body", b"")
+        if len(body) > MAX_JSON_BYTES:
+            return (413, f"JSON may have {MAX_JSON_BYTES >> 20} MiB."), receive
+    if _depth(body) > MAX_JSON_DEPTH:
+        return (400, f"JSON may be nested {MAX_JSON_DEPTH} deep."), receive
+
+    async def again() -> Message:
+        return messages.popleft() if messages else await receive()
+
+    return None, again
+
+
+# Possessive, and a text without an end reaches to the end: one pass, whatever is sent.
+_TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def _depth(body: bytes) -> int:
+    """How deep a JSON text is nested."""
+    brackets = _TEXTS.sub(b"", body).translate(None, _NO_BRACKETS)
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
 
 
 def _peer(scope: Scope) -> str:

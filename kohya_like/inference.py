@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from sd_scripts.schema.command import SCRIPTS, cpu_threads
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import QwenImagePredict
 
 from . import console, processes
@@ -82,7 +83,7 @@ class _Worker:
             self.events.put(None)
             return
         try:
-            event = json.loads(line)
+            event = json_of(line)
         except ValueError:
             # A library that prints: for people.
             self._take_line(line)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import io
-import json
 import re
 import threading
 import time
@@ -28,6 +27,7 @@ from starlette.routing import Route
 
 from sd_scripts.schema.command import shown
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 
 from . import causes, console, evaluations, gpu, look, monitor, tools
 from .context import Context
@@ -38,6 +38,7 @@ FOLD_BYTES = 4 << 20
 MAX_WATCHED = 32
 THUMBNAIL_PIXELS = 320
 MAX_THUMBNAILS = 400
+DAMAGED = "Files that it has saved can still be downloaded, and lie in its folder. Put the file right, or delete the folder."
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
 WEIGHTS = frozenset({".safetensors"})
 DOWNLOADS = WEIGHTS | {".toml"}
@@ -136,6 +137,7 @@ class Live:
                 "phase_seconds": round(now - progress.phase_since, 1) if progress.phase_since else None,
                 "step": progress.step,
                 "steps": progress.steps,
+                "loss": progress.loss,
                 "epochs": monitor.whole(progress.started.get("epochs")) or None,
                 "fraction": progress.fraction(),
                 "cached": {what: list(pair) for what, pair in progress.cached.items()},
@@ -153,7 +155,9 @@ class Live:
                 **self._curve(watched, generation, points),
                 **self._lists(job, progress, version),
             }
-        if job.state in ("failed", "died"):
+        if job.damage:
+            answer["cause"] = {"text": job.damage, "remedy": DAMAGED, "lines": []}
+        elif job.state in ("failed", "died"):
             answer["cause"] = self._cause(job, progress)
         deadline = self._stopping.get(job.run_id or job.name)
         answer["ends_in_seconds"] = max(0.0, deadline - time.monotonic()) if deadline is not None and job.state == "running" else None
@@ -256,6 +260,9 @@ class Live:
         lines = console.last_lines(job.run.console)
         farewell = progress.farewell if job.state == "failed" else None
         cause = causes.diagnose(lines, job.returncode, farewell)
+        if farewell is not None and farewell.get("refused"):
+            # The sentence says all; what follows it on the console is the launcher's astonishment.
+            return {"text": cause.text, "remedy": cause.remedy, "lines": [], "refused": True}
         return {"text": cause.text, "remedy": cause.remedy, "lines": lines[-12:]}
 
     def stop(self, job: Job, grace_seconds: float) -> None:
@@ -463,7 +470,7 @@ def _note(progress: monitor.Progress, name: str) -> str:
 def _devices_of(path: Path) -> list[str]:
     """The GPUs that a run from the studio was given, as CUDA_VISIBLE_DEVICES names them."""
     try:
-        record = json.loads((path / "run.json").read_bytes())
+        record = json_of((path / "run.json").read_bytes())
     except (OSError, ValueError):
         return []
     device = record.get("device") if isinstance(record, dict) else None

@@ -5,7 +5,6 @@ The script measures without weights and without a GPU (--estimate, --fit). This 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.command import SCRIPTS
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 
 from . import form, presets
@@ -93,7 +93,7 @@ def answer(options: RunOptions, found: Mapping[str, Any], payload: Mapping[str, 
 
 def _json(line: str) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        said = json_of(line)
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rundir import LAST_WORDS
 from sd_scripts.schema.sessions import Sessions
 
@@ -20,6 +20,8 @@ Event = dict[str, Any]
 CHUNK_BYTES = 1 << 20
 EDGE_BYTES = 64 << 10
 """How much of the beginning and of the end of a log is read for the list of runs."""
+MOST_LOSS = 3.5e38
+MOST_STEPS = 10**12
 MAX_POINTS = 2000
 """A series holds between this many points and twice as many, however long the run is."""
 
@@ -46,7 +48,8 @@ def read_events(file: Path, offset: int = 0, limit: int = CHUNK_BYTES) -> Chunk:
             offset = 0 if reset else offset
             stream.seek(offset)
             data = stream.read(limit)
-    except FileNotFoundError:
+    except OSError:
+        # Missing, or damaged: `summary` says so.
         return Chunk([], 0, offset > 0, True)
     end = data.rfind(b"\n") + 1
     if end == 0 and len(data) == limit:
@@ -59,7 +62,7 @@ def _parsed(lines: Iterable[bytes]) -> list[Event]:
     events = []
     for line in lines:
         try:
-            event = json.loads(line)
+            event = json_of(line)
         except ValueError:
             continue
         if isinstance(event, dict) and isinstance(event.get("kind"), str):
@@ -266,7 +269,7 @@ class Progress:
             self._enter("load")
 
     def _step(self, event: Event) -> None:
-        step, loss = whole(event.get("step")), number(event.get("loss"))
+        step, loss = whole(event.get("step")), loss_of(event)
         if loss is not None:
             self.curve.add(step, loss, learning_rate(event.get("lr")), sections(event), loss_parts(event))
         # Logs of earlier versions call it seconds.
@@ -284,13 +287,19 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run; 0 while unknown."""
-        return whole(self.started.get("steps"))
+        """Steps of the whole run; 0 while unknown, and where the log tells a number that cannot be."""
+        told = whole(self.started.get("steps"))
+        return told if self.step <= told <= MOST_STEPS else 0
 
     @property
     def step(self) -> int:
         """The last step that was logged, or the step the run continues from."""
-        return whole(self.last_step.get("step"), whole(self.started.get("start_step")))
+        return max(0, whole(self.last_step.get("step"), whole(self.started.get("start_step"))))
+
+    @property
+    def loss(self) -> float | None:
+        """That of the last step that was logged: the number that the list of runs, its page and its log all show."""
+        return loss_of(self.last_step)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -324,6 +333,12 @@ def sections(event: Event) -> tuple[float, ...]:
     return tuple(told[0] + (told[1] if len(told[1]) == len(GPU_SECTIONS) else []))
 
 
+def loss_of(event: Event) -> float | None:
+    """The loss that a `step` event tells; None for a number that no float32 holds, which is damage."""
+    loss = number(event.get("loss"))
+    return loss if loss is None or abs(loss) <= MOST_LOSS else None
+
+
 def loss_parts(event: Event) -> dict[str, float]:
     """The parts of the loss that a `step` event tells."""
     return {name: value for name, told in event.items() if name not in STEP_FIELDS and (value := number(told)) is not None}
@@ -352,10 +367,13 @@ class Summary:
     phase: str
     farewell: Event | None
     """The last word of the newest process, if it has spoken one."""
+    damage: str = ""
+    """Why the log cannot be read, in a sentence."""
 
 
 def summary(file: Path, since: int = 0) -> Summary:
     """What the list of runs shows. Only a farewell at or after the byte `since` counts: an older process's is history."""
+    damage = ""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -366,8 +384,10 @@ def summary(file: Path, since: int = 0) -> Summary:
             tail = stream.read(EDGE_BYTES)
             stream.seek(max(begin, min(since, size)))
             recent = stream.read(EDGE_BYTES)
-    except FileNotFoundError:
+    except OSError as err:
         head = tail = recent = b""
+        if not isinstance(err, FileNotFoundError):
+            damage = f"{file.name} cannot be read: {err.strerror}."
     both = Progress()
     both.fold(event for event in _parsed(_whole_lines(head)) if event["kind"] == "started")
     both.fold(_parsed(_whole_lines(tail)))
@@ -377,12 +397,13 @@ def summary(file: Path, since: int = 0) -> Summary:
     return Summary(
         step=both.step,
         steps=both.steps,
-        loss=both.curve.points[-1].smooth if both.curve.points else None,
+        loss=both.loss,
         pid=pid if pid > 0 else None,
         started_at=number(both.started.get("time")) or 0.0,
         last_time=both.last_time,
         phase=both.phase,
         farewell=newest.farewell,
+        damage=damage,
     )
 
 

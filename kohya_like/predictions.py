@@ -31,6 +31,7 @@ from PIL import Image
 from sd_scripts.dataset import images
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically, written_aside
+from sd_scripts.schema.outside import json_of
 
 from .inference import Backend, Event
 
@@ -388,7 +389,7 @@ def _entries(folder: Path) -> list[Path]:
 
 def _settings(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        found = json_of((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

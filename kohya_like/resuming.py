@@ -102,7 +102,7 @@ def _automatic(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlo
             others.append((run.name, differing))
             continue
         if is_at_work(run.path):
-            text = f"{run.name} is at work with these settings already; stop it first, or set resume to none for another run."
+            text = f"{run.name} is at work with these settings. Another run with them needs resume = none."
             return Outlook("busy", text, run=run.path)
         return _continued(run, options)
     if not others:
@@ -118,7 +118,7 @@ def _latest(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
         if _newest_state(run.state)[0] is None and not (total is not None and is_finished(run, options.output, total)):
             continue
         if is_at_work(run.path):
-            return Outlook("busy", f"{run.name} is at work already; stop it first, or set resume to none for another run.", run=run.path)
+            return Outlook("busy", f"{run.name} is at work. Another run with these settings needs resume = none.", run=run.path)
         differing = _differing(run, options)
         if differing:
             return Outlook("refused", f"{run.name} was trained with other settings ({differing}); auto starts a new run.", run=run.path)

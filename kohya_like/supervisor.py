@@ -24,13 +24,14 @@ from sd_scripts.schema.command import launch_command, launch_environment, proces
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.flat import to_toml
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
 from . import monitor, processes
 
-State = Literal["queued", "running", "finished", "stopped", "failed", "died"]
-ENDED = ("finished", "stopped", "failed", "died")
+State = Literal["queued", "running", "finished", "stopped", "failed", "died", "damaged"]
+ENDED = ("finished", "stopped", "failed", "died", "damaged")
 GRACE_SECONDS = 120.0
 """A run that is asked to stop gets this long to finish its step."""
 SAVING_GRACE_SECONDS = 900.0
@@ -76,6 +77,8 @@ class Job:
     """Belongs to argv: together they are the command of the run."""
     stopping: bool
     """It was asked to stop and has not ended yet."""
+    damage: str = ""
+    """What is wrong with its folder, in a sentence; its state is `damaged` then, unless its processes are at work."""
 
     @property
     def name(self) -> str:
@@ -171,7 +174,7 @@ class JobSupervisor:
         for parent in self.parents():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(parent) as entries:
                 for entry in entries:
-                    if entry.is_dir() and not entry.name.startswith(".") and os.path.isfile(os.path.join(entry.path, "config.toml")):
+                    if entry.is_dir() and not entry.name.startswith(".") and _is_run(entry.path):
                         yield Path(entry.path)
 
     @property
@@ -194,6 +197,9 @@ class JobSupervisor:
             return known[1]
         record = _read_record(path)
         job = _terminal_job(path) if record is None else _studio_job(path, record, living)
+        damage = job.summary.damage or ("" if job.run.config.is_file() else "config.toml, which holds its settings, is missing.")
+        if damage:
+            job = replace(job, damage=damage, state="running" if job.state == "running" else "damaged")
         self._known[path] = signature, job
         return job
 
@@ -444,7 +450,9 @@ def _terminal_job(path: Path) -> Job:
     # After a later resume the pid may stand in the middle of a long log, which is not read here; fresh lines are proof enough. A
     # folder that was made just now has no line yet.
     now = time.time()
-    fresh = now - brief.last_time < 120.0 < brief.last_time - brief.started_at or (not brief.last_time and now - _modified(path) < 60.0)
+    fresh = now - brief.last_time < 120.0 < brief.last_time - brief.started_at or (
+        not brief.last_time and not brief.damage and now - _modified(path) < 60.0
+    )
     alive = brief.farewell is None and (alive or fresh)
     run = RunDirectory(path)
     state: State = "running" if alive else "died" if brief.farewell is None else brief.farewell["kind"]
@@ -468,10 +476,15 @@ def _claim(path: Path) -> bool:
     return False
 
 
+def _is_run(path: str) -> bool:
+    """Whether a folder holds a run: its settings, or where these are lost, what a run leaves behind."""
+    return any(os.path.exists(os.path.join(path, name)) for name in ("config.toml", "events.jsonl", "run.json"))
+
+
 def _signature(path: Path) -> tuple[float, ...]:
     """Changes when a file that decides the state changes."""
     found: list[float] = []
-    for name in ("run.json", "exit.json", "events.jsonl", "stop.request"):
+    for name in ("run.json", "exit.json", "events.jsonl", "stop.request", "config.toml"):
         try:
             stat = os.stat(path / name)
             found += [stat.st_mtime_ns, stat.st_size]
@@ -494,7 +507,7 @@ def _modified(path: Path) -> float:
 def _read_json(file: Path) -> dict[str, Any]:
     """A JSON object; empty when the file is missing or is not one."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json_of(file.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

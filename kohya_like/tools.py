@@ -29,6 +29,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.command import SCRIPTS, shown
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import TOOLS, ToolOptions
 
 from . import console, files, form, processes
@@ -220,7 +221,7 @@ def _read(path: Path) -> Order | None:
 def _json(path: Path) -> Any:
     """The content of a JSON file; None while there is none, or half of one."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -29,11 +29,14 @@
     const families = choice("Model family", "kl-family", Object.entries(schema.families), (name) => choose(name, way().name));
     const ways = choice("What is trained", "kl-way", schema.ways.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
     const about = make("p", { class: "kl-note", id: "kl-way-about", role: "status" });
+    const having = (each) => Object.entries(schema.families).filter(([name]) => schema.runs[keyOf(name, each)]).map(([, label]) => label).join(", ");
     const show = () => {
       families.radios.get(family()).checked = true;
       ways.radios.get(way().name).checked = true;
-      for (const each of schema.ways) ways.radios.get(each.name).disabled = !schema.runs[keyOf(family(), each)];
-      if (about.textContent !== way().about) about.textContent = way().about;
+      const absent = schema.ways.filter((each) => !schema.runs[keyOf(family(), each)]);
+      for (const each of schema.ways) ways.radios.get(each.name).disabled = absent.includes(each);
+      const words = [way().about, ...absent.map((each) => `${each.label} is for ${having(each)}.`)].join(" ");
+      if (about.textContent !== words) about.textContent = words;
     };
     onChange(show);
     root.append(make("div", { class: "kl-kinds" }, families.root, ways.root), about);
@@ -51,7 +54,7 @@
     const own = make("details", { class: "kl-own" }, make("summary", { text: "Save these settings as a preset" }), form);
     name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
     picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run: run() }) : view.replaceChildren()));
-    root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own);
+    root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own, skip());
 
     function list() {
       const chosen = picker.value;
@@ -139,10 +142,11 @@
       wrong.hidden = found.length === 0;
       problems.clear();
       const known = new Set(fieldsOf(run()).map((spec) => spec.name));
-      const items = found.map(({ option, message }) => {
+      const items = found.map(({ option, message, run: about }) => {
         if (!known.has(option)) return make("li", {}, make("span", { text: message }));
         problems.set(option, [...(problems.get(option) || []), message]);
-        return make("li", {}, make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) }));
+        const link = make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) });
+        return make("li", {}, link, about ? make("div", { class: "kl-row" }, ...waysOn(about)) : null);
       });
       showMore();
       for (const view of views.values()) {
@@ -159,13 +163,35 @@
       wrong.focus();
     }
 
+    // What somebody may want whose settings a run has already.
+    function waysOn(name) {
+      const again = () => {
+        const values = window.kl.values();
+        fill(values.run, { ...values.values, resume: "none" });
+        document.getElementById("kl-start").click();
+      };
+      return [make("button", { type: "button", class: "kl-button", text: "Open it", onclick: () => window.kl.address.open(name) }),
+        make("button", { type: "button", class: "kl-button", text: "Train again", onclick: again })];
+    }
+
+    // A command is that of the settings it was printed for.
+    let printed = "";
+    const now = () => JSON.stringify(window.kl.values());
+    onChange(() => {
+      if (output.hidden || now() === printed) return;
+      output.hidden = true;
+      status.textContent = "The settings have changed since the command was printed.";
+    });
+
     function answer(value) {
       status.textContent = value.note || "";
+      output.hidden = output.hidden || value.output === null;
       if (value.fill) fill(value.fill.run, value.fill.texts);
       listProblems(value.problems || []);
       // The report is about what stands in the form; another file takes it away.
       if (value.fill) window.kl.showImport(imported, value.imported);
       if (value.output) showOutput(output, value.output);
+      if (value.output) printed = now();
       if (value.output && value.download) download(value.output.name, new Blob([value.output.toml], { type: "text/plain" }));
       if (value.report !== undefined) showReport(report, value.report);
       if (value.seen) store(SEEN, true);
@@ -247,6 +273,12 @@
     box.replaceChildren(make("h2", { text: report.title }), facts, ...tables, ...(report.notes || []).map((text) => make("p", { class: "kl-note", text })));
   }
 
+  // Seen with the keyboard only: past all the settings.
+  function skip() {
+    const start = () => document.getElementById("kl-start");
+    return make("button", { type: "button", class: "kl-button kl-skip", text: "Skip to Start training", onclick: () => start() && start().focus() });
+  }
+
   // ---- the top of the page
 
   parts.top = ({ root, props }) => {
@@ -264,6 +296,7 @@
     if (wanted && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", wanted === "dark");
     show();
     button.setAttribute("aria-label", "Switch between the light and the dark theme");
+    if (window.kl.address) root.append(skip());
     root.append(make("header", { class: "kl-top" }, make("div", { class: "kl-brand" }, make("span", { class: "kl-mark", "aria-hidden": "true" }),
       make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), button));
   };
@@ -273,7 +306,7 @@
   parts.reference = ({ root }) => {
     const search = make("input", { type: "search", "aria-label": "Search the options", placeholder: "Search the options", autocomplete: "off" });
     const status = make("p", { class: "kl-status", role: "status" });
-    const heading = make("h2");
+    const heading = make("h2", { text: "Options" });
     const body = make("div");
     let drawn = "";
     let entries = [];

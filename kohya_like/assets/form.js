@@ -6,6 +6,8 @@
 
   const schema = window.klSchema;
   const DRAFT = "kl.draft";
+  const DECIMAL_COMMA = /^\s*[-+]?\d*,\d+(e[-+]?\d+)?\s*$/i;
+  const THOUSANDS = /^\s*[-+]?0*[1-9]\d*,\d{3}\s*$/;
   const SEEN = "kl.seen";
   const parts = {};
   const views = new Map(); // group -> fieldset on the page
@@ -52,18 +54,18 @@
     return text.split("`").map((piece, index) => (index % 2 ? make("code", { text: piece }) : document.createTextNode(piece)));
   }
 
-  function stored(key) {
+  function stored(key, place = localStorage) {
     try {
-      return JSON.parse(localStorage.getItem(key));
+      return JSON.parse(place.getItem(key));
     } catch (error) {
       console.info("The browser keeps no drafts:", error.message);
       return null;
     }
   }
 
-  function store(key, value) {
+  function store(key, value, place = localStorage) {
     try {
-      localStorage.setItem(key, JSON.stringify(value));
+      place.setItem(key, JSON.stringify(value));
     } catch (error) {
       console.info("The browser keeps no drafts:", error.message);
     }
@@ -130,7 +132,8 @@
 
   function restore() {
     for (const key of Object.keys(schema.runs)) drafts[key] = defaults(key);
-    const draft = stored(DRAFT);
+    // Each tab of the browser has a draft of its own; a new one begins with what was typed last in any.
+    const draft = stored(DRAFT, sessionStorage) || stored(DRAFT);
     if (!draft || typeof draft !== "object" || !draft.runs) return;
     for (const [key, values] of Object.entries(draft.runs)) {
       if (!drafts[key]) continue;
@@ -153,7 +156,7 @@
       const different = fieldsOf(key).filter((spec) => drafts[key][spec.name] !== spec.default);
       if (different.length || key === run) kept[key] = Object.fromEntries(different.map((spec) => [spec.name, drafts[key][spec.name]]));
     }
-    store(DRAFT, { run, way: way.name, runs: kept, shared });
+    for (const place of [sessionStorage, localStorage]) store(DRAFT, { run, way: way.name, runs: kept, shared }, place);
   }
   function saveSoon() {
     if (!saving) saving = setTimeout(save, 200);
@@ -249,8 +252,8 @@
     }
     for (const spec of fieldsOf(to)) {
       const text = shared[kindOf(spec)];
-      // Each family remembers its own base model; one that has none yet takes what was typed before the family was chosen.
-      const keepsOwn = spec.ofFamily && familyOf(from) !== familyOf(to) && !same(spec, drafts[to][spec.name], spec.default);
+      // Each family has base models of its own; only the built-in one is there for all.
+      const keepsOwn = spec.ofFamily && familyOf(from) !== familyOf(to) && (text !== "toy" || !same(spec, drafts[to][spec.name], spec.default));
       if (text !== undefined && !keepsOwn) drafts[to][spec.name] = text === null ? spec.default : text;
     }
   }
@@ -294,7 +297,8 @@
     const node = input(spec);
     const isCheck = spec.control === "check";
     const wide = ["area", "lines", "prompts", "start", "gpus"].includes(spec.control) || (spec.group === "Basics" && spec.control === "text");
-    const facts = [spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`].filter(Boolean).join(" · ");
+    const told = spec.required ? "required" : spec.unless ? `required, unless ${spec.unless} is given` : `default ${shownDefault(spec)}`;
+    const facts = [spec.range, told].filter(Boolean).join(" · ");
     const help = make("p", { class: "kl-help", id: `${id(spec.name)}-help` }, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts }));
     const error = make("p", { class: "kl-error", id: `${id(spec.name)}-error`, hidden: true });
     const reset = make("button", {
@@ -344,6 +348,14 @@
       },
     };
     node.addEventListener(isCheck || spec.control === "select" ? "change" : "input", () => edit(spec, read()));
+    // A decimal comma is shown as it is taken; see form.py.
+    if (spec.control === "number") {
+      node.addEventListener("change", () => {
+        if (!DECIMAL_COMMA.test(node.value) || THOUSANDS.test(node.value)) return;
+        node.value = node.value.trim().replace(",", ".");
+        edit(spec, node.value);
+      });
+    }
     controls.set(spec.name, control);
     if (special[spec.control]) control.editor = special[spec.control]({ spec, node, head, body, label, write: (text) => { node.value = text; edit(spec, text); } });
     set(drafts[run][spec.name]);

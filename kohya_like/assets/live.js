@@ -14,6 +14,7 @@
     stopped: "Stopped",
     failed: "Failed",
     died: "Died",
+    damaged: "Damaged",
   };
   const PHASES = {
     load: "Loading the model",
@@ -30,6 +31,7 @@
     stopped: "Stopped; can be resumed",
     failed: "Ended with an error",
     died: "Ended without a word",
+    damaged: "Its folder is damaged",
   };
 
   function title(name) {
@@ -141,7 +143,8 @@
       this.measures.reset();
       this.draw.reset();
       this.gpus.reset();
-      for (const name of ["Processor", "Memory now"]) this.tile(name, null, "");
+      this.curve.point(null);
+      for (const name of this.tiles.keys()) this.tile(name, null, "");
       this.poll();
     }
 
@@ -227,9 +230,9 @@
       say(this.when, `${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
       setBadge(this.badge, answer.state, answer.stopping);
       this.progress(answer);
-      this.figures(answer);
       const fresh = answer.generation !== this.have.generation;
       this.curve.update(answer, fresh);
+      this.figures(answer);
       this.times.update(this.curve.points);
       this.console.update(answer.console);
       if (answer.samples) this.lists(answer);
@@ -240,7 +243,7 @@
       const focus = this.actions.contains(document.activeElement) ? document.activeElement : null;
       this.stop.hidden = !active || answer.stopping;
       this.kill.hidden = !answer.stopping;
-      this.resume.hidden = active || answer.state === "finished";
+      this.resume.hidden = active || answer.state === "finished" || answer.state === "damaged" || Boolean(answer.cause && answer.cause.refused);
       this.copy.hidden = !this.command.sh;
       // The button that was pressed goes; the keyboard stays where it was.
       if (focus && focus.hidden) [...this.actions.children].find((each) => !each.hidden).focus();
@@ -278,11 +281,10 @@
 
     figures(answer) {
       const last = this.curve.points[this.curve.points.length - 1];
-      const loss = answer.points.length ? answer.points[answer.points.length - 1][4] : last ? last[4] : answer.loss;
-      const rate = answer.points.length ? answer.points[answer.points.length - 1][5] : last ? last[5] : null;
+      const rate = last ? last[5] : null;
       const seconds = answer.seconds_per_step;
       const speed = seconds ? (seconds >= 1 ? `${figure(seconds, 3)} s/step` : `${figure(1 / seconds, 3)} steps/s`) : null;
-      this.tile("Loss", loss === null || loss === undefined ? null : figure(loss), "smoothed");
+      this.tile("Loss", answer.loss === null ? null : figure(answer.loss), last ? `smoothed ${figure(last[4])}` : "");
       this.tile("Learning rate", rate === null ? null : figure(rate, 3), "");
       this.tile("Speed", speed, answer.images_per_second ? `${figure(answer.images_per_second, 3)} pictures/s` : "");
       this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null,
@@ -410,15 +412,19 @@
       root.append(none, columns);
       none.hidden = true;
       columns.hidden = true;
-      let chosen = sessionStorage.getItem("kl.run") || "";
+      const named = () => (kl.address && kl.address.run()) || "";
+      let chosen = named() || sessionStorage.getItem("kl.run") || "";
+      addEventListener("kl:run", (event) => event.detail !== chosen && choose(event.detail));
 
-      function choose(name, focus) {
+      // byHand: somebody has clicked it.
+      function choose(name, byHand) {
         chosen = name;
         sessionStorage.setItem("kl.run", name);
+        if (kl.address) kl.address.shows(name, byHand);
         view.follow(name);
         hint.hidden = name !== "";
         for (const [each, row] of rows) row.button.setAttribute("aria-current", String(each === name));
-        if (focus && matchMedia("(max-width: 800px)").matches) detail.scrollIntoView({ block: "start" });
+        if (byHand && matchMedia("(max-width: 800px)").matches) detail.scrollIntoView({ block: "start" });
       }
 
       function row(run) {
@@ -464,8 +470,12 @@
           if (list.children[place] !== node) list.insertBefore(node, list.children[place] || null);
         });
         sift();
-        if (!names.has(chosen)) choose(runs.length ? runs[0].name : "");
-        else if (view.name !== chosen) choose(chosen);
+        if (!names.has(chosen)) {
+          const missing = named();
+          choose(runs.length ? runs[0].name : "");
+          if (missing) view.note(`${missing} is not in the folders of this studio; this is the newest run.`);
+        } else if (view.name !== chosen) choose(chosen);
+        else if (!named() && kl.address) kl.address.shows(chosen);
       }
 
       repeat(element, async () => {

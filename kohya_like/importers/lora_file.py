@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
 
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RUNS, RunOptions
 
 from .kohya_network import who_is_trained
@@ -89,7 +89,7 @@ def _family(name: str, header: Header) -> str:
 
 def _of_ours(name: str, header: Header) -> Imported:
     try:
-        settings = json.loads(header.texts[CONFIG])
+        settings = json_of(header.texts[CONFIG])
     except ValueError as err:
         raise OptionError(f"{name}: the settings in its header are damaged") from err
     if not isinstance(settings, dict):
@@ -233,7 +233,7 @@ def _split_optimizer(given: dict[str, object]) -> None:
 
 def _network_args(text: str) -> list[str]:
     try:
-        found = json.loads(text or "{}")
+        found = json_of(text or "{}")
     except ValueError:
         found = None
     return [f"{key}={value}" for key, value in found.items() if value is not None] if isinstance(found, dict) else []
@@ -242,7 +242,7 @@ def _network_args(text: str) -> list[str]:
 def _data_set(texts: Mapping[str, str]) -> dict[str, object]:
     """What ss_datasets says of the first data set and its first folder; kohya writes it in place of single texts."""
     try:
-        first = json.loads(texts.get("ss_datasets") or "[]")[0]
+        first = json_of(texts.get("ss_datasets") or "[]")[0]
         folder = first["subsets"][0]
     except (ValueError, LookupError, TypeError):
         return {}
@@ -253,7 +253,7 @@ def _data_set(texts: Mapping[str, str]) -> dict[str, object]:
 def _folders(texts: Mapping[str, str]) -> str:
     """The training folders and their repeats, for the sentence about what is missing."""
     try:
-        folders = json.loads(texts.get("ss_dataset_dirs") or "{}")
+        folders = json_of(texts.get("ss_dataset_dirs") or "{}")
         told = [f"{name} ({entry['img_count']} pictures, {entry['n_repeats']} repeats)" for name, entry in folders.items()]
     except (ValueError, LookupError, TypeError, AttributeError):
         return ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of, toml_of
 
 from . import acrf, kohya_ss, lora_file, own_toml, qwen_yaml, safetensors_header
 from .report import Imported
@@ -48,8 +47,8 @@ def read(name: str, data: bytes) -> Imported:
 
 def _of_json(name: str, text: str) -> Imported:
     try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as err:
+        given = json_of(text)
+    except ValueError as err:
         raise OptionError(f"{name} is not valid JSON: {err}") from err
     _no_data_set(name, given)
     if acrf.looks_like(given):
@@ -75,8 +74,8 @@ def _of_toml(name: str, text: str) -> Imported:
 
 def _tables(name: str, text: str) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
+        return toml_of(text)
+    except ValueError as err:
         raise OptionError(f"{name} is not valid TOML: {err}") from err
 
 

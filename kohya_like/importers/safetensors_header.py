@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -41,11 +41,11 @@ def read_header(name: str, data: bytes) -> Header:
     if len(data) < needed:
         raise OptionError(f"{name} ends within its header ({len(data)} of {needed} bytes); download or export it again")
     try:
-        header = json.loads(data[_LENGTH_BYTES:needed].decode("utf-8"))
+        header = json_of(data[_LENGTH_BYTES:needed].decode("utf-8"))
         texts = header.pop("__metadata__", {}) if isinstance(header, dict) else None
         if not isinstance(texts, dict):
             raise TypeError("it is not an object")
         shapes = {str(key): tuple(int(side) for side in entry["shape"]) for key, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+    except (ValueError, TypeError, KeyError, AttributeError) as err:
         raise OptionError(f"{name} has a header that cannot be read ({type(err).__name__}); download or export it again") from err
     return Header({str(key): str(value) for key, value in texts.items()}, shapes)

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from sd_scripts.library.preflight import check_early
 from sd_scripts.schema import cluster, flat
 from sd_scripts.schema.command import launch_command, launch_environment, shown
 from sd_scripts.schema.errors import OptionError, Problem
@@ -52,6 +53,12 @@ def answer(note: str = "", **content: Any) -> Answer:
 def refusal(err: OptionError) -> Answer:
     """The problems of an OptionError, for the list and the fields."""
     return answer(problems=[{"option": problem.option, "message": str(problem)} for problem in err.problems])
+
+
+def _taken(outlook: resuming.Outlook) -> Answer:
+    """The refusal of a start, with the run that has these settings already, so that the page can offer what else to do."""
+    problem = {"option": "resume", "message": f"resume: {outlook.text}"}
+    return answer(problems=[problem | ({"run": outlook.run.name} if outlook.run is not None else {})])
 
 
 @dataclass(frozen=True)
@@ -103,15 +110,16 @@ class Desk:
         """Starts the run on the page, or says what is wrong. Where it begins is what the page has shown."""
         try:
             options = self.options(payloads)
+            check_early(options)
             outlook = resuming.outlook(options, self._is_at_work)
             if not outlook.starts:
-                raise OptionError(Problem("resume", f"resume: {outlook.text}"))
+                return _taken(outlook), None
             if outlook.kind == "from state":
                 options = flat.build(type(options), {**_given(options), "resume": str(outlook.state)})
             job = self.context.supervisor.start(options.script, options, resume=outlook.run)
         except OptionError as err:
             return refusal(err), None
-        return answer(f"{outlook.text} {_begun(job)}", problems=[], seen=True), job
+        return answer(f"{outlook.text} {_begun(job)}", problems=[], output=None, seen=True), job
 
     def _is_at_work(self, run: Path) -> bool:
         job = self.context.supervisor.find(run.name)
@@ -157,7 +165,7 @@ class Desk:
             job = self.context.supervisor.start(options.script, options)
         except OptionError as err:
             return refusal(err), None
-        return answer(_begun(job), problems=[], seen=True, fill={"run": payload["run"], "texts": shown_values}), job
+        return answer(_begun(job), problems=[], output=None, seen=True, fill={"run": payload["run"], "texts": shown_values}), job
 
     def stop(self, name: str) -> Answer:
         """Asks a run to stop and goes on at once; the end shows in the live view."""

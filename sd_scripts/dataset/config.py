@@ -7,9 +7,7 @@ the options of the run; only a missing key falls through.
 from __future__ import annotations
 
 import difflib
-import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from sd_scripts.dataset.weights import NAMES as WEIGHT_KEYS
 from sd_scripts.dataset.weights import Weights, weights_of
 from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import json_of, toml_of
 
 if TYPE_CHECKING:
     from sd_scripts.toy.datasets import ToyDataset
@@ -64,6 +63,7 @@ SUBSET_KEYS = (
     "conditioning_data_dir",
 )
 _ONLY_SUBSET = ("image_dir", "is_reg", "class_tokens", "metadata_file")
+_PLACES = ("image_dir", "metadata_file", "conditioning_data_dir", "control_data_dir")
 _SHARED_SUBSET = (*SUBSET_KEYS, "num_repeats", *WEIGHT_KEYS)
 _ONLY_DATASET = (*DATASET_KEYS, "batch_size")
 _ALIASES = {
@@ -317,12 +317,10 @@ def _read_text(path: Path) -> str:
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as err:
+        data = json_of(text) if path.suffix.lower() == ".json" else toml_of(text)
+    except ValueError as err:
         kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
         raise OptionError(Problem("dataset_config", f"dataset_config: {path.name} is not valid {kind}: {err}")) from err
-    except RecursionError as err:
-        raise OptionError(Problem("dataset_config", f"dataset_config: {path.name} is nested too deeply")) from err
     if not isinstance(data, dict):
         raise OptionError(Problem("dataset_config", f"dataset_config: {path.name} must have the tables [general] and [[datasets]]"))
     return data
@@ -403,6 +401,9 @@ class _Reader:
         values: dict[str, Any] = {}
         for key, value in table.items():
             name = _ALIASES.get(key, key)
+            if name in _PLACES and isinstance(value, str) and not value.strip():
+                # Not given: it must never be the present folder.
+                continue
             if name in allowed:
                 values[name] = value
             elif name not in lists:

@@ -5,12 +5,14 @@ What comes out is always 8-bit RGB, upright, first frame only:
 - Transparency is composited on white; when the alpha channel is the loss mask, the colours under it stay as they are.
 - 16-bit samples are scaled (v / 257), not clipped. CMYK, YCbCr, palettes and greyscale are converted; colour profiles are not applied.
 
-JPEG XL needs the package pillow-jxl-plugin; its header cannot be read apart from the pixels, so scanning it is slower.
+JPEG XL needs the package pillow-jxl-plugin; its header cannot be read apart from the pixels, so scanning it is slower. HEIC, which
+telephones write, needs pillow-heif.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -31,14 +33,16 @@ from sd_scripts.schema.dataset import Interpolation
 Pixels = NDArray[np.uint8]
 """(H, W, 3) or, for masks, (H, W)."""
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".avif", ".jxl")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jxl", ".heic", ".heif")
 """Endings of files that are taken for pictures; what they are is then read from their content."""
 
 MAX_PIXELS = 178_956_970
 """Larger pictures are refused: twice Pillow's own warning level, where a decoded picture takes more than 500 MB."""
 
 # Only these decoders are ever asked, so an odd file cannot reach an odd decoder.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+_HEIC = re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL)
+"""The beginning of a HEIF picture (ISO/IEC 23008-12): a box that names its brand."""
 _ORIENTATION_TAG = 274
 _TRANSPOSED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -90,6 +94,16 @@ def has_jxl() -> bool:
 
 
 @cache
+def has_heif() -> bool:
+    """Whether a HEIC decoder is installed; the first call loads it."""
+    try:
+        importlib.import_module("pillow_heif").register_heif_opener()
+    except ImportError:
+        return False
+    return True
+
+
+@cache
 def _decoders() -> dict[str, tuple[Any, Any]]:
     Image.preinit()
     Image.init()
@@ -101,7 +115,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
     """The picture with its header read and its pixels still in the file. Raises BadImage, also for errors inside the block."""
     try:
         with open(path, "rb") as file:
-            image = _identify(file, str(path))
+            image = _identify(file)
             _check_size(*image.size)
             yield image
     except BadImage:
@@ -132,7 +146,7 @@ def _reason(err: BaseException) -> str:
     return f"is truncated or damaged ({text or type(err).__name__})" if truncated else f"is damaged ({text or type(err).__name__})"
 
 
-def _identify(file: BinaryIO, name: str) -> Image.Image:
+def _identify(file: BinaryIO) -> Image.Image:
     # Pillow's own open() warns about large pictures through process-wide filters and tries every decoder it has.
     prefix = file.read(16)
     if not prefix:
@@ -145,23 +159,28 @@ def _identify(file: BinaryIO, name: str) -> Image.Image:
         # This decoder makes all pixels when it opens a file, so the limit must be checked before.
         _check_size(*jxl.stored_size(file))
         decoders = {"JXL": Image.OPEN["JXL"]}
+    if _HEIC.match(prefix):
+        if not has_heif():
+            raise Unreachable("is HEIC, and no decoder is installed; run pip install pillow-heif, or convert it to JPEG")
+        decoders = {"HEIF": Image.OPEN["HEIF"]}
     for format_name, (factory, accept) in decoders.items():
         accepted = accept(prefix) if accept else False
         if isinstance(accepted, str):
             raise Unreachable(f"needs a decoder that is not installed ({accepted})")
         if accepted:
-            image = factory(file, name)
+            # Without its name: a file that Pillow knows by name it maps into memory, and then turns TIFF's rows and columns wrongly.
+            image = factory(file, "")
             if not isinstance(image, Image.Image):
                 raise BadImage(f"is a broken {format_name} file")
             return image
-    raise BadImage("is not a picture (its content is none of JPEG, PNG, WebP, BMP, GIF, AVIF, JPEG XL)")
+    raise BadImage("is not a picture (its content is none of JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG XL, HEIC)")
 
 
 def _orientation(image: Image.Image) -> int:
     # PNG's own getexif() decodes the whole picture to find data behind it; the base class reads the header only. Decoding
     # uses this same function, so scanned size and decoded size cannot differ.
-    if image.format == "JXL":
-        return 1  # its decoder has turned it already
+    if image.format in ("JXL", "TIFF", "HEIF"):
+        return 1  # their decoders have turned it already
     if not {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"} & image.info.keys():
         return 1
     try:

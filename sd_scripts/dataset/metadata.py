@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from sd_scripts.dataset.weights import NAMES as WEIGHTS
 from sd_scripts.dataset.weights import Weights, weights_of
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import json_of
 
 _NAMES = ("file_name", "image_path", "target", "target_path", "absolute_path")
 _CAPTIONS = ("caption", "text", "prompt")
@@ -72,17 +72,17 @@ def lists_controls(path: Path) -> bool:
     """Whether a .jsonl file names control pictures in any line; what is wrong with it is said when its captions are read."""
     try:
         with open(path, encoding="utf-8-sig") as file:
-            entries = (json.loads(line) for line in file if line.strip())
+            entries = (json_of(line) for line in file if line.strip())
             return any(isinstance(entry, dict) and _controls(entry) for entry in entries)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return False
 
 
 def _json_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any, Any]]:
     if path.suffix.lower() == ".json":
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as err:
+            data = json_of(text)
+        except ValueError as err:
             problems.append(Problem("in_json", f"{path.name} is not valid JSON: {err}"))
             return
         if isinstance(data, dict):
@@ -95,8 +95,8 @@ def _json_entries(path: Path, text: str, problems: list[Problem]) -> Iterator[tu
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                entry = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as err:
+                entry = json_of(line)
+            except ValueError as err:
                 problems.append(Problem("in_json", f"{path.name}, line {number} is not valid JSON: {err}"))
                 continue
             yield f"line {number}", _file_name(entry), entry

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +28,9 @@ _NUMBERED_FOLDER = re.compile(rf"^({'|'.join(CONTROL_FOLDERS)})_(\d{{1,4}})$")
 _EXTRA = re.compile(r"^(.+)_control(?:_(\d{1,4}))?$")
 _NUMBERED = re.compile(r"^(.+)_(\d{1,4})$")
 _MASK_ENDING = "_mask"
+_MASK_LABEL, _CONDITION_LABEL = "-masklabel", "-condlabel"
+CACHES = ("_controls", "_latent_cache", "_t_e_cache", "_clip_vision_cache")
+"""Folders that ai-toolkit makes inside a data set."""
 
 
 @dataclass(frozen=True)
@@ -122,28 +126,36 @@ class Beside:
     targets: tuple[str, ...]
     controls: dict[str, list[str]]
     masks: dict[str, str]
+    conditions: tuple[str, ...] = ()
+    """OneTrainer's conditions of ControlNets, which nothing here reads."""
 
 
 def beside(names: Iterable[str], has_caption: Collection[str], with_masks: bool) -> Beside:
     """Tells targets from `x_control_1.png`, and from `x_mask.png` when asked, where there is an `x` too; names are sorted.
 
-    has_caption are the stems that have a caption of their own, which makes them targets whatever they are called.
+    OneTrainer's `x-masklabel.png` is a mask and its `x-condlabel.png` a condition, whether asked or not. has_caption are the stems that
+    have a caption of their own, which makes them targets whatever they are called.
     """
     names = tuple(names)
     stems = {os.path.splitext(name)[0] for name in names}
     targets: list[str] = []
     controls: dict[str, list[tuple[int, str]]] = {}
     masks: dict[str, str] = {}
+    conditions: list[str] = []
     for name in names:
         stem = os.path.splitext(name)[0]
         match = _EXTRA.match(stem)
         if match and match[1] in stems and stem not in has_caption:
             controls.setdefault(match[1], []).append((int(match[2] or 0), name))
+        elif stem.endswith(_MASK_LABEL) and stem.removesuffix(_MASK_LABEL) in stems:
+            masks[stem.removesuffix(_MASK_LABEL)] = name
+        elif stem.endswith(_CONDITION_LABEL) and stem.removesuffix(_CONDITION_LABEL) in stems:
+            conditions.append(name)
         elif with_masks and stem.removesuffix(_MASK_ENDING) in stems - {stem} and stem not in has_caption:
             masks[stem.removesuffix(_MASK_ENDING)] = name
         else:
             targets.append(name)
-    return Beside(tuple(targets), {base: [name for _, name in sorted(found)] for base, found in controls.items()}, masks)
+    return Beside(tuple(targets), {base: [name for _, name in sorted(found)] for base, found in controls.items()}, masks, tuple(conditions))
 
 
 class ControlFolder:
@@ -204,20 +216,43 @@ def _files(root: Path) -> Iterator[tuple[str, str, str]]:
     for folder in walk(str(root), True):
         prefix = os.path.relpath(folder, root).replace(os.sep, "/")
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
+            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and is_text(entry.name) and is_file(entry))
         for name in names:
             stem, ending = os.path.splitext(name)
             yield os.path.join(folder, name), stem if prefix == "." else f"{prefix}/{stem}", ending
 
 
 def walk(root: str, recursive: bool, without: Iterable[Path] = ()) -> Iterator[str]:
-    """The folder and, when asked, those inside it, apart from hidden ones and `without`."""
+    """The folder and, when asked, those inside it, each once, apart from hidden ones, `without`, and those whose name is not UTF-8."""
     yield root
     if recursive:
         left_out = {os.path.abspath(folder) for folder in without}
+        seen = {os.path.realpath(root)}
         for folder, inside, _ in os.walk(root):
-            inside[:] = sorted(name for name in inside if not name.startswith("."))
+            inside[:] = sorted(name for name in inside if not name.startswith(".") and is_text(name))
             if left_out:
                 inside[:] = [name for name in inside if os.path.abspath(os.path.join(folder, name)) not in left_out]
-            for name in inside:
-                yield os.path.join(folder, name)
+            for path in (os.path.join(folder, name) for name in inside):
+                # A folder that is linked into itself.
+                if (real := os.path.realpath(path)) not in seen:
+                    seen.add(real)
+                    yield path
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8; those in old archives may be none, and no list or log can hold them."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a file, or leads to one."""
+    try:
+        return entry.is_file()
+    except OSError:
+        # A link to itself.
+        return False
+
+
+def plain(name: str) -> str:
+    """A name as it is compared with others: Unicode has two forms of ä, and computers differ in whether A is a."""
+    return unicodedata.normalize("NFC", name).casefold()

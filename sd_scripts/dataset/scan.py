@@ -21,7 +21,7 @@ from sd_scripts.dataset.findings import some_names
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, read_size
 from sd_scripts.dataset.index import Index, Known, Stat, index_file, stat_of
 from sd_scripts.dataset.metadata import Listed, read_metadata
-from sd_scripts.dataset.pairs import TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, layouts, walk
+from sd_scripts.dataset.pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, is_file, is_text, layouts, plain, walk
 from sd_scripts.dataset.pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
 from sd_scripts.dataset.verify import identity_of, verify
 from sd_scripts.dataset.weights import Weights
@@ -185,6 +185,18 @@ class _Found:
     weights: Weights = ()
 
 
+class _Names:
+    """The files of one folder, and which of them a name means."""
+
+    def __init__(self, files: set[str]) -> None:
+        self.all = files
+        self._plain = {plain(name): name for name in sorted(files)}
+
+    def find(self, name: str) -> str | None:
+        """The file of this name, or else the one whose name differs in case or Unicode form only."""
+        return name if name in self.all else self._plain.get(plain(name))
+
+
 class _SubsetScan:
     """Walks the folder of one subset."""
 
@@ -208,12 +220,17 @@ class _SubsetScan:
         self.is_paired = bool(folders) or any(entry.controls for entry in (self.listed or {}).values())
         self.unmasked = self.unused_controls = 0
         self.fewer: dict[int, list[str]] = {}
+        self.left_out: dict[str, list[str]] = {}
+        """What looks like a picture and is left out: kind -> names."""
 
     def run(self) -> list[Picture]:
         """All usable pictures; bad and warnings are complete afterwards."""
         pictures: list[Picture] = []
         used: set[str] = set()
         for folder in walk(str(self.subset.folder), self.subset.recursive, self.subset.controls):
+            if os.path.basename(folder) in CACHES and folder != str(self.subset.folder):
+                self._leave_out("in a folder that another trainer made", os.path.basename(folder))
+                continue
             for part in self._folder(folder, used):
                 pictures += self._read(part)
         if self.listed is not None:
@@ -223,6 +240,9 @@ class _SubsetScan:
 
     def _tell(self) -> None:
         subset, options = self.subset, self.subset.options
+        if self.left_out:
+            kinds = "; ".join(f"{len(names)} {kind}: {some_names(names)}" for kind, names in self.left_out.items())
+            self.warnings.append(f"of {subset.folder} are left out {kinds}")
         source = options.conditioning_data_dir or subset.masks
         if self.unmasked and (source or not options.alpha_mask):
             where = f" in {source}" if source else ""
@@ -252,15 +272,19 @@ class _SubsetScan:
 
     def _folder(self, folder: str, used: set[str]) -> Iterator[list[_Found]]:
         # Names only: the entries themselves keep what stat() said, a kilobyte each.
-        with os.scandir(folder) as entries:
-            files = {entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()}
-        names = sorted(name for name in files if os.path.splitext(name)[1].lower() in EXTENSIONS)
+        files = self._files(folder)
+        names = sorted(name for name in files.all if os.path.splitext(name)[1].lower() in EXTENSIONS)
         near = Beside(tuple(names), {}, {})
         if self.listed is None:
-            captioned = {stem for stem, ending in map(os.path.splitext, files) if ending in self.endings}
+            captioned = {stem for stem, ending in map(os.path.splitext, files.all) if plain(ending) in map(plain, self.endings)}
             near = beside(names, captioned, with_masks=bool(self.folders) or self.wanted.most > 0)
         own_metadata = Path(folder, "metadata.jsonl")
-        told = read_metadata(own_metadata, self.subset.options.caption_separator) if "metadata.jsonl" in files and not self.listed else {}
+        told = (
+            read_metadata(own_metadata, self.subset.options.caption_separator) if "metadata.jsonl" in files.all and not self.listed else {}
+        )
+        told = {plain(key): entry for key, entry in told.items()} | told
+        for name in near.conditions:
+            self._leave_out("with a condition for a ControlNet", name)
         prefix = os.path.relpath(folder, self.subset.folder).replace(os.sep, "/")
         prefix = "" if prefix == "." else prefix + "/"
         stems = {os.path.splitext(name)[0] for name in near.targets}
@@ -271,6 +295,26 @@ class _SubsetScan:
             else:
                 yield [self._in_folder(folder, prefix, name, files, near, told, stems) for name in part]
             self._count(len(part))
+
+    def _files(self, folder: str) -> _Names:
+        """The files in a folder; what looks like a picture and is none is noted."""
+        files: set[str] = set()
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith("."):
+                    continue
+                if not is_text(entry.name):
+                    self._leave_out("with a name that is not UTF-8", entry.name.encode(errors="surrogateescape").decode(errors="replace"))
+                elif is_file(entry):
+                    files.add(entry.name)
+                elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+                    link = entry.is_symlink()
+                    kind = "that is a link to nothing" if link else "that is a folder" if entry.is_dir() else "that is no file"
+                    self._leave_out(kind, entry.name)
+        return _Names(files)
+
+    def _leave_out(self, kind: str, name: str) -> None:
+        self.left_out.setdefault(kind, []).append(name)
 
     def _count(self, more: int) -> None:
         self.done += more
@@ -320,13 +364,13 @@ class _SubsetScan:
             self._count(len(part))
 
     def _in_folder(
-        self, folder: str, prefix: str, name: str, files: set[str], near: Beside, told: dict[str, Listed], stems: Collection[str]
+        self, folder: str, prefix: str, name: str, files: _Names, near: Beside, told: dict[str, Listed], stems: Collection[str]
     ) -> _Found:
         if self.subset.is_style:
             return _Found(os.path.join(folder, name), prefix + name, self.subset.class_tokens)
         stem = os.path.splitext(name)[0]
         keys = self._keys(prefix + name)
-        entry = told.get(name, told.get(stem))
+        entry = next((told[key] for key in (name, stem, plain(name), plain(stem)) if key in told), None)
         mask = os.path.join(folder, near.masks[stem]) if stem in near.masks else ""
         found = _Found(
             os.path.join(folder, name),
@@ -335,7 +379,7 @@ class _SubsetScan:
             mask=self._mask(prefix + name, mask),
             weights=entry.weights if entry is not None else (),
         )
-        sidecar = next((stem + ending for ending in self.endings if stem + ending in files), None)
+        sidecar = next((there for ending in self.endings if (there := files.find(stem + ending))), None)
         if sidecar is not None:
             found.sidecar = os.path.join(folder, sidecar)
         else:
@@ -479,6 +523,6 @@ def _masks(subset: Subset) -> dict[str, str]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 stem, ending = os.path.splitext(entry.name)
-                if ending.lower() in EXTENSIONS and entry.is_file():
+                if ending.lower() in EXTENSIONS and is_text(entry.name) and is_file(entry):
                     masks[os.path.relpath(os.path.join(folder, stem), root).replace(os.sep, "/")] = entry.path
     return masks

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory
 from sd_scripts.schema.output import OutputOptions
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rundir import RunDirectory
 
 from .errors import TrainingError
@@ -145,7 +146,7 @@ def read_state(path: Path) -> tuple[State, dict[str, Any]]:
     """The groups of a whole state, and its manifest. Raises BrokenState."""
     manifest = check_state(path)
     try:
-        structure = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        structure = json_of((path / "state.json").read_text(encoding="utf-8"))
         tensors: dict[str, Tensor] = {}
         for name in manifest["files"]:
             if name.endswith(".safetensors"):

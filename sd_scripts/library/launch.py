@@ -5,27 +5,24 @@ Nothing heavy is imported before the options are known to be right: `--help` and
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sd_scripts.schema import flat
-from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.prompts import Defaults, read_prompts
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RUNS
 
 from .errors import OutOfMemory, TrainingError
+from .preflight import check_early
 from .ranks import REFUSED_FILE
-from .resume import epoch_in
-from .schedules import factor_at, key_values
 from .stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
@@ -33,6 +30,8 @@ if TYPE_CHECKING:
     from .session import Session
 
 log = logging.getLogger("sd_scripts")
+
+OTHER_OPTIONS = "change these options and start again"
 
 
 def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
@@ -70,86 +69,7 @@ def _log_refusal(arguments: Sequence[str], err: OptionError) -> None:
     given = [value for name, value in itertools.pairwise(arguments) if name == "--run_dir"]
     if _rank() == 0 and given and Path(given[-1]).is_dir():
         with suppress(OSError):
-            RunDirectory(Path(given[-1])).log("failed", step=0, text=str(err), remedy="change these options and start again")
-
-
-def check_early(options: RunOptions) -> None:
-    """Everything that can be checked without loading a library. Raises OptionError with every problem."""
-    problems: list[Problem] = []
-    checks: list[Callable[[RunOptions], None]] = [_check_folders, _check_optimizer, _check_prompts, _check_trackers, _check_resume]
-    if options.output.huggingface_repo_id is not None:
-        checks.append(_check_upload)
-    for check in checks:
-        try:
-            check(options)
-        except OptionError as err:
-            problems += err.problems
-    if problems:
-        raise OptionError(list(dict.fromkeys(problems)))
-
-
-def _check_folders(options: RunOptions) -> None:
-    data = options.dataset
-    problems = []
-    for name in ("train_data_dir", "reg_data_dir", "conditioning_data_dir"):
-        value = getattr(data, name)
-        made = name == "reg_data_dir" and data.num_class_images > 0
-        if value is not None and not made and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
-            problems.append(Problem(name, f"{name}: there is no folder {value}"))
-    for name in ("dataset_config", "in_json"):
-        value = getattr(data, name)
-        if value is not None and not Path(value).expanduser().is_file():
-            problems.append(Problem(name, f"{name}: there is no file {value}"))
-    if problems:
-        raise OptionError(problems)
-
-
-def _check_optimizer(options: RunOptions) -> None:
-    optimizer = options.optimizer
-    package = {"AdamW8bit": "bitsandbytes", "PagedAdamW8bit": "bitsandbytes", "Lion8bit": "bitsandbytes", "Prodigy": "prodigyopt"}.get(
-        optimizer.optimizer_type
-    )
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise OptionError(
-            Problem(
-                "optimizer_type",
-                f"optimizer_type: {optimizer.optimizer_type} needs the package {package}: pip install {package}, or choose AdamW",
-            )
-        )
-    key_values("optimizer_args", optimizer.optimizer_args)
-    if optimizer.lr_scheduler_type is None:
-        factor_at(optimizer, options.training.max_train_steps)
-
-
-def _check_prompts(options: RunOptions) -> None:
-    # Grid 1: the family knows its own, and asking it would load it; sizes off the grid are found right after loading the family.
-    read_prompts(Defaults(options.samples, options.dataset.resolution, 1, options.training.seed))
-
-
-def _check_trackers(options: RunOptions) -> None:
-    chosen = options.output.log_with
-    for name in ("tensorboard", "wandb"):
-        if chosen in (name, "all") and importlib.util.find_spec(name) is None:
-            raise OptionError(Problem("log_with", f"log_with: {chosen} needs the package {name}: pip install {name}, or log_with = none"))
-    offline = os.environ.get("WANDB_MODE", "online") != "online"
-    if chosen in ("wandb", "all") and not offline and "WANDB_API_KEY" not in os.environ:
-        raise OptionError(
-            Problem("log_with", f"log_with: {chosen} needs your key in the environment variable WANDB_API_KEY (or WANDB_MODE=offline)")
-        )
-
-
-def _check_upload(options: RunOptions) -> None:
-    from .hub import check
-
-    check(options.output)
-
-
-def _check_resume(options: RunOptions) -> None:
-    resume = options.distributed.resume
-    named = resume in ("auto", "latest", "none") or resume.isdigit() or epoch_in(resume) is not None
-    if not named and not Path(resume).expanduser().is_dir():
-        text = "give auto, latest, none, a step, epoch:N, or the folder of a state or of a run"
-        raise OptionError(Problem("resume", f"resume: {resume} is not a folder; {text}"))
+            RunDirectory(Path(given[-1])).log("failed", step=0, text=str(err), remedy=OTHER_OPTIONS, refused=True)
 
 
 def start(asked: flat.Invocation) -> int:
@@ -214,7 +134,7 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
     lost = _is_lost(err)
     if isinstance(err, OptionError):
         _mark_refusal()
-        text, remedy, code = str(err), "change these options and start again", 2
+        text, remedy, code = str(err), OTHER_OPTIONS, 2
         if _rank() == 0:
             sys.stderr.write(f"{asked.options.script}: nothing was trained:\n" + "".join(f"  - {problem}\n" for problem in err.problems))
     elif isinstance(err, ImportError):
@@ -240,10 +160,10 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
         if lost is None:
             session.peers.tell_end(text, remedy)
         if session.peers.speaks or "distributed_timeout" in text:
-            session.last_word("failed", text=text, remedy=remedy)
+            session.last_word("failed", text=text, remedy=remedy, refused=code == 2)
     elif session is None and _rank() == 0 and asked.run_dir is not None and asked.run_dir.is_dir():
         with suppress(OSError):
-            RunDirectory(asked.run_dir).log("failed", step=0, text=text, remedy=remedy)
+            RunDirectory(asked.run_dir).log("failed", step=0, text=text, remedy=remedy, refused=code == 2)
     return code
 
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.flat import fields, flatten
 from sd_scripts.schema.output import OutputOptions
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
@@ -125,7 +126,7 @@ def runs_named(output_dir: Path, name: str) -> list[RunDirectory]:
 def meta_of(run: RunDirectory) -> dict[str, Any]:
     """run_meta.json of a run; empty without one."""
     with suppress(OSError, ValueError):
-        meta = json.loads(run.meta.read_text(encoding="utf-8"))
+        meta = json_of(run.meta.read_text(encoding="utf-8"))
         if isinstance(meta, dict):
             return meta
     return {}

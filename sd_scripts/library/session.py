@@ -667,8 +667,11 @@ class Session:
         """What to change after running out of memory."""
         return "; ".join(levers(self.options, self.device.type == "cuda", self.work))
 
-    def last_word(self, kind: str, text: str, remedy: str = "") -> None:
-        """Logs the one last event of this start. A full disk may have no room for it; the console has said it then."""
+    def last_word(self, kind: str, text: str, remedy: str = "", refused: bool = False) -> None:
+        """Logs the one last event of this start; refused: the same options would fail again.
+
+        A full disk may have no room for it; the console has said it then.
+        """
         assert kind in LAST_WORDS, kind
         run = self.run_dir
         if run is None or (kind != "failed" and not self.accelerator.is_main_process):
@@ -676,7 +679,7 @@ class Session:
         if any(event["kind"] in LAST_WORDS and event.get("time", 0) >= self.started for event in run.events()[0]):
             return
         with suppress(OSError):
-            run.log(kind, step=self.step, text=text, remedy=remedy)
+            run.log(kind, step=self.step, text=text, remedy=remedy, **({"refused": True} if refused else {}))
 
     def saved_step(self) -> int | None:
         """Step of the newest state on disk."""

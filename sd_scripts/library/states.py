@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
+
+from sd_scripts.schema.outside import json_of
 
 FORMAT = 1
 
@@ -31,7 +32,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises BrokenState with the reason for any other folder.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json_of((path / "manifest.json").read_text(encoding="utf-8"))
         files = dict(manifest["files"])
         manifest["step"] = int(manifest["step"])
     except FileNotFoundError as err:

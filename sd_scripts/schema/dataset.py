@@ -15,13 +15,12 @@ class DatasetOptions(Section):
     """Pictures, captions, buckets and caches."""
 
     title: ClassVar[str] = "Dataset"
-    masks_beside: ClassVar[bool] = False
-    """Whether masks may lie in a folder of the data set itself, so that masked_loss needs no option that says where."""
     by_style: ClassVar[bool] = False
     """Whether train_data_dir has one folder for each style, whose name is all that is said of its pictures."""
 
     train_data_dir: Annotated[
-        str | None, Show(basic=True, kind="folder", suggestions=("toy:star", "toy:teal", "toy:subject", "toy:shapes"))
+        str | None,
+        Show(basic=True, kind="folder", suggestions=("toy:star", "toy:teal", "toy:subject", "toy:shapes"), unless="dataset_config"),
     ] = None
     """Folder with the training pictures: either pictures directly, or kohya's sub-folders `<repeats>_<token> <class>`. `toy:star` draws a
     built-in data set."""
@@ -164,9 +163,6 @@ class DatasetOptions(Section):
             problems.append(
                 "color_aug changes the pictures in every step, which cached latents cannot show; turn cache_latents off or color_aug off"
             )
-        named = self.conditioning_data_dir is not None or self.alpha_mask or self.dataset_config is not None
-        if self.masked_loss and not named and not self.masks_beside:
-            problems.append("masked_loss needs masks: set conditioning_data_dir, or alpha_mask to use the pictures' alpha channel")
         if (
             self.alpha_mask or self.conditioning_data_dir or self.normalize_masked_loss or self.masked_loss_outside_weight
         ) and not self.masked_loss:
@@ -194,8 +190,6 @@ class SdDatasetOptions(DatasetOptions):
 
 class QwenImageDatasetOptions(DatasetOptions):
     """Pairs of control and target pictures with instructions; for text to image, pictures with captions."""
-
-    masks_beside: ClassVar[bool] = True
 
     train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:edit_border", "toy:edits"))] = None
     """Folder with the training pairs: `target` with the edited pictures and their captions, `control` with the pictures before, under the

@@ -32,6 +32,8 @@ class Show:
     needs: str = ""
     """The option without which this one has no effect: `name` when it differs from its default, `name=value|value` when it has one of these
     values. The page leaves the field out until then. Kinds of run without that option always show it."""
+    unless: str = ""
+    """The option that may be given in its stead; one of the two is required, as a validator of the section says."""
     fold: str = ""
     """Heading under which the page folds the field away, together with the others of the same heading."""
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import sys
-import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from pydantic.fields import FieldInfo
 from . import legacy
 from .errors import OptionError, Problem
 from .fields import Options, Section, Show, show_of
+from .outside import json_of, toml_of
 from .runs import RUNS, RunOptions
 
 M = TypeVar("M", bound=BaseModel)
@@ -186,7 +186,7 @@ def _expand(run: type[Options], values: Mapping[str, object], origin: str) -> tu
             problems += [Problem("network_args", text) for text in wrong]
             plain.update({key: item for key, item in opened.items() if key not in values})
         elif name in known:
-            plain[name] = _at_home(known[name], _choice(known[name], value))
+            plain[name] = _place(known[name], _choice(known[name], value))
         else:
             verdict = _advice(run, name, value) or _of_other_runs(name)
             where = f" (in {origin})" if origin else ""
@@ -216,11 +216,15 @@ def _choice(field: FlatField, value: object) -> object:
     return next((choice for choice in field.choices if isinstance(choice, int) and str(choice) == value), value)
 
 
-def _at_home(field: FlatField, value: object) -> object:
-    """`~/pictures` means the same in a file and on the page as in a shell."""
-    if isinstance(value, str) and field.show.kind in ("folder", "file") and value.startswith("~"):
-        return os.path.expanduser(value)
-    return value
+def _place(field: FlatField, value: object) -> object:
+    """`~/pictures` means the same in a file and on the page as in a shell. An empty place is none: it must never be the present folder."""
+    if field.show.kind not in ("folder", "file", "start"):
+        return value
+    if isinstance(value, list | tuple):
+        return [_place(field, item) for item in value if not isinstance(item, str) or item.strip()]
+    if not isinstance(value, str):
+        return value
+    return (os.path.expanduser(value) if value.startswith("~") else value) if value.strip() else None
 
 
 def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
@@ -235,7 +239,7 @@ def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     if kind == "value_error":
         return str(context.get("error", error["msg"]))
     if kind == "string_pattern_mismatch":
-        return f"{field.name}: {shown} has characters that a file name cannot have, starts with a dot, or is empty or too long"
+        return f"{field.name}: {shown} has characters that no file name should have, starts with a dot, or is empty or too long"
     allowed = field.range_text
     number = {
         "int_parsing": "a whole number",
@@ -245,6 +249,9 @@ def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     }
     number |= {"float_type": "a number", "bool_parsing": "true or false", "bool_type": "true or false", "string_type": "a text"}
     number |= {"tuple_type": "a list", "finite_number": "a finite number", "int_parsing_size": "a smaller whole number"}
+    if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and "," in value:
+        plain, decimal = value.replace(",", ""), value.replace(",", ".", 1)
+        return f"{field.name}: {shown} may mean {plain} or {decimal}; write one of them, without a comma"
     if kind in number:
         return f"{field.name}: {shown} is not {number[kind]}" + (f" ({allowed} is allowed)" if allowed else "")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
@@ -390,8 +397,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_toml(text: str, name: str) -> dict[str, Any]:
     """The flat values of a TOML text; `name` is used in messages."""
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
+        data = toml_of(text)
+    except ValueError as err:
         raise OptionError(f"{name} is not valid TOML: {err}") from err
     flat: dict[str, Any] = {}
     twice = []
@@ -536,7 +543,7 @@ def _text_to_value(field: FlatField | None, value: Any) -> Any:
 def _json_texts(text: str) -> list[str] | None:
     """The list that a text such as `["a", "--b"]` writes; None when it is something else, such as the expression [0-9]."""
     try:
-        data = json.loads(text)
+        data = json_of(text)
     except ValueError:
         return None
     return data if isinstance(data, list) and all(isinstance(item, str) for item in data) else None

@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from .fields import Count, Section, Show, raise_all
 
-Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f/\\:*?\"<>|.][^\x00-\x1f/\\:*?\"<>|]{0,119}$")]
+_NOT_IN_NAMES = r"\x00-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff/\\:*?\"<>|"
+"""What file systems refuse, and characters that nobody sees, some of which turn the rest of a name around."""
+Name = Annotated[str, Field(pattern=rf"^[^{_NOT_IN_NAMES}.][^{_NOT_IN_NAMES}]{{0,119}}$")]
 
 
 class OutputOptions(Section):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import OptionError, Problem
+from .outside import json_of, toml_of
 from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, SamplerSampleOptions, samplers_of
 
 OPTION = "sample_prompts"
@@ -123,10 +122,10 @@ def _entries(text: str, flags: Mapping[str, str], problems: list[Problem]) -> li
         return []
     try:
         if path.suffix.lower() == ".toml":
-            return _from_toml(tomllib.loads(content), path.name, problems)
+            return _from_toml(toml_of(content), path.name, problems)
         if path.suffix.lower() == ".json":
-            return _from_json(json.loads(content), path.name, problems)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as err:
+            return _from_json(json_of(content), path.name, problems)
+    except ValueError as err:
         problems.append(_problem(f"{path.name} is not valid {path.suffix[1:].upper()}: {err}"))
         return []
     return _from_text(content, f"{path.name} line", flags, problems)

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import OptionError
 from .files import write_atomically
+from .outside import json_of
 from .runs import RunOptions
 
 Event = dict[str, Any]
@@ -82,7 +83,7 @@ class RunDirectory:
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
         """Whole lines after a byte offset, and the next offset. A half-written last line waits; a damaged one is left out.
 
-        An offset beyond the end (the file was replaced) starts again at 0.
+        An offset beyond the end (the file was replaced) starts again at 0. Of a log that cannot be read there are none.
         """
         try:
             with self.events_file.open("rb") as file:
@@ -90,13 +91,13 @@ class RunDirectory:
                     offset = 0
                 file.seek(offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:
             return [], 0
         end = data.rfind(b"\n") + 1
         events = []
         for line in data[:end].splitlines():
             try:
-                event = json.loads(line)
+                event = json_of(line)
             except ValueError:
                 continue
             if isinstance(event, dict) and "kind" in event:

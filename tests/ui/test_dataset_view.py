@@ -96,3 +96,19 @@ def test_a_data_set_of_styles_is_shown_with_the_number_of_pictures_of_each(tmp_p
     styles, _buckets, samples = page["tables"]
     assert styles["rows"] == [["monet", "3"], ["photo", "5"]]
     assert samples["head"] == ["Picture", "Style"] and {row[1] for row in samples["rows"]} <= {"monet", "photo", "(none)"}
+
+
+def test_epochs_are_counted_by_samples_not_by_what_fits_into_the_first(tmp_path: Path) -> None:
+    """Buckets give whole batches only: 20 pictures in 8 buckets of which 6 have an odd number give 7 batches of 2 in the first epoch."""
+    sizes = [(256 + 64 * column, 256) for column in range(8)]
+    for number in range(20):
+        path = tmp_path / "data" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", sizes[min(number, 7) if number < 8 else 7 if number < 15 else 6]).save(path)
+    given = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache")}
+    options = flat.build(RUNS["sdxl", "network"], {**given, "resolution": 1024, "train_batch_size": 2, "max_train_steps": 2000})
+    (*_, view) = look_at(options, tmp_path / "out")
+    assert isinstance(view, View)
+    assert len(view.plan.table()) == 8 and view.plan.steps_of_epochs(1) == 7 and view.plan.steps_of_epochs(200) == 2000
+    facts = dict(view.as_page()["facts"])
+    assert facts["The run"] == "2000 steps, 200 epochs" and facts["One epoch"] == "20 samples, 10 steps of 2"

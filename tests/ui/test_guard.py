@@ -7,6 +7,7 @@ import http.client
 import json
 import subprocess
 import sys
+import time
 import urllib.parse
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kohya_like import files
+from kohya_like import files, guard
 from kohya_like.guard import Guard, Throttle, hostname
 from sd_scripts.schema.errors import OptionError
 
@@ -117,15 +120,71 @@ def test_a_password_keeps_the_page_and_its_token_from_strangers_and_guessing_is_
     assert ask(studio, "/config")[0] == 401
     assert ask(studio, "/kl/runs")[0] == 401
 
-    def log_in(password: str) -> int:
+    def log_in(password: str, client: str = "") -> int:
         body = urllib.parse.urlencode({"username": "ada", "password": password}).encode()
-        return ask(studio, "/login", "POST", body, Content_Type="application/x-www-form-urlencoded")[0]
+        said = {"X_Forwarded_For": client} if client else {}
+        return ask(studio, "/login", "POST", body, Content_Type="application/x-www-form-urlencoded", **said)[0]
 
     assert log_in("correct-horse") == 200
-    statuses = [log_in(f"guess {number}") for number in range(12)]
-    assert statuses[0] == 400
-    assert statuses[-1] == 429
-    assert log_in("correct-horse") == 429, "a guesser must not learn that the guess was right"
+    # Whatever a client says of its address, it is the client that is slowed down; and the right password still gets in.
+    with ThreadPoolExecutor(16) as together:
+        statuses = list(together.map(lambda number: log_in(f"guess {number}", f"10.0.0.{number}"), range(16)))
+    assert statuses.count(400) < 16 and 429 in statuses
+    assert until_it_is_not(429, lambda: log_in("correct-horse")) == 200
+
+
+def until_it_is_not(status: int, ask_again: Callable[[], int]) -> int:
+    while (found := ask_again()) == status:
+        time.sleep(0.2)
+    return found
+
+
+def test_strangers_get_the_page_that_asks_for_the_password_and_nothing_else(studios: Callable[..., Any]) -> None:
+    studio = studios("--auth", "ada:correct-horse")
+    paths = (
+        "/gradio_api/heartbeat/x",
+        "/kl/assets/form.js",
+        "/kl/assets/live/all.js",
+        "/openapi.json",
+        "/gradio_api/openapi.json",
+        "/kl/runs",
+    )
+    paths += ("/gradio_api/info", "/gradio_api/runs", "/custom_component/a/b/c/d", "/monitoring", "/nothing")
+    assert {path: ask(studio, path)[0] for path in paths} == dict.fromkeys(paths, 401)
+    for path in ("/", "/theme.css", "/robots.txt"):
+        assert ask(studio, path)[0] == 200
+    body = urllib.parse.urlencode({"username": "ada", "password": "correct-horse"}).encode()
+    status, headers, _ = ask(studio, "/login", "POST", body, Content_Type="application/x-www-form-urlencoded")
+    assert status == 200
+    cookie = headers["set-cookie"].partition(";")[0]
+    assert ask(studio, "/kl/assets/form.js", Cookie=cookie)[0] == 200
+    assert ask(studio, "/kl/runs", Cookie=cookie, X_KL_Token="guess")[0] == 401
+    assert ask(studio, "/kl/assets/form.js", Cookie=cookie + "x")[0] == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/gradio_api/queue/join", "/kl/train/foresight", "/kl/tools/start", "/gradio_api/run/x", "/gradio_api/cancel"]
+)
+def test_json_without_end_is_refused(studio: Any, path: str) -> None:
+    deep = b'{"a":' * 100_000
+    assert ask(studio, path, "POST", deep, X_KL_Token=token_of(studio), Content_Type="application/json")[0] == 400
+    assert ask(studio, path, "POST", b"[" * 101 + b"]" * 101, X_KL_Token=token_of(studio), Content_Type="application/json")[0] == 400
+
+
+@given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))
+def test_the_depth_of_json_is_told_whatever_its_texts_hold(value: Any) -> None:
+    def depth(part: Any) -> int:
+        inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else None
+        return 0 if inside is None else 1 + max(map(depth, inside), default=0)
+
+    assert guard._depth(json.dumps(value).encode()) == guard._depth(json.dumps(value, ensure_ascii=False).encode()) == depth(value)
+
+
+def test_what_a_proxy_would_say_is_believed_only_if_told_to(studio: Any, studios: Callable[..., Any]) -> None:
+    said = {"X_Forwarded_Host": "evil.example", "X_Forwarded_Proto": "https"}
+    assert b"evil.example" not in ask(studio, "/", **said)[2] and b"evil.example" not in ask(studio, "/config", **said)[2]
+    behind = studios("--trust_proxy", "--allowed_host", "trainer.lan")
+    assert b"https://trainer.lan" in ask(behind, "/config", X_Forwarded_Host="trainer.lan", X_Forwarded_Proto="https")[2]
 
 
 @pytest.mark.parametrize("arguments", [["--listen"], ["--listen", "0.0.0.0"], ["--share"], ["--listen", "192.168.0.2"]])
@@ -219,13 +278,15 @@ def test_the_name_in_a_host_header_is_read_strictly(host: str, name: str) -> Non
 
 
 def test_the_throttle_counts_each_peer_alone_and_all_of_them_together() -> None:
-    throttle = Throttle(attempts=3, window_seconds=60)
-    assert [throttle.admit("a") for _ in range(5)] == [True, True, True, False, False]
-    assert throttle.admit("b")
+    throttle = Throttle(attempts=3, window_seconds=60, pace_seconds=10)
+    assert [throttle.wait("a") for _ in range(3)] == [0, 0, 0]
+    waits = [throttle.wait("a") for _ in range(6)]
+    assert waits[:4] == [pytest.approx(10 * turn, abs=5) for turn in (1, 2, 3, 4)] and waits[4:] == [None, None]
+    assert throttle.wait("b") == 0
     throttle.forget("a")
-    assert throttle.admit("a")
-    crowd = [throttle.admit(f"peer {number}") for number in range(60)]
-    assert not crowd[-1], "many addresses are no way around it"
+    assert throttle.wait("a") == 0
+    crowd = [throttle.wait(f"peer {number}") for number in range(60)]
+    assert crowd[:20] == [0] * 20 and crowd[-1] is None, "many addresses are no way around it"
 
 
 def test_only_an_embedded_page_may_stand_in_a_frame_of_another_site() -> None:

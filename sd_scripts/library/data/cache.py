@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import TEMPORARY_MARK
+from sd_scripts.schema.outside import json_of
 
 CODE_REVISION = 1
 """Raised when this code makes other content of the same inputs; all entries are then made again."""
@@ -124,7 +125,7 @@ def _split(data: bytes) -> tuple[dict[str, Any], memoryview]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("it is too short")
-    header = json.loads(data[8 : 8 + length])
+    header = json_of(data[8 : 8 + length])
     if not isinstance(header, dict):
         raise ValueError("its header is not a table")
     return header, memoryview(data)[8 + length :]
@@ -146,7 +147,7 @@ def unpack(data: bytes) -> dict[str, Tensor]:
         return load(data)
     except CorruptEntry:
         raise
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise CorruptEntry(f"it cannot be read ({err})") from err
 
 
@@ -350,7 +351,7 @@ class Notes:
                 continue
             with self._lock:
                 row = self._db.execute("SELECT facts FROM notes WHERE what = ? AND subject = ?", (what, entry.subject)).fetchone()
-            found[_reason(what, json.loads(row[0]), entry.facts) if row else ""] += 1
+            found[_reason(what, json_of(row[0]), entry.facts) if row else ""] += 1
         return found
 
     def close(self) -> None:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from sd_scripts.schema.outside import json_of
+
 FOLDER = ".leases"
 """Inside the cache's folder."""
 BEAT_SECONDS, SILENCE_SECONDS = 5.0, 60.0
@@ -102,7 +104,7 @@ class Leases:
     def _beat_of(self, lease: str) -> str | None:
         assert self.folder is not None
         with suppress(ValueError, KeyError, TypeError):
-            return _text_of(self.folder / Path(json.loads(lease)["owner"]).name)
+            return _text_of(self.folder / Path(json_of(lease)["owner"]).name)
         return None
 
 

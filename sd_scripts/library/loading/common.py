@@ -12,7 +12,6 @@ Every problem that can be seen before weights are read is collected with `tried`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from sd_scripts.library.loading.tokenizers import TokenizerSpec
 from sd_scripts.library.loading.weights import Entry, Finish, Reader, check, empty, entries, fill, folder_entries, leave_out
 from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import json_of
 
 BASE = "pretrained_model_name_or_path"
 """The option that names the base model."""
@@ -416,7 +416,7 @@ def tried(problems: list[Problem], action: Callable[[], T]) -> T | None:
 def read_json(path: Path, option: str) -> Config:
     """A configuration file. Raises OptionError when it is missing or no JSON object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_of(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise OptionError(f"{option}: {path.parent.name}/{path.name} is missing") from err
     except (OSError, ValueError) as err:

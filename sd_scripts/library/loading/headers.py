@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -56,7 +56,7 @@ def read_header(path: Path, option: str) -> Header:
     if len(raw) < length:
         raise OptionError(f"{broken}: it ends inside its header, after {size:,} bytes. Download or copy it again")
     try:
-        header = json.loads(raw)
+        header = json_of(raw)
         metadata = header.pop("__metadata__", {})
         shapes = {key: tuple(entry["shape"]) for key, entry in header.items()}
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)

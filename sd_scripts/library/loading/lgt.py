@@ -19,6 +19,7 @@ from sd_scripts.library.loading.common import BASE, CONFIGS, Config, FamilySpec,
 from sd_scripts.library.protocols import Beginning, Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.lgt import LgtModelOptions
+from sd_scripts.schema.outside import json_of
 
 DESCRIPTION = "kohya_like.lgt"
 """Header entry of a single file with everything that is no tensor, as JSON."""
@@ -74,7 +75,7 @@ def styles_text(captions: Collection[str]) -> str:
 def read_styles(text: str) -> tuple[str, ...]:
     """The names in a styles.json. Raises OptionError for anything but a list of different names."""
     try:
-        names = json.loads(text)
+        names = json_of(text)
     except ValueError as err:
         raise OptionError(f"{STYLES} of the run cannot be read as JSON ({err}); copy it back, or start a new run") from err
     right = isinstance(names, list) and names and all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)

@@ -41,6 +41,7 @@ from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, wri
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.rng import seed_for
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.rundir import RunDirectory
 
 FORMAT = 1
@@ -174,7 +175,7 @@ def _in_file(spec: FamilySpec, key: str, source: Source) -> Described:
     text = header.metadata.get(key)
     if text is None:
         raise OptionError(f"{BASE}: {source.label} is {what_is(header)}; {spec.needs} is needed")
-    description = json.loads(text)
+    description = json_of(text)
     _check_format(description, source)
     networks = {
         name: network(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from tqdm import tqdm
 from sd_scripts.library.loading.headers import Header, read_header
 from sd_scripts.library.loading.original import TOLERATED
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 
 logger = logging.getLogger(__name__)
 Module = TypeVar("Module", bound=nn.Module)
@@ -203,6 +203,6 @@ def _files(folder: Path, stem: str, variant: str | None) -> list[Path]:
     )
     for index in indices:
         if (folder / index).is_file():
-            listed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+            listed = json_of((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
             return [folder / name for name in sorted(set(listed))]
     return []

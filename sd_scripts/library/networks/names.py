@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from sd_scripts.library.protocols import Parts
+from sd_scripts.schema.outside import json_of
 
 from .flux_names import FluxNames
 from .layer_names import LABELS, Family, LayerNames, Names, Target, adaptable_layers, layers_of
@@ -91,7 +91,7 @@ def _encoder(config: dict[str, Any]) -> nn.Module:
 
 
 def _config(folder: Path, part: str) -> dict[str, Any]:
-    return json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
+    return json_of((folder / part / "config.json").read_text(encoding="utf-8"))
 
 
 def _names(family: Family, backbone_config: Mapping[str, Any], layers: Iterable[str]) -> LayerNames:

@@ -5,7 +5,6 @@ Understood are the names of kohya, LyCORIS, diffusers, peft, ComfyUI, ai-toolkit
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 
 from .fusing import MAGNITUDE, split
 from .layer_names import Names, Target
@@ -137,7 +137,7 @@ def _header_scales(header: Mapping[str, str], names: Names, found: Mapping[Targe
 def _peft_scales(header: Mapping[str, str], names: Names) -> dict[str, float]:
     """alpha / rank of each layer from the peft configuration that files in the peft layout carry."""
     scales = {}
-    for component, config in json.loads(header.get(PEFT_CONFIG, "{}")).items():
+    for component, config in json_of(header.get(PEFT_CONFIG, "{}")).items():
         for layer in config["target_modules"]:
             target = names.from_diffusers(f"{component}.{layer}")
             if target is not None and config["r"]:
@@ -147,7 +147,7 @@ def _peft_scales(header: Mapping[str, str], names: Names) -> dict[str, float]:
 
 def diffusers_scale(header: Mapping[str, str], component: str, layer: str, rank: int) -> float | None:
     """alpha / rank of a layer from the header that diffusers' save_lora_weights writes, or None without one."""
-    config = json.loads(header.get("lora_adapter_metadata", "{}"))
+    config = json_of(header.get("lora_adapter_metadata", "{}"))
     alpha = config.get(f"{component}.lora_alpha")
     if alpha is None:
         return None

@@ -68,6 +68,7 @@ from typing import IO, Any
 from sd_scripts.library.tools.run import Cancelled, ended_by_signals
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import QwenImagePredict
 
 from .orders import Order, order_of
@@ -167,7 +168,7 @@ class Worker:
         if not line.strip():
             return True
         try:
-            given = json.loads(line)
+            given = json_of(line)
         except ValueError as err:
             self._refuse(None, f"a line is not JSON: {err}")
             return True

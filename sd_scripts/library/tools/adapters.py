@@ -25,6 +25,7 @@ from sd_scripts.library.protocols import StateDict
 from sd_scripts.library.tools.models import Layers, open_model, published
 from sd_scripts.library.tools.tensor_files import HASHES, Slot, TensorFile, open_file, rounded
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RUNS
 
 DTYPES: dict[str, torch.dtype] = {
@@ -162,7 +163,7 @@ def nearest_layers(file: TensorFile, base_model: str | None) -> tuple[Layers, bo
 def _built_in_base(file: TensorFile) -> str | None:
     """The folder of the built-in model that a file was trained on, as its header says; None for any other."""
     try:
-        settings = json.loads(file.metadata.get(CONFIG, "{}"))
+        settings = json_of(file.metadata.get(CONFIG, "{}"))
         is_toy, script = settings.get("pretrained_model_name_or_path") == "toy", settings.get("script")
     except (ValueError, AttributeError):
         return None

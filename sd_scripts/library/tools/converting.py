@@ -28,6 +28,7 @@ from sd_scripts.library.tools.low_rank import product_norm
 from sd_scripts.library.tools.report import Report, size_text
 from sd_scripts.library.tools.tensor_files import Spool, open_file
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ConvertSection
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -100,8 +101,8 @@ def _joined(texts: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]
     """Header texts of several parts of a file: peft's configurations are put together."""
     joined = {**texts, **more}
     if PEFT_CONFIG in texts and PEFT_CONFIG in more:
-        configs: dict[str, Any] = json.loads(texts[PEFT_CONFIG])
-        for component, config in json.loads(more[PEFT_CONFIG]).items():
+        configs: dict[str, Any] = json_of(texts[PEFT_CONFIG])
+        for component, config in json_of(more[PEFT_CONFIG]).items():
             known = configs.setdefault(component, config)
             if known is not config:
                 known["target_modules"] += config["target_modules"]

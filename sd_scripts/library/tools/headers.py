@@ -14,6 +14,7 @@ from sd_scripts.library.tools.report import Report
 from sd_scripts.library.tools.tensor_files import TensorFile, copy_bytes, open_file
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import MetadataSection
 
 _SHOWN = 500
@@ -55,7 +56,7 @@ def _edited(texts: Mapping[str, str], options: MetadataSection) -> dict[str, str
 def replace_texts(file: TensorFile, target: Path, texts: Mapping[str, str]) -> None:
     """Writes the file with other texts, aside, and puts it in its place; the order and the bytes of the tensors stay."""
     with file.path.open("rb") as source:
-        header = json.loads(source.read(file.data_start)[8:])
+        header = json_of(source.read(file.data_start)[8:])
     header.pop("__metadata__", None)
     content = {"__metadata__": dict(texts), **header} if texts else header
     raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()

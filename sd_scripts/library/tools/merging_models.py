@@ -24,6 +24,7 @@ from sd_scripts.library.tools.models import Model, open_model, published, withou
 from sd_scripts.library.tools.report import Report, size_text
 from sd_scripts.library.tools.tensor_files import Planned, Slot, TensorFile, rounded, write
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import MergeSection
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -243,7 +244,7 @@ def _write_folder(model: Model, target: Path, plans: Mapping[Path, Mapping[str, 
 
 def _bring_weights(old: Path, new: Path) -> None:
     """Copies weights that an index names outside of its folder, as built-in models share them, beside the copied index."""
-    content = json.loads(old.read_text(encoding="utf-8"))
+    content = json_of(old.read_text(encoding="utf-8"))
     outside = {name for name in content["weight_map"].values() if Path(name).name != name}
     for name in outside:
         shutil.copyfile(old.parent / name, new.parent / Path(name).name)
@@ -256,11 +257,11 @@ def _settle_folder(old: Path, new: Path, plans: Mapping[Path, Mapping[str, Plann
     """Size and precision, as index and configuration of a network's folder say them."""
     own = [one for path, plan in plans.items() if path.parent == old for one in plan.values()]
     for index in new.glob("*.safetensors.index*.json"):
-        content = json.loads(index.read_text(encoding="utf-8"))
+        content = json_of(index.read_text(encoding="utf-8"))
         content.setdefault("metadata", {})["total_size"] = sum(math.prod(one.shape) * one.dtype.itemsize for one in own)
         index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     config = new / "config.json"
-    content = json.loads(config.read_text(encoding="utf-8"))
+    content = json_of(config.read_text(encoding="utf-8"))
     widest = max((one.dtype for one in own if one.dtype.is_floating_point), key=lambda dtype: dtype.itemsize)
     for key in ("dtype", "torch_dtype"):
         if key in content:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import tempfile
@@ -20,6 +19,7 @@ from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.safetensors_file import DTYPES, data_of, header_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, written_aside
+from sd_scripts.schema.outside import json_of
 
 BLOCK_BYTES = 1 << 24
 """How much of a file is copied at a time."""
@@ -112,7 +112,7 @@ def open_file(path: Path, option: str) -> TensorFile:
     header = read_header(path, option)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
+        entries = json_of(file.read(length))
     entries.pop("__metadata__", None)
     slots: dict[str, Slot] = {}
     problems = []

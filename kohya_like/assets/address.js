@@ -1,0 +1,63 @@
+// The address of what is seen: #train, #runs, #run=NAME, #tools ... A reload, a link, and the browser's back and forward lead there again.
+(() => {
+  "use strict";
+  if (window.kl.address) return;
+
+  const RUN = "#run=";
+  const tabs = () => [...document.querySelectorAll('[role="tab"]')];
+  const nameOf = (tab) => tab.textContent.trim().toLowerCase();
+  const selected = () => tabs().find((tab) => tab.getAttribute("aria-selected") === "true");
+
+  // The run that the address names, or "".
+  function run() {
+    if (!location.hash.startsWith(RUN)) return "";
+    try {
+      return decodeURIComponent(location.hash.slice(RUN.length));
+    } catch (error) {
+      console.info("The address names no run:", error.message);
+      return "";
+    }
+  }
+
+  const tabOf = (hash) => (hash.startsWith(RUN) ? "runs" : hash.slice(1));
+
+  function put(hash, replace) {
+    if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](history.state, "", hash);
+  }
+
+  // The Runs tab shows a run. chosen: by a person, who may want to come back to the one before.
+  function shows(name, chosen) {
+    if (name && selected() && nameOf(selected()) === "runs") put(RUN + encodeURIComponent(name), !chosen || !location.hash.startsWith(RUN));
+  }
+
+  function follow() {
+    const tab = tabs().find((each) => nameOf(each) === tabOf(location.hash));
+    if (tab && tab !== selected()) tab.click();
+    if (run()) dispatchEvent(new CustomEvent("kl:run", { detail: run() }));
+    return Boolean(tab);
+  }
+
+  function open(name) {
+    put(RUN + encodeURIComponent(name));
+    follow();
+  }
+
+  // Tabs are also changed by the studio, so what counts is which one is selected. A page has its tabs some time after it is loaded.
+  function begin() {
+    const list = document.querySelector('[role="tablist"]');
+    // Tabs draw with the scripts of the live view, which come after this one.
+    if (!list || !selected() || !window.kl.live) return false;
+    if (location.hash) follow();
+    new MutationObserver(() => {
+      const tab = selected();
+      if (tab && nameOf(tab) !== (tabOf(location.hash) || "train")) put(`#${nameOf(tab)}`);
+    }).observe(list, { attributes: true, attributeFilter: ["aria-selected"], subtree: true });
+    addEventListener("popstate", () => (location.hash ? follow() : tabs()[0].click()));
+    return true;
+  }
+
+  const waiting = new MutationObserver(() => begin() && waiting.disconnect());
+  if (!begin()) waiting.observe(document.documentElement, { childList: true, subtree: true });
+
+  window.kl.address = { run, shows, open };
+})();

@@ -1,0 +1,103 @@
+"""What is wrong with a run's options, as far as it can be told at once: no library is loaded, no picture is looked at."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sd_scripts.dataset.buckets import problems_of
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.prompts import Defaults, read_prompts
+from sd_scripts.schema.runs import RunOptions
+
+from .resume import epoch_in
+from .schedules import factor_at, key_values
+
+
+def check_early(options: RunOptions) -> None:
+    """Everything that can be checked without loading a library. Raises OptionError with every problem."""
+    problems: list[Problem] = []
+    checks: list[Callable[[RunOptions], None]] = [
+        *(_check_folders, _check_sizes, _check_optimizer, _check_prompts, _check_trackers, _check_resume),
+    ]
+    if options.output.huggingface_repo_id is not None:
+        checks.append(_check_upload)
+    for check in checks:
+        try:
+            check(options)
+        except OptionError as err:
+            problems += err.problems
+    if problems:
+        raise OptionError(list(dict.fromkeys(problems)))
+
+
+def _check_folders(options: RunOptions) -> None:
+    data = options.dataset
+    problems = []
+    for name in ("train_data_dir", "reg_data_dir", "conditioning_data_dir"):
+        value = getattr(data, name)
+        made = name == "reg_data_dir" and data.num_class_images > 0
+        if value is not None and not made and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
+            problems.append(Problem(name, f"{name}: there is no folder {value}"))
+    for name in ("dataset_config", "in_json"):
+        value = getattr(data, name)
+        if value is not None and not Path(value).expanduser().is_file():
+            problems.append(Problem(name, f"{name}: there is no file {value}"))
+    if problems:
+        raise OptionError(problems)
+
+
+def _check_sizes(options: RunOptions) -> None:
+    # Grid 1: what the family's own adds is found when the pictures are looked at.
+    if problems := problems_of(options.dataset, grid=1):
+        raise OptionError(problems)
+
+
+def _check_optimizer(options: RunOptions) -> None:
+    optimizer = options.optimizer
+    package = {"AdamW8bit": "bitsandbytes", "PagedAdamW8bit": "bitsandbytes", "Lion8bit": "bitsandbytes", "Prodigy": "prodigyopt"}.get(
+        optimizer.optimizer_type
+    )
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise OptionError(
+            Problem(
+                "optimizer_type",
+                f"optimizer_type: {optimizer.optimizer_type} needs the package {package}: pip install {package}, or choose AdamW",
+            )
+        )
+    key_values("optimizer_args", optimizer.optimizer_args)
+    if optimizer.lr_scheduler_type is None:
+        factor_at(optimizer, options.training.max_train_steps)
+
+
+def _check_prompts(options: RunOptions) -> None:
+    # Grid 1: the family knows its own, and asking it would load it; sizes off the grid are found right after loading the family.
+    read_prompts(Defaults(options.samples, options.dataset.resolution, 1, options.training.seed))
+
+
+def _check_trackers(options: RunOptions) -> None:
+    chosen = options.output.log_with
+    for name in ("tensorboard", "wandb"):
+        if chosen in (name, "all") and importlib.util.find_spec(name) is None:
+            raise OptionError(Problem("log_with", f"log_with: {chosen} needs the package {name}: pip install {name}, or log_with = none"))
+    offline = os.environ.get("WANDB_MODE", "online") != "online"
+    if chosen in ("wandb", "all") and not offline and "WANDB_API_KEY" not in os.environ:
+        raise OptionError(
+            Problem("log_with", f"log_with: {chosen} needs your key in the environment variable WANDB_API_KEY (or WANDB_MODE=offline)")
+        )
+
+
+def _check_upload(options: RunOptions) -> None:
+    from .hub import check
+
+    check(options.output)
+
+
+def _check_resume(options: RunOptions) -> None:
+    resume = options.distributed.resume
+    named = resume in ("auto", "latest", "none") or resume.isdigit() or epoch_in(resume) is not None
+    if not named and not Path(resume).expanduser().is_dir():
+        text = "give auto, latest, none, a step, epoch:N, or the folder of a state or of a run"
+        raise OptionError(Problem("resume", f"resume: {resume} is not a folder; {text}"))

@@ -1,0 +1,92 @@
+"""Run folders that something has happened to: the list of runs names them and goes on, and no number is shown that cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohya_like.live import Live
+from kohya_like.supervisor import JobSupervisor
+from sd_scripts.schema.rundir import RunDirectory
+from tests.ui.runs_on_disk import made, options
+
+DEEP = "[" * 200_000
+
+
+def a_folder_in_its_place(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def a_link_to_itself(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file)
+
+
+DAMAGES: dict[str, tuple[Callable[[RunDirectory], Any], str]] = {
+    "log is a folder": (lambda run: a_folder_in_its_place(run.events_file), "events.jsonl cannot be read: Is a directory."),
+    "log is a link to itself": (lambda run: a_link_to_itself(run.events_file), "events.jsonl cannot be read: Too many levels of symbolic"),
+    "no settings": (lambda run: run.config.unlink(), "config.toml, which holds its settings, is missing."),
+    "settings are a folder": (lambda run: a_folder_in_its_place(run.config), "config.toml, which holds its settings, is missing."),
+}
+
+
+def shown(supervisor: JobSupervisor, name: str) -> dict[str, Any]:
+    """What the page gets of a run."""
+    job = supervisor.find(name)
+    assert job is not None
+    return Live(supervisor).run(job, "", 0, -1, "")
+
+
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_run_is_listed_as_such_and_the_others_as_ever(
+    damage: Callable[[RunDirectory], Any], sentence: str, tmp_path: Path
+) -> None:
+    whole, broken = (made(tmp_path, options(tmp_path, output_name=name)) for name in ("whole", "broken"))
+    damage(broken)
+    supervisor = JobSupervisor(tmp_path)
+    states = {job.name: job.state for job in supervisor.jobs()}
+    assert states == {whole.name: "stopped", broken.name: "damaged"}
+    answer = shown(supervisor, broken.name)
+    assert answer["state"] == "damaged" and answer["cause"]["text"].startswith(sentence) and answer["cause"]["remedy"]
+    assert shown(supervisor, whole.name)["state"] == "stopped"
+
+
+@pytest.mark.parametrize("name", ["run.json", "exit.json", "run_meta.json", "events.jsonl"])
+def test_nesting_without_end_is_no_more_than_a_damaged_line(name: str, tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path))
+    with (run.path / name).open("a") as file:
+        file.write(DEEP + "\n")
+    run.log("finished", step=1600)
+    supervisor = JobSupervisor(tmp_path)
+    assert [job.state for job in supervisor.jobs()] == ["finished"]
+    assert shown(supervisor, run.name)["state"] == "finished" and run.events()[0][-1]["kind"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("started", "step", "loss", "seen"),
+    [
+        ({"steps": -1}, 700, 0.5, (700, 0, 0.5)),
+        ({"steps": 700}, 701, 0.5, (701, 0, 0.5)),
+        ({"steps": 700}, 700, -2.07e292, (700, 700, None)),
+        ({"steps": 700}, -5, 0.5, (0, 700, 0.5)),
+        ({"steps": 1e300}, 3, 1e300, (3, 0, None)),
+    ],
+)
+def test_numbers_that_cannot_be_are_not_shown(
+    started: dict[str, Any], step: int, loss: float, seen: tuple[int, int, float | None], tmp_path: Path
+) -> None:
+    run = made(tmp_path, options(tmp_path))
+    run.events_file.write_text("")
+    run.log("started", start_step=0, **started)
+    run.log("step", step=step, loss=loss, lr=1e-4)
+    run.log("finished", step=step)
+    supervisor = JobSupervisor(tmp_path)
+    (job,) = supervisor.jobs()
+    answer = json.loads(json.dumps(shown(supervisor, run.name)))
+    assert (job.summary.step, job.summary.steps, job.summary.loss) == seen
+    assert (answer["step"], answer["steps"], answer["loss"]) == seen
