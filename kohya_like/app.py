@@ -151,6 +151,8 @@ def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> t
         app = demo.app
         return any(cookies.get(f"{name}-{app.cookie_id}") in app.tokens for name in ("access-token", "access-token-unsecure"))
 
+    # A Space is reached through its host's proxy alone.
+    trust_proxy = server.trust_proxy or server.embedded
     guard = Middleware(
         Guard,
         token=token,
@@ -158,10 +160,10 @@ def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> t
         open_to_network=not server.is_private,
         share=server.share,
         embedded=server.embedded,
-        trust_proxy=server.trust_proxy,
+        trust_proxy=trust_proxy,
         knows=knows if server.auth else None,
     )
-    if not server.trust_proxy:
+    if not trust_proxy:
         # Read by uvicorn, which otherwise takes a local client's word for its address.
         os.environ["FORWARDED_ALLOW_IPS"] = ""
     app_kwargs: dict[str, Any] = {"routes": routes, "middleware": [guard], "docs_url": None, "redoc_url": None, "openapi_url": None}

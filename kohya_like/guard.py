@@ -256,8 +256,8 @@ def _says_json(scope: Scope, headers: Mapping[str, str]) -> bool:
     """Whether a request has a body that will be read as JSON. Ours are, whatever they say of themselves."""
     if scope.get("method") not in ("POST", "PUT", "PATCH"):
         return False
-    kind = headers.get("content-type", "")
-    return "json" in kind or (str(scope.get("path", "")).startswith(OWN_ROUTES) and not kind.startswith(("multipart/", "image/")))
+    path = str(scope.get("path", ""))
+    return "json" in headers.get("content-type", "") or (path.startswith(OWN_ROUTES) and not path.endswith("/upload"))
 
 
 async def _read_json(receive: Receive) -> tuple[tuple[int, str] | None, Receive]:
