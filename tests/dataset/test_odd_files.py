@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.dataset.images import decode, read_size
+from sd_scripts.dataset.images import Unreachable, decode, has_heif, read_size
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS
@@ -171,3 +171,17 @@ def test_an_empty_place_in_a_dataset_file_is_not_given(tmp_path: Path, monkeypat
     config.write_text('[[datasets]]\n[[datasets.subsets]]\nimage_dir = ""\nconditioning_data_dir = ""\n')
     with pytest.raises(OptionError, match="has no image_dir"):
         scanned(tmp_path, train_data_dir=None, dataset_config=str(config))
+
+
+def test_heic_is_read_where_its_decoder_is_installed_and_named_where_it_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "photo.heic"
+    if has_heif():
+        pixels = np.zeros((40, 64, 3), np.uint8)
+        pixels[:20, :32] = (255, 0, 0)
+        Image.fromarray(pixels).save(file, quality=95)
+        assert read_size(file) == (64, 40)
+        assert np.abs(decode(file).rgb.astype(int) - pixels).mean() < 3
+    else:
+        file.write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heic" + bytes(64))
+        with pytest.raises(Unreachable, match="is HEIC, and no decoder is installed; run pip install pillow-heif"):
+            read_size(file)
