@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import TEMPORARY_MARK
 from sd_scripts.schema.predict import QwenImagePredict
 
 from .files import safe_name
-from .importers.lora_file import CONFIG
+from .importers import lora_file
 from .importers.safetensors_header import MAX_HEADER_BYTES, Header, needed_bytes, read_header
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,21 +75,17 @@ def checked(folder: Path, loras: tuple[Path, ...], base: str | None, title: str 
     problems = []
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         problems.append(f"{folder} is there and not an empty folder; give another name, or remove it first")
-    headers: list[Header] = []
+    bases: list[str] = []
     for path in loras:
         try:
-            headers.append(_header(path))
+            bases.append(_base_of(path))
         except OptionError as err:
             problems.append(str(err).removeprefix(": "))
     if len({path.name for path in loras}) < len(loras):
         problems.append("two LoRA files have the same name; rename one of them")
-    given = [_settings(header) for header in headers]
-    for path, values in zip(loras, given):
-        if len(given) == len(loras) and values and values.get("family", QwenImagePredict.family) != QwenImagePredict.family:
-            problems.append(f"{path.name} was trained for {values['family']}; a Space is for the family {QwenImagePredict.family}")
     if base is None:
-        base = next((values["base"] for values in given if values.get("base")), "")
-        if not base and len(headers) == len(loras):
+        base = next(filter(None, bases), "")
+        if not base and len(bases) == len(loras):
             problems.append(
                 "--base is missing, and the LoRA does not say what it was trained on: give the hub id of its base model, or toy"
             )
@@ -113,14 +108,13 @@ def _header(path: Path) -> Header:
         raise OptionError(f"--lora: {path} cannot be read: {err.strerror}") from err
 
 
-def _settings(header: Header) -> dict[str, str]:
-    """Family and base model that a LoRA says it was trained for; empty for a file of another program."""
-    try:
-        values = flat.parse_toml(header.texts.get(CONFIG, ""), "the header")
-        base = str(values.get("pretrained_model_name_or_path", ""))
-        return {"family": flat.run_of(values).family, "base": base if base == TOY or _HUB_ID.fullmatch(base) else ""}
-    except OptionError:
-        return {}
+def _base_of(path: Path) -> str:
+    """The base model that a LoRA says it was trained on, if that is a hub id or toy. Raises OptionError for one of another family."""
+    header = _header(path)
+    family = lora_file.told_family(path.name, header)
+    if family not in (None, QwenImagePredict.family):
+        raise OptionError(f"{path.name} was trained for {family}; a Space is for the family {QwenImagePredict.family}")
+    return lora_file.told_base(path.name, header)
 
 
 def write(space: Space, folder: Path) -> None:

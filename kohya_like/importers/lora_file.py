@@ -50,9 +50,15 @@ _VERSIONS = {
     "sd_v2": "sd",
     "stable-diffusion-v1": "sd",
     "stable-diffusion-v2": "sd",
+    "qwen_image": "qwen_edit",
+    "qwen-image": "qwen_edit",
+    "z_image": "zimage",
+    "z-image": "zimage",
 }
 """How ss_base_model_version and modelspec.architecture start."""
 _LAYERS = (
+    (re.compile(r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"), "qwen_edit"),
+    (re.compile(r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._](attention|feed_forward|adaLN)"), "zimage"),
     (re.compile(r"double_blocks|single_blocks|single_transformer_blocks|lora_te3_"), "flux"),
     (re.compile(r"lora_te2_|text_encoder_2|^lora_te1_.*|conditioner_embedders"), "sdxl"),
     (re.compile(r"^lora_te_"), "sd"),
@@ -65,9 +71,14 @@ def _adapter_key(key: str) -> bool:
     return _ADAPTER.search(key) is not None
 
 
-def _family(name: str, header: Header) -> str:
-    """sd, sdxl or flux. Raises OptionError for a family that is not trained here."""
+def told_family(name: str, header: Header) -> str | None:
+    """The family that a file was made for, by its texts or its layers; None where neither says it.
+
+    Raises OptionError for a family that is not trained here, and for settings of ours that are damaged.
+    """
     texts = header.texts
+    if CONFIG in texts and (run := _by_script(_settings_of(name, header))) is not None:
+        return run.family
     for said in (texts.get("ss_base_model_version", ""), texts.get("modelspec.architecture", "")):
         found = next((family for mark, family in _VERSIONS.items() if said.lower().startswith(mark)), None)
         if found is not None:
@@ -78,22 +89,39 @@ def _family(name: str, header: Header) -> str:
         # Text is 768 numbers wide in SD 1.x, 1024 in 2.x, 2048 in SDXL.
         if _CONTEXT.search(key) and len(shape) >= 2 and shape[1] in _CONTEXT_WIDTHS:
             return _CONTEXT_WIDTHS[shape[1]]
-    for pattern, family in _LAYERS:
-        if any(pattern.search(key) for key in header.shapes):
-            return family
-    raise OptionError(f"{name}: neither its texts nor its layers are those of Stable Diffusion, SDXL or FLUX")
+    return next((family for pattern, family in _LAYERS if any(pattern.search(key) for key in header.shapes)), None)
+
+
+def told_base(name: str, header: Header) -> str:
+    """The base model that a file of ours was trained on, where its name leads to it; else an empty text."""
+    base = str(_settings_of(name, header).get("pretrained_model_name_or_path") or "") if CONFIG in header.texts else ""
+    return base if _can_be_found(base) else ""
+
+
+def _family(name: str, header: Header) -> str:
+    """As `told_family`. Raises OptionError where nothing says it."""
+    found = told_family(name, header)
+    if found is None:
+        raise OptionError(f"{name}: neither its texts nor its layers are those of a model family that is trained here")
+    return found
 
 
 # --- our own files --------------------------------------------------------------------------------------------------
 
 
-def _of_ours(name: str, header: Header) -> Imported:
+def _settings_of(name: str, header: Header) -> dict[str, object]:
+    """The settings in the header of a file of ours. Raises OptionError for damaged ones."""
     try:
         settings = json_of(header.texts[CONFIG])
     except ValueError as err:
-        raise OptionError(f"{name}: the settings in its header are damaged") from err
+        raise OptionError(f"{name}: the settings in its header are damaged; export it again") from err
     if not isinstance(settings, dict):
-        raise OptionError(f"{name}: the settings in its header are not a table")
+        raise OptionError(f"{name}: the settings in its header are not a table; export it again")
+    return settings
+
+
+def _of_ours(name: str, header: Header) -> Imported:
+    settings = _settings_of(name, header)
     run = _run_of(settings, name, header)
     sheet = Sheet(run, settings)
     base = str(settings.get("pretrained_model_name_or_path") or "")
@@ -116,11 +144,12 @@ def _of_ours(name: str, header: Header) -> Imported:
     return Imported(found.run, found.values, rows + found.rows + others, found.missing, found.origin)
 
 
+def _by_script(settings: Mapping[str, object]) -> type[RunOptions] | None:
+    return next((run for run in RUNS.values() if run.script == settings.get("script")), None)
+
+
 def _run_of(settings: Mapping[str, object], name: str, header: Header) -> type[RunOptions]:
-    by_script = next((run for run in RUNS.values() if run.script == settings.get("script")), None)
-    if by_script is not None:
-        return by_script
-    return RUNS[_family(name, header), "network" if "network_type" in settings else "full"]
+    return _by_script(settings) or RUNS[_family(name, header), "network" if "network_type" in settings else "full"]
 
 
 def _can_be_found(base: str) -> bool:

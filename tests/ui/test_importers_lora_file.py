@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 from kohya_like import importers
 from kohya_like.importers import Imported
-from sd_scripts.library import metadata
-from sd_scripts.library.metadata import effective_settings
+from kohya_like.importers.lora_file import CONFIG
+from kohya_like.importers.safetensors_header import needed_bytes, read_header
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS, FluxNetwork, RunOptions, SdNetwork, SdxlNetwork
+from tests.made_here import NETWORK_FAMILIES, exported, lora_of
 
 PLACES = {"pretrained_model_name_or_path": "somewhere/base.safetensors", "train_data_dir": "pictures"}
 UNET = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
@@ -49,78 +51,76 @@ def completed(imported: Imported) -> RunOptions:
 _CHOSEN = {
     "resolution": (512, 768), "seed": 2**62, "max_grad_norm": 0.0, "learning_rate": 3e-5, "loss_type": "huber",
     "caption_dropout_rate": 0.05, "optimizer_args": ("weight_decay=0.01", "betas=(0.9,0.99)"), "lr_warmup_steps": 0.0,
-    "save_every_n_epochs": 2, "metadata_author": "me", "validation_split": 0.1, "target_modules": ("attn2",), "max_timestep": 900,
+    "save_every_n_epochs": 2, "metadata_author": "me", "validation_split": 0.1, "target_modules": ("to_q",), "max_timestep": 900,
     "training_comment": "a\nb",
 }  # fmt: skip
 
 
-def written(options: RunOptions) -> dict[str, str]:
-    """The texts that the trainer writes into the file of a run."""
-    version: metadata.Version = {
-        "sd": "sd1",
-        "sdxl": "sdxl",
-        "flux": "flux-dev",
-        "qwen_edit": "qwen-edit",
-        "zimage": "z-image",
-        "ddpm": "ddpm",
-        "lgt": "lgt",
-    }[options.family]  # type: ignore[assignment]
-    kind = {"sdxl": "epsilon", "sd": "epsilon", "ddpm": "v_prediction"}.get(options.family, "velocity")
-    return metadata.build(options, metadata.BaseFacts("base.safetensors", kind, version), step=100, epoch=2)
+def start_of(options: RunOptions, folder: Path) -> bytes:
+    """The header of the file that a run with these options leaves, as the page sends it."""
+    data = exported(options, folder / "mine.safetensors").read_bytes()
+    return data[: needed_bytes(data)]
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
-def test_a_file_of_ours_gives_back_its_settings_exactly(run: type[RunOptions]) -> None:
+def test_a_file_of_ours_gives_back_its_settings_exactly(run: type[RunOptions], tmp_path: Path) -> None:
     # What acrf trains at its anchors is no range of times.
     chosen = {**_CHOSEN, "objective": "flow"} if run.family == "zimage" else _CHOSEN
     chosen = {name: value for name, value in chosen.items() if name in flat.fields(run)}
     # A model from nothing needs no base.
     places = {name: text for name, text in PLACES.items() if flat.fields(run)[name].required or name == "train_data_dir"}
     options = flat.build(run, {**places, **chosen})
-    texts = written(options)
-    imported = importers.read("mine.safetensors", header(adapter() if run.method == "network" else {"a.weight": (4, 4)}, texts))
+    start = start_of(options, tmp_path)
+    imported = importers.read("mine.safetensors", start)
     assert imported.run is run
     assert completed(imported) == options
     assert [sentence.partition(":")[0] for sentence in imported.missing] == list(places)
     assert "pretrained_model_name_or_path" not in places or "base.safetensors" in imported.missing[0]
     assert imported.count("not supported") == 0
+    texts = read_header("mine.safetensors", start).texts
     assert {row.key for row in imported.rows} >= set(texts) and len({row.key for row in imported.rows}) == len(imported.rows)
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "loha", "lokr", "oft"])
-def test_a_file_of_ours_with_the_least_texts_still_tells_its_network(kind: str) -> None:
-    values = {"metadata": "minimal", "network_type": kind, "network_dim": 12, "network_alpha": 6.0}
-    options = flat.build(SdxlNetwork, {**PLACES, **values, **({} if kind == "oft" else {"conv_dim": 4, "conv_alpha": 2.0})})
-    imported = importers.read("mine.safetensors", header(adapter(12), written(options)))
-    told = flat.flatten(completed(imported))
-    wanted = flat.flatten(options)
-    names = ["network_type"] + (["network_dim", "network_alpha", "conv_dim", "conv_alpha"] if kind != "oft" else [])
-    assert {name: told[name] for name in names} == {name: wanted[name] for name in names}
-    assert imported.origin.startswith("LoRA without training metadata")
+@pytest.mark.parametrize("family", NETWORK_FAMILIES)
+def test_a_file_of_ours_with_the_least_texts_still_tells_its_family_and_network(family: str, tmp_path: Path) -> None:
+    problems = []
+    for kind in ("lora", "dora", "loha", "lokr", "oft") if family == "sdxl" else ("lora",):
+        values: dict[str, object] = {"metadata": "minimal", "network_type": kind, "network_dim": 4, "network_alpha": 2.0}
+        values |= {"conv_dim": 4, "conv_alpha": 2.0} if family == "sdxl" and kind != "oft" else {}
+        options = flat.build(
+            RUNS[family, "network"], {**PLACES, **values, "target_modules": ["to_q", "conv1"] if "conv_dim" in values else ["to_q"]}
+        )
+        imported = importers.read("mine.safetensors", start_of(options, tmp_path))
+        told, wanted = flat.flatten(completed(imported)), flat.flatten(options)
+        names = [name for name in values if name != "metadata" and (kind != "oft" or name == "network_type")]
+        problems += [f"{kind}: {name} is {told[name]}" for name in names if told[name] != wanted[name]]
+        problems += [f"{kind}: {imported.run.script}"] if imported.run.family != family else []
+        problems += [f"{kind}: {imported.origin}"] if not imported.origin.startswith("LoRA without training metadata") else []
+    assert problems == []
 
 
-def test_a_base_that_can_be_found_by_its_name_is_kept() -> None:
-    options = flat.build(SdxlNetwork, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"})
-    texts = {"kohya_like.config": json.dumps(effective_settings(options, "toy")), "ss_base_model_version": "sdxl_base_v1-0"}
-    imported = importers.read("mine.safetensors", header(adapter(), texts))
+def test_a_base_that_can_be_found_by_its_name_is_kept(tmp_path: Path) -> None:
+    file = lora_of("sdxl", tmp_path / "mine.safetensors", "toy", target_modules=["to_q"])
+    imported = importers.read(file.name, file.read_bytes())
     assert imported.values["pretrained_model_name_or_path"] == "toy"
     assert [sentence.partition(":")[0] for sentence in imported.missing] == ["train_data_dir"]
 
 
-def test_files_that_settings_need_are_told_as_missing_and_cost_no_setting() -> None:
-    values = {"masked_loss": True, "conditioning_data_dir": "masks", "dim_from_weights": True, "network_weights": "x.safetensors"}
-    values |= {"base_weights": ["a.safetensors", "b.safetensors"], "base_weights_multiplier": [0.5, 1.0]}
+def test_files_that_settings_need_are_told_as_missing_and_cost_no_setting(tmp_path: Path) -> None:
+    values: dict[str, object] = {"masked_loss": True, "conditioning_data_dir": "masks", "dim_from_weights": True}
+    values |= {"base_weights": ["a.safetensors", "b.safetensors"], "base_weights_multiplier": [0.5, 1.0], "target_modules": ["to_q"]}
+    values["network_weights"] = str(lora_of("sdxl", tmp_path / "x.safetensors", target_modules=["to_q"]))
     options = flat.build(SdxlNetwork, {**PLACES, **values})
-    texts = {"kohya_like.config": json.dumps(effective_settings(options, "b")), "ss_base_model_version": "sdxl_base_v1-0"}
-    imported = importers.read("mine.safetensors", header(adapter(), texts))
+    imported = importers.read("mine.safetensors", start_of(options, tmp_path))
     assert {"masked_loss", "dim_from_weights", "base_weights_multiplier"} <= set(imported.values)
     assert {"conditioning_data_dir", "network_weights", "base_weights"} <= {sentence.partition(":")[0] for sentence in imported.missing}
 
 
-def test_a_setting_that_a_later_version_has_is_told_and_the_rest_taken() -> None:
-    texts = {"kohya_like.config": '{"network_type": "lora", "network_dim": 12, "of_the_future": 3}', "ss_base_model_version": "flux1"}
-    imported = importers.read("new.safetensors", header(adapter(), texts))
-    assert imported.run is FluxNetwork and imported.values == {"network_dim": 12}
+def test_a_setting_that_a_later_version_has_is_told_and_the_rest_taken(tmp_path: Path) -> None:
+    ours = read_header("mine.safetensors", start_of(flat.build(FluxNetwork, {**PLACES, "target_modules": ["to_q"]}), tmp_path))
+    later = json.loads(ours.texts[CONFIG]) | {"network_dim": 12, "of_the_future": 3}
+    imported = importers.read("new.safetensors", header(ours.shapes, {**ours.texts, CONFIG: json.dumps(later)}))
+    assert imported.run is FluxNetwork and imported.values["network_dim"] == 12
     assert texts_of(imported, "of_the_future")[0] == "not supported"
 
 

@@ -16,33 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from gradio_client import Client, handle_file
 from PIL import Image
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.torch import load_file, save_file
 
 from kohya_like import exporting, space
-from kohya_like.importers.lora_file import CONFIG
-from sd_scripts.schema.flat import build, to_toml
+from sd_scripts.library.families import family
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS
+from tests.made_here import NETWORK_FAMILIES, lora_of
 from tests.ui.conftest import ROOT, START_SECONDS, free_port
-
-BASE = ROOT / "sd_scripts" / "toy" / "bases" / "qwen_edit"
-LAYER = "transformer_blocks.0.attn.to_q"
-
-
-def adapter(path: Path, family: str = "qwen_edit", base: str = "toy", width: int = 8, says: bool = True) -> Path:
-    """A LoRA file in diffusers' layout that says in its header what it was trained on."""
-    draw = np.random.default_rng(0)
-    tensors = {
-        f"transformer.{LAYER}.lora_A.weight": draw.standard_normal((4, width)),
-        f"transformer.{LAYER}.lora_B.weight": draw.standard_normal((width, 4)),
-    }
-    needed = {"pretrained_model_name_or_path": base, "train_data_dir": "toy:star", "output_dir": "o", "output_name": "n"}
-    texts = {CONFIG: to_toml(build(RUNS[family, "network"], needed))} if says else {}
-    save_file({name: tensor.astype(np.float32) for name, tensor in tensors.items()}, path, metadata=texts)
-    return path
 
 
 def front_matter(folder: Path) -> dict[str, Any]:
@@ -57,7 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_wrong_arguments_are_told_together_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good = adapter(tmp_path / "good.safetensors")
+    good = lora_of("qwen_edit", tmp_path / "good.safetensors", "owner/model")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
     (tmp_path / "broken.safetensors").write_bytes(b"no header")
@@ -66,17 +52,36 @@ def test_wrong_arguments_are_told_together_and_nothing_is_written(tmp_path: Path
     assert "not an empty folder" in said and "gone.safetensors cannot be read" in said and "which a Space cannot read" in said
     assert "not a safetensors file" in refused(capsys, str(tmp_path / "new"), "--lora", str(tmp_path / "broken.safetensors"))
     assert "neither a hub id" in refused(capsys, str(tmp_path / "new"), "--lora", str(good), "--base", "a b")
-    other = adapter(tmp_path / "flux.safetensors", "flux")
-    assert "trained for flux" in refused(capsys, str(tmp_path / "new"), "--lora", str(other))
-    silent = adapter(tmp_path / "silent.safetensors", says=False)
-    assert "--base is missing" in refused(capsys, str(tmp_path / "new"), "--lora", str(silent))
-    for path in (other, silent):
-        path.unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_a_space_takes_the_loras_of_its_family_that_a_run_has_written_and_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[str, str] = {}
+    for name in NETWORK_FAMILIES:
+        parts = family(name).tiny()
+        full = lora_of(name, tmp_path / f"{name}.safetensors", "owner/model", parts, target_modules=["to_q"])
+        short = lora_of(name, tmp_path / f"{name}-short.safetensors", "x", parts, target_modules=["to_q"], metadata="minimal")
+        for file in (full, short):
+            try:
+                found[file.stem] = exporting.checked(tmp_path / "new", (file,), None, None).base
+            except OptionError as err:
+                found[file.stem] = str(err)
+    wanted = {stem: f"for {stem.removesuffix('-short')};" for stem in found}
+    wanted |= {"qwen_edit": "owner/model", "qwen_edit-short": "--base is missing"}
+    assert {stem: said for stem, said in found.items() if wanted[stem] not in said} == {}
+    # Another program's file, without a word about what it is for: its layers say it.
+    save_file(load_file(tmp_path / "zimage.safetensors"), tmp_path / "silent.safetensors")
+    assert "for zimage;" in refused(capsys, str(tmp_path / "new"), "--lora", str(tmp_path / "silent.safetensors"), "--base", "toy")
+    damaged = tmp_path / "qwen_edit.safetensors"
+    damaged.write_bytes(damaged.read_bytes().replace(b'kohya_like.config":"{', b'kohya_like.config":"['))
+    assert "damaged" in refused(capsys, str(tmp_path / "new"), "--lora", str(damaged), "--base", "toy")
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_folder_has_front_matter_pins_and_the_parts_it_needs_and_names_no_place_of_this_computer(tmp_path: Path) -> None:
-    lora = adapter(tmp_path / "my style.safetensors", base="owner/model")
+    lora = lora_of("qwen_edit", tmp_path / "my style.safetensors", "owner/model")
     folder = tmp_path / "space"
     folder.mkdir()
     assert exporting.main([str(folder), "--lora", str(lora), "--title", 'A "title": of mine']) == 0
@@ -112,10 +117,9 @@ def test_the_page_of_a_space_listens_as_the_platform_says_and_elsewhere_for_this
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an exported Space on the toy base, running from its own folder with nothing of this checkout on its path."""
     place = tmp_path_factory.mktemp("space")
-    (weights,) = (BASE / "transformer").glob("*.safetensors")
-    with safe_open(weights, "numpy") as base:
-        width = base.get_slice(f"{LAYER}.weight").get_shape()[1]
-    lora = adapter(place / "toy-style.safetensors", width=width)
+    model = flat.build(RUNS["qwen_edit", "network"], {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}).model
+    parts = family("qwen_edit").load(model, torch.device("cpu"), torch.float32, without=("vae",))
+    lora = lora_of("qwen_edit", place / "toy-style.safetensors", parts=parts, network_alpha=16)
     exporting_command = [sys.executable, str(ROOT / "gui.py"), "export-space", str(place / "space"), "--lora", str(lora)]
     ended = subprocess.run(exporting_command, capture_output=True, text=True, cwd=place, timeout=120)
     assert ended.returncode == 0, ended.stderr

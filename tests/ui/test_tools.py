@@ -8,28 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import save_file
 
 from kohya_like import form, processes, tools
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.tools import TOOLS
+from tests.made_here import lora_of
 
 
 def lora(path: Path) -> Path:
-    """A small LoRA file of kohya's layout for SDXL."""
-    draw = np.random.default_rng(0)
-    name = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
-    tensors = {
-        f"{name}.lora_down.weight": draw.standard_normal((4, 640)).astype(np.float16),
-        f"{name}.lora_up.weight": draw.standard_normal((640, 4)).astype(np.float16),
-        f"{name}.alpha": np.array(2, np.float16),
-    }
-    save_file(tensors, path, metadata={"ss_network_dim": "4", "ss_base_model_version": "sdxl_base_v1-0"})
-    return path
+    """A LoRA file as a run of SDXL leaves it."""
+    return lora_of("sdxl", path, target_modules=["to_q"])
 
 
 @pytest.fixture
