@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.dataset import scan
 from sd_scripts.dataset.buckets import Size, area_size
-from sd_scripts.dataset.config import subsets_of
+from sd_scripts.dataset.config import Subsets, subsets_of
 from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.pictures import Picture
 from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
@@ -22,8 +24,8 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
 from sd_scripts.schema.runs import RunOptions
 
-GRID = 8
-"""Picture sides that every model with a VAE that shrinks by eight can encode; a family's own grid is checked when training starts."""
+MOST_AT_START = 2000
+"""A data set with more files than this is not looked at before a start, which should not make anybody wait; the run looks at it first."""
 SHOWN_BUCKETS = 40
 SHOWN_CAPTIONS = 8
 SHOWN_BAD = 20
@@ -143,22 +145,38 @@ def look_at(options: RunOptions, output_dir: Path) -> Iterator[str | View]:
             return
 
 
+def check(options: RunOptions, output_dir: Path) -> None:
+    """Raises OptionError for a data set that training would refuse, where so few files are looked at quickly."""
+    folders = (subset.folder for subset in _subsets(options, output_dir).items)
+    counts = accumulate(len(files) for folder in folders for _, _, files in os.walk(folder))
+    if not any(count > MOST_AT_START for count in counts):
+        for _ in look_at(options, output_dir):
+            continue
+
+
+def _subsets(options: RunOptions, output_dir: Path) -> Subsets:
+    data = options.dataset
+    if data.num_class_images and not (data.reg_data_dir and Path(data.reg_data_dir).is_dir()):
+        # The run makes these pictures.
+        data = data.model_copy(update={"reg_data_dir": None})
+    return subsets_of(data, cache_folder(data, output_dir))
+
+
 def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> View:
     dataset_options = options.dataset
     training = options.training
     folder = cache_folder(dataset_options, output_dir)
-    found = scan.scan(subsets_of(dataset_options, folder), folder, progress, controls_of(options.model))
+    found = scan.scan(_subsets(options, output_dir), folder, progress, controls_of(options.model))
     plan = make_plan(
         found,
         dataset_options,
         seed=training.seed,
-        grid=GRID,
+        grid=options.model.grid,
         accumulation=training.gradient_accumulation_steps,
         control_size=_control_size(options.model),
         terms=terms_of(options.objective),
     )
-    steps = training.max_train_steps if training.max_train_epochs is None else plan.steps_of_epochs(training.max_train_epochs)
-    return View(plan, tuple(str(bad) for bad in found.bad), steps)
+    return View(plan, tuple(str(bad) for bad in found.bad), plan.steps_of_run(training))
 
 
 def _control_size(model: ModelOptions) -> Callable[[Size], Size] | None:

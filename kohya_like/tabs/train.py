@@ -114,6 +114,7 @@ class Desk:
             outlook = resuming.outlook(options, self._is_at_work)
             if not outlook.starts:
                 return _taken(outlook), None
+            dataset_view.check(options, self.context.output_dir)
             if outlook.kind == "from state":
                 options = flat.build(type(options), {**_given(options), "resume": str(outlook.state)})
             job = self.context.supervisor.start(options.script, options, resume=outlook.run)

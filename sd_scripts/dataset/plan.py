@@ -32,6 +32,7 @@ from sd_scripts.dataset.findings import findings_of
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.training import TrainingOptions
 
 Integers = NDArray[np.int64]
 Shape = tuple[Size, ...]
@@ -204,6 +205,19 @@ class Plan:
     def steps_of_epochs(self, epochs: int) -> int:
         """Steps in the first `epochs` epochs. 0 when the pictures do not fill one global batch by then."""
         return int((self._sizes * epochs // self.global_batch_size).sum())
+
+    def steps_of_run(self, training: TrainingOptions) -> int:
+        """Steps of the whole run. Raises OptionError for epochs that do not fill one."""
+        if training.max_train_epochs is None:
+            return training.max_train_steps
+        steps = self.steps_of_epochs(training.max_train_epochs)
+        if steps == 0:
+            text = (
+                f"max_train_epochs: {training.max_train_epochs} epochs of {self.samples_per_epoch} samples do not fill one step of "
+                f"{self.global_batch_size}; take more epochs, more repeats or a smaller batch"
+            )
+            raise OptionError(Problem("max_train_epochs", text))
+        return steps
 
     def epoch_of(self, step: int) -> int:
         """The epoch (from 0) that a step (from 0) belongs to."""

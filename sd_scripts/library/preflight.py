@@ -8,19 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sd_scripts.dataset.buckets import problems_of
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.model import is_hub_id, not_there
 from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
 from .resume import epoch_in
 from .schedules import factor_at, key_values
 
+LORA_FILES = ("base_weights", "network_weights", "training_adapter")
+"""Options that name LoRA files on this disk; others of a model may name one on the hub."""
+
 
 def check_early(options: RunOptions) -> None:
     """Everything that can be checked without loading a library. Raises OptionError with every problem."""
     problems: list[Problem] = []
     checks: list[Callable[[RunOptions], None]] = [
-        *(_check_folders, _check_sizes, _check_optimizer, _check_prompts, _check_trackers, _check_resume),
+        *(_check_folders, _check_models, _check_sizes, _check_optimizer, _check_prompts, _check_trackers, _check_resume),
     ]
     if options.output.huggingface_repo_id is not None:
         checks.append(_check_upload)
@@ -49,9 +54,26 @@ def _check_folders(options: RunOptions) -> None:
         raise OptionError(problems)
 
 
+def _check_models(options: RunOptions) -> None:
+    """Models and LoRA files that are named and are not there; what the hub has is asked when it is loaded."""
+    problems = []
+    for name, field in flat.fields(type(options)).items():
+        if field.section not in ("model", "network") or field.show.kind != "file":
+            continue
+        given = getattr(getattr(options, field.section), name)
+        for value in given if isinstance(given, tuple) else [given]:
+            if value is None or value == "toy" or Path(value).expanduser().exists():
+                continue
+            if name in LORA_FILES:
+                problems.append(Problem(name, f"{name}: there is no file {value}"))
+            elif not is_hub_id(value):
+                problems.append(Problem(name, not_there(name, value)))
+    if problems:
+        raise OptionError(problems)
+
+
 def _check_sizes(options: RunOptions) -> None:
-    # Grid 1: what the family's own adds is found when the pictures are looked at.
-    if problems := problems_of(options.dataset, grid=1):
+    if problems := problems_of(options.dataset, options.model.grid):
         raise OptionError(problems)
 
 
@@ -73,8 +95,7 @@ def _check_optimizer(options: RunOptions) -> None:
 
 
 def _check_prompts(options: RunOptions) -> None:
-    # Grid 1: the family knows its own, and asking it would load it; sizes off the grid are found right after loading the family.
-    read_prompts(Defaults(options.samples, options.dataset.resolution, 1, options.training.seed))
+    read_prompts(Defaults(options.samples, options.dataset.resolution, options.model.grid, options.training.seed))
 
 
 def _check_trackers(options: RunOptions) -> None:

@@ -110,7 +110,7 @@ class Session:
         self._make_class_pictures()
         options = self.options
         self.plan = self._scan()
-        self.total_steps = self._total_steps()
+        self.total_steps = self.plan.steps_of_run(self.options.training)
         prompts = self._prompts()
         self.sources = self._sources()
         uncompiled = compiling.check(options.compile, self.device)
@@ -174,7 +174,7 @@ class Session:
         self._keep_on_disk()
         self._make_class_pictures()
         self.plan = self._scan()
-        self.total_steps = self._total_steps()
+        self.total_steps = self.plan.steps_of_run(self.options.training)
         self.stop.check()
         data = self._fill(self._load(without=("backbone",)))
         self.closing = about_caches(data.kept(), plans.cache_folder(self.options.dataset, self.options.output.output_dir))
@@ -243,21 +243,6 @@ class Session:
         """Progress of long work before the loop: a chance to stop."""
         self.peers.progress()
         self.stop.check()
-
-    def _total_steps(self) -> int:
-        training = self.options.training
-        if training.max_train_epochs is None:
-            return training.max_train_steps
-        steps = self.plan.steps_of_epochs(training.max_train_epochs)
-        if steps == 0:
-            raise OptionError(
-                Problem(
-                    "max_train_epochs",
-                    f"max_train_epochs: {training.max_train_epochs} epochs of {self.plan.samples_per_epoch} samples do not fill one "
-                    f"step of {self.plan.global_batch_size}; take more epochs, more repeats or a smaller batch",
-                )
-            )
-        return steps
 
     def _prompts(self) -> list[PromptSpec]:
         options = self.options
@@ -625,7 +610,7 @@ class Session:
         missing = self._expected_class_pictures()
         options = self.options
         self.plan = self._scan()
-        self.total_steps = self._total_steps()
+        self.total_steps = self.plan.steps_of_run(self.options.training)
         prompts = self._prompts()
         self.sources = self._sources()
         make_optimizer(

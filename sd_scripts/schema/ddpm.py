@@ -28,6 +28,7 @@ _SCHEDULE = Show(fold="Noise schedule")
 class DdpmModelOptions(ModelOptions):
     """The model that is made: a U-Net with an encoder of captions of its own, in pixels or in the latents of a VAE."""
 
+    grid: ClassVar[int] = 8
     leading: ClassVar[tuple[str, ...]] = ("pretrained_model_name_or_path", "vae")
 
     pretrained_model_name_or_path: Annotated[str | None, Show(kind="file")] = None

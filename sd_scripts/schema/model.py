@@ -18,6 +18,8 @@ class ModelOptions(Section):
     """The model of any family."""
 
     title: ClassVar[str] = "Model"
+    grid: ClassVar[int]
+    """Picture sides are multiples of this, in pixels."""
 
     pretrained_model_name_or_path: str | None = None
     """The model that training begins with; families that cannot make one need it."""
@@ -59,6 +61,8 @@ class BaseModelOptions(ModelOptions):
 class UNetModelOptions(BaseModelOptions):
     """A base model with a UNet on a noise schedule, CLIP text encoders and a VAE."""
 
+    grid: ClassVar[int] = 8
+
     vae: Annotated[str | None, Show(kind="file")] = None
     """A VAE to use instead of the base model's: a .safetensors file, a diffusers folder or a hub id; None keeps the base's own."""
     prediction_type: Literal["auto", "epsilon", "v_prediction", "flow"] = "auto"
@@ -87,6 +91,8 @@ class SdModelOptions(UNetModelOptions):
 
 class QwenImageModelOptions(BaseModelOptions):
     """The Qwen-Image base model: the text-to-image model, or one of the editing models."""
+
+    grid: ClassVar[int] = 16
 
     model_version: Literal["auto", "edit", "edit-2509", "edit-2511", "image"] = "auto"
     """Which Qwen-Image model it is: edit (one control picture), edit-2509 and edit-2511 (one to three), or image (text to image). auto
@@ -122,6 +128,8 @@ class QwenImageModelOptions(BaseModelOptions):
 class ZImageModelOptions(BaseModelOptions):
     """The Z-Image base model: Turbo, which draws in 8 steps without guidance, or the base model."""
 
+    grid: ClassVar[int] = 16
+
     vae: Annotated[str | None, Show(kind="file")] = None
     """The VAE (FLUX's): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
     text_encoder: Annotated[str | None, Show(kind="file")] = None
@@ -145,6 +153,20 @@ class ZImageModelOptions(BaseModelOptions):
         if self.training_adapter is None and self.training_adapter_multiplier != 1.0:
             raise_all(["training_adapter_multiplier has no effect without training_adapter; name the file or remove it"])
         return self
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".pkl")
+
+
+def is_hub_id(value: str) -> bool:
+    """Whether a text that is no path on this disk may name a model on the hub."""
+    return _HUB_ID.fullmatch(value) is not None and not value.lower().endswith(_FILE_SUFFIXES)
+
+
+def not_there(option: str, value: str) -> str:
+    """A sentence for a model that is neither on this disk nor named as on the hub."""
+    return f"{option}: there is no file or folder {value}. Give a .safetensors file, a diffusers folder, a hub id (owner/name) or toy"
 
 
 def level_problems(base_channels: int, multipliers: Sequence[int], attention_levels: Sequence[int], head_dim: int) -> list[str]:
@@ -177,6 +199,8 @@ def device_problems(option: str, name: str | None) -> list[str]:
 
 class FluxModelOptions(BaseModelOptions):
     """The FLUX.1 base model: dev, schnell or one made from them."""
+
+    grid: ClassVar[int] = 16
 
     ae: Annotated[str | None, Show(kind="file")] = None
     """The autoencoder (VAE): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from kohya_like import app, form, resuming
 from kohya_like.supervisor import JobSupervisor
@@ -223,14 +224,22 @@ def desk(tmp_path: Path) -> Iterator[train.Desk]:
     supervisor.close()
 
 
+@pytest.fixture
+def few(tmp_path: Path) -> dict[str, object]:
+    """Options of a run on one picture."""
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "pictures" / "1.png")
+    return {"train_data_dir": str(tmp_path / "pictures")}
+
+
 def on_page(of: RunOptions) -> list[dict[str, object]]:
     return [{"run": form.run_key(type(of)), "values": form.texts(type(of), flat.flatten(of))}]
 
 
-def test_start_does_what_was_foreseen(desk: train.Desk) -> None:
+def test_start_does_what_was_foreseen(desk: train.Desk, few: dict[str, object]) -> None:
     output = desk.context.output_dir
-    run = made(output, options(output), (400,))
-    page = on_page(options(output))
+    run = made(output, options(output, **few), (400,))
+    page = on_page(options(output, **few))
     assert desk.foresight(page[0])["text"] == f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago."
     said, job = desk.start(page)
     assert job is not None and job.path == run.path and said["note"].startswith(f"Continues {run.name} from step 400")
@@ -239,10 +248,47 @@ def test_start_does_what_was_foreseen(desk: train.Desk) -> None:
     assert none is None and [problem["option"] for problem in refused["problems"]] == ["resume"]
 
 
-def test_start_from_a_step_makes_a_run_of_its_own_that_begins_there(desk: train.Desk) -> None:
+def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_step(
+    desk: train.Desk, few: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    gone, empty, file = (str(tmp_path / name) for name in ("gone.safetensors", "empty", "file"))
+    wrong: list[tuple[str, str, dict[str, object]]] = [
+        ("min_bucket_reso", "sdxl/network", {"resolution": 64, "min_bucket_reso": 256}),
+        ("resolution", "sdxl/network", {"enable_bucket": False, "resolution": 100}),
+        ("bucket_reso_steps", "flux/network", {"bucket_reso_steps": 8}),
+        ("sample_prompts", "flux/network", {"sample_prompts": "a star --w 520 --h 512"}),
+        ("pretrained_model_name_or_path", "sdxl/network", {"pretrained_model_name_or_path": gone}),
+        ("vae", "sdxl/network", {"vae": "models/vae.safetensors"}),
+        ("text_encoder", "zimage/network", {"text_encoder": gone}),
+        ("network_weights", "sdxl/network", {"network_weights": "my/lora"}),
+        ("base_weights", "sdxl/network", {"base_weights": [gone]}),
+        ("train_data_dir", "sdxl/network", {"train_data_dir": empty}),
+        ("train_data_dir", "sdxl/network", {"train_data_dir": "toy:nothing"}),
+        ("train_data_dir", "lgt/scratch", {"train_data_dir": empty, "vae": "toy"}),
+        ("in_json", "sdxl/network", {"in_json": file}),
+        ("masked_loss", "sdxl/network", {"masked_loss": True}),
+        ("max_train_epochs", "sdxl/network", {"max_train_epochs": 1, "train_batch_size": 4000}),
+    ]
+    found = []
+    for option, kind, values in wrong:
+        run = form.run_of_key(kind)
+        of = {
+            name: value
+            for name, value in {**BASE, **few, "resolution": 64, "min_bucket_reso": 32, **values}.items()
+            if name in flat.fields(run)
+        }
+        said, job = desk.start(on_page(flat.build(run, of)))
+        found.append((option, kind, values) if job is None and {each["option"] for each in said["problems"]} == {option} else said)
+    assert found == wrong
+    assert desk.context.supervisor.jobs() == []
+
+
+def test_start_from_a_step_makes_a_run_of_its_own_that_begins_there(desk: train.Desk, few: dict[str, object]) -> None:
     output = desk.context.output_dir
-    run = made(output, options(output), (200, 400))
-    _said, job = desk.start(on_page(options(output, resume="200")))
+    run = made(output, options(output, **few), (200, 400))
+    _said, job = desk.start(on_page(options(output, resume="200", **few)))
     assert job is not None and job.path != run.path
     assert job.run.options().distributed.resume == str(run.state / "000200")
 

@@ -29,7 +29,7 @@ class Ddpm(pictures.PictureFamily):
     """The family of small models trained from nothing; see protocols.NewFamily."""
 
     name: ClassVar[str] = "ddpm"
-    grid: ClassVar[int] = 8
+    grid: ClassVar[int] = DdpmModelOptions.grid
     separate_texts: ClassVar[bool] = False
     file_names: ClassVar[tuple[str, ...]] = (loading.TOKENIZER,)
 

@@ -36,7 +36,7 @@ class Flux(PictureFamily):
     """The FLUX.1 family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "flux"
-    grid: ClassVar[int] = 16
+    grid: ClassVar[int] = FluxModelOptions.grid
     separate_texts: ClassVar[bool] = True
 
     def load(self, options: FluxModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:

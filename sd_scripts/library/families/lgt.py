@@ -31,7 +31,7 @@ class Lgt(pictures.PictureFamily):
     """The family of models that were trained on folders of styles; see protocols.NewFamily. A prompt is a style's name, or a mixture."""
 
     name: ClassVar[str] = "lgt"
-    grid: ClassVar[int] = 8
+    grid: ClassVar[int] = LgtModelOptions.grid
     separate_texts: ClassVar[bool] = False
     file_names: ClassVar[tuple[str, ...]] = (loading.STYLES,)
 

@@ -38,7 +38,7 @@ class QwenEdit(PictureFamily):
     """The Qwen-Image family; see protocols.EditingFamily. parts.settings["model_version"] says which of its models it is."""
 
     name: ClassVar[str] = "qwen_edit"
-    grid: ClassVar[int] = 16
+    grid: ClassVar[int] = QwenImageModelOptions.grid
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:

@@ -31,7 +31,7 @@ class Sd(pictures.PictureFamily):
     """The Stable Diffusion 1.x and 2.x family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sd"
-    grid: ClassVar[int] = 8
+    grid: ClassVar[int] = SdModelOptions.grid
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:

@@ -30,7 +30,7 @@ class Sdxl(pictures.PictureFamily):
     """The SDXL family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sdxl"
-    grid: ClassVar[int] = 8
+    grid: ClassVar[int] = SdxlModelOptions.grid
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdxlModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:

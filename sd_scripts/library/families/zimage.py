@@ -36,7 +36,7 @@ class ZImage(PictureFamily):
     """The Z-Image family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "zimage"
-    grid: ClassVar[int] = 16
+    grid: ClassVar[int] = ZImageModelOptions.grid
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,10 @@ from huggingface_hub.errors import (
 
 import sd_scripts.toy
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import is_hub_id, not_there
 
 logger = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILE_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".pkl")
 HUB_PATTERNS = ("model_index.json", "*/config.json", "scheduler/*.json", "tokenizer*/*", "processor/*processor_config.json")
 
 
@@ -66,11 +64,9 @@ def find(
         # Not resolved: in the hub cache a file is a link to one without a name.
         path = Path(os.path.abspath(path))
         return Source(path, path.name)
-    if _HUB_ID.fullmatch(value) and not value.lower().endswith(_FILE_SUFFIXES):
+    if is_hub_id(value):
         return Source(_fetched(option, value, revision, variant, folders), value)
-    raise OptionError(
-        f"{option}: there is no file or folder {value}. Give a .safetensors file, a diffusers folder, a hub id (owner/name) or toy"
-    )
+    raise OptionError(not_there(option, value))
 
 
 def _fetched(option: str, hub_id: str, revision: str | None, variant: str | None, folders: Sequence[str]) -> Path:
