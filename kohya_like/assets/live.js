@@ -60,7 +60,6 @@
     constructor(options) {
       this.options = options;
       this.name = "";
-      this.forget();
       const compact = options.compact;
       this.heading = make(compact ? "h3" : "h2", { class: "kr-title", tabindex: -1 });
       this.when = make("span", { class: "kr-when" });
@@ -69,7 +68,6 @@
       this.count = make("span", { class: "kr-count" });
       this.bar = make("div", { class: "kr-bar", role: "progressbar", "aria-label": "Progress", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div"));
       this.status = make("p", { class: "kr-status", role: "status" });
-      this.tiles = new Map();
       this.tileBox = make("dl", { class: "kr-tiles" });
       this.cause = make("div", { class: "kr-cause", hidden: true });
       this.warnings = make("div", { class: "kr-warnings", hidden: true });
@@ -109,6 +107,7 @@
         this.console.root,
       );
       this.root.hidden = true;
+      this.forget();
       this.poll = repeat(options.element, () => this.read());
       repeat(options.element, () => this.readMachine());
     }
@@ -129,6 +128,9 @@
       this.command = {};
       this.partRows = [];
       this.evaluates = false;
+      // In the order in which this run tells them.
+      this.tiles = new Map();
+      this.tileBox.replaceChildren();
     }
 
     follow(name) {
@@ -144,7 +146,6 @@
       this.draw.reset();
       this.gpus.reset();
       this.curve.point(null);
-      for (const name of this.tiles.keys()) this.tile(name, null, "");
       this.poll();
     }
 

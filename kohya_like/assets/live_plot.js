@@ -101,6 +101,7 @@
       this.empty.hidden = this.points.length > 0;
       this.slider.hidden = this.points.length === 0;
       this.svg.replaceChildren();
+      this.legend.replaceChildren();
       this.mark = null;
       if (this.points.length && this.width >= 60) {
         this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);

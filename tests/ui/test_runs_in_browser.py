@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Locator, Page, Response, expect
 
+from kohya_like import presets
 from kohya_like.supervisor import Job, JobSupervisor
+from sd_scripts.schema import flat
 from sd_scripts.schema.rundir import RunDirectory
 from tests.ui.conftest import WIDTHS_AND_THEMES, hearing
+from tests.ui.runs_on_disk import evaluated, made, style_run
 from tests.ui.standin_runs import SCRIPT, command, options, until
 
 pytestmark = pytest.mark.browser
@@ -57,6 +60,11 @@ def place(studios: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
         old_run(root, "whole", "finished")
         old_run(root, "broken", "failed", text=f"It broke {HOSTILE}")
         old_run(root, "out-of-memory", "died", console="torch.OutOfMemoryError: CUDA out of memory\n")
+        evaluated(style_run(root, "styles"), 1)
+        failing = JobSupervisor(root, command("fail"))
+        failed = failing.start(SCRIPT, options(root, output_name="at-once"))
+        until(lambda: failing.find(failed.name).state == "failed")
+        failing.close()
         supervisor = JobSupervisor(root, command("slow"))
         job = supervisor.start(SCRIPT, options(root, output_name="under-way"))
         yield studios(output_dir=root), supervisor, job
@@ -87,6 +95,147 @@ def test_every_run_on_disk_is_listed_with_its_state_and_a_reload_shows_the_same_
     page.wait_for_selector("#kl-learning_rate", state="attached")
     page.get_by_role("tab", name="Runs").click()
     expect(page.locator("#kl-runs .kr-title")).to_have_text("broken")
+
+
+SEEN = """() => [...document.querySelectorAll('#kl-runs .kr-run, #kl-runs .kr-run *')].filter((node) => node.checkVisibility())
+    .map((node) => [node.tagName, [...node.childNodes].filter((each) => each.nodeType === 3).map((each) => each.data).join(''), node.value,
+        ...['class', 'alt', 'aria-label', 'aria-valuetext', 'href', 'src', 'd', 'style', 'title'].map((name) => node.getAttribute(name))]
+    .join('|'))"""
+"""Everything that somebody sees of a run, or is told of it."""
+
+
+def test_a_run_shows_nothing_of_those_that_were_looked_at_before_it(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place[0].url).page
+    alone: dict[str, list[str]] = {}
+
+    def settled() -> list[str]:
+        """What is seen once it stays as it is: pictures and evaluations come later."""
+        seen: list[list[str]] = [[]]
+        until(lambda: (seen.append(page.evaluate(SEEN)), page.wait_for_timeout(100), seen[-1] == seen[-2] != [])[-1])
+        return seen[-1]
+
+    for name in ("whole", "styles", "at-once"):
+        (run,) = place[0].output_dir.glob(f"*-{name}")
+        page.evaluate("name => location.hash = '#run=' + name", run.name)
+        page.reload()
+        expect(page.locator("#kl-runs .kr-title")).to_have_text(name)
+        alone[name] = settled()
+    assert len(set(map(len, alone.values()))) == 3
+    wrong = []
+    for name in ("whole", "at-once", "styles", "at-once", "whole", "styles", "whole"):
+        runs_tab(page, name)
+        now = settled()
+        wrong += [f"{name}: {line}" for line in now if line not in alone[name]] + [
+            f"{name} lacks {line}" for line in alone[name] if line not in now
+        ]
+        wrong += [] if now == alone[name] else [f"{name}: another order"]
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+def test_what_is_seen_has_an_address_and_each_tab_of_the_browser_a_draft_of_its_own(place: Any, visit: Callable[..., Any]) -> None:
+    url = place[0].url
+    page = visit(url).page
+    title = page.locator("#kl-runs .kr-title")
+
+    def at(address: str, run: str = "", tab: str = "Runs") -> None:
+        expect(page).to_have_url(re.compile(f"#{address}$"))
+        expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
+        if run:
+            expect(title).to_have_text(run)
+
+    runs_tab(page, "whole")
+    at(r"run=\d+-\d+-whole", "whole")
+    runs_tab(page, "broken")
+    page.get_by_role("tab", name="Help").click()
+    at("help", tab="Help")
+    page.go_back()
+    at(r"run=\d+-\d+-broken", "broken")
+    page.reload()
+    at(r"run=\d+-\d+-broken", "broken")
+    page.go_back()
+    at(r"run=\d+-\d+-whole", "whole")
+    page.go_forward()
+    at(r"run=\d+-\d+-broken", "broken")
+    page.get_by_role("tab", name="Train").click()
+    at("train", tab="Train")
+    page.locator("#kl-network_dim").fill("31")
+    (run,) = place[0].output_dir.glob("*-whole")
+
+    # A link, in another tab: a run, and the settings that were typed last; from then on each has its own.
+    other = page.context.new_page()
+    other.goto(f"{url}#run={run.name}")
+    expect(other.locator("#kl-runs .kr-title")).to_have_text("whole")
+    other.get_by_role("tab", name="Train").click()
+    expect(other.locator("#kl-network_dim")).to_have_value("31")
+    other.locator("#kl-network_dim").fill("47")
+    page.locator("#kl-learning_rate").fill("0.00077")
+    for each, rank, rate in ((other, "47", "0.0001"), (page, "31", "0.00077")):
+        each.reload()
+        expect(each.locator("#kl-network_dim")).to_have_value(rank)
+        expect(each.locator("#kl-learning_rate")).to_have_value(rate)
+        expect(each.get_by_role("tab", name="Train")).to_have_attribute("aria-selected", "true")
+    other.close()
+    page.evaluate("location.hash = '#run=20200101-000000-gone'")
+    expect(page.locator("#kl-runs .kr-status")).to_contain_text("20200101-000000-gone is not in the folders of this studio")
+
+
+def red(place: Locator) -> bool:
+    return place.evaluate("""node => {
+        const probe = document.body.appendChild(document.createElement('p'));
+        probe.style.color = 'var(--kl-bad)';
+        const bad = getComputedStyle(probe).color;
+        probe.remove();
+        return getComputedStyle(node).color === bad;
+    }""")
+
+
+def test_the_demo_a_second_time_can_be_opened_or_trained_again_and_a_start_is_followed_by_no_alarm(
+    place: Any, visit: Callable[..., Any]
+) -> None:
+    studio, supervisor, _job = place
+    demo = presets.find(presets.DEMO, studio.output_dir, own=False)
+    of = flat.with_absolute_paths(flat.build(demo.run, {**demo.values, "output_dir": str(studio.output_dir)}))
+    done = made(studio.output_dir, of, (of.training.max_train_steps,))
+    (done.path / f"{of.output.output_name}.safetensors").write_bytes(b"x")
+    done.log("finished", step=of.training.max_train_steps)
+    page = visit(studio.url).page
+    try:
+        page.get_by_label("Preset", exact=True).select_option(f"built:{presets.DEMO}")
+        page.get_by_role("button", name="Use this preset").click()
+        page.locator("#kl-print").click()
+        expect(page.locator(".kl-output")).to_be_visible()
+        page.locator("#kl-network_dim").fill("5")
+        expect(page.locator(".kl-output")).to_be_hidden()
+        expect(page.locator(".kl-answer")).to_have_text("The settings have changed since the command was printed.")
+        page.locator("#kl-network_dim").fill(str(of.network.network_dim))
+        page.locator("#kl-print").click()
+        expect(page.locator(".kl-output")).to_be_visible()
+        page.locator("#kl-start").click()
+        wrong = page.locator(".kl-problems")
+        expect(wrong).to_contain_text("finished already")
+        wrong.get_by_role("button", name="Open it").click()
+        expect(page.locator("#kl-runs .kr-title")).to_have_text(of.output.output_name)
+        expect(page).to_have_url(re.compile(f"#run={done.name}$"))
+        page.go_back()
+        # The one device has a run already, so what is started waits.
+        wrong.get_by_role("button", name="Train again").click()
+        expect(page.locator(".kl-answer")).to_contain_text("waits for a free device")
+        expect(page.locator("#kl-live .kr-badge")).to_have_text("Waiting")
+        expect(wrong.or_(page.locator(".kl-output")).locator("visible=true")).to_have_count(0)
+        assert len(list(studio.output_dir.glob(f"*-{of.output.output_name}"))) == 2
+
+        page.locator("#kl-output_name").fill("another")
+        page.locator("#kl-resume-choice").select_option("auto")
+        page.locator("#kl-start").click()
+        expect(page.locator("#kl-live .kr-title")).to_have_text("another")
+        beside = page.locator(".kl-foresight .kl-foreseen")
+        expect(beside).to_contain_text("is at work with these settings")
+        assert not red(beside)
+        expect(wrong).to_be_hidden()
+    finally:
+        for job in supervisor.jobs():
+            if job.state == "queued":
+                supervisor.request_stop(job)
 
 
 def test_the_curve_of_a_run_under_way_moves_by_small_polls_and_the_hidden_page_asks_nothing(place: Any, visit: Callable[..., Any]) -> None:
