@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from sd_scripts.library.process_trees import carried, living, parent_of, ranks
+from sd_scripts.library.process_trees import RUN_FOLDER, carried, living, parent_of, ranks
 from sd_scripts.schema.outside import json_of
 
 from . import processes
@@ -41,7 +41,7 @@ def look(roots: Iterable[Path]) -> list[Found]:
 
 
 def _judged(run_id: str, members: list[psutil.Process], parents: set[Path]) -> Found:
-    named = {carried(process, processes.RUN_FOLDER) for process in members} - {None}
+    named = {carried(process, RUN_FOLDER) for process in members} - {None}
     folder = Path(str(named.pop())) if len(named) == 1 else None
     found = tuple(members)
     if folder is None or folder.resolve().parent not in parents:

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from sd_scripts.library.process_trees import RUN_ID, carried, carriers, end, living, tree
+from sd_scripts.library.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, end, living, tree
 
 __all__ = ["collect", "created", "end", "is_same", "living", "of_runs", "start", "tree"]
 
 RUNNER = Path(__file__).with_name("runner.py")
 ENVIRONMENT = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-RUN_FOLDER = "KOHYA_LIKE_RUN_FOLDER"
-"""Environment variable beside the run id: the folder of the run."""
 _lock = threading.Lock()
 _children: list[subprocess.Popen[bytes]] = []
 """Started by this process and not collected yet: they live as long as they like, whoever started them and has gone since."""

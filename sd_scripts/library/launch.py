@@ -81,7 +81,7 @@ def start(asked: flat.Invocation) -> int:
     # What deterministic cuBLAS asks for; it costs 24 MiB and must be there before CUDA starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     logging.basicConfig(level=logging.INFO if _rank() == 0 else logging.ERROR, format="%(message)s", stream=sys.stderr)
-    stop = StopRequest(RunDirectory(asked.run_dir) if asked.run_dir is not None and asked.run_dir.is_dir() else None)
+    stop = StopRequest()
     session: Session | None = None
     try:
         with stop.listening():

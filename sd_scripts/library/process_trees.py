@@ -10,13 +10,16 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import psutil
 
 RUN_ID = "KOHYA_LIKE_RUN_ID"
 """Environment variable that every process of a run of the studio inherits."""
+RUN_FOLDER = "KOHYA_LIKE_RUN_FOLDER"
+"""Environment variable with the folder of a run whose old request to stop was taken away before its processes were started."""
 LAUNCH_ID = "KOHYA_LIKE_LAUNCH_ID"
-"""The same for what train_multi_gpu.py has started."""
+"""As RUN_ID, for what train_multi_gpu.py has started."""
 
 
 def living(pid: int) -> psutil.Process | None:
@@ -63,6 +66,23 @@ def parent_of(process: psutil.Process) -> int:
         return process.ppid()
     except (psutil.Error, OSError):
         return 0
+
+
+def age_of_start(script: str) -> float:
+    """Seconds since the first process of this start was made: this one, or the eldest launcher above it that was given the script."""
+    me = psutil.Process()
+    started = [me, *(process for process in me.parents() if _was_given(process, script))][-1]
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        # As Unix time it would be off by up to a second, since the system tells the moment of its boot in whole ones.
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (started.create_time() - psutil.boot_time())
+    return time.time() - started.create_time()
+
+
+def _was_given(process: psutil.Process, script: str) -> bool:
+    try:
+        return any(Path(word).name == script for word in process.cmdline())
+    except (psutil.Error, OSError):
+        return False
 
 
 def tree(pid: int) -> list[psutil.Process]:

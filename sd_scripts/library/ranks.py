@@ -119,7 +119,7 @@ class Launcher:
 
     def _stop_asked(self) -> bool:
         run = self._run_folder()
-        # The ranks would take an old stop file for a request to an earlier start.
+        # New ranks would obey a stop file at once.
         return self._stop_since is not None or (run is not None and (run / "stop.request").exists())
 
     # One start

@@ -60,7 +60,7 @@ from .run_meta import devices, write_meta
 from .sample import Previews
 from .sharding import check_optimizer, shard, skeleton_of
 from .states import state_folders
-from .stopping import StopRequest
+from .stopping import StopRequest, is_for_earlier_start
 from .timetable import timetable_of
 from .trained import dtypes_of_run, trained_encoders
 from .trainer import Samples, Trainer
@@ -94,6 +94,8 @@ class Session:
         self.sources: Sources | None = None
         """The pictures that evaluations transfer; None where prompts are rendered instead."""
         check_processes(asked.options)
+        self._joined_before = torch.distributed.is_available() and torch.distributed.is_initialized()
+        """Whether whoever called us made the process group, and has more to do with it."""
         self.accelerator = make_accelerator(asked.options)
         self.device = self.accelerator.device
         self.peers = Peers(60.0 * asked.options.distributed.distributed_timeout, self._end_without_return)
@@ -319,8 +321,7 @@ class Session:
         self._lock, self.run_dir = lock, run
         self.phases.run = run
         self.stop.run = run
-        if run.stop_requested() and run.stop_file.stat().st_mtime < self.started - 5:
-            # A request to an earlier process; one that came while this one was loading its libraries still counts.
+        if is_for_earlier_start(run, self.options.script):
             run.clear_stop()
         remove_leftovers(run)
         # Whoever started this process with run.json beside it catches its output already.
@@ -692,7 +693,10 @@ class Session:
         if self._data is not None:
             self._data.close()
         with suppress(RuntimeError):
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
+            if not self._joined_before:
+                self.accelerator.state.destroy_process_group()
         if self._console is not None:
             logging.getLogger().removeHandler(self._console)
             self._console.close()

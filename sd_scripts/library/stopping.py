@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
+from sd_scripts.schema.files import TEMPORARY_MARK
 from sd_scripts.schema.rundir import RunDirectory
+
+from .process_trees import RUN_FOLDER, age_of_start
 
 SECOND_CTRL_C_SECONDS = 3.0
 """A launcher passes a Ctrl-C on that we got already; only one that comes this much later is a person who will not wait."""
@@ -22,10 +28,24 @@ class Stopped(BaseException):
     """
 
 
+def is_for_earlier_start(run: RunDirectory, script: str) -> bool:
+    """Whether a stop file lies there that is older than this start: than its launcher, and not only than this process."""
+    if Path(os.environ.get(RUN_FOLDER, "")) == run.path:
+        return False
+    try:
+        asked = run.stop_file.stat().st_mtime
+    except OSError:
+        return False
+    # The clock that counts is that of the disk, which another machine may have.
+    with tempfile.NamedTemporaryFile(prefix=f".now{TEMPORARY_MARK}", dir=run.path) as now:
+        return asked < os.stat(now.name).st_mtime - age_of_start(script)
+
+
 class StopRequest:
     """Whether somebody asked this process to end."""
 
     def __init__(self, run: RunDirectory | None = None) -> None:
+        """run: whose stop file counts; set later where a file that was meant for an earlier start may lie there."""
         self.run = run
         self._since: float | None = None
         self._flagging = False

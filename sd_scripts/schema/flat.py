@@ -489,9 +489,9 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], dict[s
     """Options, the names that were given, and the flags that are no options."""
     values, rest = parser(run).parse_known_args(_split_bool_flags(run, argv))
     given = dict(vars(values))
-    more: dict[str, Any] = {name: given.pop(name) for name in NO_OPTIONS if name in given}
     problems: list[Problem] = []
     known = fields(run)
+    more: dict[str, Any] = {name: given.pop(name) for name in NO_OPTIONS if name in given and name not in known}
     after_unknown = False
     for argument in rest:
         if argument.startswith("--"):

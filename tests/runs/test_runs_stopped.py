@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from kohya_like.supervisor import Job, JobSupervisor
 from sd_scripts.library.launch import main
-from sd_scripts.library.process_trees import RUN_ID, carried, carriers, ranks
+from sd_scripts.library.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, ranks
 from sd_scripts.library.ranks import REFUSED_FILE
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.runs import RUNS
+from tests.forked import forked
 
 
 def ask(how: str, process: Any, run: RunDirectory) -> None:
@@ -41,9 +46,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(how: str, runs: Any, long_optio
     assert 2 <= last["step"] < 12
     assert (run.state / f"{last['step']:06d}" / "manifest.json").is_file()
     assert not (run.path / "lora.safetensors").exists()
-    if how == "stop file":
-        # Whoever asked takes the request back when the run is to go on.
-        run.clear_stop()
+    assert run.stop_requested() is (how == "stop file"), "an old request, of which the next start sees that it is older"
     done = runs.train(**long_options)
     assert done.path == run.path
     assert (done.path / "lora.safetensors").read_bytes() == (undisturbed.path / "lora.safetensors").read_bytes()
@@ -60,6 +63,63 @@ def test_a_run_stopped_while_it_caches_has_nothing_to_save_and_leaves_with_0(run
     last = runs.newest().events()[0][-1]
     assert (last["kind"], last["step"]) in {("stopped", step) for step in range(8)}
     assert runs.train().events()[0][-1]["kind"] == "finished"
+
+
+LAUNCHER = """
+import os, subprocess, sys
+from pathlib import Path
+folder, before = Path(sys.argv[1]), float(sys.argv[3])
+(folder / "stop.request").touch()
+if before:
+    made = (folder / "stop.request").stat().st_mtime - before
+    os.utime(folder / "stop.request", (made, made))
+rank = "import sys; from sd_scripts.library import stopping; from pathlib import Path; "
+rank += "print(stopping.is_for_earlier_start(stopping.RunDirectory(Path(sys.argv[1])), 'sdxl_train_network.py'))"
+subprocess.run([sys.executable, "-c", rank, str(folder)], check=True)
+"""
+"""What accelerate is: it gets the script among its words, and is there for seconds before the script's own process is."""
+
+
+def test_a_request_is_old_when_it_is_older_than_the_launcher_and_nobody_took_the_old_one_away(tmp_path: Path) -> None:
+    def told(seconds_before: float, **environment: str) -> str:
+        words = [sys.executable, "-c", LAUNCHER, str(tmp_path), "scripts/sdxl_train_network.py", str(seconds_before)]
+        return subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=True).stdout.strip()
+
+    found = {
+        "in time": told(0),
+        "long before": told(3600),
+        "long before, in a folder that was made ready": told(3600, **{RUN_FOLDER: str(tmp_path)}),
+    }
+    assert found == {"in time": "False", "long before": "True", "long before, in a folder that was made ready": "False"}
+
+
+def tried_within(folder: str, arguments: list[str]) -> None:
+    """A dry run by a program that has a process group of its own; ends with 0 when that is still there afterwards."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
+    with open(f"{folder}/said", "w") as said, pytest.raises(SystemExit) as left, redirect_stdout(said):
+        main("sdxl", "network", arguments)
+    os._exit(int(left.value.code or not torch.distributed.is_initialized()))
+
+
+def test_a_dry_run_leaves_a_request_to_stop_and_a_process_group_of_others_alone(runs: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.request_stop()
+    process = forked(tried_within, str(tmp_path), runs.arguments(run_dir=run.path, dry_run=True))
+    process.join(120)
+    assert process.exitcode == 0 and run.stop_requested()
+    assert "steps" in (tmp_path / "said").read_text()
+
+
+@pytest.mark.long
+def test_a_stop_that_is_asked_for_while_the_libraries_are_loaded_is_heard(runs: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    with runs.launch(1, run_dir=run.path, max_train_steps=200) as started:
+        run.request_stop()
+        said = started.communicate(timeout=240)[0]
+    assert started.returncode == 0, said
+    assert [event["kind"] for event in run.events()[0] if event["kind"] in ("step", *LAST_WORDS)] == ["stopped"]
 
 
 SEVERAL: dict[str, Any] = {

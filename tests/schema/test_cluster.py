@@ -365,7 +365,8 @@ def test_the_command_writes_the_files_and_checks_a_manifest(tmp_path: Path, caps
     capsys.readouterr()
     assert main(["cluster", "--check", str(to / "job.yaml")]) == 1
     assert "FILL-IN-IMAGE" in capsys.readouterr().out
-    assert main([*command, "--image=i", "--volume_claim=c"]) == 0
+    assert main([*command, "--image=i", "--volume_claim=c", "--run_dir=/shared/my run"]) == 0
+    assert "/shared/my run" in (to / "README.md").read_text(encoding="utf-8")
     assert main(["cluster", "--check", str(to / "job.yaml")]) == 0
 
 
