@@ -108,6 +108,8 @@ class ToolBench:
         for name, value in values.items():
             if known[name].show.kind not in ("file", "folder") or value is None:
                 continue
+            if value in known[name].show.suggestions:
+                continue
             items = value if isinstance(value, list) else [value]
             confined = [self.confined(name, item, problems) for item in items if isinstance(item, str) and item.strip()]
             values[name] = confined if isinstance(value, list) else next(iter(confined), None)

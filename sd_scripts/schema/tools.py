@@ -33,6 +33,8 @@ class ToolOptions(Options):
     """As in TOOLS and in the name of the script."""
     family: ClassVar[str] = ""
     """The model family whose saved files the tool draws pictures with, from its options `ckpt` to `out`; empty for all other tools."""
+    in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Options that name what is written and what is read, and may name one file; no other file that is read is ever written over."""
 
 
 class MergeSection(Section):
@@ -45,9 +47,9 @@ class MergeSection(Section):
     lora."""
     ratios: Annotated[tuple[float, ...], Show(basic=True)] = ()
     """Strength of each file in models; empty means 1.0 for all. An oft file has no strength other than 1."""
-    base_model: Annotated[str | None, Show(basic=True, kind="file")] = None
-    """Model that the files are merged into: a .safetensors file in the original or the diffusers layout, or a diffusers folder. None merges
-    the files into one LoRA file."""
+    base_model: Annotated[str | None, Show(basic=True, kind="file", suggestions=("toy",))] = None
+    """Model that the files are merged into: a .safetensors file in the original or the diffusers layout, a diffusers folder, or toy for the
+    built-in model of their family. None merges the files into one LoRA file."""
     save_to: Annotated[str, Show(basic=True, kind="file")]
     """File or folder to write; a model is written in the layout of base_model."""
     merge_precision: Literal["same", "float", "fp16", "bf16", "fp8_e4m3fn"] = "same"
@@ -127,8 +129,9 @@ class ExtractSection(Section):
 
     title: ClassVar[str] = "Extract"
 
-    model_org: Annotated[str, Show(basic=True, kind="file")]
-    """The original model: a .safetensors file in the original or the diffusers layout, or a diffusers folder."""
+    model_org: Annotated[str, Show(basic=True, kind="file", suggestions=("toy",))]
+    """The original model: a .safetensors file in the original or the diffusers layout, a diffusers folder, or toy for the built-in model of
+    the tuned one's family."""
     model_tuned: Annotated[str, Show(basic=True, kind="file")]
     """The model tuned from it, in any of these layouts."""
     save_to: Annotated[str, Show(basic=True, kind="file")]
@@ -234,9 +237,9 @@ class ConvertSection(Section):
     """Names in the new file; see docs/adapter-files.md. What has no common names (oft; loha and lokr under diffusers names) gets peft's."""
     save_precision: Literal["same", "float", "fp16", "bf16"] = "same"
     """Precision of the new file; same takes that of the old one."""
-    base_model: Annotated[str | None, Show(kind="file")] = None
-    """The model the file is for: a .safetensors file or a diffusers folder. None finds the family by the names in the file and takes the
-    published model."""
+    base_model: Annotated[str | None, Show(kind="file", suggestions=("toy",))] = None
+    """The model the file is for: a .safetensors file, a diffusers folder, or toy for the built-in model of its family. None finds the
+    family by the names in the file and takes the published model."""
 
 
 class ConvertLora(ToolOptions):
@@ -263,9 +266,9 @@ class VerifySection(Section):
 
     model: Annotated[str, Show(basic=True, kind="file")]
     """The LoRA file to check; nothing is written."""
-    base_model: Annotated[str | None, Show(kind="file")] = None
-    """The model the file is for: a .safetensors file or a diffusers folder. None finds the family by the names in the file and takes the
-    published model."""
+    base_model: Annotated[str | None, Show(kind="file", suggestions=("toy",))] = None
+    """The model the file is for: a .safetensors file, a diffusers folder, or toy for the built-in model of its family. None finds the
+    family by the names in the file and takes the published model."""
     num_largest: Annotated[Count, Show(unit="layers")] = 10
     """How many of the layers with the largest updates are listed."""
 
@@ -320,6 +323,7 @@ class EditMetadata(ToolOptions):
     name: ClassVar[str] = "edit_metadata"
     script: ClassVar[str] = "networks/edit_metadata.py"
     label: ClassVar[str] = "Metadata"
+    in_place: ClassVar[tuple[tuple[str, str], ...]] = (("save_to", "model"),)
 
     metadata: MetadataSection
     report: ReportOptions = ReportOptions()

@@ -100,3 +100,30 @@ def test_a_cancelled_tool_leaves_nothing_behind(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "cancelled" in err and set(tmp_path.iterdir()) == before
+
+
+def test_no_tool_writes_over_a_file_that_it_reads(lora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its own path, through a link, or as one file of a folder that is read."""
+    link, folder = tmp_path / "link.safetensors", tmp_path / "model"
+    link.symlink_to(lora)
+    folder.mkdir()
+    inside = folder / "unet.safetensors"
+    inside.write_bytes(lora.read_bytes())
+    more = {"merge_lora": ["--models", lora, lora], "extract_lora": ["--model_tuned", folder, "--model_org", lora]}
+    more |= {"resize_lora": ["--model", lora, "--new_rank", 2], "convert_lora": ["--model", lora]}
+    cases = [(tool, [*options, "--save_to", target]) for tool, options in more.items() for target in (lora, link)]
+    cases += [("extract_lora", [*more["extract_lora"], "--save_to", inside])]
+    cases += [("merge_lora", ["--models", lora, "--base_model", inside, "--save_to", inside])]
+    cases += [("verify_lora", ["--model", lora, "--report", lora]), ("edit_metadata", ["--model", lora, "--report", link])]
+    bytes_before, wrong = lora.read_bytes(), []
+    for tool, argv in cases:
+        with pytest.raises(SystemExit) as ended:
+            run.main(tool, [str(text) for text in argv])
+        told = capsys.readouterr().err
+        if ended.value.code != 2 or "would be lost" not in told or {lora.read_bytes(), inside.read_bytes()} != {bytes_before}:
+            wrong.append(f"{tool} {argv[-2:]}: {ended.value.code}, {told}")
+            lora.write_bytes(bytes_before)
+    assert wrong == []
+    with pytest.raises(SystemExit) as ended:
+        run.main("edit_metadata", ["--model", str(lora), "--set_keys", "a=b", "--save_to", str(lora)])
+    assert ended.value.code == 0, "which is what edit_metadata does without save_to, too"

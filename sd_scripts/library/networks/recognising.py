@@ -16,14 +16,18 @@ _ALIKE: tuple[Family, ...] = ("flux", "qwen_edit")
 _VERSIONS: tuple[tuple[str, Family], ...] = (("flux", "flux"), ("qwen", "qwen_edit"))
 
 
-def check_family(keys: Collection[str], header: Mapping[str, str], names: Names, file: str) -> None:
-    """Raises OptionError for a file that is plainly for another family than that of the names; any doubt is left to reading it."""
+def other_family(keys: Collection[str], header: Mapping[str, str], names: Names) -> Family | None:
+    """The family that a file is plainly for, when that is another than that of the names; None in any doubt."""
     fitting = sum(place_of(key, names) is not None for key in keys)
     if fitting == len(keys):
         found = family_in_header(header)
-        other = found if found != names.family and {found, names.family} <= set(_ALIKE) else None
-    else:
-        other = _by_names(keys, names.family, fitting)
+        return found if found != names.family and {found, names.family} <= set(_ALIKE) else None
+    return _by_names(keys, names.family, fitting)
+
+
+def check_family(keys: Collection[str], header: Mapping[str, str], names: Names, file: str) -> None:
+    """Raises OptionError for a file that is plainly for another family than that of the names; any doubt is left to reading it."""
+    other = other_family(keys, header, names)
     if other is not None:
         raise OptionError(
             f"{file} is a LoRA for {LABELS[other]}, but the model is {LABELS[names.family]}; give a file that was made for this model"

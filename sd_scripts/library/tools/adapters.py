@@ -22,7 +22,7 @@ from sd_scripts.library.networks.maths import AdapterLayer, Kind
 from sd_scripts.library.networks.reading import adapters_of, place_of, refusal
 from sd_scripts.library.networks.recognising import family_in_header
 from sd_scripts.library.protocols import StateDict
-from sd_scripts.library.tools.models import Layers, open_model, published
+from sd_scripts.library.tools.models import TOY, Layers, built_in, open_model, published
 from sd_scripts.library.tools.tensor_files import HASHES, Slot, TensorFile, open_file, rounded
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
@@ -151,7 +151,7 @@ def layers_for(file: TensorFile, base_model: str | None) -> tuple[Layers, bool]:
 
 def nearest_layers(file: TensorFile, base_model: str | None) -> tuple[Layers, bool]:
     """As layers_for, for a file that may have names of its own."""
-    base = base_model or _built_in_base(file)
+    base = base_of(file, base_model) or _built_in_base(file)
     if base is not None:
         return open_model(base, "base_model").layers, True
     fits = {family: _fit(file, published(family)) for family in FAMILIES}
@@ -160,15 +160,23 @@ def nearest_layers(file: TensorFile, base_model: str | None) -> tuple[Layers, bo
     return published(best), fits[best][1] > 0
 
 
+def base_of(file: TensorFile, base_model: str | None) -> str | None:
+    """The model that base_model names; for `toy` the built-in one that the names in the file fit best."""
+    if base_model != TOY:
+        return base_model
+    folders = [built_in(family, "base_model") for family in FAMILIES if family != "sd2"]
+    return max(folders, key=lambda folder: _fit(file, open_model(folder, "base_model").layers))
+
+
 def _built_in_base(file: TensorFile) -> str | None:
     """The folder of the built-in model that a file was trained on, as its header says; None for any other."""
     try:
         settings = json_of(file.metadata.get(CONFIG, "{}"))
-        is_toy, script = settings.get("pretrained_model_name_or_path") == "toy", settings.get("script")
+        is_toy, script = settings.get("pretrained_model_name_or_path") == TOY, settings.get("script")
     except (ValueError, AttributeError):
         return None
     family = next((run.family for run in RUNS.values() if run.script == script), None)
-    folder = find("base_model", "toy", family).path if is_toy and family is not None else None
+    folder = find("base_model", TOY, family).path if is_toy and family is not None else None
     return None if folder is None else str(folder)
 
 

@@ -18,7 +18,7 @@ from sd_scripts.library.networks.layouts import tensors_of
 from sd_scripts.library.tools.adapters import ARCHITECTURES, BASE_VERSIONS, DTYPES, in_precision, network_texts, with_alpha
 from sd_scripts.library.tools.low_rank import Limit, clamped, decompose, squared_error, squared_norm
 from sd_scripts.library.tools.merging import divided, matrices
-from sd_scripts.library.tools.models import Model, open_model
+from sd_scripts.library.tools.models import TOY, Model, built_in, open_model
 from sd_scripts.library.tools.report import Report, size_text, table
 from sd_scripts.library.tools.tensor_files import Spool
 from sd_scripts.schema.errors import OptionError, Problem
@@ -93,19 +93,18 @@ def extract(options: ExtractSection) -> Report:
 def _opened(options: ExtractSection) -> tuple[Model, Model, Path]:
     problems: list[Problem] = []
     models = []
-    for option, value in (("model_org", options.model_org), ("model_tuned", options.model_tuned)):
+    for option, value in (("model_tuned", options.model_tuned), ("model_org", options.model_org)):
         try:
-            models.append(open_model(value, option))
+            is_toy = value == TOY and bool(models)
+            models.append(open_model(built_in(models[0].layers.family, option) if is_toy else value, option))
         except OptionError as err:
             problems += err.problems
     target = Path(options.save_to).expanduser()
     if target.suffix != ".safetensors":
         problems.append(Problem("save_to", f"save_to: {target.name} has to end with .safetensors"))
-    elif target.resolve() in {model.path.resolve() for model in models}:
-        problems.append(Problem("save_to", f"save_to: {target.name} is one of the models; choose another name"))
     if problems:
         raise OptionError(problems)
-    base, tuned = models
+    tuned, base = models
     if base.layers.family != tuned.layers.family:
         labels = LABELS[base.layers.family], LABELS[tuned.layers.family]
         raise OptionError(f"model_tuned: {tuned.label} is for {labels[1]}, but {base.label} for {labels[0]}; they must be of one family")

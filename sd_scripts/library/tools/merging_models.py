@@ -18,9 +18,9 @@ from sd_scripts.library.loading.writing import folder_aside
 from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.maths import AdapterLayer, merged_weight
-from sd_scripts.library.tools.adapters import DTYPES, AdapterFile, header_of_new, is_of_encoder, on_layers, open_adapter
+from sd_scripts.library.tools.adapters import DTYPES, AdapterFile, base_of, header_of_new, is_of_encoder, on_layers, open_adapter
 from sd_scripts.library.tools.low_rank import squared_distance
-from sd_scripts.library.tools.models import Model, open_model, published, without_text_encoders
+from sd_scripts.library.tools.models import TOY, Model, open_model, published, without_text_encoders
 from sd_scripts.library.tools.report import Report, size_text
 from sd_scripts.library.tools.tensor_files import Planned, Slot, TensorFile, rounded, write
 from sd_scripts.schema.errors import OptionError, Problem
@@ -148,11 +148,12 @@ def _opened(options: MergeSection) -> Merge:
     """Everything that is merged, read once and found to fit. Raises OptionError with every problem."""
     assert options.base_model is not None
     problems: list[Problem] = []
-    model = open_model(options.base_model, "base_model")
+    base = base_of(open_adapter(options.models[0], "models"), options.base_model) if options.base_model == TOY else options.base_model
+    model = open_model(base, "base_model")
     if not options.merge_text_encoder:
         model = without_text_encoders(model)
     try:
-        _check_target(model, Path(options.save_to).expanduser(), options.models)
+        _check_target(model, Path(options.save_to).expanduser())
     except OptionError as err:
         problems += err.problems
     files: list[tuple[AdapterFile, float]] = []
@@ -203,7 +204,7 @@ def _check_base(merge: Merge) -> None:
         )
 
 
-def _check_target(model: Model, target: Path, adapters: Sequence[str]) -> None:
+def _check_target(model: Model, target: Path) -> None:
     """Raises OptionError for a place where the result would destroy something or could not be found again."""
     if model.path.is_dir():
         if target.resolve().is_relative_to(model.path.resolve()) or model.path.resolve().is_relative_to(target.resolve()):
@@ -212,8 +213,6 @@ def _check_target(model: Model, target: Path, adapters: Sequence[str]) -> None:
             raise OptionError(f"save_to: {target} is there already; choose a new folder")
     elif target.suffix != ".safetensors" or target.is_dir():
         raise OptionError(f"save_to: {target.name} has to be a file that ends with .safetensors, since {model.label} is one")
-    elif target.resolve() in {path.resolve() for path in [model.path, *(Path(value).expanduser() for value in adapters)]}:
-        raise OptionError(f"save_to: {target.name} is one of the files that are merged; choose another name")
 
 
 def _check_space(target: Path, size: int) -> None:

@@ -26,6 +26,7 @@ from sd_scripts.library.loading.common import (
 )
 from sd_scripts.library.loading.headers import FLUX, LORA, QWEN, SD1, SD2, SDXL, ZIMAGE, Header, read_header, what_is
 from sd_scripts.library.loading.original import Stored, from_original
+from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import Entry, entries
 from sd_scripts.library.networks.flux_names import FluxNames
 from sd_scripts.library.networks.layer_names import LABELS, Family, LayerNames, adaptable_layers
@@ -43,6 +44,7 @@ SPECS: dict[Family, FamilySpec] = {
     "qwen_edit": qwen.SPEC,
     "zimage": zimage.SPEC,
 }
+TOY = "toy"
 _KNOWN = f"{', '.join(list(LABELS.values())[:-1])} and {list(LABELS.values())[-1]}"
 _FILES: dict[str, Family] = {
     SDXL: "sdxl",
@@ -124,6 +126,11 @@ def open_model(value: str, option: str) -> Model:
     files = {path: open_file(path, option) for path in paths}
     places = {f"{name}.{key}": _place(*pair, files) for name, one in found.items() for key, pair in one.tensors.items()}
     return Model(path, _layers(family, {name: one.module for name, one in found.items()}), places, tuple(files.values()))
+
+
+def built_in(family: Family, option: str) -> str:
+    """The folder of a family's built-in model, which `toy` stands for. Raises OptionError where it is not in this copy."""
+    return str(find(option, TOY, SPECS[family].name).path)
 
 
 def _place(entry: Entry, stored: Stored, files: Mapping[Path, TensorFile]) -> Place:

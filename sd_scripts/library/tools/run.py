@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from sd_scripts.schema import flat
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import TOOLS, ToolOptions
 
 log = logging.getLogger("sd_scripts")
@@ -55,6 +55,7 @@ def start(options: ToolOptions) -> int:
     module, function = _WORK[options.name]
     try:
         with ended_by_signals():
+            _spare_inputs(options)
             work = getattr(importlib.import_module(f"sd_scripts.library.{module}"), function)
             report = work(getattr(options, next(iter(type(options).model_fields))))
             if options.report.report is not None:
@@ -69,6 +70,29 @@ def start(options: ToolOptions) -> int:
         return 1
     sys.stdout.write(report.text + "\n")
     return 1 if report.broken else 0
+
+
+def _spare_inputs(options: ToolOptions) -> None:
+    """Raises OptionError where a file that is written would take the place of one that is read, whatever path leads to it."""
+    known, values = flat.fields(type(options)), flat.flatten(options)
+    places: dict[str, list[Path]] = {}
+    for name, value in values.items():
+        if known[name].show.kind in ("file", "folder") and value is not None:
+            places[name] = [Path(text).expanduser() for text in ([value] if isinstance(value, str) else value)]
+    problems = []
+    for written in ("save_to", "report"):
+        for target in filter(Path.is_file, places.get(written, [])):
+            others = [name for name in places if name != written and (written, name) not in options.in_place]
+            read = next((name for name in others if any(_is_in(target, path) for path in places[name])), None)
+            if read is not None:
+                problems.append(Problem(written, f"{written}: {target} is what {read} names, and would be lost; choose another name"))
+    if problems:
+        raise OptionError(problems)
+
+
+def _is_in(file: Path, place: Path) -> bool:
+    """Whether a place is this file, or a folder that holds it, by any name."""
+    return any(file.samefile(path) for path in (place.rglob("*") if place.is_dir() else [place]) if path.exists())
 
 
 @contextmanager

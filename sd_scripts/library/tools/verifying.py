@@ -16,6 +16,7 @@ from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import PEFT_CONFIG
 from sd_scripts.library.networks.maths import AdapterLayer, Kind, low_rank_update
 from sd_scripts.library.networks.reading import place_of, split_key
+from sd_scripts.library.networks.recognising import other_family
 from sd_scripts.library.tools.adapters import nearest_layers, on_layers, open_adapter
 from sd_scripts.library.tools.low_rank import product_norm
 from sd_scripts.library.tools.models import Layers
@@ -168,11 +169,19 @@ def _factor_norm(tensors: Mapping[str, Tensor], name: str) -> float:
 def _check_family(file: TensorFile, options: VerifySection, found: Findings) -> str | None:
     """The family that the names are of, with what does not fit it; None for none that is known."""
     layers, sized = nearest_layers(file, options.base_model)
-    unknown = [name for name in file.slots if place_of(name, layers.names) is None]
-    if len(unknown) == len(file.slots):
-        found.notes.append("the names are those of no model known here; only the tensors themselves were checked")
-        return None
     family = layers.family
+    unknown = [name for name in file.slots if place_of(name, layers.names) is None]
+    other = other_family(file.slots, file.metadata, layers.names)
+    if other is not None and unknown:
+        # By the widths as well, since some names are those of several families.
+        other = nearest_layers(file, None)[0].family
+    if other is not None:
+        found.problems.append(f"it is a LoRA for {LABELS[other]}, but the model is {LABELS[family]}; give a base_model of that family")
+        return other
+    if len(unknown) == len(file.slots):
+        models = LABELS[family] if options.base_model is not None else f"any model known here ({', '.join(LABELS.values())})"
+        found.problems.append(f"none of its {len(unknown)} keys belongs to a layer of {models}, such as {examples(unknown, 3)}")
+        return None
     if unknown:
         found.problems.append(f"{len(unknown)} of {len(file.slots)} keys fit no layer of {LABELS[family]}: {examples(unknown, 3)}")
     if not sized:

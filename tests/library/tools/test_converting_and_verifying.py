@@ -11,14 +11,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sd_scripts.library.families.sdxl import Sdxl
+from sd_scripts.library.families.zimage import ZImage
 from sd_scripts.library.metadata import CONFIG
 from sd_scripts.library.safetensors_file import read_file, serialise
 from sd_scripts.library.tools.converting import convert
+from sd_scripts.library.tools.extracting import extract
+from sd_scripts.library.tools.merging import merge
 from sd_scripts.library.tools.verifying import verify
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.model import SdxlModelOptions
-from sd_scripts.schema.tools import ConvertSection, VerifySection
+from sd_scripts.schema.model import SdxlModelOptions, ZImageModelOptions
+from sd_scripts.schema.tools import ConvertSection, ExtractSection, MergeSection, VerifySection
 from tests.library.tools.tools_in_small import adapter, on_disk, tiny
 
 PUBLISHED = {
@@ -165,3 +168,25 @@ def test_a_file_trained_on_a_built_in_model_is_checked_against_that_model(tmp_pa
     write_atomically(file, serialise(tensors, header | {CONFIG: settings}))
     report = verify(VerifySection(model=str(file)))
     assert not report.broken and "base_model" not in report.text, report.text
+
+
+def test_a_file_for_another_family_or_for_none_is_broken(tmp_path: Path) -> None:
+    base = on_disk("zimage", tiny("zimage"), tmp_path)
+    small_lora(tmp_path / "other.safetensors", "sdxl")
+    report = verify(VerifySection(model=str(tmp_path / "other.safetensors"), base_model=str(base.folder)))
+    assert report.broken and report.values["family"] == "sdxl" and "but the model is Z-Image" in report.text, report.text
+    tensors = {f"blocks.0.self_attn.q.{name}.weight": torch.ones(shape) for name, shape in (("lora_A", (2, 8)), ("lora_B", (8, 2)))}
+    save_file(tensors, tmp_path / "none.safetensors")
+    for base_model in (None, str(base.file)):
+        report = verify(VerifySection(model=str(tmp_path / "none.safetensors"), base_model=base_model))
+        assert report.broken and "none of its 2 keys belongs to a layer of" in report.text, report.text
+
+
+def test_toy_is_the_built_in_model_of_the_family_that_the_names_are_of(tmp_path: Path) -> None:
+    parts = ZImage().load(ZImageModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
+    file = adapter(parts, tmp_path / "a.safetensors", target_modules=("layers.1",))
+    report = verify(VerifySection(model=str(file), base_model="toy"))
+    assert not report.broken, report.text
+    merge(MergeSection(models=[str(file)], base_model="toy", save_to=str(tmp_path / "merged")))
+    extract(ExtractSection(model_org="toy", model_tuned=str(tmp_path / "merged"), dim=4, save_to=str(tmp_path / "back.safetensors")))
+    assert load_file(tmp_path / "back.safetensors").keys() == load_file(file).keys()
