@@ -76,11 +76,23 @@
 
   // ---- the report
 
-  // imported: {name, origin, label, rows: [{key, value, verdict, text}], missing: [{option, message}]}
+  // Above the form: what of the file gave way to the rest of it.
+  function warn(conflicts) {
+    document.querySelectorAll(".kl-conflicts").forEach((banner) => banner.remove());
+    if (!conflicts.length) return;
+    const banner = make("section", { class: "kl-card kl-conflicts", role: "alert", "aria-label": "What gave way" }, make("h2", { text: "Not everything in the file goes together here" }),
+      make("ul", {}, ...conflicts.map((text) => make("li", { text }))),
+      make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the note on what gave way", onclick: () => banner.remove() }));
+    document.querySelector(".kl-main").prepend(banner);
+    banner.scrollIntoView({ block: "nearest" });
+  }
+
+  // imported: {name, origin, label, rows: [{key, value, verdict, text}], missing: [{option, message}], conflicts: [text]}
   window.kl.showImport = (box, imported) => {
     box.hidden = !imported;
+    if (!imported) warn([]);
     if (!imported) return;
-    const { name, origin, label, rows, missing } = imported;
+    const { name, origin, label, rows, missing, conflicts } = imported;
     const count = (verdict) => rows.filter((row) => row.verdict === verdict).length;
     const search = make("input", { type: "search", "aria-label": "Search what was read", placeholder: "Search what was read", autocomplete: "off" });
     const status = make("p", { class: "kl-status", role: "status" });
@@ -123,5 +135,6 @@
     ].filter(Boolean));
     sift();
     box.focus();
+    warn(conflicts);
   };
 })();

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from sd_scripts.schema.runs import RUNS
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import RUNS, RunOptions
 
 from .kohya_ss import MISSING
 from .report import Imported
@@ -18,7 +19,8 @@ from .sheet import Sheet, is_empty, is_off, number, switch
 
 PROGRAM = "the AC-RF trainer"
 ORIGIN = "configuration of the AC-RF trainer for Z-Image"
-RUN = RUNS["zimage", "network"]
+_RUNS = {"lora": RUNS["zimage", "network"], "finetune": RUNS["zimage", "full"]}
+"""By its training_type."""
 _SOURCES = ("dataset.sources", "dataset.datasets")
 _DEFAULTS = {"turbo_steps": 10, "network_dim": 8, "network_alpha": 4.0, "lr_scheduler": "constant", "lr_warmup_steps": 0}
 """That program's own, where they are not ours."""
@@ -44,27 +46,49 @@ _UNSCALED = ("downsample_factor", "lf_magnitude_weight")
 
 
 def looks_like(given: Mapping[str, object]) -> bool:
-    """Whether a file's tables are those of that program: it alone has one named acrf."""
-    return isinstance(given.get("acrf"), Mapping)
+    """Whether a file's tables are those of that program: it alone has one named acrf, or one with settings of attention only; its shortest
+    files name the transformer and count epochs its way."""
+    tables = {name: entries for name, entries in given.items() if isinstance(entries, Mapping)}
+    shortest = "dit" in tables.get("model", {}) and ("num_train_epochs" in tables.get("training", {}) or "optimization" in tables)
+    return "acrf" in tables or shortest or "sdpa_optimize_level" in tables.get("sdpa", {})
 
 
-def read(given: Mapping[str, Any]) -> Imported:
-    """The settings in the tables of such a file, with a row for each key, named `table.key`."""
-    sheet = AcrfSheet(given)
+def read(name: str, given: Mapping[str, Any]) -> Imported:
+    """The settings in the tables of such a file, with a row for each key, named `table.key`. Raises OptionError for a file that trains
+    something else than Z-Image from text, and for one without a run."""
+    if not {"acrf", "model", "training"} & given.keys():
+        raise OptionError(f"{name} holds settings of attention for {PROGRAM}, not a run; give the file of the run")
+    kind = _kind(given)
+    if kind not in _RUNS:
+        raise OptionError(f"{name} is a file of {PROGRAM} that trains {kind}, which is not trained here; LoRA and whole models are")
+    sheet = AcrfSheet(given, _RUNS[kind])
     for key in sheet.given:
         RULES.get(key.rpartition(".")[2], _plain)(sheet, key)
     sheet.assume_defaults()
-    return sheet.settle(f"{ORIGIN}: {RUN.label}", MISSING)
+    return sheet.settle(f"{ORIGIN}: {sheet.run.label}", MISSING)
+
+
+def _kind(given: Mapping[str, Any]) -> str:
+    """lora, finetune, or what else a file trains: its page says it, a file written by hand has a table of that name."""
+    general = given.get("general")
+    said = {**given, **(general if isinstance(general, Mapping) else {})}
+    condition, trained = said.get("condition_mode", "text2img"), said.get("training_type")
+    if trained is None:
+        condition = next((mode for mode in ("omni", "img2img") if mode in given), condition)
+        trained = next((kind for kind in ("controlnet", "finetune") if kind in given), "lora")
+    if trained == "controlnet" or said.get("model_type", "zimage") != "zimage":
+        return "a ControlNet" if trained == "controlnet" else str(said["model_type"])
+    return str(trained) if condition == "text2img" else f"with pictures as conditions ({condition})"
 
 
 class AcrfSheet(Sheet):
     """Settings of that program by `table.key`, as one kind of run."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], run: type[RunOptions]) -> None:
         opened: dict[str, object] = {}
         for table, entries in given.items():
             opened |= {f"{table}.{key}": value for key, value in entries.items()} if isinstance(entries, Mapping) else {table: entries}
-        super().__init__(RUN, opened)
+        super().__init__(run, opened)
         self._by_name = {key.rpartition(".")[2]: key for key in opened}
 
     def said(self, name: str) -> object:
@@ -90,7 +114,7 @@ class AcrfSheet(Sheet):
         names = {key.rpartition(".")[2] for key in self.given}
         names |= {f"network_{name}" for name in ("dim", "alpha") if f"network.{name}" in self.given}
         for option, value in _DEFAULTS.items():
-            if option not in names:
+            if option not in names and option in self.known:
                 self.assume(option, value, PROGRAM)
         if "snr_gamma" not in names:
             self.assume("anchor_weighting", "vp_min_snr", PROGRAM)

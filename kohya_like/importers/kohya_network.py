@@ -309,13 +309,9 @@ def _block_rates(sheet: KohyaSheet, key: str) -> None:
 # --- FLUX -----------------------------------------------------------------------------------------------------------
 
 
-@rule("train_blocks", "split_mode")
+@rule("train_blocks")
 def _flux_blocks(sheet: KohyaSheet, key: str) -> None:
-    if key == "split_mode" and is_off(sheet.value(key)):
-        sheet.skip(key, "it is off")
-    elif key == "split_mode":
-        sheet.skip(key, "it trains one kind of block to save memory in kohya's scripts; train_blocks says which")
-    elif sheet.page and not sheet.on("split_mode"):
+    if sheet.page and not sheet.on("split_mode"):
         sheet.skip(key, "kohya_ss uses it in split mode only")
     else:
         sheet.plain(key)

@@ -280,7 +280,7 @@ def _precision(sheet: KohyaSheet, key: str) -> None:
         sheet.plain(key)
 
 
-@rule("max_grad_norm", "prior_loss_weight", "guidance_scale")
+@rule("prior_loss_weight", "guidance_scale")
 def _zeros(sheet: KohyaSheet, key: str) -> None:
     lost = sheet.page and number(sheet.value(key)) == 0
     if lost and key in sheet.known:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS
 
+from .kohya_memory import MEMORY
 from .kohya_network import ADAPTER, RATES, type_name, who_is_trained
 from .kohya_recipe import RECIPE, arguments
 from .kohya_rules import RULES
 from .kohya_sheet import KohyaSheet
-from .report import Imported
+from .report import Imported, Row
 from .sheet import is_empty, is_off, number, switch
 
-TABLE = RULES | RECIPE | RATES
+TABLE = RULES | RECIPE | RATES | MEMORY
 """The rule of each key that has one; adapters have more."""
 JSON_ORIGIN = "kohya_ss configuration (JSON)"
+DEFAULTS_ORIGIN = "defaults of kohya_ss's page (config.toml)"
 TOML_ORIGIN = "kohya_ss or sd-scripts configuration (TOML)"
 
 ADAPTER_MARKS = ("LoRA_type", "network_dim", "network_module", "unet_lr", "network_alpha", "lora_network_weights")
@@ -33,16 +36,33 @@ _OTHER_FAMILIES = {
     "lumina_checkbox": "flux",
 }
 """Families that are not trained here, and the one that is the most like each."""
+_OTHER_MARKS = {"clip_g": "sd3_checkbox", "gemma2": "lumina_checkbox", "qwen3": "anima_checkbox", "byt5": "hunyuan_image_checkbox"}
+"""The options of a script by which such a family is known; the page's file has the widgets of all families."""
 MISSING = {
     "pretrained_model_name_or_path": "the base model: a .safetensors file, a diffusers folder or a hub id",
     "train_data_dir": "the folder of the training pictures",
 }
 
 
+_COMMON = frozenset(
+    """pretrained_model_name_or_path vae text_encoder resolution learning_rate lr_scheduler lr_warmup_steps lr_scheduler_num_cycles
+    lr_scheduler_power max_train_steps max_train_epochs train_batch_size batch_size vae_batch_size text_encoder_batch_size output_dir
+    output_name logging_dir log_with seed mixed_precision gradient_accumulation_steps gradient_checkpointing max_grad_norm optimizer
+    optimizer_type model_type compile resume epoch loss_type huber_c train_text_encoder train_data_dir noise_offset prior_loss_weight
+    guidance_scale weighting_scheme logit_mean logit_std mode_scale num_processes num_machines num_gpus multi_gpu gpu_ids
+    dynamo_backend sample_prompts model_version instance_prompt class_prompt num_class_images revision variant use_ema snr_gamma""".split()
+)
+"""Names that other trainers have as well, so that they are no signs of kohya's."""
+
+
 def looks_like_kohya(given: Mapping[str, object]) -> bool:
-    """Whether these are settings of kohya's programs: at least three names that they have."""
+    """Whether these are settings of kohya's programs: at least three names that they have, and either nothing else, or half of all with
+    one among them that other trainers lack."""
     names = {name for run in RUNS.values() for name in flat.fields(run)} | TABLE.keys() | ADAPTER.keys()
-    return sum(name in names for name in given) >= min(3, len(given)) and bool(given)
+    found = [name for name in given if name in names]
+    if len(found) < min(3, len(given)) or not found:
+        return False
+    return len(found) == len(given) or (2 * len(found) >= len(given) and not _COMMON.issuperset(found))
 
 
 def from_json(given: Mapping[str, object], name: str = "") -> Imported:
@@ -53,6 +73,17 @@ def from_json(given: Mapping[str, object], name: str = "") -> Imported:
 def from_toml(given: Mapping[str, object], name: str = "") -> Imported:
     """Options of a script, tables opened. Raises OptionError for a configuration for embeddings."""
     return _imported(given, name, page=False)
+
+
+def from_defaults(given: Mapping[str, object], name: str, left: list[Row]) -> Imported:
+    """The defaults of the page, which have its JSON's names, and rows for what is left out of them."""
+    found = _imported(given, name, page=True)
+    return replace(found, rows=found.rows + left, origin=found.origin.replace(JSON_ORIGIN, DEFAULTS_ORIGIN))
+
+
+def guessed(given: Mapping[str, object]) -> str:
+    """The family that the page's settings are for."""
+    return _family(given, "", True)[0]
 
 
 def _imported(given: Mapping[str, object], name: str, page: bool) -> Imported:
@@ -72,6 +103,8 @@ def _imported(given: Mapping[str, object], name: str, page: bool) -> Imported:
     if not is_empty(sheet.value("dataset_config")):
         del missing["train_data_dir"]
     origin = f"{JSON_ORIGIN if page else TOML_ORIGIN}: {run.label}, told by {told_by}"
+    if other:
+        sheet.conflicts.append(f"{name or 'The file'} is for {told_by}; its recipe was put on {run.label}, so choose a base model")
     return sheet.settle(origin, missing)
 
 
@@ -141,9 +174,13 @@ def _tab(given: Mapping[str, object]) -> str:
 
 def _family(given: Mapping[str, object], name: str, page: bool) -> tuple[str, str, bool]:
     """The family, what told it, and whether the settings are really for another family that is not trained here."""
+    module = str(given.get("network_module") or "")
+    marks = {box: mark for mark, box in _OTHER_MARKS.items() if not page and not is_empty(given.get(mark))}
     for box, nearest in _OTHER_FAMILIES.items():
-        if switch(given.get(box)) is True:
-            return nearest, f"{box}, a family that is not trained here", True
+        ours = module == f"networks.lora_{box.removesuffix('_checkbox')}"
+        told_by = box if switch(given.get(box)) is True else module if ours else marks.get(box)
+        if told_by:
+            return nearest, f"{told_by}, a family that is not trained here", True
     if str(given.get("model_type") or "flux") != "flux":
         return "flux", "model_type, a family that is not trained here", True
     for box, family in (("flux1_checkbox", "flux"), ("sdxl", "sdxl"), ("sdxl_checkbox", "sdxl")):

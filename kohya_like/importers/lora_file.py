@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
@@ -141,7 +142,7 @@ def _of_ours(name: str, header: Header) -> Imported:
     found = sheet.settle(f"{OWN_ORIGIN}: {run.label}", missing)
     rows = [Row(CONFIG, "…", "taken", f"{len(settings)} settings, which follow")]
     others = [_fact(key, text) for key, text in header.texts.items() if key != CONFIG]
-    return Imported(found.run, found.values, rows + found.rows + others, found.missing, found.origin)
+    return replace(found, rows=rows + found.rows + others)
 
 
 def _by_script(settings: Mapping[str, object]) -> type[RunOptions] | None:
@@ -224,9 +225,7 @@ def _of_kohya(name: str, header: Header) -> Imported:
         _from_shapes(sheet, header)
     described = "ss_learning_rate" in texts
     found = sheet.settle(f"{KOHYA_ORIGIN if described else BARE_ORIGIN}: {run.label}", _base_and_pictures(base, _folders(texts)))
-    return Imported(
-        run, found.values, _rows(texts, key_of, found.rows), found.missing + _also_missing(texts, run.family, described), found.origin
-    )
+    return replace(found, rows=_rows(texts, key_of, found.rows), missing=found.missing + _also_missing(texts, run.family, described))
 
 
 def _is_setting(key: str) -> bool:

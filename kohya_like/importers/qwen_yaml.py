@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sd_scripts.schema import qwen_yaml
 from sd_scripts.schema.errors import OptionError
 
@@ -12,13 +15,8 @@ from .sheet import Sheet, is_empty
 ORIGIN = "qwen-image-finetune configuration (YAML)"
 
 
-def read(name: str, data: bytes) -> Imported:
+def read(name: str, given: Mapping[str, Any]) -> Imported:
     """The settings in a YAML file of that program. Raises OptionError with a sentence for another file."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as err:
-        raise OptionError(f"{name} is not a text") from err
-    given = qwen_yaml.parse(text, name)
     if not qwen_yaml.looks_like(given):
         raise OptionError(f"{name} has none of the sections (model, data, train ...) of {qwen_yaml.PROGRAM}, whose YAML files are read")
     found = qwen_yaml.translate(given)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sd_scripts.schema import flat
+from sd_scripts.schema import qwen_yaml as schema_yaml
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of, toml_of
 
-from . import acrf, kohya_ss, lora_file, own_toml, qwen_yaml, safetensors_header
+from . import acrf, kohya_defaults, kohya_ss, lora_file, own_toml, programs, qwen_yaml, safetensors_header
 from .report import Imported
 
 MAX_TEXT_BYTES = 4 << 20
@@ -36,13 +37,26 @@ def read(name: str, data: bytes) -> Imported:
         raise OptionError(f"{name}: files of this kind can run code when they are read; only .safetensors is opened")
     if len(data) > MAX_TEXT_BYTES:
         raise OptionError(f"{name} has {len(data)} bytes, which is too much for a configuration; give {_ACCEPTED}")
-    if name.lower().endswith((".yaml", ".yml")):
-        return qwen_yaml.read(name, data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as err:
         raise OptionError(f"{name} is not a text; give {_ACCEPTED}") from err
-    return _of_json(name, text) if text.lstrip().startswith("{") else _of_toml(name, text)
+    if name.lower().endswith((".yaml", ".yml")):
+        return _of_yaml(name, text)
+    return _of_json(name, text) if name.lower().endswith(".json") or text.lstrip().startswith("{") else _of_toml(name, text)
+
+
+def own(name: str, text: str) -> dict[str, Any] | None:
+    """The flat values of a TOML text that this program wrote; None for any other. Raises OptionError for what is no TOML."""
+    tables = _tables(name, text)
+    header = tables.get(flat.HEADER)
+    return flat.parse_toml(text, name) if "script" in tables or (isinstance(header, Mapping) and "script" in header) else None
+
+
+def _of_yaml(name: str, text: str) -> Imported:
+    given = schema_yaml.parse(text, name)
+    _no_other_program(name, given)
+    return qwen_yaml.read(name, given)
 
 
 def _of_json(name: str, text: str) -> Imported:
@@ -50,23 +64,28 @@ def _of_json(name: str, text: str) -> Imported:
         given = json_of(text)
     except ValueError as err:
         raise OptionError(f"{name} is not valid JSON: {err}") from err
+    _no_other_program(name, given)
+    if not isinstance(given, dict):
+        raise OptionError(f"{name} is a list or a single value, not settings; give {_ACCEPTED}")
     _no_data_set(name, given)
     if acrf.looks_like(given):
-        return acrf.read(given)
+        return acrf.read(name, given)
     if not kohya_ss.looks_like_kohya(given):
         raise OptionError(f"{name} has no settings that kohya_ss saves; give {_ACCEPTED}")
     return kohya_ss.from_json(given, name)
 
 
 def _of_toml(name: str, text: str) -> Imported:
-    tables = _tables(name, text)
+    tables, ours = _tables(name, text), own(name, text)
+    if ours is not None:
+        return own_toml.imported(ours, name)
     if acrf.looks_like(tables):
-        return acrf.read(tables)
-    if text.lstrip().startswith("["):
-        _no_data_set(name, tables)
+        return acrf.read(name, tables)
+    _no_other_program(name, tables)
+    _no_data_set(name, tables)
+    if kohya_defaults.looks_like(tables):
+        return kohya_defaults.read(name, tables)
     given = flat.parse_toml(text, name)
-    if "script" in given:
-        return own_toml.imported(given, name)
     if not kohya_ss.looks_like_kohya(given):
         raise OptionError(f"{name} has no settings that kohya's programs know; give {_ACCEPTED}")
     return kohya_ss.from_toml(given, name)
@@ -79,9 +98,16 @@ def _tables(name: str, text: str) -> Mapping[str, Any]:
         raise OptionError(f"{name} is not valid TOML: {err}") from err
 
 
+def _no_other_program(name: str, given: object) -> None:
+    """Refuses the files of programs that have no importer, by their name."""
+    program = None if isinstance(given, Mapping) and acrf.looks_like(given) else programs.owner(given)
+    if program is not None:
+        raise OptionError(f"{name} is a file of {program}, which is not read here; give {_ACCEPTED}")
+
+
 def _no_data_set(name: str, given: Mapping[str, Any]) -> None:
     """Refuses what describes pictures and not a run: a data set configuration, a metadata file."""
-    if "datasets" in given:
+    if isinstance(given.get("datasets"), list):
         raise OptionError(f"{name} describes a data set, not a run; give its path as dataset_config")
     if given and all(isinstance(value, dict) and {"caption", "tags", "train_resolution"} & value.keys() for value in given.values()):
         raise OptionError(f"{name} holds captions, not settings; give its path as in_json")

@@ -35,6 +35,8 @@ class Imported:
     """Every key of the file in its order, each exactly once."""
     missing: list[str] = field(default_factory=list)
     """What the file cannot give and a run needs, as `option: sentence`."""
+    conflicts: list[str] = field(default_factory=list)
+    """Values of the file that do not go together here, one sentence for each that gave way: more than a row among eighty."""
     origin: str = ""
     """What kind of file it was, such as `kohya_ss configuration (JSON)`."""
 

@@ -10,6 +10,7 @@ from typing import get_args
 from sd_scripts.schema import flat, legacy
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.flat import FlatField
+from sd_scripts.schema.memory import DECIDES_FIT
 from sd_scripts.schema.runs import RUNS, RunOptions
 
 from .report import Imported, Row, Verdict
@@ -102,6 +103,7 @@ class Sheet:
         self.values: dict[str, object] = {}
         self.rows: dict[str, Row] = {}
         self._keys_of: dict[str, list[str]] = {}
+        self.conflicts: list[str] = []
 
     def value(self, key: str) -> object:
         """What the file says at this key; None without it."""
@@ -211,7 +213,7 @@ class Sheet:
                 if not any(removed):
                     needed += [f"{problem.option}: {problem.message.removeprefix(problem.option + ': ')}" for problem in err.problems]
                     break
-        return Imported(self.run, self.values, list(self.rows.values()), needed, origin)
+        return Imported(self.run, self.values, list(self.rows.values()), needed, self.conflicts, origin)
 
     def _stand_in(self, option: str) -> object:
         if not self.known[option].many:
@@ -220,16 +222,23 @@ class Sheet:
         return [PLACEHOLDER] * (len(multipliers) if isinstance(multipliers, list | tuple) else 1)
 
     def _demote(self, problem: Problem) -> bool:
-        """Takes back the value that a problem is about; False when no value of the file is to blame."""
-        mentioned = [problem.option, *(word.strip("(),.:;") for word in problem.message.split())]
-        option = next((name for name in mentioned if name in self.values), None)
-        if option is None:
+        """Takes back the value that a problem is about; False when no value of the file is to blame.
+
+        Of several that contradict each other, one that decides whether the run fits into memory stays.
+        """
+        words = [word.strip("(),.:;") for word in problem.message.split()]
+        about = [name for name in dict.fromkeys((problem.option, *words)) if name in self.values]
+        if not about:
             return False
-        del self.values[option]
-        default = self.known[option].default
+        alone = problem.message.startswith(f"{about[0]}:")
+        option = about[0] if alone else next((name for name in about if name not in DECIDES_FIT), about[0])
+        left, default = self.values.pop(option), self.known[option].default
+        stays = f" {option} stays {shown(default)}." if not self.known[option].required else ""
         for key in self._keys_of.get(option, []):
-            stays = f" {option} stays {shown(default)}." if not self.known[option].required else ""
             self.refuse(key, problem.message.rstrip(".") + "." + stays)
+        winners = [f"{name} = {shown(self.values[name])}" for name in about if name in self.values] if not alone else []
+        if winners:
+            self.conflicts.append(f"{option} = {shown(left)} gave way to {', '.join(winners)}: {problem.message.partition(';')[0]}.{stays}")
         return True
 
 

@@ -38,7 +38,7 @@ Answer = dict[str, Any]
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
-OPENED = (".toml", ".json", ".safetensors")
+OPENED = (".toml", ".json", ".yaml", ".yml", ".safetensors")
 """Endings of files that fill the form."""
 MAX_CARD_GIB = 4096
 PRINTED = ".printed"
@@ -216,16 +216,23 @@ class Desk:
         """The form with what is in a file. Our own settings are filled in as they stand, with their mistakes; the rest is imported."""
         if name.lower().endswith(".toml"):
             try:
-                values = flat.parse_toml(data.decode(), name)
+                values = importers.own(name, data.decode("utf-8-sig"))
             except UnicodeDecodeError as err:
                 raise OptionError(f"{name} is not text in UTF-8: {err}") from err
-            if "script" in values:
+            if values is not None:
                 return self._filled(values, name)
         found = importers.read(name, data)
         fill = {"run": form.run_key(found.run), "texts": form.texts(found.run, found.values)}
         missing = [{"option": sentence.partition(":")[0], "message": sentence} for sentence in found.missing]
         rows = [{"key": row.key, "value": _brief(row.value), "verdict": row.verdict, "text": row.text} for row in found.rows]
-        report = {"name": name, "origin": found.origin, "label": found.run.label, "rows": rows, "missing": missing}
+        report = {
+            "name": name,
+            "origin": found.origin,
+            "label": found.run.label,
+            "rows": rows,
+            "missing": missing,
+            "conflicts": found.conflicts,
+        }
         return answer(f"Read {name}", problems=[], fill=fill, imported=report, seen=True)
 
     def _filled(self, values: Mapping[str, Any], origin: str) -> Answer:

@@ -10,6 +10,12 @@ from .fields import Section, Show, WholeNumber, raise_all
 
 _RECOMPUTED = Show(needs="gradient_checkpointing")
 
+DECIDES_FIT = frozenset(
+    """blocks_to_swap transformer_quantization text_encoder_quantization gradient_checkpointing gradient_checkpointing_cpu_offload
+    fused_backward_pass full_bf16 distributed_strategy vae_tiling train_batch_size optimizer_type""".split()
+)
+"""Options that decide whether a run fits into memory: what contradicts them gives way where a file of another program has both."""
+
 
 class MemoryOptions(Section):
     """What is kept on the device, and which kernels compute it. docs/memory.md says what levers cost, docs/equivalence.md what they do."""

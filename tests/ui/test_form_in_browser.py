@@ -205,7 +205,7 @@ def test_a_file_with_mistakes_fills_what_it_can_and_names_the_rest_and_what_cann
     path = page.get_by_label("Path of a settings or LoRA file on the studio's computer")
     path.fill("/etc/passwd")
     path.press("Enter")
-    expect(page.locator(".kl-problems")).to_contain_text("does not end in .toml, .json, .safetensors")
+    expect(page.locator(".kl-problems")).to_contain_text("does not end in .toml, .json, .yaml, .yml, .safetensors")
     expect(page.locator("#kl-network_dim")).to_have_value("21")
 
 

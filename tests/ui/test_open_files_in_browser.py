@@ -63,6 +63,16 @@ def test_a_kohya_configuration_that_is_dropped_fills_the_form_and_is_reported(st
     expect(rows).to_have_count(1)
     report.get_by_role("button", name="Copy the report").click()
     assert "network_dim\t24" in page.evaluate("navigator.clipboard.readText()")
+
+    # What gave way stands above the form, until another file is opened.
+    flux = {"sdxl": False, "flux1_checkbox": True, "compile": True, "compile_mode": "reduce-overhead", "blocks_to_swap": 10}
+    drop(page, "flux.json", json.dumps({**KOHYA, **flux}).encode())
+    banner = page.get_by_role("alert").filter(has_text="compile_mode = reduce-overhead gave way to blocks_to_swap = 10")
+    expect(banner).to_be_in_viewport(ratio=1)
+    boxes = [where.bounding_box() for where in (banner, page.locator(".kl-start"), page.locator(".kl-main"))]
+    assert all(boxes) and boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"] and boxes[0]["width"] == boxes[2]["width"]
+    drop(page, "dog.json", json.dumps(KOHYA).encode())
+    expect(banner).to_have_count(0)
     assert visited.axe() == []
 
 
