@@ -178,6 +178,16 @@ def _signal_of(returncode: int | None) -> int | None:
     return -returncode if returncode < 0 else returncode - 128
 
 
+_LAUNCHERS = ("subprocess.CalledProcessError: ", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
+
+
+def without_launcher(lines: Sequence[str]) -> list[str]:
+    """The lines before the traceback in which accelerate or torchrun tell that the training has ended; it says nothing of why."""
+    end = next((number for number, line in enumerate(lines) if line.startswith(_LAUNCHERS)), None)
+    begin = [number for number, line in enumerate(lines[:end]) if line.startswith("Traceback (most recent call last)")]
+    return list(lines) if end is None else list(lines[: begin[-1] if begin else end])
+
+
 def diagnose(lines: Sequence[str], returncode: int | None, farewell: Mapping[str, object] | None) -> Cause:
     """Why a run failed or died.
 

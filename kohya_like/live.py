@@ -263,7 +263,11 @@ class Live:
         if farewell is not None and farewell.get("refused"):
             # The sentence says all; what follows it on the console is the launcher's astonishment.
             return {"text": cause.text, "remedy": cause.remedy, "lines": [], "refused": True}
-        return {"text": cause.text, "remedy": cause.remedy, "lines": lines[-12:]}
+        return {
+            "text": cause.text,
+            "remedy": cause.remedy,
+            "lines": causes.without_launcher(console.last_lines(job.run.console, 200))[-12:],
+        }
 
     def stop(self, job: Job, grace_seconds: float) -> None:
         """Begins to stop a run and comes back at once."""

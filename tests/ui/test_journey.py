@@ -207,6 +207,26 @@ def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(pla
 
 
 @pytest.mark.long
+def test_a_run_that_is_refused_before_its_first_step_says_why_and_offers_no_resume(
+    place: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(bytes(4000))
+    page = visit(place.url).page
+    page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 4, "short")))
+    page.get_by_role("button", name="Open the file at this path").click()
+    page.locator("#kl-pretrained_model_name_or_path").fill(str(broken))
+    page.locator("#kl-start").click()
+    expect(page.locator("#kl-live .kr-badge")).to_have_text("Failed", timeout=PATIENCE)
+    page.get_by_role("tab", name="Runs").click()
+    state(page, "Failed")
+    cause = page.locator("#kl-runs .kr-cause")
+    expect(cause).to_contain_text("pretrained_model_name_or_path: broken.safetensors")
+    assert "Traceback" not in cause.inner_text() and "CalledProcessError" in next(place.output_dir.glob("*-short/console.log")).read_text()
+    expect(page.get_by_role("button", name="Resume", exact=True)).to_be_hidden()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "way", "preset", "file"),
     [

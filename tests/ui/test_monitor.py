@@ -419,6 +419,31 @@ def test_known_causes_are_told_with_what_to_change(line: str, returncode: int | 
     assert cause.text.endswith((".", line.split("'")[-2] if "'" in line else "."))
 
 
+_ACCELERATE = """Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/site-packages/accelerate/commands/launch.py", line 1419, in main
+    launch_command(args)
+  File "/site-packages/accelerate/commands/launch.py", line 999, in simple_launcher
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."""
+_TORCHRUN = """Traceback (most recent call last):
+  File "/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+============================================================
+Root Cause (first observed failure):
+[0]:
+  exitcode  : 1 (pid: 4518)
+============================================================"""
+
+
+def test_what_a_launcher_says_of_the_end_is_left_out_of_the_last_lines() -> None:
+    """As accelerate 1.15 and torchrun of torch 2.13 write it; tests/ui/test_journey.py has accelerate itself."""
+    own = ["loading", "Traceback (most recent call last):", "ZeroDivisionError: division by zero"]
+    for said in (_ACCELERATE, _TORCHRUN, ""):
+        assert causes.without_launcher([*own, *said.splitlines()]) == own
+
+
 def test_the_words_of_the_training_itself_come_first() -> None:
     said = {"kind": "failed", "text": "12 pictures cannot be read.", "remedy": "Replace them."}
     assert causes.diagnose(["CUDA out of memory"], 1, said) == causes.Cause("12 pictures cannot be read.", "Replace them.")
