@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from sd_scripts.dataset.contents import FILE as IMAGES
+from sd_scripts.dataset.contents import Contents, changes
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.flat import fields, flatten
 from sd_scripts.schema.output import OutputOptions
@@ -54,7 +56,10 @@ def fingerprint(settings: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a start asks for. run_dir: the folder given with --run_dir; settings and dataset: what it would train."""
+    """What a start asks for. run_dir: the folder given with --run_dir; settings and dataset: what it would train.
+
+    images: the data set picture by picture; model_files: looks at the files of the model, and gives nothing where nobody is to look.
+    """
 
     options: OutputOptions
     resume: str
@@ -62,6 +67,8 @@ class Wanted:
     settings: dict[str, Any]
     dataset: str
     total_steps: int
+    images: Contents = field(default_factory=dict)
+    model_files: Callable[[], dict[str, str]] = dict
 
     @property
     def fingerprint(self) -> str:
@@ -125,20 +132,48 @@ def runs_named(output_dir: Path, name: str) -> list[RunDirectory]:
 
 def meta_of(run: RunDirectory) -> dict[str, Any]:
     """run_meta.json of a run; empty without one."""
+    meta = _json(run.meta)
+    return meta if isinstance(meta, dict) else {}
+
+
+def _json(file: Path) -> Any:
+    """What a JSON file holds; None without one."""
     with suppress(OSError, ValueError):
-        meta = json_of(run.meta.read_text(encoding="utf-8"))
-        if isinstance(meta, dict):
-            return meta
-    return {}
+        return json_of(file.read_text(encoding="utf-8"))
+    return None
 
 
 def _newest(wanted: Wanted) -> Start:
-    """auto without a folder: the newest run of the same name, settings and pictures; without one, a new run."""
+    """auto without a folder: the newest run of the same name, settings, images and model; without one, a new run.
+
+    Where only images or model are others, it says so: nobody has to know that they have changed.
+    """
+    passed: list[str] = []
     for run in runs_named(Path(wanted.options.output_dir), wanted.options.output_name):
         meta = meta_of(run)
-        if meta.get("fingerprint") == wanted.fingerprint and meta.get("dataset_hash") == wanted.dataset:
+        if meta.get("fingerprint") != wanted.fingerprint:
+            continue
+        if meta.get("dataset_hash") != wanted.dataset:
+            passed.append(f"{_image_changes(run, wanted)}; to go on with that run all the same, give --run_dir {run.path}")
+        elif not is_finished(run, wanted.options, wanted.total_steps) and (other := _model_changes(run, wanted)):
+            passed.append(f"{other}; to begin with the weights of that run all the same, give resume = {run.path}")
+        else:
             return _continued(run, wanted)
-    return Start(None)
+        passed[-1] = f"a new run begins at the first step instead of going on with {run.path}: {passed[-1]}"
+    return Start(None, warnings=tuple(passed[:1]))
+
+
+def _image_changes(run: RunDirectory, wanted: Wanted) -> str:
+    return changes(_json(run.path / IMAGES), wanted.images)
+
+
+def _model_changes(run: RunDirectory, wanted: Wanted) -> str:
+    """Which files of the model are others than those a run was begun with, in words; empty where there are none, or nobody can know."""
+    old, new = meta_of(run).get("model_files"), wanted.model_files()
+    if not isinstance(old, dict) or not new:
+        return ""
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return f"files of the model have changed ({'; '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)})" if names else ""
 
 
 def _latest(run: RunDirectory | None, wanted: Wanted) -> Start:
@@ -164,6 +199,11 @@ def _continued(run: RunDirectory, wanted: Wanted) -> Start:
         raise _problem(
             f"{run.path} was trained with other settings ({differences}); to go on with the new ones all the same give the state itself, "
             f"resume = {state}, and for a fresh start another run_dir"
+        )
+    if other := _model_changes(run, wanted):
+        raise _problem(
+            f"{other} since {run.path} was begun; put the earlier ones back, or to go on with these all the same give the state itself, "
+            f"resume = {state}; resume = none starts a new run"
         )
     return Start(run, state, (*broken, *_dataset_warning(state, wanted)))
 
@@ -243,6 +283,8 @@ def _from_state(run: RunDirectory | None, state: Path, wanted: Wanted) -> Start:
     if manifest["fingerprint"] != wanted.fingerprint:
         differences = differing_settings(meta_of(RunDirectory(state.parent.parent)).get("settings"), wanted.settings)
         warnings.append(f"the state was trained with other settings ({differences}); training goes on with the new ones")
+    if other := _model_changes(RunDirectory(state.parent.parent), wanted):
+        warnings.append(f"{other} since the state was saved; training goes on with those that are there now")
     return Start(run, state, tuple(warnings))
 
 
@@ -261,7 +303,8 @@ def differing_settings(old: object, new: dict[str, Any]) -> str:
 
 def _dataset_warning(state: Path, wanted: Wanted) -> Iterator[str]:
     if check_state(state)["dataset"] != wanted.dataset:
-        yield "pictures or captions have changed since the state was saved; training goes on with those that are there now"
+        told = _image_changes(RunDirectory(state.parent.parent), wanted)
+        yield f"{told} since the state was saved; training goes on with what is there now"
 
 
 class RunLock:
@@ -289,13 +332,28 @@ class RunLock:
             self._file = None
 
 
-def _lock(file: IO[str]) -> None:
-    """An exclusive lock that the system takes back when the process ends. Raises OSError when somebody has it."""
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Within the block no other process chooses or makes a run in this output folder; waits for one that does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".starting").open("a")
+    except OSError:
+        # Whoever makes the run folder says in words why it cannot be made.
+        yield
+        return
+    with file:
+        _lock(file, waits=True)
+        yield
+
+
+def _lock(file: IO[str], waits: bool = False) -> None:
+    """An exclusive lock that the system takes back when the process ends. Raises OSError when somebody has it and nobody waits."""
     if os.name == "nt":
         import msvcrt
 
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if waits else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
     else:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -68,12 +68,20 @@ def devices() -> list[dict[str, Any]]:
 
 
 def write_meta(
-    run: RunDirectory, *, fingerprint: str, settings: dict[str, Any], dataset: dict[str, Any], seed: int, processes: int
+    run: RunDirectory,
+    *,
+    fingerprint: str,
+    settings: dict[str, Any],
+    model_files: dict[str, str],
+    dataset: dict[str, Any],
+    seed: int,
+    processes: int,
 ) -> None:
-    """Writes run_meta.json for this start; `dataset` holds dataset_hash and counts."""
+    """Writes run_meta.json for this start; `dataset` holds dataset_hash and counts, model_files a hash of each."""
     meta = {
         "fingerprint": fingerprint,
         "settings": settings,
+        "model_files": model_files,
         **dataset,
         "seed": seed,
         "processes": processes,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from sd_scripts.dataset import plan as plans
 from sd_scripts.dataset import weights as loss_weights
+from sd_scripts.dataset.contents import FILE as IMAGES
+from sd_scripts.dataset.contents import contents_of
 from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.progress import Bars
@@ -49,6 +52,7 @@ from .ladder import check_alone, ladder_of
 from .loading.common import config_of
 from .loading.made import latent_factor
 from .meter import Phases, peak_gib
+from .model_files import model_files
 from .networks import Network, attach
 from .networks.full import WholeNetwork, train_whole
 from .optim import learning_rate_at, make_optimizer
@@ -262,13 +266,15 @@ class Session:
 
     def _begin(self) -> resume.Start:
         """Chooses where to start, in the first process, and opens the run folder."""
-        wanted = self._wanted()
+        wanted = self._wanted(self._model_files)
         self.identity = Identity(wanted.fingerprint, self.plan.dataset_hash, self.accelerator.num_processes)
         start = resume.Start(None)
         if self.accelerator.is_main_process:
-            start = resume.choose(wanted)
-            if not start.finished:
-                start = self._open_for(start, wanted.settings)
+            # Of two starts at once the second one finds the run that the first one has made.
+            with resume.one_at_a_time(Path(self.options.output.output_dir)) if self.asked.run_dir is None else nullcontext():
+                start = resume.choose(wanted)
+                if not start.finished:
+                    start = self._open_for(start, wanted)
         told = {"run": str(start.run.path) if start.run else "", "state": str(start.state or ""), "finished": start.finished}
         heard = json.loads(self.peers.same_text(json.dumps(told)))
         start = resume.Start(
@@ -280,12 +286,25 @@ class Session:
             self._begins_with = start.state
         return start
 
-    def _wanted(self) -> resume.Wanted:
+    def _wanted(self, model_files: Callable[[], dict[str, str]] = dict) -> resume.Wanted:
         options, plan = self.options, self.plan
-        settings = resume.training_settings(options, plan.global_batch_size)
-        return resume.Wanted(options.output, options.distributed.resume, self.asked.run_dir, settings, plan.dataset_hash, self.total_steps)
+        return resume.Wanted(
+            options.output,
+            options.distributed.resume,
+            self.asked.run_dir,
+            resume.training_settings(options, plan.global_batch_size),
+            plan.dataset_hash,
+            self.total_steps,
+            contents_of(plan),
+            functools.cache(model_files),
+        )
 
-    def _open_for(self, start: resume.Start, settings: dict[str, object]) -> resume.Start:
+    def _model_files(self) -> dict[str, str]:
+        """A hash of each file of the model."""
+        with Bars(self._checked) as bars:
+            return model_files(self.options, plans.cache_folder(self.options.dataset, self.options.output.output_dir), bars)
+
+    def _open_for(self, start: resume.Start, wanted: resume.Wanted) -> resume.Start:
         """The first process: makes the folder where there is none, and writes down with what this start trains."""
         options = self.options
         run = start.run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, self.asked.options)
@@ -293,11 +312,13 @@ class Session:
         config = flat.to_toml(self.asked.options)
         if not run.config.is_file() or run.config.read_text(encoding="utf-8") != config:
             write_atomically(run.config, config)
+        write_atomically(run.path / IMAGES, json.dumps(wanted.images))
         described = self.plan.describe()
         write_meta(
             run,
             fingerprint=self.identity.fingerprint,
-            settings=settings,
+            settings=wanted.settings,
+            model_files=wanted.model_files(),
             dataset={
                 "dataset_hash": self.plan.dataset_hash,
                 "pictures": described["pictures"],

@@ -244,7 +244,7 @@ def test_the_command_is_written_down_without_secrets(tmp_path: Path, monkeypatch
     ]
     monkeypatch.setattr(sys, "argv", command)
     run = RunDirectory(tmp_path)
-    write_meta(run, fingerprint="f", settings={"a": (1, 2)}, dataset={"dataset_hash": "d"}, seed=7, processes=2)
+    write_meta(run, fingerprint="f", settings={"a": (1, 2)}, model_files={}, dataset={"dataset_hash": "d"}, seed=7, processes=2)
     meta = json.loads(run.meta.read_text())
     assert meta["versions"]["torch"] == versions()["torch"] == torch.__version__
     assert (meta["fingerprint"], meta["dataset_hash"], meta["seed"], meta["processes"]) == ("f", "d", 7, 2)
