@@ -53,13 +53,13 @@ class ToyDataset:
 
 
 def write_dataset(name: str, folder: Path) -> ToyDataset:
-    """Writes a dataset below folder, or leaves it alone when it is already there; always the same bytes.
+    """Writes a dataset below folder, or leaves it alone when it is already there and whole; always the same bytes.
 
     The folder appears complete or not at all. Raises ValueError for an unknown name, and for a folder that
     holds something else.
     """
     files = _files(name)
-    if _read_record(folder) != _record(name):
+    if _read_record(folder) != _record(name) or not _is_whole(folder, files):
         _check_replaceable(folder)
         _replace(folder, files | {_RECORD: _record(name)})
     reg, test = (folder / part if any(path.startswith(f"{part}/") for path in files) else None for part in ("reg", "test"))
@@ -167,6 +167,13 @@ def _read_record(folder: Path) -> bytes | None:
         return (folder / _RECORD).read_bytes()
     except FileNotFoundError:
         return None
+
+
+def _is_whole(folder: Path, files: dict[str, bytes]) -> bool:
+    try:
+        return all((folder / path).read_bytes() == content for path, content in files.items())
+    except OSError:
+        return False
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -213,12 +213,38 @@ def test_a_second_scan_opens_nothing_and_finds_changes(tmp_path: Path, calls: di
     assert [(item.name, item.width, item.caption) for item in changed] == [("3.png", 64, "new caption")]
 
 
-def test_a_damaged_index_only_costs_a_new_scan(tmp_path: Path) -> None:
-    picture(tmp_path / "data" / "a.png", caption="c")
+def test_a_damaged_index_only_costs_a_new_scan(tmp_path: Path, caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests) -> None:
+    for number in range(40):
+        picture(tmp_path / "data" / f"{number}.png", caption=f"a caption of picture {number}")
     options = DatasetOptions(train_data_dir=str(tmp_path / "data"))
     first = read_dataset(options, tmp_path / "cache")
-    scanning.index_file(tmp_path / "cache").write_bytes(b"not a database at all" * 100)
-    assert read_dataset(options, tmp_path / "cache") == first
+    index = scanning.index_file(tmp_path / "cache")
+    whole = index.read_bytes()
+    assert len(whole) > 8192, "the damage must meet a page of rows"
+    for name, harmed in damaged(whole).items():
+        with subtests.test(msg=name):
+            caplog.clear()
+            index.write_bytes(harmed)
+            assert read_dataset(options, tmp_path / "cache") == first
+            # Damage to nothing but the content of a row is found by its checksum: that row alone is read again.
+            assert name == "a caption" or "index.sqlite is damaged" in caplog.text
+            assert read_dataset(options, tmp_path / "cache") == first
+
+
+def damaged(whole: bytes) -> dict[str, bytes]:
+    """A file of sqlite with damage of several kinds."""
+    found = {
+        f"{name} from {start}": whole[:start] + content + whole[start + len(content) :]
+        for start in (0, 4096)
+        for name, content in {"zeros": bytes(200), "ones": b"\xff" * 200}.items()
+    }
+    return found | {
+        "something else": b"not a database at all" * 100,
+        "half": whole[: len(whole) // 2],
+        "other tables": whole.replace(b"mtime_ns", b"mtime_mx"),
+        "a caption": whole.replace(b"caption of picture 7", b"Caption of picture 7"),
+        "no text": whole.replace(b"caption of picture 7", b"\xff" * 20),
+    }
 
 
 def test_an_unusable_cache_folder_is_a_sentence(tmp_path: Path) -> None:

@@ -157,6 +157,17 @@ def test_a_written_dataset_is_left_alone(tmp_path):
     assert cache.read_bytes() == b"latents"
 
 
+def test_a_damaged_picture_of_a_written_dataset_is_written_again(tmp_path):
+    folder = tmp_path / "star"
+    write_dataset("star", folder)
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    first, second, *_ = [path for path in sorted(whole) if path.suffix == ".png"]
+    first.write_bytes(whole[first][:100])
+    second.unlink()
+    write_dataset("star", folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == whole
+
+
 def test_another_toy_dataset_in_the_folder_is_replaced_whole(written, tmp_path):
     write_dataset("teal", tmp_path / "data")
     write_dataset("star", tmp_path / "data")

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from sd_scripts.dataset.cache_files import CacheFile
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import TEMPORARY_MARK
@@ -311,37 +312,21 @@ class Notes:
     """What each subject's entry was made from when it was last used. In memory without a file; a damaged file only costs the reasons."""
 
     def __init__(self, file: Path | None) -> None:
-        self._file = file
         self._lock = Lock()
-        self._db = self._open()
-
-    def _open(self) -> sqlite3.Connection:
-        for attempt in range(2):
-            try:
-                if self._file is not None:
-                    self._file.parent.mkdir(parents=True, exist_ok=True)
-                db = sqlite3.connect(self._file or ":memory:", timeout=120, check_same_thread=False)
-                db.execute("PRAGMA synchronous = OFF")
-                db.execute(
-                    "CREATE TABLE IF NOT EXISTS notes (what TEXT, subject TEXT, facts TEXT, PRIMARY KEY (what, subject)) WITHOUT ROWID"
-                )
-                db.commit()
-                return db
-            except sqlite3.OperationalError as err:
-                raise OptionError(
-                    Problem("cache_dir", f"cache_dir: {self._file} cannot be written ({err}); choose another cache_dir")
-                ) from err
-            except sqlite3.DatabaseError:
-                assert self._file is not None and attempt == 0, "a fresh file is not damaged"
-                self._file.unlink()
-        raise AssertionError("the loop returns or raises")
+        self._rows = CacheFile(
+            file, "CREATE TABLE IF NOT EXISTS notes (what TEXT, subject TEXT, facts TEXT, PRIMARY KEY (what, subject)) WITHOUT ROWID"
+        )
 
     def write(self, what: What, entries: Iterable[Entry]) -> None:
         """Replaces the notes of these subjects."""
-        rows = ((what, entry.subject, json.dumps(entry.facts, sort_keys=True)) for entry in entries if entry.subject)
+        rows = [(what, entry.subject, json.dumps(entry.facts, sort_keys=True)) for entry in entries if entry.subject]
+
+        def put(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", rows)
+            db.commit()
+
         with self._lock:
-            self._db.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", rows)
-            self._db.commit()
+            self._rows.run(put)
 
     def reasons(self, what: What, entries: Sequence[Entry]) -> Counter[str]:
         """Why each of these missing entries has to be encoded, counted; "" counts those never seen before."""
@@ -350,14 +335,22 @@ class Notes:
             if not entry.subject:
                 continue
             with self._lock:
-                row = self._db.execute("SELECT facts FROM notes WHERE what = ? AND subject = ?", (what, entry.subject)).fetchone()
-            found[_reason(what, json_of(row[0]), entry.facts) if row else ""] += 1
+                before = self._rows.run(lambda db, subject=entry.subject: _facts(db, what, subject))
+            found[_reason(what, before, entry.facts) if before is not None else ""] += 1
         return found
 
     def close(self) -> None:
         """Closes the file."""
         with self._lock:
-            self._db.close()
+            self._rows.close()
+
+
+def _facts(db: sqlite3.Connection, what: What, subject: str) -> Facts | None:
+    row = db.execute("SELECT facts FROM notes WHERE what = ? AND subject = ?", (what, subject)).fetchone()
+    facts = json_of(row[0]) if row else None
+    if facts is not None and not isinstance(facts, dict):
+        raise ValueError("a note is not a table")
+    return facts
 
 
 def _reason(what: What, before: Facts, now: Facts) -> str:

@@ -175,7 +175,27 @@ def test_notes_say_why_something_is_encoded_again(tmp_path: Path, change: dict[s
     assert again.reasons("text", [entry_of(FACTS, "a.png")]) == Counter({"": 1})
 
 
-def test_damaged_notes_only_cost_the_reasons(tmp_path: Path) -> None:
-    (tmp_path / "notes.sqlite").write_bytes(b"no database" * 1000)
-    notes = Notes(tmp_path / "notes.sqlite")
-    assert notes.reasons("latents", [entry_of(FACTS, "a.png")]) == Counter({"": 1})
+def test_damaged_notes_only_cost_the_reasons(tmp_path: Path, caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests) -> None:
+    file = tmp_path / "notes.sqlite"
+    entries = [entry_of(FACTS, f"picture {number}.png") for number in range(100)]
+    notes = Notes(file)
+    notes.write("latents", entries)
+    notes.close()
+    whole = file.read_bytes()
+    assert len(whole) > 8192, "the damage must meet a page of rows"
+    harmed = {
+        "a page": whole[:4096] + bytes(range(200)) + whole[4296:],
+        "the header": bytes(200) + whole[200:],
+        "something else": b"no database" * 1000,
+        "the facts": whole.replace(b'{"', b'["'),
+    }
+    for name, content in harmed.items():
+        with subtests.test(msg=name):
+            caplog.clear()
+            file.write_bytes(content)
+            notes = Notes(file)
+            notes.reasons("latents", entries)
+            notes.write("latents", entries)
+            assert notes.reasons("latents", entries) == Counter({"its cache file is gone": 100})
+            notes.close()
+            assert "notes.sqlite is damaged" in caplog.text
