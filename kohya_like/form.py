@@ -20,6 +20,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import Options
 from sd_scripts.schema.flat import FlatField
+from sd_scripts.schema.labels import label
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.prompts import OPTION as PROMPTS
 from sd_scripts.schema.runs import RUNS, RunOptions
@@ -30,87 +31,8 @@ from .ways import FAMILIES, WAYS
 Text = str | bool
 """What one control holds."""
 
-_WORDS = {
-    "lr": "LR",
-    "unet": "UNet",
-    "vae": "VAE",
-    "ema": "EMA",
-    "snr": "SNR",
-    "cfg": "CFG",
-    "dir": "folder",
-    "json": "JSON",
-    "reso": "resolution",
-    "aug": "augmentation",
-    "loraplus": "LoRA+",
-    "lokr": "LoKr",
-    "oft": "OFT",
-    "ip": "IP",
-    "wandb": "W&B",
-    "dim": "rank",
-    "dims": "ranks",
-    "reg": "regularisation",
-    "ae": "autoencoder",
-    "clip": "CLIP",
-    "l": "L",
-    "t5": "T5",
-    "t5xxl": "T5-XXL",
-    "attn": "attention",
-    "img": "image",
-    "txt": "text",
-    "mlp": "MLP",
-    "mod": "modulation",
-    "qkv": "QKV",
-    "lrs": "LRs",
-    "te": "text encoder",
-    "gpus": "GPUs",
-    "fft": "FFT",
-    "hf": "HF",
-    "lf": "LF",
-    "tex": "texture",
-    "struct": "structure",
-    "neg": "negative",
-    "swd": "SWD",
-    "ode": "ODE",
-    "cpu": "CPU",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "tf32": "TF32",
-    "oom": "out-of-memory",
-}
 SCRIPTS = tuple(f"{name}.js" for name in "form address prompts starting memory desk imports field cluster tools viewer inference".split())
 """In the order in which they build on each other."""
-_LABELS = {
-    "network_reg_dims": "Network ranks by name",
-    "network_reg_lrs": "Network LRs by name",
-    "attention_head_dim": "Attention head width",
-    "n": "Pictures",
-    "multi_gpu": "Multi-GPU",
-    "gpu_ids": "GPUs",
-    "main_process_ip": "Main process address",
-    "w_style": "Style weight",
-    "w_content": "Content weight",
-    "w_flow": "Flow matching weight",
-    "w_low": "Low-pass weight",
-    "w_velocity": "Velocity weight",
-    "w_velocity_tv": "Velocity variation weight",
-}
-_LABELS_OF_FAMILY = {
-    "lgt": {
-        "caption_dropout_rate": "Style dropout rate",
-        "sample_every_n_epochs": "Evaluate every n epochs",
-        "sample_every_n_steps": "Evaluate every n steps",
-        "sample_at_first": "Evaluate at first",
-        "sample_steps": "Evaluation steps",
-        "sample_sampler": "Evaluation sampler",
-        "sample_strength": "Evaluation strength",
-        "sample_start": "Evaluation start",
-        "sample_cfg_scale": "Evaluation CFG scale",
-        "sample_temperature": "Evaluation temperature",
-        "target": "Target style",
-        "source": "Source style",
-    }
-}
-"""What an option is called where it means something else than elsewhere."""
 _SEPARATORS = re.compile(r"[\s,]+")
 
 
@@ -122,15 +44,6 @@ def run_key(run: type[RunOptions]) -> str:
 def run_of_key(key: object) -> type[RunOptions]:
     """The kind of run behind the page's name for it; the first one for an unknown name, such as one an older page remembers."""
     return next((run for run in RUNS.values() if run_key(run) == key), next(iter(RUNS.values())))
-
-
-def label(name: str, family: str = "") -> str:
-    """An option's name as words, in a family's own where it has some: `min_bucket_reso` is `Min bucket resolution`."""
-    own = _LABELS_OF_FAMILY.get(family, {}).get(name) or _LABELS.get(name)
-    if own is not None:
-        return own
-    words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
-    return words[0].upper() + words[1:]
 
 
 def control(field: FlatField) -> str:

@@ -42,7 +42,6 @@ LABELS = {
     "prompt": "Instruction",
     "true_cfg_scale": "CFG scale",
     "num_images": "Number of pictures",
-    "pretrained_model_name_or_path": "Base model",
 }
 """Where the name of an option says less than a word."""
 DEVICES = ("transformer_device", "vae_device", "text_encoder_device")

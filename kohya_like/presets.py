@@ -10,6 +10,7 @@ from typing import Any
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.labels import label
 from sd_scripts.schema.runs import RunOptions
 
 from . import files, form
@@ -102,7 +103,7 @@ def difference(run: type[RunOptions], before: Mapping[str, form.Text], after: Ma
     for name, field in form.shown_fields(run).items():
         old, new = before.get(name, form.to_text(field, field.default)), after[name]
         if old != new and form.from_text(field, old) != form.from_text(field, new) and not _same_number(old, new):
-            changes.append(Change(form.label(name, run.family), _words(old), _words(new)))
+            changes.append(Change(label(name, run.family), _words(old), _words(new)))
     return changes
 
 

@@ -52,9 +52,12 @@
     const keep = () => trigger("keep_preset", { name: name.value });
     const form = make("div", { class: "kl-row" }, name, make("button", { type: "button", class: "kl-button", text: "Save my settings", onclick: keep }));
     const own = make("details", { class: "kl-own" }, make("summary", { text: "Save these settings as a preset" }), form);
+    // Seen with the keyboard only: past all the settings.
+    const start = () => document.getElementById("kl-start").focus();
+    const skip = make("button", { type: "button", class: "kl-button kl-skip", text: "Skip to Start training", onclick: start });
     name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
     picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run: run() }) : view.replaceChildren()));
-    root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own, skip());
+    root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own, skip);
 
     function list() {
       const chosen = picker.value;
@@ -273,12 +276,6 @@
     box.replaceChildren(make("h2", { text: report.title }), facts, ...tables, ...(report.notes || []).map((text) => make("p", { class: "kl-note", text })));
   }
 
-  // Seen with the keyboard only: past all the settings.
-  function skip() {
-    const start = () => document.getElementById("kl-start");
-    return make("button", { type: "button", class: "kl-button kl-skip", text: "Skip to Start training", onclick: () => start() && start().focus() });
-  }
-
   // ---- the top of the page
 
   parts.top = ({ root, props }) => {
@@ -296,7 +293,6 @@
     if (wanted && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", wanted === "dark");
     show();
     button.setAttribute("aria-label", "Switch between the light and the dark theme");
-    if (window.kl.address) root.append(skip());
     root.append(make("header", { class: "kl-top" }, make("div", { class: "kl-brand" }, make("span", { class: "kl-mark", "aria-hidden": "true" }),
       make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), button));
   };

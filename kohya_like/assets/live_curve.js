@@ -34,8 +34,9 @@
 
     describe(index) {
       const [step, loss, low, high, smooth, lr] = this.points[index];
-      const spread = high > low ? ` (${figure(low)} to ${figure(high)})` : "";
-      return `Step ${step}: loss ${figure(loss)}${spread}, smoothed ${figure(smooth)}, learning rate ${figure(lr)}`;
+      // A point of a long run is several lines of its log.
+      const told = high > low ? `mean loss ${figure(loss)} (${figure(low)} to ${figure(high)})` : `loss ${figure(loss)}`;
+      return `Step ${step}: ${told}, smoothed ${figure(smooth)}, learning rate ${figure(lr)}`;
     }
 
     limits() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from kohya_like import form, look
 from kohya_like.ways import WAYS
 from sd_scripts.schema import flat
+from sd_scripts.schema import labels as labels_module
+from sd_scripts.schema.cluster import ClusterOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS
+from sd_scripts.schema.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = RUNS["sdxl", "network"]
@@ -30,6 +34,51 @@ def payload(**texts: form.Text) -> dict[str, Any]:
 def numbers(group: dict[str, Any]) -> list[int]:
     """The fields of a group by their place in the schema."""
     return [number for block in group["blocks"] for number in block["fields"]]
+
+
+_NO_WORDS = set(
+    "ae alphas args attn aug c cfg ckpt clip config cpus dim dims dir dtype ema fft gib gpu gpus hf huggingface id ids img indices ip json "
+    "lambda lf loraplus lora lr lrs mlp mod multires n neg num org out param pred qkv reg repo reso reso std struct swd t5xxl tex txt unet "
+    "v vae w wandb".split()
+)
+"""Pieces of option names that are no words; a label has them as a word, or in capitals where the field writes them so."""
+
+
+def test_options_are_called_by_words_and_not_by_their_bare_names() -> None:
+    wrong = []
+    for forms in (*RUNS.values(), *TOOLS.values(), ClusterOptions):
+        family = getattr(forms, "family", "")
+        labels = {name: form.specification(field, family)["label"] for name, field in form.shown_fields(forms).items()}
+        for name, label in labels.items():
+            found = _NO_WORDS & set(label.replace("(", " ").replace(")", " ").split())
+            if found or "_" in label or not label[0].isupper() or len(label) > 40:
+                wrong.append(f"{name}: {label!r} {sorted(found)}")
+        wrong += [f"{label!r} twice in {forms.__name__}" for label, count in Counter(labels.values()).items() if count > 1]
+    assert not wrong, "\n".join(sorted(set(wrong)))
+    wanted = {"save_last_n_steps": "Keep checkpoints of the last N steps", "save_every_n_steps": "Save every N steps"}
+    assert {name: labels_module.label(name) for name in wanted} == wanted
+    assert set(labels_module._LABELS) <= {
+        name for forms in (*RUNS.values(), *TOOLS.values(), ClusterOptions) for name in form.shown_fields(forms)
+    }
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("0,001", 0.001), ("1,5", 1.5), (" -2,5e-4 ", -2.5e-4), ("0,125", 0.125), (",5", 0.5), ("1,000", None)]
+)
+def test_a_comma_is_a_decimal_sign_unless_it_may_part_thousands(typed: str, meant: float | None) -> None:
+    field = form.shown_fields(RUN)["network_alpha"]
+    value = form.from_text(field, typed)
+    if meant is not None:
+        assert float(value) == meant
+        return
+    with pytest.raises(OptionError, match=r'"1,000" may mean 1000 or 1\.000; write one of them, without a comma'):
+        flat.build(RUN, {**BASE, "network_alpha": value})
+
+
+@pytest.mark.parametrize("name", ["safe\u202egnp", "a\u200bb", "a\x7fb", "a/b", ".a", ""])
+def test_names_of_files_have_no_characters_that_nobody_sees(name: str) -> None:
+    with pytest.raises(OptionError, match="output_name"):
+        flat.build(RUN, {**BASE, "output_name": name})
 
 
 def test_kinds_of_runs_share_the_descriptions_of_their_fields() -> None:

@@ -329,7 +329,10 @@ def test_the_curve_is_read_with_pointer_and_keyboard_and_its_layers_are_switched
     page = visit(place[0].url).page
     runs_tab(page, "whole")
     readout = page.locator("#kl-runs .kr-readout")
+    # One loss, wherever it stands.
     expect(readout).to_contain_text("Step 120: loss 0.1083")
+    expect(page.locator("#kl-runs .kr-tile", has_text="Loss").first).to_contain_text("0.1083")
+    expect(page.locator(".kr-row", has_text="whole")).to_contain_text("loss\u00a00.108")
     slider = page.get_by_role("slider", name="Read the curve at a step")
     slider.focus()
     page.keyboard.press("Home")
