@@ -167,16 +167,10 @@ def specification(field: FlatField, family: str = "") -> dict[str, Any]:
         # A base model or a LoRA file fits one family only.
         "path": field.show.kind in ("file", "folder"),
         "ofFamily": field.section in ("model", "network") and field.show.kind in ("file", "folder"),
-        "needs": _needs(field),
+        "needs": [asdict(need) for need in field.show.conditions],
         "fold": field.show.fold,
     }
     return {key: value for key, value in spec.items() if value not in ("", [], False) or key == "default"}
-
-
-def _needs(field: FlatField) -> list[str]:
-    """The option that a field needs, and the values that will do; none mean any but the default."""
-    name, equals, values = field.show.needs.partition("=")
-    return [name, *(values.split("|") if equals else [])] if name else []
 
 
 @cache
@@ -255,7 +249,9 @@ def read(payloads: Iterable[Any]) -> tuple[type[RunOptions], dict[str, Any]]:
 
 def options(payloads: Iterable[Any], roots: tuple[Path, ...]) -> RunOptions:
     """The options that the page describes. Raises OptionError with every problem, paths outside the roots among them."""
-    run, values = read(payloads)
+    run, said = read(payloads)
+    without_effect = flat.asleep(run, said)
+    values = {name: value for name, value in said.items() if name not in without_effect}
     problems = outside(run, values, roots)
     try:
         built = flat.build(run, values)

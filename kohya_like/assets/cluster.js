@@ -18,8 +18,7 @@
 
     // Fields of another kind of cluster are left out.
     function isMeant(spec) {
-      const [name, ...values] = spec.needs || [];
-      return !name || values.includes(String(fields.get(name).read()));
+      return (spec.needs || []).every(({ name, values }) => values.includes(String(fields.get(name).read())));
     }
 
     function tidy() {

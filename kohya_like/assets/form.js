@@ -93,25 +93,37 @@
   const isShown = (spec) => !way.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
   const isGuest = (spec) => way.hidden.includes(spec.name);
 
-  // What a field needs before it has an effect is another option: any value but its default, or one of some values. One that the kind of
-  // run does not have is no hindrance.
+  // A field sleeps until one of the options that it needs is on, has one of some values, or has none of them: see sleeping.py. One that
+  // the kind of run does not have is no hindrance. What sleeps is kept here, greyed, and not written.
   const specOf = (name) => fieldsOf(run).find((spec) => spec.name === name);
-  function hindrance(spec) {
-    const [name, ...values] = spec.needs || [];
-    const other = name && specOf(name);
-    if (!other) return null;
-    const met = values.length ? values.includes(String(drafts[run][name])) : isChanged(other);
-    return hindrance(other) || (met ? null : { other, values });
+  function isMet({ other, values, but }) {
+    const now = drafts[run][other.name];
+    if (values.length) return values.some((value) => same(other, String(now), value)) !== but;
+    if (other.control === "check") return now === true;
+    return String(now).trim() !== "" && !(other.control === "number" && Number(now) === 0);
   }
 
-  const needed = new Set(schema.fields.flatMap((spec) => (spec.needs || []).slice(0, 1)));
+  function hindrance(spec) {
+    const needs = (spec.needs || []).map((need) => ({ ...need, other: specOf(need.name) })).filter(({ other }) => other);
+    for (const need of needs) {
+      const deeper = hindrance(need.other);
+      if (deeper) return deeper;
+      if (isMet(need)) return null;
+    }
+    return needs.length ? needs : null;
+  }
+
+  const needed = new Set(schema.fields.flatMap((spec) => (spec.needs || []).map(({ name }) => name)));
 
   // Without effect, and nobody has given it a value or asked for it: left out.
   const isIdle = (spec) => !isChanged(spec) && !problems.has(spec.name) && !wanted.has(spec.name) && hindrance(spec) !== null;
 
-  function condition({ other, values }) {
-    if (values.length) return `${other.label} is ${values.join(" or ")}`;
-    return other.control === "check" ? `${other.label} is on` : `${other.label} is not ${shownDefault(other)}`;
+  function condition(needs) {
+    return needs.map(({ other, values, but }) => {
+      if (values.length) return `${other.label} is ${but ? "not " : ""}${values.join(" or ")}`;
+      if (other.control === "check") return `${other.label} is on`;
+      return `${other.label} is ${other.control === "number" && !other.optional ? "not 0" : "given"}`;
+    }).join(" or ");
   }
   const ownerOf = (spec) => schema.ways.find((other) => other !== way && other.method === way.method && !other.hidden.includes(spec.name));
 
@@ -343,6 +355,7 @@
       explain() {
         if (!spec.needs) return;
         const missing = hindrance(spec);
+        root.classList.toggle("kl-asleep", missing !== null);
         idle.hidden = missing === null;
         idle.textContent = missing ? `Has no effect until ${condition(missing)}.` : "";
       },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import get_args
 
 from sd_scripts.schema import flat, legacy
@@ -206,7 +207,10 @@ class Sheet:
         while True:
             try:
                 built = flat.flatten(flat.build(self.run, {**stand_ins, **self.values}))
-                self.values = {name: built[name] for name in self.values}
+                asleep = flat.asleep(self.run, {**stand_ins, **self.values})
+                self.values = {name: value if name in asleep else built[name] for name, value in self.values.items()}
+                for key, why in [(key, why) for option, why in asleep.items() for key in self._keys_of.get(option, [])]:
+                    self.rows[key] = replace(self.rows[key], text=f"{self.rows[key].text}; it has no effect until {why}")
                 break
             except OptionError as err:
                 removed = [self._demote(problem) for problem in err.problems]

@@ -245,6 +245,7 @@ class Desk:
         except OptionError as err:
             problems = err.problems
         known = form.shown_fields(run)
+        settled |= {name: values[name] for name in flat.asleep(run, values) if name in values}
         texts = form.texts(run, {})
         for name, field in known.items():
             if name in settled:

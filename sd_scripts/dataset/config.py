@@ -20,8 +20,11 @@ from sd_scripts.dataset.metadata import lists_controls
 from sd_scripts.dataset.pairs import control_folder_problems, control_folders, pair_folders
 from sd_scripts.dataset.weights import NAMES as WEIGHT_KEYS
 from sd_scripts.dataset.weights import Weights, weights_of
+from sd_scripts.schema import sleeping
 from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.fields import show_of
+from sd_scripts.schema.flat import FlatField
 from sd_scripts.schema.outside import json_of, toml_of
 
 if TYPE_CHECKING:
@@ -349,6 +352,7 @@ class _Reader:
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
         self.base = options.model_dump()
+        self.known = {name: FlatField(name, "dataset", info, show_of(info)) for name, info in type(options).model_fields.items()}
         edits = isinstance(options, QwenImageDatasetOptions)
         self.shared = (*_SHARED_SUBSET, "control_data_dir") if edits else _SHARED_SUBSET
         self.not_supported = _NOT_SUPPORTED if edits else {**_NOT_SUPPORTED, **dict.fromkeys(_CONTROL_KEYS, _NO_CONTROLS)}
@@ -494,8 +498,11 @@ class _Reader:
         if any(isinstance(part, str) and not re.fullmatch(r"\s*\d+\s*([,x]\s*\d+\s*)?", part) for part in parts):
             self._problem(f"{place}, resolution{self._line('resolution')}", f"{size!r} is not a size; write 1024 or [1024, 768]")
             return None
+        given = {**self.base, **values}
+        self.warnings += [f"{self.path.name}: {place}: {note}" for note in sleeping.notes(self.known, given)]
+        without_effect = sleeping.asleep(self.known, given)
         try:
-            return type(self.options).model_validate({**self.base, **values})
+            return type(self.options).model_validate({name: value for name, value in given.items() if name not in without_effect})
         except ValidationError as err:
             for detail in err.errors():
                 key = str(detail["loc"][0]) if detail["loc"] else ""

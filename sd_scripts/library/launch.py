@@ -92,6 +92,9 @@ def start(asked: flat.Invocation) -> int:
 
                 asked = for_estimate(asked)
             session = Session(asked, stop)
+            if asked.estimate or asked.dry_run or asked.cache_only:
+                for note in asked.notes:
+                    log.warning("%s", note)
             if asked.estimate:
                 sys.stdout.write(session.estimate() + "\n")
                 return 0

@@ -328,7 +328,8 @@ class Session:
             processes=self.accelerator.num_processes,
         )
         about_tests = () if self.sources is None else self.sources.warnings
-        for text in (*start.warnings, *self.plan.warnings, *findings_of_length(self.plan, self.total_steps), *about_tests):
+        of_length = findings_of_length(self.plan, self.total_steps)
+        for text in (*self.asked.notes, *start.warnings, *self.plan.warnings, *of_length, *about_tests):
             self._warn(text)
         return replace(start, run=run)
 

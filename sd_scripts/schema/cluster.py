@@ -88,14 +88,6 @@ class ClusterSection(Section):
             for text in self.sbatch_options
             if not re.fullmatch(r"--[a-z][a-z-]*(=[^\x00-\x1f\"'\\]+)?", text)
         ]
-        of_kind: dict[str, tuple[str, ...]] = {
-            "slurm": ("time_limit", "partition", "account", "sbatch_options"),
-            "torchrun": ("main_address",),
-            "kubernetes": ("image", "volume_claim", "mount_path"),
-        }
-        for kind, names in of_kind.items():
-            given = [name for name in names if kind != self.kind and getattr(self, name) != type(self).model_fields[name].default]
-            problems += [f"{name} is for kind = {kind} and has no effect with {self.kind}; leave it as it was" for name in given]
         if self.kind == "torchrun" and self.machines > 1 and not self.main_address:
             problems.append("main_address is missing: the name or address of the first host, as the others see it")
         for name in ("run_dir", "project_dir", "python"):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
-
-from .fields import Count, Section, Show, raise_all
+from .fields import Section, Show, WholeNumber
 
 _ON = Show(needs="compile")
 
@@ -34,23 +32,10 @@ class CompileOptions(Section):
     """Whether one code serves pictures of all sizes: auto makes code for the first size and then for any, false a code for each size."""
     compile_fullgraph: Annotated[bool, _ON] = False
     """Stop with a sentence where a piece of code cannot be compiled in one, instead of running the rest of it plain."""
-    compile_cache_size_limit: Annotated[Count | None, _ON] = None
-    """Most versions of one piece of code (sizes, with and without gradient) before the plain code runs instead. None means 64."""
+    compile_cache_size_limit: Annotated[WholeNumber | None, _ON] = None
+    """Most versions of one piece of code (sizes, with and without gradient) before the plain code runs instead. None, or 0, means 64."""
     compile_fallback: Annotated[bool, _ON] = False
     """Train with the plain code, and say why, where compiling fails; without it the run stops with the reason."""
-
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
-        problems = []
-        given = [
-            name for name in type(self).model_fields if name != "compile" and getattr(self, name) != type(self).model_fields[name].default
-        ]
-        if given and not self.compile:
-            problems.append(f"{', '.join(given)}: no effect without compile; turn it on")
-        if self.compile_mode != "default" and self.compile_backend != "inductor":
-            problems.append(f"compile_mode {self.compile_mode} is inductor's; remove it, or set compile_backend to inductor")
-        raise_all(problems)
-        return self
 
     @property
     def graph_option(self) -> str:

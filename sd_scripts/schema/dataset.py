@@ -8,6 +8,10 @@ from pydantic import Field, model_validator
 
 from .fields import Count, Fraction, NotNegative, Section, Show, Side, Size, WholeNumber, raise_all
 
+_MASKED = Show(needs="masked_loss")
+_HELD_OUT = Show(needs="validation_split or dataset_config")
+"""A data set of a dataset_config may hold out a part of its own."""
+
 Interpolation = Literal["auto", "lanczos", "bicubic", "bilinear", "area", "nearest"]
 
 
@@ -106,23 +110,23 @@ class DatasetOptions(Section):
     masked_loss: bool = False
     """Weight the loss by a mask: the picture of the same name in conditioning_data_dir (white counts, black does not), or the alpha channel
     with alpha_mask."""
-    conditioning_data_dir: Annotated[str | None, Show(kind="folder")] = None
+    conditioning_data_dir: Annotated[str | None, Show(kind="folder", needs="masked_loss")] = None
     """Folder with masks of the same file name as the pictures, for masked_loss."""
-    alpha_mask: bool = False
+    alpha_mask: Annotated[bool, _MASKED] = False
     """Use a picture's alpha channel as its loss mask."""
-    normalize_masked_loss: bool = False
+    normalize_masked_loss: Annotated[bool, _MASKED] = False
     """Divide a masked loss by the mean of the mask, so that small masks count as much as large ones."""
-    masked_loss_outside_weight: Fraction = 0.0
+    masked_loss_outside_weight: Annotated[Fraction, _MASKED] = 0.0
     """Weight in the loss of what a mask leaves black: 0 ignores it, 0.5 lets a region to be edited count twice as much as the rest."""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """What to do with pictures that cannot be read: stop before training, after listing all of them, or skip them with a warning."""
     validation_split: Annotated[Fraction, Field(lt=1)] = 0.0
     """Part of the training pictures that is held out; their loss is measured with the same noise every time."""
-    validation_seed: WholeNumber | None = None
+    validation_seed: Annotated[WholeNumber | None, _HELD_OUT] = None
     """Seed that chooses the held-out pictures; None takes seed."""
-    validate_every_n_steps: Count | None = None
+    validate_every_n_steps: Annotated[Count | None, _HELD_OUT] = None
     """Measure the held-out loss every this many steps; None measures it with each save and at the end."""
-    max_validation_steps: Count | None = None
+    max_validation_steps: Annotated[Count | None, _HELD_OUT] = None
     """Use at most this many batches for the held-out loss; None uses all."""
     cache_latents: bool = True
     """Encode every picture once instead of in each step; the VAE then leaves the device."""
@@ -163,17 +167,6 @@ class DatasetOptions(Section):
             problems.append(
                 "color_aug changes the pictures in every step, which cached latents cannot show; turn cache_latents off or color_aug off"
             )
-        if (
-            self.alpha_mask or self.conditioning_data_dir or self.normalize_masked_loss or self.masked_loss_outside_weight
-        ) and not self.masked_loss:
-            problems.append(
-                "alpha_mask, conditioning_data_dir, normalize_masked_loss and masked_loss_outside_weight have no effect without "
-                "masked_loss; turn it on"
-            )
-        if self.validation_split == 0 and (
-            self.validate_every_n_steps is not None or self.max_validation_steps is not None or self.validation_seed is not None
-        ):
-            problems.append("validate_every_n_steps, max_validation_steps and validation_seed have no effect with validation_split = 0")
         raise_all(problems)
         return self
 

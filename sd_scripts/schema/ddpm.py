@@ -36,6 +36,8 @@ class DdpmModelOptions(ModelOptions):
     vae: Annotated[str | None, Show(basic=True, kind="file", suggestions=("toy",))] = None
     """The frozen VAE in whose latents the model works: a .safetensors file, a diffusers folder, a hub id such as
     `stabilityai/sd-vae-ft-mse`, or `toy` for the small built-in one. None works on pixels, which is for small pictures."""
+    vae_dtype: Annotated[Literal["float", "fp16", "bf16"], Show(needs="vae or pretrained_model_name_or_path")] = "float"
+    """Precision of the VAE while it encodes and decodes."""
     base_channels: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 64
     """Channels of the U-Net's first level."""
     channel_multipliers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] = (1, 2, 3, 4)
@@ -96,8 +98,6 @@ class DdpmModelOptions(ModelOptions):
                 "zero_terminal_snr ends in pure noise, of which a network that predicts noise says nothing about the picture; take "
                 "prediction_type v_prediction or sample"
             )
-        if self.vae_dtype != "float" and self.vae is None and self.pretrained_model_name_or_path is None:
-            problems.append("vae_dtype has no effect without a vae; name one, or remove vae_dtype")
         if self.tokenizer is not None and self.pretrained_model_name_or_path is not None:
             problems.append("tokenizer: the model in pretrained_model_name_or_path brings its own; remove one of them")
         raise_all(problems)

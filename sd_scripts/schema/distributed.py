@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from .fields import Count, Section, Show, WholeNumber, raise_all
 
 _SEVERAL = Show(needs="multi_gpu")
-_ON_MACHINES = Show(needs="num_machines")
+_ON_MACHINES = Show(needs="num_machines!=1")
 
 GPU = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-zA-Z/-]+")
 """How CUDA_VISIBLE_DEVICES names a GPU: its number in the order of the PCI bus, or its UUID."""
@@ -70,17 +70,8 @@ class DistributedOptions(Section):
         if self.multi_gpu:
             if self.gpu_ids and self.num_gpus not in (0, len(self.gpu_ids)):
                 problems.append(f"num_gpus is {self.num_gpus}, but gpu_ids names {len(self.gpu_ids)} GPUs; set num_gpus to 0")
-        else:
-            alone = {
-                "num_gpus": self.num_gpus > 1,
-                "gpu_ids": len(self.gpu_ids) > 1,
-                "num_machines": self.num_machines > 1,
-                "distributed_strategy": self.distributed_strategy != "ddp",
-            }
-            given = [name for name, is_given in alone.items() if is_given]
-            if given:
-                verb = "needs" if len(given) == 1 else "need"
-                problems.append(f"{', '.join(given)} {verb} several processes; turn multi_gpu on")
+        elif len(self.gpu_ids) > 1:
+            problems.append(f"gpu_ids names {len(self.gpu_ids)} GPUs, which takes a process for each; turn multi_gpu on, or name one")
         if self.num_machines > 1:
             if self.launcher == "filestore":
                 problems.append("launcher filestore works on one machine; with num_machines above 1 take accelerate or torchrun")
@@ -92,7 +83,5 @@ class DistributedOptions(Section):
                 problems.append(
                     f"machine_rank is {self.machine_rank}; with {self.num_machines} machines it is 0 to {self.num_machines - 1}"
                 )
-        elif self.machine_rank or self.main_process_ip:
-            problems.append("machine_rank and main_process_ip have no effect with num_machines = 1")
         raise_all(problems)
         return self

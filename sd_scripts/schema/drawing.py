@@ -65,8 +65,5 @@ class DrawSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = device_problems("device", self.device)
-        if self.eta and self.sampler != "ddim":
-            problems.append(f"eta is the fresh noise of ddim; {self.sampler} has none that can be set. Remove eta, or take ddim")
-        raise_all(problems)
+        raise_all(device_problems("device", self.device))
         return self

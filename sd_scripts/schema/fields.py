@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +15,15 @@ NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 WholeNumber = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Need:
+    """One condition of an option: another one that is on, has one of some values, or has none of them."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    but: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,19 @@ class Show:
     suggestions: tuple[str, ...] = ()
     cli_only: bool = False
     needs: str = ""
-    """The option without which this one has no effect: `name` when it differs from its default, `name=value|value` when it has one of these
-    values. The page leaves the field out until then. Kinds of run without that option always show it."""
+    """The option without which this one has no effect: `name` must be on (not None, not 0, not empty), `name=value|value` must have one of
+    these values, `name!=value` any other; alternatives are joined by ` or `. Until then the field sleeps: see sleeping.py. Kinds of run
+    without that option never let it sleep."""
     unless: str = ""
     """The option that may be given in its stead; one of the two is required, as a validator of the section says."""
     fold: str = ""
     """Heading under which the page folds the field away, together with the others of the same heading."""
+
+    @property
+    def conditions(self) -> tuple[Need, ...]:
+        """What `needs` says; one of them is enough."""
+        found = (re.fullmatch(r"(\w+)(?:(!?)=(.+))?", text) for text in self.needs.split(" or ") if text)
+        return tuple(Need(one[1], tuple((one[3] or "").split("|")) if one[3] else (), bool(one[2])) for one in found if one)
 
 
 class Section(BaseModel):

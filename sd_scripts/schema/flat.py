@@ -11,15 +11,15 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import toml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from . import legacy
+from . import legacy, sleeping
 from .errors import OptionError, Problem
 from .fields import Options, Section, Show, show_of
 from .outside import json_of, toml_of
@@ -72,6 +72,12 @@ class FlatField:
         """A list of values; on the command line they follow the flag, separated by spaces."""
         return get_origin(self.type) is tuple
 
+    @cached_property
+    def reader(self) -> TypeAdapter[Any]:
+        """Reads one value as the section does, but without the section's own validators."""
+        annotated: Any = Annotated[self.info.annotation, self.show, *self.info.metadata]
+        return TypeAdapter(annotated)
+
     @property
     def bounds(self) -> dict[str, float]:
         """Lower and upper limits: ge, gt, le, lt, where given; of each element for a list."""
@@ -112,6 +118,8 @@ class Invocation:
     """GiB of a card for which a plan is wanted; implies estimate."""
     as_json: bool = False
     """Whether the forecast is for a program."""
+    notes: tuple[str, ...] = ()
+    """What was given without effect, in sentences."""
 
 
 def _is_union(annotation: Any) -> bool:
@@ -279,6 +287,7 @@ def build(run: type[O], values: Mapping[str, object], origin: str = "", *, from_
     """Options from flat values. Raises OptionError with every problem at once: unknown names, wrong values, contradictions.
 
     origin names the file the values come from, for messages. Options that only the command line may give are refused unless from_cli.
+    What sleeps keeps its default, whatever is given; `asleep` tells what that is.
     """
     known = fields(run)
     plain, problems = _expand(run, values, origin)
@@ -291,6 +300,8 @@ def build(run: type[O], values: Mapping[str, object], origin: str = "", *, from_
                         f"{name} may only be given on the command line (--{name}), because it lets a configuration run other people's code",
                     )
                 )
+    for name in sleeping.asleep(known, plain):
+        del plain[name]
     sections: dict[str, Section] = {}
     for section, info in run.model_fields.items():
         model = info.annotation
@@ -307,6 +318,11 @@ def build(run: type[O], values: Mapping[str, object], origin: str = "", *, from_
         if options is not None and not problems:
             return options
     raise OptionError(list(dict.fromkeys(problems)))
+
+
+def asleep(run: type[Options], values: Mapping[str, object]) -> dict[str, str]:
+    """The given options that sleep, each with what would wake it."""
+    return sleeping.asleep(fields(run), _expand(run, values, "")[0])
 
 
 def _validated(model: type[M], values: Mapping[str, Any], known: Mapping[str, FlatField]) -> tuple[M | None, list[Problem]]:
@@ -359,14 +375,15 @@ def changed(options: Options) -> dict[str, Any]:
 
 
 def to_toml(options: Options) -> str:
-    """The options as a TOML file with a table for each section: every value except those that are None, and no cli_only ones.
+    """The options as a TOML file with a table for each section: every value except those that are None or asleep, and no cli_only ones.
 
-    None is always a default, so leaving it out loses nothing.
+    These are always defaults, so leaving them out loses nothing.
     """
-    known = fields(type(options))
+    known, values = fields(type(options)), flatten(options)
     tables: dict[str, dict[str, Any]] = {HEADER: {"script": options.script, "schema_version": 1}}
-    for name, value in flatten(options).items():
-        if value is None or known[name].show.cli_only:
+    without_effect = sleeping.asleep(known, values)
+    for name, value in values.items():
+        if value is None or known[name].show.cli_only or name in without_effect:
             continue
         tables.setdefault(known[name].section, {})[name] = list(value) if isinstance(value, tuple) else value
     return "\n".join(
@@ -465,8 +482,8 @@ def _split_bool_flags(run: type[Options], argv: Sequence[str]) -> list[str]:
 
 def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
     """Defaults < --config_file < flags. Raises OptionError with every problem at once; --help prints and leaves, as usual."""
-    options, given, more = _parse(run, argv)
-    asked = Invocation(options, more["run_dir"], more["dry_run"], more["cache_only"], given)
+    options, given, notes, more = _parse(run, argv)
+    asked = Invocation(options, more["run_dir"], more["dry_run"], more["cache_only"], given, notes=notes)
     return replace(asked, estimate=more["estimate"] or more["fit"] is not None, fit=card_size(more["fit"]), as_json=more["json"])
 
 
@@ -481,12 +498,14 @@ def card_size(text: str | None) -> float | None:
 
 
 def parse_tool(tool: type[O], argv: Sequence[str]) -> O:
-    """The options of a tool from its command line, as `parse_cli` does it for a run."""
-    return _parse(tool, argv)[0]
+    """The options of a tool from its command line, as `parse_cli` does it for a run; what is given without effect is said at once."""
+    options, _, notes, _ = _parse(tool, argv)
+    sys.stderr.write("".join(f"{note}\n" for note in notes))
+    return options
 
 
-def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], dict[str, Any]]:
-    """Options, the names that were given, and the flags that are no options."""
+def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[str, ...], dict[str, Any]]:
+    """Options, the names that were given, sentences about what is asleep, and the flags that are no options."""
     values, rest = parser(run).parse_known_args(_split_bool_flags(run, argv))
     given = dict(vars(values))
     problems: list[Problem] = []
@@ -522,7 +541,8 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], dict[s
         problems += err.problems
     if options is None or problems:
         raise OptionError(list(dict.fromkeys(problems)))
-    return options, frozenset(name for name in merged if name in known), more
+    notes = sleeping.notes(known, _expand(run, merged, origin)[0])
+    return options, frozenset(name for name in merged if name in known), notes, more
 
 
 def _text_to_value(field: FlatField | None, value: Any) -> Any:

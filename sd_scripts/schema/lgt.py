@@ -182,7 +182,7 @@ class LgtObjectiveOptions(Section):
     energy_start: Annotated[TransferStart, _PATH] = "inversion"
     """Where a sample's transfer begins: inversion leads it towards noise along the velocity of its own style, as transfers do later, so
     that its content is all there; noise mixes it with noise, which is a little faster and forgets content at high levels."""
-    energy_from_step: Annotated[WholeNumber, Show(unit="steps", fold="Integration")] = 0
+    energy_from_step: Annotated[WholeNumber, Show(unit="steps", needs="w_flow", fold="Integration")] = 0
     """Optimizer steps of flow matching alone, before the energy joins: inversion means something only once the velocity does."""
     min_start: Annotated[Fraction, _PATH] = 0.3
     """Least noise level from which a sample is transferred, 0 the picture and 1 noise."""
@@ -228,8 +228,6 @@ class LgtObjectiveOptions(Section):
             )
         if self.min_start > self.max_start:
             problems.append(f"min_start ({self.min_start:g}) must not be above max_start ({self.max_start:g})")
-        if self.energy_from_step and not self.w_flow:
-            problems.append("energy_from_step begins with flow matching alone, but w_flow is 0; set w_flow above 0, or this to 0")
         if not (self.w_style or self.w_flow):
             problems.append(
                 "w_style and w_flow are both 0, so nothing teaches the model what the styles look like; set one of them above 0"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from .fields import Section, Show, WholeNumber, raise_all
+from .fields import Section, Show, WholeNumber
 
 _RECOMPUTED = Show(needs="gradient_checkpointing")
 
@@ -54,17 +54,6 @@ class MemoryOptions(Section):
     full_bf16: bool = False
     """Keep the trained weights in bf16, which halves their memory, and round them stochastically after each step, so that small updates are
     not lost on average. Without it they are float32. Needs mixed_precision bf16."""
-
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
-        if not self.gradient_checkpointing and (self.gradient_checkpointing_share != 1.0 or self.gradient_checkpointing_cpu_offload):
-            raise_all(
-                [
-                    "gradient_checkpointing_share and gradient_checkpointing_cpu_offload have no effect without gradient_checkpointing; "
-                    "turn it on"
-                ]
-            )
-        return self
 
 
 class AdapterMemoryOptions(MemoryOptions):

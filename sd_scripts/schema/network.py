@@ -29,6 +29,14 @@ def _numbered(option: str, texts: tuple[str, ...], whole: bool) -> list[str]:
     return problems
 
 
+_LORA = Show(needs="network_type=lora|dora")
+_LOKR = Show(needs="network_type=lokr")
+# oft is not the identity at the start on convolutions in peft.
+_CONVOLUTIONS = Show(needs="network_type!=oft")
+_OF_UNET = Show(needs="train_unet")
+_OF_TEXT = Show(needs="train_text_encoder")
+
+
 class NetworkOptions(Section):
     """The adapter (LoRA and its relatives) of any family.
 
@@ -45,20 +53,20 @@ class NetworkOptions(Section):
     oft_block_size."""
     network_alpha: Positive | None = None
     """The update is scaled by alpha / rank (by alpha / sqrt(rank) with rank_stabilized); None means alpha = rank, a scale of 1."""
-    rank_stabilized: bool = False
+    rank_stabilized: Annotated[bool, _LORA] = False
     """Scale by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, Kalajdzievski 2023). The exported alpha is converted, so every tool
     reads it right."""
-    network_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
+    network_dropout: Annotated[Fraction, Field(lt=1), _LORA] = 0.0
     """Chance that an input of the adapter is zeroed during training (lora and dora)."""
-    rank_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
+    rank_dropout: Annotated[Fraction, Field(lt=1), Show(needs="network_type=loha|lokr")] = 0.0
     """Chance that a rank is left out for a step (loha and lokr)."""
-    module_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
+    module_dropout: Annotated[Fraction, Field(lt=1), Show(needs="network_type=loha|lokr|oft")] = 0.0
     """Chance that a whole adapter layer is left out for a step (loha, lokr and oft)."""
     unet_lr: NotNegative | None = None
     """Learning rate of the adapter on the UNet or transformer; None takes learning_rate."""
-    loraplus_lr_ratio: Positive | None = None
+    loraplus_lr_ratio: Annotated[Positive | None, _LORA] = None
     """LoRA+ (Hayou et al. 2024): the up matrices learn this many times faster than the down matrices; None means 1."""
-    loraplus_unet_lr_ratio: Positive | None = None
+    loraplus_unet_lr_ratio: Annotated[Positive | None, _LORA] = None
     """LoRA+ ratio of the UNet or transformer only; None takes loraplus_lr_ratio."""
     target_modules: tuple[str, ...] = ()
     """Regular expressions on module names of the diffusers model (for example `attn2\\.to_k`); only matching layers get an adapter. Empty
@@ -73,15 +81,15 @@ class NetworkOptions(Section):
     name decides. 0 freezes the layer."""
     network_weights: Annotated[str | None, Show(kind="file")] = None
     """A LoRA file to start from (kohya or diffusers names); None starts from an adapter that changes nothing."""
-    dim_from_weights: bool = False
+    dim_from_weights: Annotated[bool, Show(needs="network_weights")] = False
     """Take ranks, alphas and targets from network_weights instead of from the options above."""
-    scale_weight_norms: Positive | None = None
+    scale_weight_norms: Annotated[Positive | None, Show(needs="network_type=lora")] = None
     """After each step, shrink an adapter layer whose weight update has a larger norm than this (lora); None does nothing."""
-    lokr_factor: Annotated[int, Field(ge=-1)] = -1
+    lokr_factor: Annotated[int, Field(ge=-1), _LOKR] = -1
     """Size of the small Kronecker factor (lokr); -1 takes the one nearest to the square root of the layer."""
-    lokr_decompose_both: bool = False
+    lokr_decompose_both: Annotated[bool, _LOKR] = False
     """Factor the small Kronecker matrix as well (lokr)."""
-    oft_block_size: Count = 32
+    oft_block_size: Annotated[Count, Show(needs="network_type=oft")] = 32
     """Side of the orthogonal blocks (oft); a layer whose input width it does not divide takes the nearest smaller divisor."""
 
     @property
@@ -92,33 +100,10 @@ class NetworkOptions(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
-        if self.dim_from_weights and self.network_weights is None:
-            problems.append("dim_from_weights needs a file in network_weights")
-        if self.network_dropout and self.network_type not in ("lora", "dora"):
-            problems.append(f"network_dropout works with network_type lora and dora, not {self.network_type}; set it to 0")
-        if self.rank_dropout and self.network_type not in ("loha", "lokr"):
-            problems.append(f"rank_dropout works with network_type loha and lokr, not {self.network_type}; set it to 0")
-        if self.module_dropout and self.network_type not in ("loha", "lokr", "oft"):
-            problems.append(f"module_dropout works with network_type loha, lokr and oft, not {self.network_type}; set it to 0")
-        if self.scale_weight_norms is not None and self.network_type != "lora":
-            problems.append(f"scale_weight_norms works with network_type lora, not {self.network_type}; remove it")
-        if self.rank_stabilized and self.network_type not in ("lora", "dora"):
-            problems.append(f"rank_stabilized works with network_type lora and dora, not {self.network_type}; turn it off")
-        if (self.lokr_factor != -1 or self.lokr_decompose_both) and self.network_type != "lokr":
-            problems.append(f"lokr_factor and lokr_decompose_both are for network_type lokr, not {self.network_type}; remove them")
-        if self.oft_block_size != 32 and self.network_type != "oft":
-            problems.append(f"oft_block_size is for network_type oft, not {self.network_type}; remove it")
-        if any(ratio is not None for ratio in self.loraplus_ratios) and self.network_type not in ("lora", "dora"):
-            problems.append(f"the loraplus ratios work with network_type lora and dora, not {self.network_type}; remove them")
         problems += _numbered("network_reg_dims", self.network_reg_dims, whole=True)
         problems += _numbered("network_reg_lrs", self.network_reg_lrs, whole=False)
         raise_all(problems)
         return self
-
-    @property
-    def loraplus_ratios(self) -> tuple[float | None, ...]:
-        """All LoRA+ ratios that can be set."""
-        return self.loraplus_lr_ratio, self.loraplus_unet_lr_ratio
 
 
 class TextNetworkOptions(NetworkOptions):
@@ -128,41 +113,32 @@ class TextNetworkOptions(NetworkOptions):
     """Attach the adapter to the denoising network (UNet or transformer)."""
     train_text_encoder: bool = False
     """Attach the adapter to the text encoders as well. Needs cache_text_encoder_outputs off."""
-    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
+    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2), _OF_TEXT] = ()
     """Learning rate of the text encoders' adapters, one number for all or one for each (SDXL: CLIP-L, CLIP-G; FLUX: CLIP-L, T5); 0 leaves
     an encoder as it is; empty takes learning_rate."""
-    loraplus_text_encoder_lr_ratio: Positive | None = None
+    loraplus_text_encoder_lr_ratio: Annotated[Positive | None, _LORA] = None
     """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
-
-    @property
-    def loraplus_ratios(self) -> tuple[float | None, ...]:
-        """All LoRA+ ratios that can be set."""
-        return *super().loraplus_ratios, self.loraplus_text_encoder_lr_ratio
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
-        problems = []
         if not self.train_unet and not self.train_text_encoder:
-            problems.append("train_unet and train_text_encoder are both off, so nothing would be trained; turn one on")
-        if self.text_encoder_lr and not self.train_text_encoder:
-            problems.append("text_encoder_lr is set but train_text_encoder is off; turn it on or remove text_encoder_lr")
-        raise_all(problems)
+            raise_all(["train_unet and train_text_encoder are both off, so nothing would be trained; turn one on"])
         return self
 
 
 class UNetNetworkOptions(TextNetworkOptions):
     """The adapter on a UNet (Stable Diffusion, SDXL)."""
 
-    conv_dim: Rank | None = None
+    conv_dim: Annotated[Rank | None, _CONVOLUTIONS] = None
     """Rank for 3x3 convolutions (ResNet blocks, down- and upsamplers); None leaves them alone."""
-    conv_alpha: Positive | None = None
+    conv_alpha: Annotated[Positive | None, Show(needs="conv_dim or conv_block_dims")] = None
     """Alpha for 3x3 convolutions; None means alpha = conv_dim."""
     block_dims: tuple[WholeNumber, ...] = ()
     """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (SDXL: 9 + 1 + 9 = 19 numbers, Stable
     Diffusion: 12 + 1 + 12 = 25); 0 leaves a block out. Empty means network_dim everywhere."""
     block_alphas: tuple[Positive, ...] = ()
     """Alpha of each UNet block, in the order of block_dims; empty means network_alpha everywhere."""
-    conv_block_dims: tuple[WholeNumber, ...] = ()
+    conv_block_dims: Annotated[tuple[WholeNumber, ...], _CONVOLUTIONS] = ()
     """Rank of the 3x3 convolutions in each UNet block, in the order of block_dims; 0 leaves them out. Empty means conv_dim everywhere."""
     block_lr_weight: tuple[NotNegative, ...] = ()
     """Factor on unet_lr for each UNet block, in the order of block_dims; 0 freezes a block. Empty means 1 everywhere."""
@@ -175,13 +151,6 @@ class UNetNetworkOptions(TextNetworkOptions):
     @model_validator(mode="after")
     def _blocks_agree(self) -> Self:
         problems = []
-        if self.network_type == "oft" and (self.conv_dim is not None or self.conv_block_dims):
-            problems.append(
-                "conv_dim and conv_block_dims do not work with network_type oft, which is not the identity at the start on "
-                "convolutions in peft; remove them"
-            )
-        if self.conv_alpha is not None and self.conv_dim is None and not self.conv_block_dims:
-            problems.append("conv_alpha has no effect without conv_dim or conv_block_dims; set one of them or remove conv_alpha")
         lengths = {len(v) for v in (self.block_dims, self.block_alphas, self.conv_block_dims, self.block_lr_weight) if v}
         if len(lengths) > 1:
             problems.append("block_dims, block_alphas, conv_block_dims and block_lr_weight must have the same number of values")
@@ -192,16 +161,16 @@ class UNetNetworkOptions(TextNetworkOptions):
 class FluxNetworkOptions(TextNetworkOptions):
     """The adapter on a FLUX transformer."""
 
-    train_t5xxl: bool = False
+    train_t5xxl: Annotated[bool, Show(needs="train_text_encoder")] = False
     """With train_text_encoder, attach the adapter to T5-XXL as well as to CLIP-L."""
     split_qkv: bool = False
     """Give query, key and value (and the MLP of single blocks) adapters of their own. Off, they share one down matrix, as in kohya's files;
     on, a file with kohya's names holds them side by side and its ranks are three (four) times as large."""
     train_blocks: Literal["all", "double", "single"] = "all"
     """Which transformer blocks get an adapter."""
-    train_double_block_indices: Indices = "all"
+    train_double_block_indices: Annotated[Indices, Show(needs="train_blocks=all|double")] = "all"
     """Numbers of the double blocks that get an adapter: all, none, or such as 0-3,5."""
-    train_single_block_indices: Indices = "all"
+    train_single_block_indices: Annotated[Indices, Show(needs="train_blocks=all|single")] = "all"
     """Numbers of the single blocks that get an adapter: all, none, or such as 0-3,5."""
     img_attn_dim: WholeNumber | None = None
     """Rank for the picture's attention in double blocks; 0 leaves it out, None takes network_dim."""
@@ -224,16 +193,8 @@ class FluxNetworkOptions(TextNetworkOptions):
 
     @model_validator(mode="after")
     def _flux_agrees(self) -> Self:
-        problems = []
         if self.in_dims and len(self.in_dims) != 5:
-            problems.append(f"in_dims has {len(self.in_dims)} numbers; give five (picture, time, vector, guidance, text), or none")
-        if self.train_t5xxl and not self.train_text_encoder:
-            problems.append("train_t5xxl has no effect without train_text_encoder; turn it on")
-        if self.train_blocks == "double" and self.train_single_block_indices != "all":
-            problems.append("train_single_block_indices has no effect with train_blocks = double; remove it")
-        if self.train_blocks == "single" and self.train_double_block_indices != "all":
-            problems.append("train_double_block_indices has no effect with train_blocks = single; remove it")
-        raise_all(problems)
+            raise_all([f"in_dims has {len(self.in_dims)} numbers; give five (picture, time, vector, guidance, text), or none"])
         return self
 
 
@@ -271,12 +232,12 @@ class FullOptions(Section):
 
     title: ClassVar[str] = "Network"
 
-    unet_lr: NotNegative | None = None
+    unet_lr: Annotated[NotNegative | None, _OF_UNET] = None
     """Learning rate of the UNet or transformer; None takes learning_rate."""
-    target_modules: tuple[str, ...] = ()
+    target_modules: Annotated[tuple[str, ...], _OF_UNET] = ()
     """Regular expressions on the names of the UNet's or transformer's weights in the diffusers model (for example `attn2`); only matching
     ones are trained. Empty means all."""
-    exclude_modules: tuple[str, ...] = ()
+    exclude_modules: Annotated[tuple[str, ...], _OF_UNET] = ()
     """Regular expressions on names of weights; matching ones stay as they are."""
 
 
@@ -287,29 +248,21 @@ class UNetFullOptions(FullOptions):
     """Train the denoising network, the UNet."""
     train_text_encoder: Annotated[bool, Show(basic=True)] = False
     """Train the text encoders as well. Needs cache_text_encoder_outputs off."""
-    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2)] = ()
+    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2), _OF_TEXT] = ()
     """Learning rate of the text encoders, one number for all or one for each (SDXL: CLIP-L, CLIP-G); 0 leaves an encoder as it is; empty
     takes learning_rate."""
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
-        problems = []
         if not self.train_unet and not self.train_text_encoder:
-            problems.append("train_unet and train_text_encoder are both off, so nothing would be trained; turn one on")
-        if self.text_encoder_lr and not self.train_text_encoder:
-            problems.append("text_encoder_lr is set but train_text_encoder is off; turn it on or remove text_encoder_lr")
-        if self.unet_lr is not None and not self.train_unet:
-            problems.append("unet_lr is set but train_unet is off; turn it on or remove unet_lr")
-        if not self.train_unet and (self.target_modules or self.exclude_modules):
-            problems.append("target_modules and exclude_modules choose weights of the UNet, but train_unet is off")
-        raise_all(problems)
+            raise_all(["train_unet and train_text_encoder are both off, so nothing would be trained; turn one on"])
         return self
 
 
 class SdxlFullOptions(UNetFullOptions):
     """The weights of an SDXL model: UNet and both text encoders."""
 
-    block_lr: tuple[NotNegative, ...] = ()
+    block_lr: Annotated[tuple[NotNegative, ...], _OF_UNET] = ()
     """Learning rate of each part of the UNet, 23 numbers: time and size embeddings, 9 input blocks, 3 middle blocks, 9 output blocks, the
     last layer; 0 freezes a part. Empty takes unet_lr everywhere."""
 

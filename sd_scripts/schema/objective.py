@@ -66,17 +66,17 @@ class ObjectiveOptions(RegressionOptions):
     noise_offset: NotNegative = 0.0
     """Add this times one normal number for each picture and channel to the noise, so that dark and bright pictures are learned; 0.03 to 0.1
     is usual, 0 is off."""
-    noise_offset_random_strength: bool = False
+    noise_offset_random_strength: Annotated[bool, Show(needs="noise_offset")] = False
     """Draw the strength of noise_offset from 0 to its value for each picture."""
-    adaptive_noise_scale: float = 0.0
+    adaptive_noise_scale: Annotated[float, Show(needs="noise_offset")] = 0.0
     """Add this times the absolute mean of each latent channel to noise_offset."""
     multires_noise_iterations: Annotated[WholeNumber, Field(le=64)] = 0
     """Levels of pyramid noise (Whitaker 2023), 6 to 10 is usual; 0 is off."""
-    multires_noise_discount: Fraction = 0.3
+    multires_noise_discount: Annotated[Fraction, Show(needs="multires_noise_iterations")] = 0.3
     """Strength of each further level of pyramid noise."""
     ip_noise_gamma: NotNegative = 0.0
     """Perturb the noisy input by this times fresh noise while the target stays (Ning et al. 2023), 0.1 is usual; 0 is off."""
-    ip_noise_gamma_random_strength: bool = False
+    ip_noise_gamma_random_strength: Annotated[bool, Show(needs="ip_noise_gamma")] = False
     """Draw the strength of ip_noise_gamma from 0 to its value for each picture."""
 
     @model_validator(mode="after")
@@ -84,10 +84,6 @@ class ObjectiveOptions(RegressionOptions):
         problems = []
         if self.noise_offset and self.multires_noise_iterations:
             problems.append("noise_offset and multires_noise_iterations do the same job in two ways; set one of them to 0")
-        if self.noise_offset == 0 and (self.noise_offset_random_strength or self.adaptive_noise_scale):
-            problems.append("noise_offset_random_strength and adaptive_noise_scale have no effect with noise_offset = 0")
-        if self.ip_noise_gamma == 0 and self.ip_noise_gamma_random_strength:
-            problems.append("ip_noise_gamma_random_strength has no effect with ip_noise_gamma = 0")
         if self.min_snr_gamma is not None and self.debiased_estimation_loss:
             problems.append("min_snr_gamma and debiased_estimation_loss both weight by the signal-to-noise ratio; choose one")
         raise_all(problems)

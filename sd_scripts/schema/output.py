@@ -28,11 +28,11 @@ class OutputOptions(Section):
     """Save at the end of every N-th epoch."""
     save_n_epoch_ratio: Count | None = None
     """Save about this many times over the run, at ends of epochs."""
-    save_last_n_steps: Annotated[Count | None, Show(unit="steps")] = None
+    save_last_n_steps: Annotated[Count | None, Show(unit="steps", needs="save_every_n_steps")] = None
     """Keep only files saved within the last N steps; None keeps all. The final file always stays."""
-    save_last_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
+    save_last_n_epochs: Annotated[Count | None, Show(unit="epochs", needs="save_every_n_epochs or save_n_epoch_ratio")] = None
     """Keep only files saved within the last N epochs; None keeps all. The final file always stays."""
-    save_best: bool = False
+    save_best: Annotated[bool, Show(needs="validation_split or dataset_config")] = False
     """Also keep the file of the lowest held-out loss so far as `<output_name>-best`, whatever else is removed. Needs validation_split."""
     save_precision: Literal["float", "fp16", "bf16"] = "fp16"
     """Precision of the saved file."""
@@ -47,20 +47,20 @@ class OutputOptions(Section):
     huggingface_repo_id: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")] = None
     """Upload every saved file to this repository of the Hugging Face hub (owner/name, made when it is not there); None uploads nothing. The
     token is read from the environment variable HF_TOKEN, never from a file."""
-    huggingface_repo_visibility: Literal["private", "public"] = "private"
+    huggingface_repo_visibility: Annotated[Literal["private", "public"], Show(needs="huggingface_repo_id")] = "private"
     """Who may see a repository that is made for the upload."""
-    huggingface_path_in_repo: str = ""
+    huggingface_path_in_repo: Annotated[str, Show(needs="huggingface_repo_id")] = ""
     """Folder inside the repository; empty is its top."""
     log_with: Literal["none", "tensorboard", "wandb", "all"] = "none"
     """Also log to TensorBoard or Weights & Biases (its key is read from the environment variable WANDB_API_KEY, never from a file)."""
-    log_tracker_name: str | None = None
+    log_tracker_name: Annotated[str | None, Show(needs="log_with!=none")] = None
     """Project name for the tracker; None takes output_name."""
-    wandb_run_name: str | None = None
+    wandb_run_name: Annotated[str | None, Show(needs="log_with=wandb|all")] = None
     """Run name in Weights & Biases; None takes the name of the run folder."""
     metadata: Literal["all", "minimal"] = "all"
     """What is written into the saved file: all settings, data set and tag statistics, or only what other tools need to read it. Folder
     names and paths never are."""
-    training_comment: str | None = None
+    training_comment: Annotated[str | None, Show(needs="metadata=all")] = None
     """Free text in the metadata."""
     metadata_title: str | None = None
     """modelspec title; None takes output_name."""
@@ -79,22 +79,8 @@ class OutputOptions(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = []
         if self.save_every_n_epochs is not None and self.save_n_epoch_ratio is not None:
-            problems.append("save_every_n_epochs and save_n_epoch_ratio both say when to save by epochs; choose one")
-        if self.save_last_n_steps is not None and self.save_every_n_steps is None:
-            problems.append("save_last_n_steps has no effect without save_every_n_steps")
-        if self.save_last_n_epochs is not None and self.save_every_n_epochs is None and self.save_n_epoch_ratio is None:
-            problems.append("save_last_n_epochs has no effect without save_every_n_epochs or save_n_epoch_ratio")
-        if self.huggingface_repo_id is None and (self.huggingface_path_in_repo or self.huggingface_repo_visibility != "private"):
-            problems.append("huggingface_path_in_repo and huggingface_repo_visibility have no effect without huggingface_repo_id")
-        if self.log_with == "none" and self.log_tracker_name is not None:
-            problems.append("log_tracker_name has no effect with log_with = none")
-        if self.wandb_run_name is not None and self.log_with not in ("wandb", "all"):
-            problems.append("wandb_run_name needs log_with = wandb or all")
-        if self.metadata == "minimal" and self.training_comment is not None:
-            problems.append("training_comment is not written with metadata = minimal; choose all or remove it")
-        raise_all(problems)
+            raise_all(["save_every_n_epochs and save_n_epoch_ratio both say when to save by epochs; choose one"])
         return self
 
     @property

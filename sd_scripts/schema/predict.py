@@ -26,7 +26,7 @@ class LoadingSection(Section):
 
     lora: Annotated[tuple[str, ...], Show(basic=True, kind="file")] = ()
     """LoRA files to apply, in the layout of any trainer; their own alpha is respected."""
-    lora_weight: tuple[float, ...] = ()
+    lora_weight: Annotated[tuple[float, ...], Show(needs="lora")] = ()
     """Strength of each file in lora; empty means 1.0 for all, 0 leaves a file out."""
     precision: Literal["auto", "no", "fp16", "bf16"] = "auto"
     """Precision of transformer and text encoder; auto takes bf16 on GPUs that have it, float32 on a CPU."""

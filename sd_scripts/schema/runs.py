@@ -96,8 +96,6 @@ class RunOptions(Options):
         if distributed.global_batch_size is not None and training.gradient_accumulation_steps != 1:
             problems.append("gradient_accumulation_steps follows from global_batch_size; remove one of them")
         problems += self._lever_problems()
-        if self.output.save_best and not self.dataset.validation_split and self.dataset.dataset_config is None:
-            problems.append("save_best keeps the file of the lowest held-out loss; set a validation_split, such as 0.1")
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:

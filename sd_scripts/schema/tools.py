@@ -60,7 +60,7 @@ class MergeSection(Section):
     new_rank: Annotated[Rank | None, Show(basic=True)] = None
     """Rank of a merged LoRA file: the sum is approximated by its largest singular values, and the report gives the error. None keeps the
     sum exactly: the ranks of the files add up."""
-    new_conv_rank: Rank | None = None
+    new_conv_rank: Annotated[Rank | None, Show(needs="new_rank")] = None
     """Rank of 3x3 convolutions in a merged LoRA file; None takes new_rank."""
     save_precision: Precision = "fp16"
     """Precision of a merged LoRA file."""
@@ -73,9 +73,8 @@ class MergeSection(Section):
         if self.ratios and len(self.ratios) != len(self.models):
             problems.append(f"ratios has {len(self.ratios)} numbers for {len(self.models)} files in models; give one for each, or none")
         if self.base_model is not None:
-            for name in ("new_rank", "new_conv_rank"):
-                if getattr(self, name) is not None:
-                    problems.append(f"{name} is for merging LoRA files into one another, but base_model is given; remove one of them")
+            if self.new_rank is not None:
+                problems.append("new_rank is for merging LoRA files into one another, but base_model is given; remove one of them")
             if self.save_precision != "fp16":
                 problems.append("save_precision is for a merged LoRA file; use merge_precision for a model")
             if self.save_model_as != "kohya":
@@ -83,8 +82,6 @@ class MergeSection(Section):
         else:
             if self.merge_precision != "same":
                 problems.append("merge_precision is for a model; use save_precision for a merged LoRA file")
-            if self.new_conv_rank is not None and self.new_rank is None:
-                problems.append("new_conv_rank has no effect without new_rank; give both")
         raise_all(problems)
         return self
 
@@ -114,7 +111,7 @@ class MergeLora(ToolOptions):
 def _dynamic_problems(method: str, parameter: float | None) -> list[str]:
     """What is wrong with a limit by singular values."""
     if method == "rank":
-        return ["dynamic_param has no effect with dynamic_method = rank; remove it"] if parameter is not None else []
+        return []
     if parameter is None:
         return [f"dynamic_method = {method} needs dynamic_param"]
     if method == "sv_ratio" and parameter < 1:
@@ -143,7 +140,7 @@ class ExtractSection(Section):
     dynamic_method: Annotated[DynamicMethod, Show(basic=True)] = "rank"
     """How many singular values of a layer are kept, up to dim. rank: dim of them; sv_ratio: those above the largest divided by
     dynamic_param; sv_fro: as many as give this share of the Frobenius norm; sv_cumulative: as many as give this share of their sum."""
-    dynamic_param: Annotated[float | None, Field(gt=0)] = None
+    dynamic_param: Annotated[float | None, Field(gt=0), Show(needs="dynamic_method!=rank")] = None
     """The ratio of sv_ratio (2 or more is usual) or the share of sv_fro and sv_cumulative (0 to 1)."""
     clamp_quantile: Quantile = 1.0
     """Cut the largest elements of both matrices of a layer at this quantile of their magnitudes; 1 cuts nothing. kohya's script cuts at
@@ -198,7 +195,7 @@ class ResizeSection(Section):
     dynamic_method: Annotated[DynamicMethod, Show(basic=True)] = "rank"
     """How many singular values of a layer are kept, up to new_rank. rank: new_rank of them; sv_ratio: those above the largest divided by
     dynamic_param; sv_fro: as many as give this share of the Frobenius norm; sv_cumulative: as many as give this share of their sum."""
-    dynamic_param: Annotated[float | None, Field(gt=0)] = None
+    dynamic_param: Annotated[float | None, Field(gt=0), Show(needs="dynamic_method!=rank")] = None
     """The ratio of sv_ratio (2 or more is usual) or the share of sv_fro and sv_cumulative (0 to 1)."""
     save_precision: Literal["same", "float", "fp16", "bf16"] = "same"
     """Precision of the new file; same takes that of the old one."""
@@ -295,7 +292,7 @@ class MetadataSection(Section):
     """Texts to set, as key=value, for example modelspec.title=Stars. Nothing else in the file changes."""
     remove_keys: Annotated[tuple[str, ...], Show(basic=True)] = ()
     """Keys to remove; a * stands for anything, for example ss_dataset*."""
-    save_to: Annotated[str | None, Show(kind="file")] = None
+    save_to: Annotated[str | None, Show(kind="file", needs="set_keys or remove_keys")] = None
     """File to write; None changes model itself, which is replaced in one step."""
 
     @model_validator(mode="after")
@@ -306,8 +303,6 @@ class MetadataSection(Section):
             if not text.partition("=")[0].strip() or "=" not in text
         ]
         problems += [f"set_keys: {key} is a key of the format itself" for key in self.keys_to_set if key == "__metadata__"]
-        if self.save_to is not None and not self.set_keys and not self.remove_keys:
-            problems.append("save_to has no effect without set_keys or remove_keys")
         raise_all(problems)
         return self
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from .fields import Count, Section, Show, WholeNumber, raise_all
+from .fields import Count, Section, Show, WholeNumber
 
 
 class TrainingOptions(Section):
@@ -27,7 +27,7 @@ class TrainingOptions(Section):
     """Batches whose gradients are averaged into one optimizer step."""
     use_ema: bool = False
     """Keep an exponential moving average of the trained weights; previews and saved files use it."""
-    ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    ema_decay: Annotated[float, Field(gt=0, lt=1), Show(needs="use_ema")] = 0.999
     """Decay of the moving average per step; it warms up as (1 + step) / (10 + step)."""
     deterministic: bool = False
     """Use only deterministic GPU kernels (slower), so that a resumed run repeats bit for bit on a GPU too."""
@@ -36,9 +36,3 @@ class TrainingOptions(Section):
     profile: Annotated[WholeNumber, Field(le=1000), Show(unit="steps")] = 0
     """Record this many steps after the third with torch's profiler: the run's folder gets `profile/`, with a trace for Perfetto or
     chrome://tracing and a text of what took longest. The recorded steps are slower; 0 records none."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if not self.use_ema and self.ema_decay != 0.999:
-            raise_all(["ema_decay has no effect without use_ema; turn it on or remove ema_decay"])
-        return self

@@ -161,7 +161,8 @@ def test_masked_loss_needs_a_subset_with_masks(root: Path) -> None:
     text = ONE
     assert "masked_loss needs masks" in refusal(root, text, options_of(masked_loss=True))
     assert read(root, text + "alpha_mask = true", options_of(masked_loss=True)).items[0].options.alpha_mask
-    assert "no effect without masked_loss" in refusal(root, text + "alpha_mask = true")
+    asleep = read(root, text + "alpha_mask = true")
+    assert not asleep.items[0].options.alpha_mask and "alpha_mask: no effect until masked_loss is on" in asleep.warnings[0]
 
 
 def test_a_missing_file_and_a_binary_file_are_sentences(tmp_path: Path) -> None:

@@ -136,7 +136,6 @@ def test_places_to_fill_in_are_told() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"kind": "slurm", "image": "x"}, ["image is for kind = kubernetes"]),
         ({"kind": "torchrun"}, ["main_address is missing"]),
         ({"kind": "slurm", "sbatch_options": ["--x=1\n#SBATCH --y"], "run_dir": "out"}, ["sbatch_options", "run_dir: out"]),
         ({"kind": "slurm", "partition": "a b", "time_limit": "soon", "gpus_per_machine": -1}, ["partition", "time_limit", "gpus_per_mach"]),
@@ -215,7 +214,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def exported(place: Path, kind: str, **values: Any) -> Path:
-    own = {key: values.pop(key) for key in ("resume", "max_restarts", "launcher") if key in values}
+    own = {key: values.pop(key) for key in ("resume", "max_restarts", "launcher", "multi_gpu") if key in values}
     where = {"project_dir": str(place / "project"), "python": str(place / "bin" / "python"), "run_dir": str(place / "run")}
     made = files(run_options(**own), section(kind, **where, **values), STAMP)
     for name, text in made.items():
@@ -265,7 +264,7 @@ def argv(place: Path, rank: int) -> list[str]:
 
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
 def test_train_sh_starts_the_launcher_of_its_machine(place: Path, launcher: str) -> None:
-    exported(place, "slurm", launcher=launcher, machines=4, gpus_per_machine=3, port=31000, network_interface="ib0")
+    exported(place, "slurm", multi_gpu=True, launcher=launcher, machines=4, gpus_per_machine=3, port=31000, network_interface="ib0")
     code, said = end_of(begin(place, "train.sh", "finish", MACHINE_RANK="2", MAIN_ADDRESS="localhost", SLURM_CPUS_PER_TASK="24"))
     assert code == 0, said
     words = argv(place, 2)

@@ -112,69 +112,23 @@ def test_every_single_field_survives_toml_and_command_line(run: type[RunOptions]
 
 
 def check_field(run: type[RunOptions], name: str) -> None:
-    """With the other fields that it needs: each validator's demands are met by the table below."""
+    """With the other fields that it needs: what keeps it awake, and for other validators' demands the table below."""
     company: dict[str, dict[str, Any]] = {
-        "dim_from_weights": {"network_weights": "a.safetensors"},
-        "rank_dropout": {"network_type": "loha"},
-        "module_dropout": {"network_type": "lokr"},
-        "lokr_factor": {"network_type": "lokr"},
-        "lokr_decompose_both": {"network_type": "lokr"},
-        "oft_block_size": {"network_type": "oft"},
-        "conv_alpha": {"conv_dim": 4},
         "text_encoder_lr": {"train_text_encoder": True, "cache_text_encoder_outputs": False},
         "train_text_encoder": {"cache_text_encoder_outputs": False},
         "train_unet": {"train_text_encoder": True, "cache_text_encoder_outputs": False},
         "base_weights_multiplier": {"base_weights": ["a.safetensors", "b.safetensors"]},
         "color_aug": {"cache_latents": False},
         "masked_loss": {"alpha_mask": True},
-        "alpha_mask": {"masked_loss": True},
-        "conditioning_data_dir": {"masked_loss": True},
-        "masked_loss_outside_weight": {"masked_loss": True, "alpha_mask": True},
-        "normalize_masked_loss": {"masked_loss": True, "alpha_mask": True},
-        "validation_seed": {"validation_split": 0.1},
-        "validate_every_n_steps": {"validation_split": 0.1},
-        "max_validation_steps": {"validation_split": 0.1},
-        "ema_decay": {"use_ema": True},
-        "noise_offset_random_strength": {"noise_offset": 0.1},
-        "adaptive_noise_scale": {"noise_offset": 0.1},
-        "ip_noise_gamma_random_strength": {"ip_noise_gamma": 0.1},
-        "save_last_n_steps": {"save_every_n_steps": 5},
-        "save_last_n_epochs": {"save_every_n_epochs": 5},
-        "log_tracker_name": {"log_with": "tensorboard"},
-        "wandb_run_name": {"log_with": "wandb"},
         "num_class_images": {"class_prompt": "a dog"},
-        "huggingface_path_in_repo": {"huggingface_repo_id": "me/loras"},
-        "huggingface_repo_visibility": {"huggingface_repo_id": "me/loras"},
-        "train_t5xxl": {"train_text_encoder": True, "cache_text_encoder_outputs": False},
-        "num_gpus": {"multi_gpu": True},
+        "train_t5xxl": {"cache_text_encoder_outputs": False},
         "gpu_ids": {"multi_gpu": True},
-        "distributed_strategy": {"multi_gpu": True},
-        "num_machines": {"multi_gpu": True, "main_process_ip": "10.0.0.1", "main_process_port": 29500},
-        "machine_rank": {"multi_gpu": True, "num_machines": 5, "main_process_ip": "10.0.0.1", "main_process_port": 29500},
-        "main_process_ip": {"multi_gpu": True, "num_machines": 2, "main_process_port": 29500},
-        "training_adapter_multiplier": {"training_adapter": "a.safetensors"},
-        "snr_gamma": {"anchor_weighting": "min_snr"},
-        "snr_floor": {"anchor_weighting": "min_snr"},
-        "lf_magnitude_weight": {"beta_lf": 0.2},
-        "curvature_interval": {"curvature_weight": 0.1},
-        "curvature_start": {"curvature_weight": 0.1},
-        "cfg_training_ratio": {"cfg_training_scale": 2.0},
-        "compile_backend": {"compile": True},
-        "compile_dynamic": {"compile": True},
-        "compile_scope": {"compile": True},
-        "compile_mode": {"compile": True},
-        "compile_fullgraph": {"compile": True},
-        "compile_cache_size_limit": {"compile": True},
-        "compile_fallback": {"compile": True},
-        "gradient_checkpointing_share": {"gradient_checkpointing": True},
-        "gradient_checkpointing_cpu_offload": {"gradient_checkpointing": True},
+        "num_machines": {"main_process_ip": "10.0.0.1", "main_process_port": 29500},
+        "machine_rank": {"num_machines": 5, "main_process_ip": "10.0.0.1", "main_process_port": 29500},
+        "main_process_ip": {"main_process_port": 29500},
         "fused_backward_pass": {"max_grad_norm": 0.0},
-        "save_best": {"validation_split": 0.1},
         "swd_scale_weights": {"swd_scales": (1, 3)},
     }
-    flow = {"timestep_sampling", "weighting_scheme", "model_prediction_type", "min_timestep", "max_timestep"}
-    if run.family == "zimage" and name in flow:
-        company[name] = {"objective": "flow"}
     special: dict[str, Any] = {
         "lr_scheduler_type": None,
         "optimizer_type": "Lion",
@@ -217,11 +171,24 @@ def check_field(run: type[RunOptions], name: str) -> None:
         assert getattr(getattr(return_value, field.section), name) is None
         return
     needed = {key: item for key, item in given.items() if not (name == "dataset_config" and key == "train_data_dir")}
-    options = build(run, needed | company.get(name, {}) | {name: value})
+    options = build(run, needed | awakening(run, name, special) | company.get(name, {}) | {name: value})
     assert getattr(getattr(options, field.section), name) == value
     assert name in changed(options)
     assert build(run, parse_toml(to_toml(options), "a.toml")) == options
     assert parse_cli(run, to_argv(options)).options == options
+
+
+def awakening(run: type[RunOptions], name: str, special: dict[str, Any]) -> dict[str, Any]:
+    """Values of other options with which this one has an effect."""
+    known = fields(run)
+    need = next((need for need in known[name].show.conditions if need.name in known), None)
+    if need is None:
+        return {}
+    other = known[need.name]
+    if need.values and (str(other.default) in need.values) != need.but:
+        return awakening(run, need.name, special)
+    value = need.values[0] if need.values and not need.but else True if other.type is bool else special.get(need.name, example(other))
+    return awakening(run, need.name, special) | {need.name: value}
 
 
 def example(field: FlatField) -> Any:

@@ -346,7 +346,8 @@ def test_values_out_of_range_become_rows_and_leave_the_default() -> None:
 def test_contradictions_become_rows_too() -> None:
     imported = lora(min_snr_gamma=5, debiased_estimation_loss=True, min_bucket_reso=2048, max_bucket_reso=512, alpha_mask=True)
     builds(imported)
-    assert imported.count("not supported") == 3
+    assert imported.count("not supported") == 2
+    assert row(imported, "alpha_mask")[1].endswith("it has no effect until masked_loss is on") and imported.values["alpha_mask"] is True
 
 
 def test_secrets_are_never_kept() -> None:

@@ -97,9 +97,16 @@ def test_several_gpus_are_chosen_by_name_and_machines_asked_for_their_address_an
     page.locator("#kl-launcher").select_option("torchrun")
     words = command(page)
     assert "torch.distributed.run" in words and after(words, "--nproc_per_node") == "2"
+    page.locator("#kl-num_gpus").fill("2")
     page.locator("#kl-multi_gpu").uncheck()
+    asleep = part.locator(".kl-field[data-name=num_gpus]")
+    expect(asleep).to_contain_text("Has no effect until Multi-GPU is on.")
     expect(page.locator("#kl-launcher")).to_be_visible()
-    expect(part.locator(".kl-field[data-name=launcher]")).to_contain_text("Has no effect until Multi-GPU is on.")
+    awake = page.locator("#kl-output_name").evaluate("field => getComputedStyle(field).color")
+    assert page.locator("#kl-num_gpus").evaluate("field => getComputedStyle(field).color") != awake, "it is not greyed"
+    assert after(command(page), "--num_processes") == "1", "a switch that is off must not refuse what depends on it"
+    expect(page.locator("#kl-num_gpus")).to_have_value("2")
+    page.locator("#kl-num_gpus").fill("0")
     expect(page.locator("#kl-num_machines")).to_be_hidden()
 
     page.locator("#kl-launcher").select_option("accelerate")
