@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
 import json
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from kohya_like import files, guard
 from kohya_like.guard import Guard, Throttle, hostname
@@ -169,6 +172,17 @@ def test_json_without_end_is_refused(studio: Any, path: str) -> None:
     deep = b'{"a":' * 100_000
     assert ask(studio, path, "POST", deep, X_KL_Token=token_of(studio), Content_Type="application/json")[0] == 400
     assert ask(studio, path, "POST", b"[" * 101 + b"]" * 101, X_KL_Token=token_of(studio), Content_Type="application/json")[0] == 400
+
+
+def test_a_picture_whose_kind_no_browser_names_is_taken_whatever_its_bytes_look_like(studio: Any) -> None:
+    said = PngInfo()
+    said.add_text("note", "[" * 500)
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "PNG", pnginfo=said)
+    token = token_of(studio)
+    for kind in ({}, {"Content_Type": "application/octet-stream"}, {"Content_Type": "image/png"}):
+        status, _, answer = ask(studio, "/kl/predict/upload", "POST", stream.getvalue(), X_KL_Token=token, **kind)
+        assert (status, json.loads(answer)["picture"]["width"]) == (200, 8), (kind, answer)
 
 
 @given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))

@@ -30,6 +30,8 @@ from sd_scripts.schema.runs import RUNS
 from tests.made_here import NETWORK_FAMILIES, lora_of
 from tests.ui.conftest import ROOT, START_SECONDS, free_port
 
+HOST = "owner-style.example"
+
 
 def front_matter(folder: Path) -> dict[str, Any]:
     return dict(yaml.safe_load((folder / "README.md").read_text().split("---\n")[1]))
@@ -125,7 +127,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert ended.returncode == 0, ended.stderr
     port = free_port()
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPACE_ID", "GRADIO_SERVER_NAME")}
-    environment = {**kept, "GRADIO_SERVER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(place)}
+    platform = {"SPACE_ID": "owner/style", "SPACE_HOST": HOST, "GRADIO_SERVER_NAME": "127.0.0.1", "GRADIO_SERVER_PORT": str(port)}
+    environment = {**kept, **platform, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(place)}
     log = place / "app.log"
     with log.open("w") as stream:
         process = subprocess.Popen(
@@ -147,6 +150,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.kill()
     assert not [path.name for path in place.iterdir() if path.name.startswith("predictions-")], "what visitors made is gone with it"
+
+
+def test_a_space_believes_its_platform_s_proxy_and_answers_to_no_other_name(exported: str) -> None:
+    def config(host: str) -> str:
+        said = {"Host": host, "X-Forwarded-Host": host, "X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.7"}
+        with urllib.request.urlopen(urllib.request.Request(f"{exported}config", headers=said), timeout=30) as answer:
+            return str(answer.read().decode())
+
+    assert f"https://{HOST}" in config(HOST)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        config("evil.example")
 
 
 @pytest.mark.timeout(900)
