@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, kohya_lines
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS
 
@@ -220,20 +220,6 @@ def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, s
     return "sd", "the lack of any other sign; choose another kind of run if that is wrong"
 
 
-_SCRIPT_DEFAULTS: tuple[tuple[str, str, object], ...] = (
-    ("lr_scheduler", "", "constant"),
-    ("lr_warmup_steps", "", 0),
-    ("enable_bucket", "", False),
-    ("bucket_no_upscale", "", False),
-    ("max_bucket_reso", "", 1024),
-    ("learning_rate", "", 2e-6),
-    ("network_dim", "", 4),
-    ("network_alpha", "", 1.0),
-    ("timestep_sampling", "flux", "sigma"),
-    ("discrete_flow_shift", "flux", 3.0),
-    ("model_prediction_type", "flux", "sigma_scaled"),
-    ("guidance_scale", "flux", 3.5),
-)
 _PAGE_DEFAULTS: tuple[tuple[str, str, object], ...] = (
     ("network_dim", "", 8),
     ("network_alpha", "", 1.0),
@@ -242,7 +228,7 @@ _PAGE_DEFAULTS: tuple[tuple[str, str, object], ...] = (
     ("model_prediction_type", "flux", "sigma_scaled"),
     ("guidance_scale", "flux", 3.5),
 )
-"""(option, family or all, default) where kohya's default is another than ours and changes what is trained."""
+"""As kohya_lines.DEFAULTS, for the page."""
 _SAID_BY = {"lr_scheduler": "lr_scheduler_type", "lr_warmup_steps": "lr_warmup", "enable_bucket": "dataset_config"}
 """Another key that decides an option as well."""
 
@@ -251,7 +237,7 @@ def _assume(sheet: KohyaSheet) -> None:
     """What the file leaves at kohya's default, where that is not ours."""
     program = "kohya_ss" if sheet.page else "sd-scripts"
     rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "flux1 oft")
-    for option, family, default in _PAGE_DEFAULTS if sheet.page else _SCRIPT_DEFAULTS:
+    for option, family, default in _PAGE_DEFAULTS if sheet.page else kohya_lines.DEFAULTS:
         if option not in sheet.known or option in sheet.given or family not in ("", sheet.run.family):
             continue
         if not is_empty(sheet.value(_SAID_BY.get(option, ""))) or option in sheet.values:

@@ -12,10 +12,6 @@ _SIGNS: dict[str, tuple[str, ...]] = {
             f"network_module=networks.lora_{kind}"
             for kind in "flux_2 framepack hidream_o1 hv_1_5 ideogram4 kandinsky krea2 qwen_image wan zimage".split()
         ),
-        "datasets.image_jsonl_file",
-        "datasets.video_jsonl_file",
-        "datasets.image_directory",
-        "datasets.video_directory",
     ),
     "OneTrainer": (
         "training_method + model_type",

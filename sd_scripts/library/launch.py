@@ -21,7 +21,7 @@ from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
 
 from .errors import OutOfMemory, TrainingError
-from .preflight import check_early
+from .preflight import check_early, check_settings, missing_packages
 from .ranks import REFUSED_FILE
 from .stopping import Stopped, StopRequest
 
@@ -40,7 +40,11 @@ def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         asked = flat.parse_cli(run, arguments)
-        check_early(asked.options)
+        if asked.dry_run:
+            check_settings(asked.options)
+            asked = replace(asked, notes=(*asked.notes, *map(str, missing_packages(asked.options))))
+        else:
+            check_early(asked.options)
         # The configuration that a run folder keeps must mean the same when a studio in another folder goes on with it.
         asked = replace(asked, options=flat.with_absolute_paths(asked.options))
     except OptionError as err:

@@ -23,6 +23,26 @@ LORA_FILES = ("base_weights", "network_weights", "training_adapter")
 
 def check_early(options: RunOptions) -> None:
     """Everything that can be checked without loading a library. Raises OptionError with every problem."""
+    problems = missing_packages(options)
+    try:
+        check_settings(options)
+    except OptionError as err:
+        problems += err.problems
+    if problems:
+        raise OptionError(list(dict.fromkeys(problems)))
+
+
+def missing_packages(options: RunOptions) -> list[Problem]:
+    """Packages that the run needs and this machine lacks, which a dry run can do without."""
+    name = options.optimizer.optimizer_type
+    package = {"AdamW8bit": "bitsandbytes", "PagedAdamW8bit": "bitsandbytes", "Lion8bit": "bitsandbytes", "Prodigy": "prodigyopt"}.get(name)
+    if package is None or importlib.util.find_spec(package) is not None:
+        return []
+    return [Problem("optimizer_type", f"optimizer_type: {name} needs the package {package}: pip install {package}, or choose AdamW")]
+
+
+def check_settings(options: RunOptions) -> None:
+    """What can be checked so early on any machine. Raises OptionError with every problem."""
     problems: list[Problem] = []
     checks: list[Callable[[RunOptions], None]] = [
         *(_check_folders, _check_models, _check_sizes, _check_optimizer, _check_prompts, _check_trackers, _check_resume),
@@ -79,16 +99,6 @@ def _check_sizes(options: RunOptions) -> None:
 
 def _check_optimizer(options: RunOptions) -> None:
     optimizer = options.optimizer
-    package = {"AdamW8bit": "bitsandbytes", "PagedAdamW8bit": "bitsandbytes", "Lion8bit": "bitsandbytes", "Prodigy": "prodigyopt"}.get(
-        optimizer.optimizer_type
-    )
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise OptionError(
-            Problem(
-                "optimizer_type",
-                f"optimizer_type: {optimizer.optimizer_type} needs the package {package}: pip install {package}, or choose AdamW",
-            )
-        )
     key_values("optimizer_args", optimizer.optimizer_args)
     if optimizer.lr_scheduler_type is None:
         factor_at(optimizer, options.training.max_train_steps)

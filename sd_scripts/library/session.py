@@ -57,6 +57,7 @@ from .networks import Network, attach
 from .networks.full import WholeNetwork, train_whole
 from .optim import learning_rate_at, make_optimizer
 from .peers import PeerLost, Peers
+from .preflight import missing_packages
 from .prompt_texts import with_known_texts
 from .protocols import Beginning, Dtypes, ModelFamily, NewFamily, Parts
 from .remedies import Work, levers
@@ -636,9 +637,9 @@ class Session:
         self.total_steps = self.plan.steps_of_run(self.options.training)
         prompts = self._prompts()
         self.sources = self._sources()
-        make_optimizer(
-            options.optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": options.optimizer.learning_rate, "name": "all"}]
-        )
+        if not missing_packages(options):
+            parameter = torch.nn.Parameter(torch.zeros(1))
+            make_optimizer(options.optimizer, [{"params": [parameter], "lr": options.optimizer.learning_rate, "name": "all"}])
         learning_rate_at(options.optimizer, self.total_steps)
         compiling.check(options.compile, self.device)
         kernels.check(options, self.device)

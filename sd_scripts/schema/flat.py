@@ -19,7 +19,7 @@ import toml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from . import legacy, sleeping
+from . import kohya_lines, legacy, sleeping
 from .errors import OptionError, Problem
 from .fields import Options, Section, Show, show_of
 from .outside import json_of, toml_of
@@ -119,7 +119,7 @@ class Invocation:
     as_json: bool = False
     """Whether the forecast is for a program."""
     notes: tuple[str, ...] = ()
-    """What was given without effect, in sentences."""
+    """What was given in another program's words, and what it was taken as; and what was given without effect. In sentences."""
 
 
 def _is_union(annotation: Any) -> bool:
@@ -505,9 +505,10 @@ def parse_tool(tool: type[O], argv: Sequence[str]) -> O:
 
 
 def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[str, ...], dict[str, Any]]:
-    """Options, the names that were given, sentences about what is asleep, and the flags that are no options."""
-    values, rest = parser(run).parse_known_args(_split_bool_flags(run, argv))
-    given = dict(vars(values))
+    """Options, the names that were given, sentences about other programs' words and what is asleep, and the flags that are no options."""
+    line, foreign = kohya_lines.split(run, fields(run), argv) if issubclass(run, RunOptions) else (list(argv), {})
+    values, rest = parser(run).parse_known_args(_split_bool_flags(run, line))
+    given = dict(vars(values)) | foreign
     problems: list[Problem] = []
     known = fields(run)
     more: dict[str, Any] = {name: given.pop(name) for name in NO_OPTIONS if name in given and name not in known}
@@ -534,6 +535,9 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[
             problems.append(Problem(name, f"{name} in {origin}: it may only be given on the command line (--{name})"))
             del merged[name]
     merged.update({name: _text_to_value(known.get(name), value) for name, value in given.items()})
+    notes: list[str] = []
+    if issubclass(run, RunOptions):
+        merged, notes = kohya_lines.translated(run, known, merged)
     options = None
     try:
         options = build(run, merged, origin, from_cli=True)
@@ -541,8 +545,8 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[
         problems += err.problems
     if options is None or problems:
         raise OptionError(list(dict.fromkeys(problems)))
-    notes = sleeping.notes(known, _expand(run, merged, origin)[0])
-    return options, frozenset(name for name in merged if name in known), notes, more
+    notes += sleeping.notes(known, _expand(run, merged, origin)[0])
+    return options, frozenset(name for name in merged if name in known), tuple(notes), more
 
 
 def _text_to_value(field: FlatField | None, value: Any) -> Any:

@@ -63,7 +63,7 @@ _FOREIGN = [
     ("qwen.toml", _MUSUBI.format(kind="qwen_image"), "a file of musubi-tuner"),
     ("zimage.toml", _MUSUBI.format(kind="zimage"), "a file of musubi-tuner"),
     ("wan.toml", "[parts]\n" + _MUSUBI.format(kind="wan").replace("dit =", "dit_high_noise ="), "a file of musubi-tuner"),
-    ("data.toml", '[general]\n[[datasets]]\nimage_directory = "a"\ncache_directory = "b"\n', "a file of musubi-tuner"),
+    ("data.toml", '[general]\n[[datasets]]\nimage_directory = "a"\ncache_directory = "b"\n', "give its path as dataset_config"),
     ("flux.json", json.dumps(_ONETRAINER), "a file of OneTrainer"),
     ("concepts.json", json.dumps([{"path": "p", "image_variations": 1, "include_subdirectories": False}]), "a file of OneTrainer"),
     ("config.json", json.dumps(_SIMPLE), "a file of SimpleTuner"),

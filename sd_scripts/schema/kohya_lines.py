@@ -1,0 +1,258 @@
+"""Lines and files written for kohya's scripts: what has one clear meaning here is taken, with a sentence that says as what.
+
+What would change the training stays as it is, and is refused with the advice of `legacy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import legacy
+from .optimizer import OPTIMIZERS
+from .runs import RunOptions
+
+DEFAULTS: tuple[tuple[str, str, object], ...] = (
+    ("lr_scheduler", "", "constant"),
+    ("lr_warmup_steps", "", 0),
+    ("enable_bucket", "", False),
+    ("bucket_no_upscale", "", False),
+    ("max_bucket_reso", "", 1024),
+    ("learning_rate", "", 2e-6),
+    ("network_dim", "", 4),
+    ("network_alpha", "", 1.0),
+    ("timestep_sampling", "flux", "sigma"),
+    ("discrete_flow_shift", "flux", 3.0),
+    ("model_prediction_type", "flux", "sigma_scaled"),
+    ("guidance_scale", "flux", 3.5),
+)
+"""(option, family or all, default) where the default of kohya's scripts is another than ours and changes what is trained."""
+_CHANGES_SOMETHING = {"config_file", "dataset_class", "no_token_padding", "train_blocks", "huggingface_token", "wandb_api_key", "wandb_key"}
+"""Names that `legacy` calls not needed, but without which a run would end otherwise."""
+_SAME_RESULT = """attn_mode flash3 flash_attn sage_attn split_attn use_32bit_attention use_flash_attn use_sage_attn fused_backward_pass
+    ddp_gradient_as_bucket_view ddp_static_graph ddp_timeout""".split()
+"""Names that `legacy` does not support, but without which the same is trained."""
+_SAME_OPTIMIZERS = {"pagedadamw32bit": "AdamW", "pagedlion8bit": "Lion8bit"}
+_PRECISIONS = {"float32": "float", "fp32": "float", "float16": "fp16", "bfloat16": "bf16"}
+_ZERO_IS_OFF = """min_snr_gamma min_timestep scale_weight_norms vae_batch_size max_validation_steps save_every_n_steps save_every_n_epochs
+    sample_every_n_steps sample_every_n_epochs save_last_n_steps save_last_n_epochs save_n_epoch_ratio""".split()
+_TYPES = {
+    "networks.lora": "lora",
+    "networks.lora_flux": "lora",
+    "networks.loha": "loha",
+    "networks.lokr": "lokr",
+    "lycoris.kohya": "lora",
+}
+_ALGORITHMS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr", "dora": "dora"}
+_NO_EFFECT = {"preset": ("full", "attn-mlp"), **dict.fromkeys(("use_tucker", "use_cp", "use_scalar", "train_norm"), ("false", "0"))}
+"""Network arguments that say what is done here anyway."""
+_LINEAR_ONLY = ("attn-mlp", "attn-only", "unet-transformer-only", "full-lin")
+"""LyCORIS's presets that leave convolutions alone."""
+_TEXT_RATES = ("text_encoder_lr1", "text_encoder_lr2", "learning_rate_te", "learning_rate_te1", "learning_rate_te2")
+
+Meaning = tuple[dict[str, object], str]
+"""Options that say the same here, and a sentence."""
+
+
+def _switch(**options: object) -> Callable[[Any], Meaning]:
+    return lambda value: (
+        ({}, "it is off")
+        if _is_off(value)
+        else (options, "taken as " + ", ".join(f"{name} = {_shown(one)}" for name, one in options.items()))
+    )
+
+
+def _value(option: str) -> Callable[[Any], Meaning]:
+    return lambda value: ({option: value}, f"taken as {option} = {_shown(value)}")
+
+
+_MEANINGS: dict[str, Callable[[Any], Meaning]] = {
+    "caption_extention": _value("caption_extension"),
+    "use_8bit_adam": _switch(optimizer_type="AdamW8bit"),
+    "use_lion_optimizer": _switch(optimizer_type="Lion"),
+    "v_parameterization": _switch(prediction_type="v_prediction"),
+    "no_half_vae": _switch(vae_dtype="float"),
+    "no_metadata": _switch(metadata="minimal"),
+    "fp8_base": _switch(transformer_quantization="fp8"),
+    "fp8_base_unet": _switch(transformer_quantization="fp8"),
+    "fp8_scaled": _switch(transformer_quantization="qfloat8"),
+    "cpu_offload_checkpointing": _switch(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True),
+    "unsloth_offload_checkpointing": _switch(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True),
+    "torch_compile": _switch(compile=True),
+    "network_train_unet_only": _switch(train_text_encoder=False),
+    "network_train_text_encoder_only": _switch(train_text_encoder=True, train_unet=False, cache_text_encoder_outputs=False),
+}
+_LEFT = ("network_args", *_TEXT_RATES)
+"""Names that have a step of their own."""
+
+
+class _Line:
+    """One line, or file, for one kind of run, while it is translated."""
+
+    def __init__(self, run: type[RunOptions], known: Mapping[str, Any], given: Mapping[str, object]) -> None:
+        self.family, self.method, self.known = run.family, run.method, known
+        self.given = dict(given)
+        self.values = dict(given)
+        self.notes: list[str] = []
+        self.is_kohyas = False
+        """Whether a name that only kohya's scripts have was among them."""
+
+    def become(self, name: str, options: Mapping[str, object], note: str) -> None:
+        """Puts options in the place of a name; what is given under its own name wins."""
+        self.values.pop(name, None)
+        self.values = {**options, **self.values}
+        self.is_kohyas = True
+        self.notes.append(f"--{name}: {note}")
+
+    def meaning(self, name: str, value: object) -> Meaning | None:
+        """What a name that is no option here says; None where it would change the training, or nobody knows it."""
+        if name == "network_module":
+            if value == "lycoris.kohya" and any(str(item).startswith("algo=") for item in _items(self.given.get("network_args"))):
+                return {}, "its algo says the type"
+            kind = _TYPES.get(str(value))
+            return None if kind is None or "network_type" not in self.known else ({"network_type": kind}, f"taken as network_type = {kind}")
+        if name == "clip_skip" and str(value) in ("0", "1"):
+            return {}, f"{value} is the model's own way"
+        if name in _MEANINGS:
+            options, note = _MEANINGS[name](value)
+            return (options, note) if options.keys() <= self.known.keys() else None
+        found = legacy.find(name, self.family, self.method)
+        if found is None or name in _CHANGES_SOMETHING:
+            return None
+        kind, text = found
+        return (
+            ({}, f"not needed, because {text.removesuffix('. Remove it').removesuffix('; remove it')}")
+            if (kind == "not needed" or name in _SAME_RESULT)
+            else None
+        )
+
+    def values_in_our_words(self) -> None:
+        """Names of optimizers in any case, kohya's word for our file, zeros that mean off."""
+        for name, value in list(self.values.items()):
+            words = self.known[name].choices if name in self.known else ()
+            text = str(value).strip()
+            meant: object = value
+            if name == "optimizer_type":
+                meant = _SAME_OPTIMIZERS.get(text.lower()) or next((one for one in OPTIMIZERS if one.lower() == text.lower()), value)
+            elif name == "save_model_as" and text == "safetensors" and text not in words:
+                meant = "kohya"
+            elif name == "save_precision":
+                meant = _PRECISIONS.get(text.lower(), value)
+            elif name == "sample_sampler":
+                meant = {"dpmsolver": "dpmsolver++", "dpmsingle": "dpmsolver++"}.get(text.removeprefix("k_"), text.removeprefix("k_"))
+            elif name in _ZERO_IS_OFF and text in ("0", "0.0") and self.known[name].optional:
+                meant = None
+            if isinstance(meant, str) and words and meant not in words:
+                meant = next((word for word in words if str(word).lower() == meant.lower()), meant)
+            if meant is not value and meant != value:
+                self.values[name] = meant
+                self.notes.append(f"--{name}: {text} is taken as {_shown(meant)}")
+
+    def network_arguments(self) -> None:
+        """LyCORIS's names of algorithms; its convolutions get the rank of the rest where conv_dim does not say another."""
+        pairs = [item.partition("=") for item in _items(self.values.get("network_args"))]
+        kept: list[str] = []
+        algorithm = ""
+        for key, equals, text in pairs:
+            if key == "algo" and text.lower() in _ALGORITHMS:
+                algorithm = text.lower()
+            elif key == "dora_wd":
+                self.values |= {"network_type": "dora"} if not _is_off(text) else {}
+            elif text.lower() not in _NO_EFFECT.get(key, ()):
+                kept.append(f"{key}{equals}{text}")
+        if kept != [f"{key}{equals}{text}" for key, equals, text in pairs]:
+            self.values["network_args"] = kept
+        if algorithm:
+            self.values.setdefault("network_type", _ALGORITHMS[algorithm])
+            self.notes.append(f"--network_args algo={algorithm}: taken as network_type = {_shown(self.values['network_type'])}")
+        lycoris = self.given.get("network_module") == "lycoris.kohya" and not any(text in _LINEAR_ONLY for _, _, text in pairs)
+        if lycoris and "conv_dim" in self.known and not any(key == "conv_dim" for key, _, _ in pairs) and "conv_dim" not in self.values:
+            rank = {"conv_dim": self.values.get("network_dim", 4), "conv_alpha": self.values.get("network_alpha", 1)}
+            self.values |= rank
+            self.notes.append(f"--network_module lycoris.kohya: convolutions get the same rank (conv_dim = {rank['conv_dim']}), as there")
+
+    def text_encoders(self) -> None:
+        """Rates of the text encoders by kohya's names; and an adapter of kohya's trains them unless it is told not to."""
+        if "train_text_encoder" not in self.known:
+            return
+        rates = [self.values.pop(name) for name in _TEXT_RATES if name in self.values]
+        if rates:
+            self.values.setdefault("text_encoder_lr", [str(rate) for rate in rates])
+            self.notes.append(f"text_encoder_lr = {', '.join(map(str, rates))} holds the rates of the text encoders")
+        if self.method != "network" or "network_module" not in self.given or "train_text_encoder" in self.values:
+            return
+        if _is_off(self.given.get("cache_text_encoder_outputs")):
+            self.values["train_text_encoder"] = True
+            self.notes.append("--network_module: the text encoders are trained as well, as there without network_train_unet_only")
+        elif self.values.pop("text_encoder_lr", None):
+            self.notes.append("text_encoder_lr: without effect, because cached text encoders are not trained")
+
+    def caches(self) -> None:
+        """A cache that nobody asked for gives way to what it cannot show: FLUX's T5 stays as it is while CLIP is trained."""
+        texts = self.family != "flux" or not _is_off(self.values.get("train_t5xxl"))
+        for option, cache in (("train_text_encoder", "cache_text_encoder_outputs"), ("color_aug", "cache_latents")):
+            on = not _is_off(self.values.get(option)) and (option != "train_text_encoder" or texts)
+            if on and cache in self.known and cache not in self.values:
+                self.values[cache] = False
+                self.notes.append(f"--{option}: {cache} is off, because nobody asked for it and it cannot show what changes in every step")
+
+    def defaults(self) -> None:
+        """A sentence on what the line leaves out and kohya's scripts would take otherwise."""
+        left = [
+            f"{name} = {_shown(self.known[name].default)} ({_shown(theirs)} there)"
+            for name, family, theirs in DEFAULTS
+            if family in ("", self.family) and name in self.known and name not in self.values and self.known[name].default != theirs
+        ]
+        if left:
+            self.notes.append(f"what is not given has the defaults of this program: {', '.join(left)}")
+
+
+def translated(run: type[RunOptions], known: Mapping[str, Any], given: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+    """Given options with kohya's words turned into ours, and a sentence for each that was; what has no clear meaning stays.
+
+    known has the options of this kind of run by name (see flat.fields).
+    """
+    line = _Line(run, known, given)
+    line.network_arguments()
+    for name, value in given.items():
+        if name not in known and name not in _LEFT and (found := line.meaning(name, value)) is not None:
+            line.become(name, *found)
+    line.values_in_our_words()
+    line.text_encoders()
+    line.caches()
+    if line.is_kohyas:
+        line.defaults()
+    return line.values, line.notes
+
+
+def split(run: type[RunOptions], known: Mapping[str, Any], argv: Sequence[str]) -> tuple[list[str], dict[str, object]]:
+    """A command line without the flags that are no options here but have one clear meaning, and these with their values."""
+    line = _Line(run, known, {})
+    rest: list[str] = []
+    found: dict[str, object] = {}
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, text = word.removeprefix("--").partition("=")
+        after: list[str] = []
+        while word.startswith("--") and not equals and words and not words[0].startswith("--"):
+            after.append(words.pop(0))
+        value: object = text if equals else after[0] if len(after) == 1 else after or True
+        rate = name in _TEXT_RATES and "text_encoder_lr" in known
+        if word.startswith("--") and name not in known and (rate or line.meaning(name, value) is not None):
+            found[name] = value
+        else:
+            rest += [word, *after]
+    return rest, found
+
+
+def _items(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list | tuple) else str(value or "").split()
+
+
+def _is_off(value: object) -> bool:
+    return value is None or str(value).strip().lower() in ("", "false", "0", "no", "none")
+
+
+def _shown(value: object) -> str:
+    return "on" if value is True else "off" if value is False else "none" if value is None else str(value)
