@@ -54,12 +54,13 @@ def as_json(readings: Readings, pids: Collection[int] = ()) -> dict[str, Any]:
     """All GPUs together, and each in `gpus`. Memory in GiB, temperature in degrees Celsius, power in watts, clock in MHz, else percent.
 
     Together: memory is summed, utilization averaged, temperature that of the hottest, all over the GPUs that tell; null stands for what
-    none of them tells. pids: whose processes are listed.
+    none of them tells. The memory that they have is that of the GPUs whose use is told. pids: whose processes are listed.
     """
     devices = readings.devices
+    telling = [each for each in devices if each.memory_used_gib is not None] or devices
     return {
         "name": _name(devices),
-        "memoryTotal": _rounded(_over(sum, (each.memory_total_gib for each in devices)), 1),
+        "memoryTotal": _rounded(_over(sum, (each.memory_total_gib for each in telling)), 1),
         "memoryUsed": _rounded(_over(sum, (each.memory_used_gib for each in devices)), 1),
         "memoryPercent": _percent(devices),
         "utilization": _rounded(_over(_mean, (each.utilisation_percent for each in devices))),

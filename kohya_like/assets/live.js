@@ -138,14 +138,19 @@
       this.name = name;
       this.forget();
       this.root.hidden = true;
-      say(this.status, "");
+      this.root.dataset.state = "";
+      say(this.heading, title(name));
+      for (const node of [this.status, this.when, this.badge, this.phase, this.count]) say(node, "");
+      for (const node of [this.cause, this.warnings, this.files]) node.hidden = true;
       this.previews.reset();
       this.matrix.reset();
       this.parts.reset();
       this.measures.reset();
       this.draw.reset();
       this.gpus.reset();
-      this.curve.point(null);
+      this.curve.reset();
+      this.times.update([]);
+      this.console.update({ reset: true, lines: [], open: "" });
       this.poll();
     }
 
@@ -185,6 +190,8 @@
     }
 
     trouble(error) {
+      // Of a run that was just chosen nothing is shown yet.
+      this.root.hidden = !this.name;
       if (error instanceof Refused) {
         if (error.status === 404) this.options.missing();
         this.note(error.message);
@@ -374,8 +381,9 @@
     panel({ element, root, props, watch }) {
       const view = new RunView({ compact: true, element, missing: () => view.follow("") });
       root.append(view.root);
-      // After a reload, or in a second tab, the run that is under way is shown.
-      const find = async () => {
+      // After a reload, and when one is started elsewhere, the run that is under way is shown.
+      repeat(element, async () => {
+        if (view.name) return 2.5;
         try {
           const { runs } = await ask("/kl/runs");
           const active = runs.find((run) => run.state === "running") || runs.find((run) => run.state === "queued");
@@ -386,11 +394,11 @@
         } catch (error) {
           console.info("No list of runs yet:", error.message);
         }
-      };
+        return 2.5;
+      });
       const put = () => view.follow((props.value && props.value.run) || view.name);
       watch("value", put);
-      if (props.value && props.value.run) put();
-      else find();
+      put();
     },
 
     runs({ element, root, props, trigger, watch }) {

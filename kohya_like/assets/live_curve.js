@@ -23,6 +23,13 @@
       );
     }
 
+    reset() {
+      this.points = [];
+      this.validation = [];
+      this.cursor = null;
+      this.paint();
+    }
+
     update(answer, fresh) {
       if (fresh) this.points = [];
       const changed = fresh || answer.points.length > 1 || answer.first === 0 || answer.validation;

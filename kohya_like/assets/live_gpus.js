@@ -23,6 +23,18 @@
     return known.length ? combine(known) : null;
   }
 
+  // Of how many GPUs a reading is, where some keep silent.
+  function few(gpu, values) {
+    const count = values.filter((value) => value !== null).length;
+    return count && count < gpu.numGpus ? `${count} of ${gpu.numGpus} GPUs` : "";
+  }
+
+  // The limits of the GPUs whose power is told, as long as each has one.
+  function powerLimit(gpu) {
+    const limits = gpu.gpus.filter((each) => each.power !== null).map((each) => each.powerLimit);
+    return limits.length && !limits.includes(null) ? Math.round(sum(limits)) : null;
+  }
+
   function warmth(celsius) {
     if (celsius === null) return "";
     return celsius < 60 ? "cool" : celsius < 80 ? "warm" : "hot";
@@ -79,7 +91,7 @@
       name: "GPU use",
       unit: "%",
       now: (gpu) => told(gpu.utilization, "%"),
-      note: (gpu) => (gpu.numGpus > 1 ? `mean of ${gpu.numGpus}` : gpu.name),
+      note: (gpu) => (gpu.numGpus > 1 ? `mean of ${few(gpu, gpu.gpus.map((each) => each.utilization)) || gpu.numGpus}` : gpu.name),
       value: (gpus) => over(mean, gpus.map((each) => each[0])),
       top: () => 100,
     },
@@ -87,7 +99,7 @@
       name: "GPU memory",
       unit: "%",
       now: (gpu) => told(gpu.memoryUsed, "GiB"),
-      note: (gpu) => (gpu.memoryTotal === null ? "" : `of ${told(gpu.memoryTotal, "GiB")}`),
+      note: (gpu) => [gpu.memoryTotal === null ? "" : `of ${told(gpu.memoryTotal, "GiB")}`, few(gpu, gpu.gpus.map((each) => each.memoryUsed))].filter(Boolean).join(", "),
       value: (gpus) => over(mean, gpus.map((each) => each[1])),
       top: () => 100,
     },
@@ -95,7 +107,7 @@
       name: "Temperature",
       unit: "°C",
       now: (gpu) => heat(gpu.temperature),
-      note: (gpu) => (gpu.numGpus > 1 ? "of the hottest" : ""),
+      note: (gpu) => (gpu.numGpus > 1 ? ["of the hottest", few(gpu, gpu.gpus.map((each) => each.temperature))].filter(Boolean).join(", ") : ""),
       value: (gpus) => over(largest, gpus.map((each) => each[2])),
       top: () => 100,
     },
@@ -103,12 +115,9 @@
       name: "Power",
       unit: "W",
       now: (gpu) => told(over((values) => Math.round(sum(values)), gpu.gpus.map((each) => each.power)), "W"),
-      note: (gpu) => {
-        const limit = over(sum, gpu.gpus.map((each) => each.powerLimit));
-        return limit === null ? "" : `of ${told(Math.round(limit), "W")}`;
-      },
+      note: (gpu) => [powerLimit(gpu) === null ? "" : `of ${told(powerLimit(gpu), "W")}`, few(gpu, gpu.gpus.map((each) => each.power))].filter(Boolean).join(", "),
       value: (gpus) => over(sum, gpus.map((each) => each[3])),
-      top: (gpu, values) => over(sum, gpu.gpus.map((each) => each.powerLimit)) || over(largest, values) || 1,
+      top: (gpu, values) => Math.max(powerLimit(gpu) || 0, over(largest, values) || 0) || 1,
     },
   ];
 

@@ -97,8 +97,10 @@ def test_each_of_several_gpus_has_a_card_and_those_of_the_run_are_marked(place: 
         expect(cards.nth(index).locator(".kr-heat")).to_have_text(words)
     expect(cards.nth(7)).to_contain_text(re.compile("Memorynot told.*Usenot told.*temperature not told.*power not told"))
     strip = page.locator("#kl-runs .kr-gpu-strip")
-    for words in ("mean of 8", "231\u00a0GiB", "of 560\u00a0GiB", "85\u00a0°C, hot", "of the hottest"):
+    # The last one keeps silent about all but what it may draw, which belongs to no sum then.
+    for words in ("mean of 7 of 8 GPUs", "231\u00a0GiBof 560\u00a0GiB, 7 of 8 GPUs", "85\u00a0°C, hotof the hottest, 7 of 8 GPUs"):
         expect(strip).to_contain_text(words)
+    expect(strip).to_contain_text("1,981\u00a0Wof 3,150\u00a0W, 7 of 8 GPUs")
     # Beside the form they are folded away.
     page.get_by_role("tab", name="Train").click()
     expect(page.locator("#kl-live .kr-gpu-fold summary")).to_contain_text("8 GPUs")

@@ -325,6 +325,26 @@ def test_previews_are_compared_with_the_keyboard_files_come_down_and_settings_go
     expect(page.locator("#kl-network_dim")).to_have_value("24")
 
 
+def test_a_run_that_is_started_elsewhere_comes_up_beside_the_form_of_a_page_that_is_open(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+        page = visit(studios(output_dir=tmp_path / "output").url).page
+        supervisor = JobSupervisor(tmp_path / "output", command("slow"))
+        expect(page.locator("#kl-live .kr-run")).to_be_hidden()
+        try:
+            job = supervisor.start(SCRIPT, options(tmp_path / "output", output_name="elsewhere"))
+            expect(page.locator("#kl-live .kr-title")).to_have_text("elsewhere")
+            expect(page.locator("#kl-live .kr-badge")).to_have_text("Running")
+            page.locator("#kl-stop").click()
+            expect(page.locator(".kl-answer")).to_contain_text(f"{job.name} was asked to stop")
+        finally:
+            supervisor.stop(job, grace_seconds=0)
+            supervisor.close()
+
+
 def test_the_curve_is_read_with_pointer_and_keyboard_and_its_layers_are_switched(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place[0].url).page
     runs_tab(page, "whole")
@@ -418,6 +438,11 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
     studio.process.kill()
     studio.process.wait()
     expect(page.locator("#kl-runs .kr-status")).to_contain_text("does not answer", timeout=15000)
+    # Also about a run of which nothing was told yet.
+    for name in ("broken", "under-way"):
+        runs_tab(page, name)
+        expect(page.locator("#kl-runs .kr-status")).to_contain_text("does not answer")
+        assert page.locator("#kl-runs .kr-badge").last.inner_text() == ""
     step = supervisor.find(job.name).summary.step
     until(lambda: supervisor.find(job.name).summary.step > step)
     studios(output_dir=studio.output_dir, port=studio.port)
