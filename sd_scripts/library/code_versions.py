@@ -9,6 +9,7 @@ from sd_scripts.schema.ddpm import DdpmModelOptions, DdpmObjectiveOptions
 from sd_scripts.schema.lgt import LgtObjectiveOptions
 from sd_scripts.schema.memory import UNetMemoryOptions
 from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, ZImageModelOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.runs import RunOptions
 
 
@@ -60,7 +61,8 @@ def _calls(options: RunOptions) -> tuple[int, bool]:
         return 3, False
     if isinstance(objective, DdpmObjectiveOptions) and isinstance(options.model, DdpmModelOptions) and options.model.self_conditioning:
         return 2, True
+    prior = isinstance(objective, FlowObjectiveOptions) and objective.base_prior_weight > 0
     if isinstance(objective, ZImageObjectiveOptions):
-        prior, guided = objective.base_prior_weight > 0, objective.cfg_training_scale != 1
+        guided = objective.cfg_training_scale != 1
         return 1 + prior + guided + (objective.curvature_weight > 0), prior or guided
-    return 1, False
+    return 1 + prior, prior

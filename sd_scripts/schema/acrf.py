@@ -52,10 +52,6 @@ class ZImageObjectiveOptions(FlowObjectiveOptions):
     """Share of samples that are trained at a free noise level, uniform and shifted as the sampler's steps, not at an anchor."""
     free_stream_final_ratio: Annotated[Fraction | None, _LEVELS] = None
     """Share at the end of the run, reached in a straight line from free_stream_ratio; None keeps it."""
-    base_prior_weight: NotNegative = 0.0
-    """Self-distillation: regularisation pictures teach the network to stay what the base model is, by the distance to the base's own
-    velocity times this, instead of by their pixels. Keeps a few-step model's abilities. Needs regularisation pictures (num_class_images
-    makes them); 0 trains on them as on pictures."""
     lambda_cosine: Annotated[NotNegative, _TERM] = 0.0
     """Weight of 1 - cosine between the network's velocity and the true one."""
     lambda_fft: Annotated[NotNegative, _TERM] = 0.0

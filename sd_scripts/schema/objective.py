@@ -107,6 +107,10 @@ class FlowObjectiveOptions(RegressionOptions):
     weighting_scheme: Annotated[Literal["none", "sigma_sqrt", "cosmap"], _TIMES] = "none"
     """Weight of a time in the loss: none, sigma_sqrt = 1/sigma^2, cosmap = 2/(pi (1 - 2 sigma + 2 sigma^2)) (Esser et al. 2024). kohya's
     scripts apply it with sigma_scaled only; here it always counts."""
+    base_prior_weight: NotNegative = 0.0
+    """Self-distillation: regularisation pictures teach the network to stay what the base model is, by the distance to the base's own
+    velocity times this, instead of by their pixels. Keeps what a distilled model can do. For adapters; needs regularisation pictures
+    (num_class_images makes them). 0 trains on them as on pictures."""
 
 
 class FluxFlowObjectiveOptions(FlowObjectiveOptions):

@@ -55,7 +55,7 @@ from .network import (
     ZImageFullOptions,
     ZImageNetworkOptions,
 )
-from .objective import FluxFlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions, RegressionOptions
+from .objective import FlowObjectiveOptions, FluxFlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions, RegressionOptions
 from .optimizer import OPTIMIZERS, FullOptimizerOptions, OptimizerOptions
 from .output import AdapterOutputOptions, ModelOutputOptions, OutputOptions, ZImageAdapterOutputOptions
 from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions, ZImageSampleOptions
@@ -95,7 +95,7 @@ class RunOptions(Options):
         training, distributed = self.training, self.distributed
         if distributed.global_batch_size is not None and training.gradient_accumulation_steps != 1:
             problems.append("gradient_accumulation_steps follows from global_batch_size; remove one of them")
-        problems += self._lever_problems()
+        problems += self._lever_problems() + self._prior_problems()
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:
@@ -110,6 +110,23 @@ class RunOptions(Options):
                 )
         raise_all(problems)
         return self
+
+    def _prior_problems(self) -> list[str]:
+        """What base_prior_weight needs."""
+        if not isinstance(self.objective, FlowObjectiveOptions) or not self.objective.base_prior_weight:
+            return []
+        problems, data = [], self.dataset
+        if self.method != "network":
+            problems.append("base_prior_weight needs the base model beside the trained one, which only an adapter run has; set it to 0")
+        if self.network.train_text_encoder:
+            problems.append("base_prior_weight asks the base model, whose text encoders train_text_encoder changes; turn one of them off")
+        toy = data.train_data_dir is not None and data.train_data_dir.startswith("toy:")
+        if not (data.reg_data_dir or data.num_class_images or data.dataset_config or toy):
+            problems.append(
+                "base_prior_weight compares with the base model on regularisation pictures; give reg_data_dir, or num_class_images, "
+                "which makes them"
+            )
+        return problems
 
     def _lever_problems(self) -> list[str]:
         """Levers for memory and speed that do not go together."""
@@ -310,20 +327,6 @@ class _ZImageRun(RunOptions):
     objective: ZImageObjectiveOptions = ZImageObjectiveOptions()
     samples: ZImageSampleOptions = ZImageSampleOptions()
 
-    @model_validator(mode="after")
-    def _prior_has_pictures(self) -> Self:
-        data = self.dataset
-        pictures = data.reg_data_dir is not None or data.num_class_images or data.dataset_config is not None
-        toy = data.train_data_dir is not None and data.train_data_dir.startswith("toy:")
-        if self.objective.base_prior_weight and not (pictures or toy):
-            raise_all(
-                [
-                    "base_prior_weight compares with the base model on regularisation pictures; give reg_data_dir, or num_class_images, "
-                    "which makes them"
-                ]
-            )
-        return self
-
 
 class ZImageNetwork(_ZImageRun):
     """LoRA and its relatives on Z-Image."""
@@ -355,8 +358,6 @@ class ZImageFull(_ZImageRun):
             problems.append(
                 "training_adapter is for adapters; a model that is trained itself cannot leave it out of the saved file. Remove it"
             )
-        if self.objective.base_prior_weight:
-            problems.append("base_prior_weight needs the base model beside the trained one, which only an adapter run has; set it to 0")
         raise_all(problems)
         return self
 

@@ -13,9 +13,17 @@ from sd_scripts.library.networks import attach
 from sd_scripts.library.objectives import make
 from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.acrf import ZImageObjectiveOptions
-from sd_scripts.schema.network import ZImageNetworkOptions
+from sd_scripts.schema.network import NetworkOptions, ZImageNetworkOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions
+from sd_scripts.schema.runs import RUNS
+from tests.library.small_trainers import options_of, samples_of
 
 FAMILY = families.family("zimage")
+FLOW_FAMILIES = [
+    name
+    for name, method in RUNS
+    if method == "network" and isinstance(RUNS[name, method].model_fields["objective"].default, FlowObjectiveOptions)
+]
 CAPTIONS = ["a red star on the left", "blue", "three green circles, large"]
 
 
@@ -72,3 +80,30 @@ def test_acrf_with_everything_trains_the_adapter_and_nothing_else(conditioned: C
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in weights.values())
     trained = {id(weight) for weight in weights.values()}
     assert all(id(other) in trained or other.grad is None for other in conditioned.parts.backbone.parameters())
+
+
+@pytest.mark.parametrize("name", FLOW_FAMILIES)
+def test_an_adapter_of_each_flow_family_is_held_to_its_base_on_regularisation_images_alone(name: str) -> None:
+    seed = int(torch.randint(2**31, ()))
+    family, samples = families.family(name), samples_of(name, seed)[:2]
+    options = options_of((name, "network"), base_prior_weight=2.0, reg_data_dir="others")
+    assert isinstance(options.network, NetworkOptions) and isinstance(options.objective, FlowObjectiveOptions)
+    parts = family.tiny()
+    network = attach(parts, options.network, family.adapter_targets(parts, False), 3)
+    conditions = [condition for _, condition in samples]
+    model = Conditioned(family, parts, network, conditions, dict)
+    objective = make(options.objective, parts.path, parts.kind, parts.scheduler_config)
+    x0, is_reg = torch.stack([latents for latents, _ in samples]), torch.tensor([False, True])
+    batch = Batch(x0, conditions, torch.arange(2), torch.ones(2), CAPTIONS[:2], regularisation=is_reg)
+    with torch.no_grad():
+        assert objective(model, batch, seed).loss[1] < 1e-9, "an adapter at its beginning is the base"
+        for weight in network.named_parameters().values():
+            weight.normal_(std=0.3)
+        losses, drawn = objective(model, batch, seed), objective.draw(batch, seed)
+        t = drawn.t.view(-1, 1, 1, 1)
+        x_t = t * drawn.noise + (1 - t) * x0
+        answers, plain = family.denoise(parts, x_t, drawn.t, conditions), family.tiny()
+        of_base = family.denoise(plain, x_t, drawn.t, conditions)
+    wanted = torch.stack([drawn.noise[0] - x0[0], of_base[1]])
+    expected = (answers - wanted).square().mean(dim=(1, 2, 3)) * torch.tensor([1.0, 2.0]) * drawn.weights
+    assert torch.allclose(losses.loss, expected, rtol=1e-4)

@@ -12,8 +12,8 @@ Shapes: B samples, C latent channels, h w latent sides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,10 +22,13 @@ from sd_scripts.library import diffusion
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import Distance
 from sd_scripts.library.objectives.levels import LevelsOf
-from sd_scripts.library.objectives.regression import Interpretation, chosen_rows
+from sd_scripts.library.objectives.regression import chosen_rows
 from sd_scripts.library.objectives.terms import Compared, Term
 from sd_scripts.library.protocols import Batch, Denoiser, Losses, Path
 from sd_scripts.library.rng import rng_for
+
+Interpretation = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(network's output, x_t, times (B,)) -> the velocity that is compared with noise - x0, (B, C, h, w)."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,14 @@ class Drawn:
 
 @dataclass(frozen=True)
 class FlowMatching:
-    """The objective of Z-Image: AC-RF at the anchors of a sampler, or flow matching at times of a density."""
+    """The objective of flow transformers: flow matching at times of a density, or AC-RF at the anchors of a sampler."""
 
     path: Path
     levels: LevelsOf
     distance: Distance
     interpret: Interpretation
-    terms: Mapping[str, Term]
-    weights: Mapping[str, float]
+    terms: Mapping[str, Term] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each term where a sample has none of its own; 0 leaves it out."""
     prior_weight: float = 0.0
     """Regularisation pictures: weight of the distance to the base model's velocity, in place of their pixels; 0 trains on their pixels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,9 +15,9 @@ from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath, anchor_sig
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import distance_of
 from sd_scripts.library.objectives.energy import Energy, too_small
-from sd_scripts.library.objectives.flow_matching import Curvature, FlowMatching, Guidance
+from sd_scripts.library.objectives.flow_matching import Curvature, FlowMatching, Guidance, Interpretation
 from sd_scripts.library.objectives.levels import FromAnchors, FromDensity, LevelsOf
-from sd_scripts.library.objectives.regression import Interpretation, Regression, Times, as_it_is
+from sd_scripts.library.objectives.regression import Regression, Times
 from sd_scripts.library.objectives.terms import COLOUR_TERMS, terms_of
 from sd_scripts.library.objectives.times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
 from sd_scripts.library.objectives.weights import anchor_weights, flow_weight_of, weight_of
@@ -70,13 +71,16 @@ def times_of(options: ObjectiveOptions | FlowObjectiveOptions, path: Path) -> Ti
 def interpretation_of(options: FlowObjectiveOptions) -> Interpretation:
     """What model_prediction_type makes of the network's output before it is compared with noise - x0."""
 
+    def raw(prediction: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        return prediction
+
     def additive(prediction: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         return prediction + x_t
 
     def sigma_scaled(prediction: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         return x_t - t.view(-1, 1, 1, 1) * prediction
 
-    return {"raw": as_it_is, "additive": additive, "sigma_scaled": sigma_scaled}[options.model_prediction_type]
+    return {"raw": raw, "additive": additive, "sigma_scaled": sigma_scaled}[options.model_prediction_type]
 
 
 def noise_of(options: ObjectiveOptions) -> Callable[[Tensor, noises.Draw], tuple[Tensor, Tensor]]:
@@ -95,9 +99,9 @@ def noise_of(options: ObjectiveOptions) -> Callable[[Tensor, noises.Draw], tuple
     return noise
 
 
-def levels_of(options: ZImageObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any]) -> LevelsOf:
+def levels_of(options: FlowObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any]) -> LevelsOf:
     """The noise levels that are trained. Raises OptionError for a model whose sampler has no fixed levels."""
-    if options.objective == "flow":
+    if not isinstance(options, ZImageObjectiveOptions) or options.objective == "flow":
         return FromDensity(times_of(options, path), flow_weight_of(options))
     if scheduler_config.get("use_dynamic_shifting", False):
         text = "objective: the model's sampler takes other steps for other sizes of pictures (use_dynamic_shifting); acrf cannot train that"
@@ -124,7 +128,7 @@ def wants_empty_text(options: AnyObjectiveOptions) -> bool:
 
 def check_prior(options: AnyObjectiveOptions, has_regularisation: bool) -> None:
     """Raises OptionError where the objective compares regularisation pictures with the base model, and the data has none."""
-    if isinstance(options, ZImageObjectiveOptions) and options.base_prior_weight and not has_regularisation:
+    if isinstance(options, FlowObjectiveOptions) and options.base_prior_weight and not has_regularisation:
         text = "base_prior_weight compares with the base model on regularisation pictures, and the data set has none"
         raise OptionError(Problem("base_prior_weight", f"{text}; add a subset with is_reg = true or reg_data_dir, or set it to 0"))
 
@@ -150,20 +154,27 @@ def check_sides(options: AnyObjectiveOptions, sides: Collection[tuple[int, int]]
 
 
 def flow_matching_of(
-    options: ZImageObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any], colours: Tensor | None
+    options: FlowObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any], colours: Tensor | None
 ) -> FlowMatching:
-    """The objective of Z-Image, see make."""
-    return FlowMatching(
+    """The objective of a flow transformer, see make."""
+    plain = FlowMatching(
         path,
         levels_of(options, path, scheduler_config),
         distance_of(options, path),
         interpretation_of(options),
-        terms_of(options, colours),
-        term_weights(options),
-        options.base_prior_weight,
-        Curvature(options.curvature_weight, options.curvature_interval, options.curvature_start) if options.curvature_weight else None,
-        Guidance(options.cfg_training_scale, options.cfg_training_ratio) if wants_empty_text(options) else None,
-        options.latent_jitter,
+        prior_weight=options.base_prior_weight,
+    )
+    if not isinstance(options, ZImageObjectiveOptions):
+        return plain
+    return replace(
+        plain,
+        terms=terms_of(options, colours),
+        weights=term_weights(options),
+        curvature=Curvature(options.curvature_weight, options.curvature_interval, options.curvature_start)
+        if options.curvature_weight
+        else None,
+        guidance=Guidance(options.cfg_training_scale, options.cfg_training_ratio) if wants_empty_text(options) else None,
+        latent_jitter=options.latent_jitter,
     )
 
 
@@ -182,18 +193,9 @@ def make(
     if isinstance(options, LgtObjectiveOptions):
         assert kind == "velocity"
         return Energy(path, options)
-    if isinstance(options, ZImageObjectiveOptions):
-        return flow_matching_of(options, path, scheduler_config, colours)
     if isinstance(options, FlowObjectiveOptions):
-        return Regression(
-            path,
-            kind,
-            times_of(options, path),
-            lambda x0, draw: (noise := noises.plain(x0, draw), noise),
-            distance_of(options, path),
-            flow_weight_of(options),
-            interpretation_of(options),
-        )
+        assert kind == "velocity"
+        return flow_matching_of(options, path, scheduler_config, colours)
     assert isinstance(options, ObjectiveOptions)
     return Regression(
         path,

@@ -1,4 +1,4 @@
-"""Regression of the network's prediction on its target: noise prediction, v-prediction and flow matching are one class.
+"""Regression of a U-Net's prediction on its target: noise prediction, v-prediction and flow matching are one class.
 
 Shapes: B samples, C latent channels, h w latent sides.
 """
@@ -20,13 +20,6 @@ from sd_scripts.library.rng import rng_for
 
 Times = Callable[[Tensor, tuple[int, int]], Tensor]
 """Uniform numbers (B,) float64 and latent sides (h, w) -> times (B,) float32."""
-Interpretation = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(network's output, x_t, times (B,)) -> what is compared with the target, (B, C, h, w)."""
-
-
-def as_it_is(prediction: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-    """The network's output itself."""
-    return prediction
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,6 @@ class Regression:
     """One latent (C, h, w) -> its noise in the input and in the target, both on the CPU."""
     distance: Distance
     weight: Weight
-    interpret: Interpretation = as_it_is
     self_conditioning_rate: float = 0.0
     """Chance that a sample is trained with the network's own estimate of x0, where it takes one (Chen et al. 2022, arXiv 2208.04202)."""
 
@@ -64,8 +56,7 @@ class Regression:
         x_t = diffusion.add_noise(self.path, batch.x0, noise_in, t)
         if self.self_conditioning_rate and model.takes_estimate:
             model = self._with_estimates(model, batch, x_t, t, seed)
-        prediction = self.interpret(model(x_t, t).float(), x_t, t)
-        difference = prediction - diffusion.target(self.kind, self.path, batch.x0, noise_target, t)
+        difference = model(x_t, t).float() - diffusion.target(self.kind, self.path, batch.x0, noise_target, t)
         elements = self.distance(difference, t)
         if batch.masks is not None:
             elements = elements * batch.masks
