@@ -342,7 +342,7 @@ def check_decoders() -> list[Finding]:
 
 def check_toy(bases: Path = ROOT / "sd_scripts" / "toy" / "bases") -> Finding:
     """Whether the demo has its base."""
-    families = sorted(folder.name for folder in bases.glob("*") if any(folder.rglob("*.safetensors")))
+    families = sorted(index.parent.name for index in bases.glob("*/model_index.json") if any(index.parent.rglob("*.safetensors")))
     if "sdxl" in families:
         return ok(f"toy bases: {', '.join(families)}")
     return warn(f"the demo will not work, {bases / 'sdxl'} is missing; get it from git, or run: python -m sd_scripts.toy.build sdxl")

@@ -138,7 +138,7 @@ class Plan:
 def build(plan: Plan) -> dict[str, object]:
     """Trains and stores a base, and returns what its BUILD.json says.
 
-    Raises ValueError when the folder would be larger than MAX_BYTES, or when other bases would lose their VAE; the old base then stays.
+    Raises ValueError when the folder would be larger than MAX_BYTES; the old base then stays.
     """
     vae, vae_record = _get_vae(plan)
     started = time.process_time()
@@ -168,27 +168,16 @@ def build(plan: Plan) -> dict[str, object]:
         num_bytes = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if num_bytes > MAX_BYTES:
             raise ValueError(f"the base has {num_bytes / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are accepted")
-        _check_users(plan.out, new)
         if plan.out.exists():
             plan.out.rename(aside / "old")
         new.rename(plan.out)
         if plan.family != EDITING:
             from sd_scripts.toy import sharing
 
-            sharing.share(plan.out)
+            sharing.share(plan.out, found=plan.out.parent == BASES)
     finally:
         shutil.rmtree(aside)
     return record
-
-
-def _check_users(old: Path, new: Path) -> None:
-    from sd_scripts.toy import sharing
-
-    users = sharing.users_of(old)
-    if users and (old / "vae" / sharing.WEIGHTS).read_bytes() != (new / "vae" / sharing.WEIGHTS).read_bytes():
-        raise ValueError(
-            f"the new VAE differs from that of {old}, which {', '.join(users)} beside it use; give --out, or remove those first"
-        )
 
 
 def score_again(folder: Path, num_prompts: int) -> None:
@@ -201,9 +190,9 @@ def score_again(folder: Path, num_prompts: int) -> None:
     aside.replace(path)
 
 
-def existing_vae(family: str = "sdxl") -> Path | None:
-    """The VAE of the stored SDXL base, which families share, or the editing base's own; None when there is none."""
-    folder = BASES / (EDITING if family == EDITING else "sdxl") / "vae"
+def existing_vae(family: str) -> Path | None:
+    """The VAE that stored bases share, or the editing base's own; None when there is none."""
+    folder = BASES / (EDITING if family == EDITING else "common") / "vae"
     return folder if (folder / "config.json").exists() else None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -16,21 +17,36 @@ from safetensors.torch import load_file
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 
-OWNER = "sdxl"
-"""The base whose VAE file the others use when theirs is the same."""
+COMMON = "common"
+"""The folder beside the bases with what several of them use."""
 
 
-def share(base: Path) -> None:
-    """Replaces the VAE weights of a base by an index that names those of the owner beside it, if there are such and they are equal."""
-    own, shared = base / "vae" / WEIGHTS, base.parent / OWNER / "vae" / WEIGHTS
-    if base.name == OWNER or not own.is_file() or not shared.is_file() or own.read_bytes() != shared.read_bytes():
+def share(base: Path, found: bool = False) -> None:
+    """Replaces the VAE weights of a base by an index that names the common ones beside it, if there are such and they are equal.
+
+    found: where there are none, those of this base become the common ones.
+    """
+    own, common = base / "vae", base.parent / COMMON / "vae"
+    if not (own / WEIGHTS).is_file():
         return
-    place = Path(os.path.relpath(shared, own.parent)).as_posix()
-    tensors = load_file(own)
+    if not (common / WEIGHTS).is_file():
+        if not found:
+            return
+        common.mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", WEIGHTS):
+            shutil.copyfile(own / name, common / name)
+        record = base / "BUILD.json"
+        if record.is_file():
+            made = {"vae": json.loads(record.read_text(encoding="utf-8"))["vae"]}
+            (common.parent / record.name).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    if (own / WEIGHTS).read_bytes() != (common / WEIGHTS).read_bytes():
+        return
+    place = Path(os.path.relpath(common / WEIGHTS, own)).as_posix()
+    tensors = load_file(own / WEIGHTS)
     size = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(sorted(tensors), place)}
-    (base / "vae" / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    own.unlink()
+    (own / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (own / WEIGHTS).unlink()
 
 
 def weights_of(folder: Path) -> Path:
@@ -42,18 +58,8 @@ def weights_of(folder: Path) -> Path:
     return folder / str(place)
 
 
-def users_of(base: Path) -> list[str]:
-    """The bases beside this one that use its VAE file."""
-    file = base / "vae" / WEIGHTS
-    return sorted(
-        index.parents[1].name
-        for index in base.parent.glob(f"*/vae/{INDEX}")
-        if weights_of(index.parent).resolve() == file.resolve() and index.parents[1] != base
-    )
-
-
 def load_vae(folder: Path) -> AutoencoderKL:
-    """The VAE in this folder in float32, frozen, with its own configuration and its own or another base's weights."""
+    """The VAE in this folder in float32, frozen, with its own configuration and its own or the common weights."""
     vae: AutoencoderKL = AutoencoderKL.from_config(AutoencoderKL.load_config(folder, local_files_only=True))
     vae.load_state_dict(load_file(weights_of(folder)))
     return vae.eval().requires_grad_(False)

@@ -19,7 +19,7 @@ SCENE = Scene("circle", "red", "top left")
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     out = tmp_path_factory.mktemp("bases") / "sd"
-    return Plan("sd", out, seed=3, num_steps=2, vae=build.existing_vae(), num_prompts=1)
+    return Plan("sd", out, seed=3, num_steps=2, vae=build.existing_vae("sd"), num_prompts=1)
 
 
 @pytest.fixture(scope="module")
