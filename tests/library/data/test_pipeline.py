@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
+from sd_scripts.dataset import images
 from sd_scripts.library.data.fill import in_groups
 from sd_scripts.library.data.pipeline import DataPipeline
 from sd_scripts.library.data.prefetch import Prefetcher
-from sd_scripts.library.data.views import cached_view, see
+from sd_scripts.library.data.views import cached_view, geometry_of, see
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.dataset import DatasetOptions
@@ -116,9 +117,19 @@ def test_processes_and_accumulation_share_one_global_batch(options: DatasetOptio
 def test_mirrored_pictures_are_about_half_and_truly_mirrored(options: DatasetOptions, root: Path) -> None:
     pipeline = ready(changed(options, flip_aug=True, random_crop=True, vae_batch_size=4), root)
     plan = pipeline.plan
-    for picture in range(len(plan.pictures)):
-        straight, mirrored = (see(plan, 5, cached_view(plan, 5, picture, 0, flag)) for flag in (False, True))
+    off_centre = 0
+    for picture, item in enumerate(plan.pictures):
+        views = [cached_view(plan, 5, picture, 0, flag) for flag in (False, True)]
+        straight, mirrored = (see(plan, 5, view) for view in views)
         assert torch.equal(straight.pixels.flip(-1), mirrored.pixels)
+        cut = plan.cut(picture, 0)
+        whole = images.resize(images.decode(item.path).rgb, cut.resized, plan.subset_of(picture).options.resize_interpolation)
+        for view, shown in zip(views, (straight, mirrored), strict=True):
+            left, top = geometry_of(plan, view).crop
+            seen_there = (whole[:, ::-1] if view.mirrored else whole)[top : top + cut.bucket[1], left : left + cut.bucket[0]]
+            assert torch.allclose(torch.tensor(seen_there / 127.5 - 1).permute(2, 0, 1).float(), shown.pixels, atol=1e-5), item.path
+        off_centre += cut.excess[0] != 2 * views[0].place[0]
+    assert off_centre, "a crop that is not in the middle tells left from right"
     seen = [pipeline.micro_batch(step, 0, 0) for step in range(30)]
     kept = {
         name: {row.x0[index].numpy().tobytes() for row in seen for index, at in enumerate(row.names) if at == name}
