@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tqdm import tqdm
 
 from sd_scripts.dataset.pictures import Progress
 
 _SECONDS_BETWEEN_CALLS = 0.5
+SECONDS_BETWEEN_LINES = 30.0
+"""Where there is no terminal: all bars of a process together write one line at most in this time, the first after as long."""
+
+
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar. A file, which keeps every refresh, gets a line now and then instead."""
+
+    _last_line: ClassVar[float] = 0.0
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._in_place = (settings.get("file") or sys.stderr).isatty()
+        self._begun = time.monotonic()
+        # What would be left, or overwritten, is a line of its own there.
+        super().__init__(*args, **(settings if self._in_place else {**settings, "leave": False, "position": 0}))
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # type: ignore[override]
+        """Draws the bar, or writes a line when one is due."""
+        if self._in_place:
+            return bool(super().display(msg, pos))
+        now = time.monotonic()
+        if now - max(Bar._last_line, self._begun) >= SECONDS_BETWEEN_LINES:
+            Bar._last_line = now
+            self.fp.write(f"{self}\n")
+            self.fp.flush()
+        return False
+
+    def clear(self, nolock: bool = False) -> None:
+        """Takes the bar off the screen; what stands in a file stays."""
+        if self._in_place:
+            super().clear(nolock)
 
 
 class Bars:
@@ -34,7 +65,7 @@ class Bars:
         if self._bar is None or what != self._what:
             self.close()
             # Short work needs no bar.
-            self._bar, self._what = tqdm(desc=what, total=total or None, unit="", delay=1.0, leave=True), what
+            self._bar, self._what = Bar(desc=what, total=total or None, unit="", delay=1.0, leave=True), what
         if total:
             self._bar.total = total
         self._bar.update(done - self._bar.n)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from sd_scripts.dataset.images import EXTENSIONS
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.schema.ddpm import DdpmModelOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.prompts import Defaults, nearest_size
@@ -53,7 +53,7 @@ class ClassPictures:
         exception. tiled: they are decoded in tiles."""
         self.target.mkdir(parents=True, exist_ok=True)
         total = len(self.requests)
-        with tqdm(total=total, desc="class pictures", unit="picture", leave=False) as bar:
+        with Bar(total=total, desc="class pictures", unit="picture", leave=False) as bar:
             for start in range(0, total, AT_ONCE):
                 progress("class pictures", start, total)
                 batch = self.requests[start : start + AT_ONCE]

@@ -110,18 +110,23 @@ def zero_terminal_snr(alphas_cumprod: Tensor) -> Tensor:
 
 def path_of(config: Mapping[str, Any], rescale: bool = False) -> Path:
     """The path that a diffusers scheduler configuration describes; rescale forces zero terminal SNR even where it does not say so."""
-    if is_flow(config):
-        return FlowPath(num_steps=config.get("num_train_timesteps", 1000))
-    alphas_cumprod = torch.cumprod(1 - betas_of(config), dim=0)
-    if rescale or config.get("rescale_betas_zero_snr", False):
-        alphas_cumprod = zero_terminal_snr(alphas_cumprod)
-    return NoiseSchedulePath(alphas_cumprod)
+    try:
+        if is_flow(config):
+            return FlowPath(num_steps=int(config.get("num_train_timesteps", 1000)))
+        alphas_cumprod = torch.cumprod(1 - betas_of(config), dim=0)
+        if rescale or config.get("rescale_betas_zero_snr", False):
+            alphas_cumprod = zero_terminal_snr(alphas_cumprod)
+        return NoiseSchedulePath(alphas_cumprod)
+    except OptionError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise OptionError(f"the model's scheduler_config.json is damaged ({err}). Download the model again") from err
 
 
 def is_flow(config: Mapping[str, Any]) -> bool:
     """Whether a diffusers scheduler configuration belongs to a flow-matching model."""
     return (
-        "FlowMatch" in config.get("_class_name", "")
+        "FlowMatch" in str(config.get("_class_name", ""))
         or config.get("prediction_type") in ("flow_prediction", "flow")
         or bool(config.get("use_flow_sigmas", False))
     )

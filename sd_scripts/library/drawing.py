@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.devices import device_of, precision_for
 from sd_scripts.library.families.ddpm import Ddpm
 from sd_scripts.library.families.ddpm_drawing import Settings, check_size, trained_size
@@ -94,7 +94,7 @@ def _settings(options: DrawSection) -> Settings:
 def _drawn(family: Ddpm, parts: Parts, options: DrawSection, requests: Sequence[Preview]) -> _Made:
     """Draws batch by batch; single pictures are written as soon as their batch is finished, with a bar on standard error."""
     settings, made = _settings(options), _Made([], [])
-    with tqdm(total=options.n * options.steps, desc="drawing", unit="step", file=sys.stderr) as bar:
+    with Bar(total=options.n * options.steps, desc="drawing", unit="step", file=sys.stderr) as bar:
 
         def advance(step: int, total: int, state: Tensor) -> None:
             bar.update(len(state))

@@ -28,12 +28,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from sd_scripts.dataset.buckets import Size, cut_for, rules_of
 from sd_scripts.dataset.config import evaluated_folders, pictures_below
 from sd_scripts.dataset.images import BadImage, read_size
 from sd_scripts.dataset.plan import Plan
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory
@@ -233,7 +233,7 @@ class Evaluation:
             options.sample_temperature,
         )
         found = _Found(styles, [source for source, _ in sources])
-        bar = tqdm(sources, desc=f"evaluate {what}", unit="picture", leave=False, disable=not self._saves)
+        bar = Bar(sources, desc=f"evaluate {what}", unit="picture", leave=False, disable=not self._saves)
         for source, seen in bar:
             pixels = seen[None]
             latents = self._family.encode_pictures(self._parts, pixels)

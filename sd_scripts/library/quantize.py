@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library import blocks, packed
 from sd_scripts.library.loading.weights import Finish
 from sd_scripts.schema.model import BaseModelOptions, FluxModelOptions, Quantization, QwenImageModelOptions, ZImageModelOptions
@@ -99,7 +99,7 @@ def _fits(layer: nn.Linear, kind: str) -> bool:
 def quantize_network(network: nn.Module, kind: str) -> Report:
     """Quantises a network that is loaded, block by block, and logs the errors."""
     report = Report(kind, type(network).__name__)
-    for name in tqdm(blocks_of(network), desc=f"quantising {report.label}", unit="block", leave=False, delay=1):
+    for name in Bar(blocks_of(network), desc=f"quantising {report.label}", unit="block", leave=False, delay=1):
         report.quantize(name, network.get_submodule(name))
     report.log()
     return report

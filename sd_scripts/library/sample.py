@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from PIL import Image, PngImagePlugin
-from tqdm import tqdm
 
 from sd_scripts.dataset.images import BadImage, decode
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.prompts import OPTION, PromptSpec
@@ -122,7 +122,7 @@ class Previews:
         wanted = [(index, request) for index in chosen if (request := self._request(step, index)) is not None]
         if not wanted:
             return
-        with tqdm(total=len(wanted), desc=f"sample step {step}", unit="picture", leave=False, disable=not self.saves) as bar:
+        with Bar(total=len(wanted), desc=f"sample step {step}", unit="picture", leave=False, disable=not self.saves) as bar:
             for batch in _batches(wanted):
                 self._render_batch(step, batch)
                 bar.update(len(batch))

@@ -18,8 +18,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.training import TrainingOptions
 
@@ -215,7 +215,7 @@ class Trainer:
         """
         total = self.timetable.total_steps
         self.network.train()
-        with self.stop.finishing_steps(), tqdm(total=total, initial=self.step, desc="train", unit="step", disable=not self._main) as bar:
+        with self.stop.finishing_steps(), Bar(total=total, initial=self.step, desc="train", unit="step", disable=not self._main) as bar:
             try:
                 self.meter.begin(total, self._planned(), self.phases.seconds())
                 self._write_epochs()
@@ -454,7 +454,7 @@ class Trainer:
             conditions=all_moved(batch.conditions),
         )
 
-    def _report(self, log: StepLog, warming_up: bool, bar: tqdm) -> None:  # type: ignore[type-arg]
+    def _report(self, log: StepLog, warming_up: bool, bar: Bar) -> None:
         bar.update()
         self.meter.add(log, warming_up)
         self._count_epoch(log)
@@ -609,7 +609,7 @@ class Trainer:
         self.network.train(False)
         try:
             batches = self.data.validation_batches()
-            for make in tqdm(batches, desc="validate", unit="batch", leave=False, disable=not self._main) if self._takes_part else ():
+            for make in Bar(batches, desc="validate", unit="batch", leave=False, disable=not self._main) if self._takes_part else ():
                 batch = self._to_device(make())
                 with self._together(), self._autocast(), plain_code(self.parts.backbone):
                     loss = self.objective(self._denoiser(batch), batch, seed).loss

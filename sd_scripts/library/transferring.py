@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
 from sd_scripts.dataset.buckets import BucketRules, cut_for
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, crop, decode, read_size, resize
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.devices import device_of, precision_for
 from sd_scripts.library.drawing import GAP, MAX_SEED
 from sd_scripts.library.families.ddpm_drawing import check_size, size_multiple, trained_size
@@ -162,7 +162,7 @@ def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Se
     """Transfers one picture after another; each is written as soon as it is finished, with a bar on standard error."""
     made, settings = _Made(), _settings(options)
     phases = 2 if settings.start == "inversion" else 1
-    with tqdm(total=phases * settings.steps * len(orders), desc="transferring", unit="step", file=sys.stderr) as bar:
+    with Bar(total=phases * settings.steps * len(orders), desc="transferring", unit="step", file=sys.stderr) as bar:
 
         def advance(step: int, total: int, state: Tensor) -> None:
             bar.update(len(state))

@@ -14,8 +14,8 @@ from diffusers import AutoencoderKL
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.toy import worlds
 
 LATENT_CHANNELS = 16
@@ -143,7 +143,7 @@ def fit(
     vae.train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(settings.num_warmup_steps, settings.num_steps))
-    bar = tqdm(shown, total=settings.num_steps, desc="vae", mininterval=5)
+    bar = Bar(shown, total=settings.num_steps, desc="vae", mininterval=5)
     for step, (pixels, weights) in enumerate(bar):
         rng = torch.Generator().manual_seed(seed * 1_000_003 + step)
         posterior = encode(pixels)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.toy import autoencoder, worlds
 from sd_scripts.toy.worlds import Scene
 
@@ -172,7 +172,7 @@ def train(model: nn.Module, loss_of: Callable[[BatchT], Tensor], shown: Iterator
     factor = autoencoder.warmup_cosine(settings.num_warmup_steps, settings.num_steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     smooth = 1.0
-    bar = tqdm(shown, total=settings.num_steps, desc=name, mininterval=5)
+    bar = Bar(shown, total=settings.num_steps, desc=name, mininterval=5)
     for step, batch in enumerate(bar):
         loss = loss_of(batch)
         optimizer.zero_grad()

@@ -1,8 +1,9 @@
 """Loading of SDXL: every form a model comes in gives the same networks, and everything else a sentence, without any network access."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import huggingface_hub
@@ -17,6 +18,8 @@ from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdxlModelOptions
+from sd_scripts.schema.runs import RUNS
+from sd_scripts.toy.build import BASES
 from tests.library.loading_in_small import assert_same
 from tests.small_models import pipeline_of
 
@@ -352,6 +355,52 @@ def test_broken_configuration_files_are_named(folder):
     assert "tiny-xl/unet is a FluxTransformer2DModel; SDXL has a UNet2DConditionModel there" in sentence(folder)
     (folder / "unet" / "config.json").write_text(json.dumps({"_class_name": "UNet2DConditionModel", "down_block_types": ["Nonsense"]}))
     assert "the configuration of tiny-xl/unet makes no UNet2DConditionModel" in sentence(folder)
+
+
+DAMAGES = {
+    "half": lambda whole: whole[: len(whole) // 2],
+    "bytes": lambda whole: b"\xff\xfe\x00" * 50,
+    "list": lambda whole: b"[]",
+    "nonsense": lambda whole: (
+        b'{"added_tokens": 3, "model": 4, "num_train_timesteps": "x", "pad_token": 5, "vocab_size": "y", "weight_map": 3, "_class_name": 7}'
+    ),
+}
+
+
+def told_of_damage(base: Path, files: Iterable[Path], load_it: Callable[[], object], damages: Iterable[str] = DAMAGES) -> list[str]:
+    """What loading does other than work, or say a sentence that names the file or its folder, for each damaged JSON file."""
+    wrong = []
+    for file in files:
+        whole = file.read_bytes()
+        for name in damages:
+            file.unlink()
+            file.write_bytes(DAMAGES[name](whole))
+            try:
+                load_it()
+            except OptionError as err:
+                if not any(word in str(err) for word in (file.name, file.parent.name, base.name)):
+                    wrong.append(f"{file.parent.name}/{file.name}, {name}: {err}")
+            except Exception as err:
+                wrong.append(f"{file.parent.name}/{file.name}, {name}: {type(err).__name__}: {err}")
+        file.write_bytes(whole)
+    return wrong
+
+
+def test_no_damaged_file_beside_the_weights_ends_in_a_traceback(folder):
+    assert (
+        told_of_damage(
+            folder, [*folder.glob("tokenizer/*.json"), *folder.glob("scheduler/*.json")], lambda: load(folder), ("half", "nonsense")
+        )
+        == []
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [folder.name for folder in sorted(BASES.iterdir()) if folder.is_dir()])
+def test_no_damaged_file_of_a_base_ends_in_a_traceback(name, tmp_path):
+    bases = shutil.copytree(BASES, tmp_path / "bases", copy_function=os.symlink)
+    chosen = RUNS[name, "network"].model_fields["model"].annotation(pretrained_model_name_or_path=str(bases / name))
+    assert told_of_damage(bases / name, sorted((bases / name).rglob("*.json")), lambda: family(name).load(chosen, CPU, torch.float32)) == []
 
 
 def test_a_folder_with_pickled_weights_only_is_refused(folder):

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.diffusion import FlowPath
 from sd_scripts.library.protocols import Parts
 
@@ -73,7 +73,7 @@ def tabulate(parts: Parts, device: torch.device) -> Parts:
     times = torch.arange(NUM_TIMES + 1) / NUM_TIMES
     embedded = _embedded(transformer, times)
     transformer.time_text_embed.register_forward_hook(_mark)
-    for block in tqdm(transformer.transformer_blocks, desc="modulation tables", unit="block", delay=2, leave=False):
+    for block in Bar(transformer.transformer_blocks, desc="modulation tables", unit="block", delay=2, leave=False):
         block.img_mod = ModulationTable(block.img_mod, _rows(block.img_mod, embedded, device))
         made = (block.txt_mod, _rows(block.txt_mod, embedded, device))
         block.txt_mod = _SecondTable(*made, block.img_mod) if transformer.config.zero_cond_t else ModulationTable(*made)

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.loading import tokenizers
 from sd_scripts.library.loading.headers import LORA, VAE, Header, read_header, what_is
 from sd_scripts.library.loading.original import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
@@ -382,7 +382,7 @@ def read_networks(
     Those named in `without` are on the meta device instead. finishing: blocks and what is done with each as soon as it is read.
     """
     read = Reader()
-    for name, one in tqdm(found.items(), desc=f"loading {label}", unit="network", leave=False):
+    for name, one in Bar(found.items(), desc=f"loading {label}", unit="network", leave=False):
         if name in without:
             leave_out(one.module)
             continue
@@ -400,7 +400,7 @@ def merge_adapters(parts: Parts, adapters: Sequence[Path], multipliers: Sequence
     from sd_scripts.library.networks.merge import merge_into
 
     strengths = multipliers or (1.0,) * len(adapters)
-    for path, strength in tqdm(list(zip(adapters, strengths, strict=True)), desc="merging base_weights", disable=len(adapters) < 2):
+    for path, strength in Bar(list(zip(adapters, strengths, strict=True)), desc="merging base_weights", disable=len(adapters) < 2):
         merge_into(parts, path, strength)
 
 

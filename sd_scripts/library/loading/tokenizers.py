@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from transformers import CLIPTokenizer
 
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +46,31 @@ def read(spec: TokenizerSpec, folder: Path, encoder: Mapping[str, Any], option: 
     """The tokenizer in a folder, for an encoder of this configuration. OptionError when it is missing, empty or of another encoder."""
     if not is_there(folder, spec):
         raise OptionError(f"{option}: {label} has no tokenizer.json, and no {' with '.join(spec.vocabulary)}. Download the model again")
-    tokenizer = spec.cls.from_pretrained(str(folder), local_files_only=True, **({} if pad_token is None else {"pad_token": pad_token}))
+    try:
+        tokenizer = spec.cls.from_pretrained(str(folder), local_files_only=True, **({} if pad_token is None else {"pad_token": pad_token}))
+        num_tokens, longest = len(tokenizer), int(tokenizer.model_max_length)
+    except Exception as err:
+        # transformers and tokenizers end with whatever a damaged file runs into, bare Exceptions of Rust among them.
+        where = _not_json(folder) or f"one of its files ({type(err).__name__}: {str(err)[:200]})"
+        raise OptionError(f"{option}: {label} cannot be read: {where} is damaged. Download it again") from err
     encoder = encoder.get("text_config", encoder)
     size = encoder["vocab_size"]
     # A few more embeddings than tokens occur (tables padded for speed); fewer would be read out of range.
-    if not 0.9 * size <= len(tokenizer) <= size:
-        raise OptionError(
-            f"{option}: {label} has {len(tokenizer)} tokens, but its text encoder knows {size}; the two do not belong together"
-        )
+    if not 0.9 * size <= num_tokens <= size:
+        raise OptionError(f"{option}: {label} has {num_tokens} tokens, but its text encoder knows {size}; the two do not belong together")
     # T5's positions are relative: it names no largest number of them.
-    tokenizer.model_max_length = min(tokenizer.model_max_length, encoder.get("max_position_embeddings", tokenizer.model_max_length))
+    tokenizer.model_max_length = min(longest, encoder.get("max_position_embeddings", longest))
     return tokenizer
+
+
+def _not_json(folder: Path) -> str:
+    """The name of a file in the folder that ought to be JSON and is not; empty when all are."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            json_of(file.read_bytes())
+        except ValueError:
+            return file.name
+    return ""
 
 
 def find_for_file(

@@ -13,8 +13,8 @@ import torch
 from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.loading.headers import Header, read_header
 from sd_scripts.library.loading.original import TOLERATED
 from sd_scripts.schema.errors import OptionError
@@ -131,7 +131,7 @@ def fill(
 
     missing = module.load_state_dict(read(name for name in names if name in own), strict=False, assign=True).missing_keys
     assert set(missing) == set(names) - own, f"{missing[:3]} have no weights"
-    for block in tqdm(blocks, desc=f"{type(module).__name__} block by block", unit="block", leave=False, delay=1, disable=not blocks):
+    for block in Bar(blocks, desc=f"{type(module).__name__} block by block", unit="block", leave=False, delay=1, disable=not blocks):
         part = module.get_submodule(block)
         part.load_state_dict(read(inside[block], len(block) + 1), strict=True, assign=True)
         part.to(device).eval().requires_grad_(False)
@@ -170,7 +170,7 @@ def folder_entries(folder: Path, stem: str, variant: str | None, option: str, la
 
     Raises OptionError when there are no safetensors weights (of that variant), and says what is there instead.
     """
-    files = _files(folder, stem, variant)
+    files = _files(folder, stem, variant, option)
     absent = [path.name for path in files if not path.is_file()]
     if files and not absent:
         return {name: entry for path in files for name, entry in entries(read_header(path, option), option).items()}
@@ -180,7 +180,7 @@ def folder_entries(folder: Path, stem: str, variant: str | None, option: str, la
     wanted = f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors"
     if there:
         raise OptionError(f"{option}: {label} has no {wanted}, but variant {' or '.join(sorted(there))}; set variant to that")
-    if variant and _files(folder, stem, None):
+    if variant and _files(folder, stem, None, option):
         raise OptionError(f"variant: {label} has no {wanted}, only the plain weights; remove variant")
     pickles = sorted(path.name for path in folder.glob(f"{stem}*.bin"))
     if pickles:
@@ -191,8 +191,8 @@ def folder_entries(folder: Path, stem: str, variant: str | None, option: str, la
     raise OptionError(f"{option}: {label} has no {wanted}")
 
 
-def _files(folder: Path, stem: str, variant: str | None) -> list[Path]:
-    """The files with the weights, as the index lists them; none when there are no such weights."""
+def _files(folder: Path, stem: str, variant: str | None, option: str) -> list[Path]:
+    """The files with the weights, as the index lists them; none when there are no such weights. Raises OptionError for a broken index."""
     names = [f"{stem}.{variant}.safetensors"] if variant else [f"{stem}.safetensors"]
     if (folder / names[0]).is_file():
         return [folder / names[0]]
@@ -203,6 +203,10 @@ def _files(folder: Path, stem: str, variant: str | None) -> list[Path]:
     )
     for index in indices:
         if (folder / index).is_file():
-            listed = json_of((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
-            return [folder / name for name in sorted(set(listed))]
+            try:
+                listed = json_of((folder / index).read_bytes())["weight_map"].values()
+                return [folder / name for name in sorted(set(listed))]
+            except (OSError, ValueError, TypeError, AttributeError, KeyError) as err:
+                text = f"{folder.name}/{index} is damaged: it does not list the files of the weights ({err}). Download it again"
+                raise OptionError(f"{option}: {text}") from err
     return []

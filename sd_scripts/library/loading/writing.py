@@ -21,8 +21,8 @@ import diffusers
 import torch
 import transformers
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, read_json
 from sd_scripts.library.loading.headers import COMPILED
 from sd_scripts.library.loading.original import TOLERATED, Stored, assembled, places, shape_to_original
@@ -95,7 +95,7 @@ def write_file(path: Path, tensors: Mapping[str, Lazy], metadata: Mapping[str, s
         _write(file, tensors, {"format": "pt", **metadata}, bar)
 
 
-def _write(file: BinaryIO, tensors: Mapping[str, Lazy], metadata: Mapping[str, str], bar: tqdm[Any]) -> None:
+def _write(file: BinaryIO, tensors: Mapping[str, Lazy], metadata: Mapping[str, str], bar: Bar) -> None:
     header, order = header_of({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
     file.write(header)
     for name in order:
@@ -106,9 +106,9 @@ def _write(file: BinaryIO, tensors: Mapping[str, Lazy], metadata: Mapping[str, s
 
 
 @contextmanager
-def _progress(label: str, tensors: Mapping[str, Lazy]) -> Iterator[tqdm[Any]]:
+def _progress(label: str, tensors: Mapping[str, Lazy]) -> Iterator[Bar]:
     total = sum(tensor.num_bytes for tensor in tensors.values())
-    with tqdm(total=total, desc=f"writing {label}", unit="B", unit_scale=True, leave=False, delay=1) as bar:
+    with Bar(total=total, desc=f"writing {label}", unit="B", unit_scale=True, leave=False, delay=1) as bar:
         yield bar
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.loading.common import tried
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.states import sha256
@@ -84,7 +84,7 @@ def apply_adapters(parts: Parts, files: Sequence[tuple[Path, float]], *, dtype: 
     """
     applied: list[_File] = []
     problems: list[Problem] = []
-    for path, weight in tqdm(files, desc="applying LoRA files", unit="file", delay=2, leave=False):
+    for path, weight in Bar(files, desc="applying LoRA files", unit="file", delay=2, leave=False):
         file = tried(problems, lambda path=path, weight=weight: _put_on(parts, path, weight, dtype))
         if file is not None:
             applied.append(file)

@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library import metadata as metadata_texts
 from sd_scripts.library.errors import TrainingError
 from sd_scripts.library.protocols import Parts, StateDict
@@ -109,7 +109,7 @@ def prove(path: Path, trained: Mapping[str, AdapterLayer], parts: Parts, names: 
     lacking = [name for name in trained.keys() - found.keys() if not _does_nothing(trained[name])]
     if lacking or found.keys() - trained.keys():
         raise TrainingError(f"the saved file {path.name} lacks layers: {examples(sorted(lacking))}; please report this")
-    for name, adapter in tqdm(trained.items(), desc="checking the saved file", unit="layer", delay=2, leave=False):
+    for name, adapter in Bar(trained.items(), desc="checking the saved file", unit="layer", delay=2, leave=False):
         if name in found and not _same(adapter, found[name], shapes[name], torch.finfo(DTYPES[precision])):
             raise TrainingError(
                 f"the saved file {path.name} does not do what was trained at {names.to_diffusers(name)} (save_precision = {precision}); "

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import NetworkOptions
@@ -41,7 +41,7 @@ def merge_into(parts: Parts, path: Path, multiplier: float = 1.0) -> int:
             "Load the base model without quantisation, merge, and quantise afterwards"
         )
     _check_strength(adapters, path, multiplier)
-    for name, adapter in tqdm(adapters.items(), desc=f"merging {path.name}", unit="layer", delay=2, leave=False):
+    for name, adapter in Bar(adapters.items(), desc=f"merging {path.name}", unit="layer", delay=2, leave=False):
         weight = bases[name].weight
         if weight.is_meta:
             # Of a network that was left out of loading: nobody will run it.

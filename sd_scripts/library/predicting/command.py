@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.tools.report import Report
 from sd_scripts.library.tools.run import Cancelled, ended_by_signals
 from sd_scripts.schema import flat
@@ -73,7 +72,7 @@ def _made(options: QwenImagePredict) -> list[Event]:
 
     order = Order("command line", options, (variant_of(options),), compares=False, preview_every=0)
     events: list[Event] = []
-    with tqdm(total=options.predict.steps * options.predict.num_images, desc="predicting", unit="step", file=sys.stderr, delay=0.5) as bar:
+    with Bar(total=options.predict.steps * options.predict.num_images, desc="predicting", unit="step", file=sys.stderr, delay=0.5) as bar:
 
         def told(event: Event) -> None:
             events.append(event)

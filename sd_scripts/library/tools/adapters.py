@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.loading.headers import LORA, read_header, what_is
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.metadata import CONFIG
@@ -90,7 +90,7 @@ class AdapterFile:
         """Reads every group once and counts the layers of each kind. OptionError with every group that is not whole or does not fit."""
         problems: list[Problem] = []
         kinds: Counter[Kind] = Counter()
-        for group in tqdm(self.groups, desc=f"checking {self.label}", unit="layer", delay=2, leave=False):
+        for group in Bar(self.groups, desc=f"checking {self.label}", unit="layer", delay=2, leave=False):
             try:
                 kinds.update(adapter.kind for adapter in self.read(group).values())
             except OptionError as err:

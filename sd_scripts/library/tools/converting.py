@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG, layout_for, tensors_of
 from sd_scripts.library.networks.maths import AdapterLayer, product_distance
@@ -49,7 +49,7 @@ def convert(options: ConvertSection) -> Report:
     texts: dict[str, str] = {}
     kinds: Counter[str] = Counter()
     with Spool(target) as spool:
-        for group in tqdm(source.groups, desc="converting", unit="layer", delay=2, leave=False):
+        for group in Bar(source.groups, desc="converting", unit="layer", delay=2, leave=False):
             by_kind: dict[str, dict[str, AdapterLayer]] = {}
             for name, adapter in source.read(group).items():
                 by_kind.setdefault(layout_for(adapter.kind, options.save_model_as), {})[name] = _settled(name, adapter, alphas)
@@ -77,7 +77,7 @@ def _alphas(source: AdapterFile) -> dict[str, float]:
     """The commonest alpha of each network. Reads everything once and so finds what is broken before anything is written."""
     found: Counter[tuple[str, float]] = Counter()
     problems = []
-    for group in tqdm(source.groups, desc=f"checking {source.label}", unit="layer", delay=2, leave=False):
+    for group in Bar(source.groups, desc=f"checking {source.label}", unit="layer", delay=2, leave=False):
         try:
             for name, adapter in source.read(group).items():
                 if adapter.rank is not None:
@@ -116,7 +116,7 @@ def _joined(texts: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]
 def _distance(source: AdapterFile, written: AdapterFile) -> float:
     """The largest relative difference of a lora or dora layer's update. Raises OptionError when a layer was lost."""
     largest = 0.0
-    for group in tqdm(source.groups, desc="reading back", unit="layer", delay=2, leave=False):
+    for group in Bar(source.groups, desc="reading back", unit="layer", delay=2, leave=False):
         old, new = source.read(group), written.read(group)
         if lost := [name for name, adapter in old.items() if name not in new and norm_of(adapter) != 0.0]:
             raise OptionError(f"save_to: the written file lacks {lost[0]}; please report this")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import tensors_of
@@ -77,7 +77,7 @@ def extract(options: ExtractSection) -> Report:
         groups.setdefault(whole.layers if whole is not None else (name,), []).append(name)
     texts: dict[str, str] = {}
     with Spool(target) as spool:
-        for group in tqdm(groups.values(), desc="extracting", unit="layer", delay=2, leave=False):
+        for group in Bar(groups.values(), desc="extracting", unit="layer", delay=2, leave=False):
             for together in matrices(group, names, options.save_model_as):
                 texts = _extract(base, tuned, together, options, found, spool) or texts
         if not spool.planned:
@@ -123,7 +123,7 @@ def _modules(base: Model, tuned: Model, options: ExtractSection, found: Found) -
             continue
         layers = [name for name in base.layers.modules if name.partition(".")[0] == module]
         largest = 0.0
-        for name in tqdm(layers, desc=f"comparing {module}", unit="layer", delay=2, leave=False):
+        for name in Bar(layers, desc=f"comparing {module}", unit="layer", delay=2, leave=False):
             if not _is_same(base, tuned, name):
                 largest = max(largest, float(difference(base, tuned, [name]).abs().amax()))
         if options.extract_text_encoder and largest > options.min_diff:
@@ -189,7 +189,7 @@ def _extract(base: Model, tuned: Model, layers: Sequence[str], options: ExtractS
 def _other_differences(base: Model, tuned: Model, modules: Sequence[str], layers: Sequence[str], found: Found) -> None:
     """Counts changes of what no LoRA changes: norms, biases, embeddings."""
     weights = {f"{name}.weight" for name in layers}
-    for name, place in tqdm(base.places.items(), desc="comparing norms and biases", delay=2, leave=False):
+    for name, place in Bar(base.places.items(), desc="comparing norms and biases", delay=2, leave=False):
         other = tuned.places.get(name)
         if name in weights or name.partition(".")[0] not in modules or other is None or other.slot.shape != place.slot.shape:
             continue

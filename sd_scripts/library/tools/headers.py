@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.tools.report import Report
 from sd_scripts.library.tools.tensor_files import TensorFile, copy_bytes, open_file
 from sd_scripts.schema.errors import OptionError, Problem
@@ -62,7 +61,7 @@ def replace_texts(file: TensorFile, target: Path, texts: Mapping[str, str]) -> N
     raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     size = file.path.stat().st_size - file.data_start
-    bar = tqdm(total=size, desc=f"writing {target.name}", unit="B", unit_scale=True, delay=2, leave=False)
+    bar = Bar(total=size, desc=f"writing {target.name}", unit="B", unit_scale=True, delay=2, leave=False)
     with bar, written_aside(target) as aside, aside.open("wb") as new:
         new.write(len(raw).to_bytes(8, "little") + raw)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.networks.layer_names import LABELS, Names
 from sd_scripts.library.networks.layouts import SaveModelAs, tensors_of
 from sd_scripts.library.networks.maths import AdapterLayer
@@ -53,7 +53,7 @@ def merge_files(options: MergeSection) -> Report:
     error = energy = 0.0
     ranks: Counter[int] = Counter()
     with Spool(target) as spool:
-        for group in tqdm(groups, desc="merging", unit="layer", delay=2, leave=False):
+        for group in Bar(groups, desc="merging", unit="layer", delay=2, leave=False):
             members = _sum([file.read(group) for file in files], strengths)
             if options.new_rank is not None:
                 members, lost, whole = _shrunk(members, group, options, names)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.loading.original import Stored, assembled, from_original
 from sd_scripts.library.loading.writing import folder_aside
 from sd_scripts.library.networks.layer_names import LABELS
@@ -228,7 +228,7 @@ def _write_folder(model: Model, target: Path, plans: Mapping[Path, Mapping[str, 
     rewritten = {path.parent for path in plans} | {model.path}
     files = sorted(path for path in model.path.rglob("*") if path.is_file())
     with folder_aside(target) as aside:
-        for path in tqdm(files, desc=f"merging into {model.label}", unit="file", delay=2, leave=False):
+        for path in Bar(files, desc=f"merging into {model.label}", unit="file", delay=2, leave=False):
             new = aside / path.relative_to(model.path)
             new.parent.mkdir(parents=True, exist_ok=True)
             if path in plans:

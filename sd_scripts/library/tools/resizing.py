@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import PEFT_CONFIG
 from sd_scripts.library.networks.reading import diffusers_scale, split_key
@@ -63,7 +63,7 @@ def resize(options: ResizeSection) -> Report:
     alpha = common * options.new_rank
     totals = Totals()
     with Spool(target) as spool:
-        for stem, slots in tqdm(stems.items(), desc="resizing", unit="layer", delay=2, leave=False):
+        for stem, slots in Bar(stems.items(), desc="resizing", unit="layer", delay=2, leave=False):
             tensors = _resized(stem, slots, scales[stem], alpha, options, totals)
             spool.add(in_precision(tensors, dtype))
         spool.finish(_header(source, totals, alpha, options))

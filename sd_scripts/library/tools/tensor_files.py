@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.safetensors_file import DTYPES, data_of, header_of
 from sd_scripts.schema.errors import OptionError
@@ -150,7 +150,7 @@ def write(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[str, str
     header, order = header_of(formats, texts)
     digest = hashlib.sha256()
     sizes = {name: math.prod(planned.shape) * planned.dtype.itemsize for name, planned in tensors.items()}
-    bar = tqdm(total=sum(sizes.values()), desc=label, unit="B", unit_scale=True, delay=2, leave=False, disable=label is None)
+    bar = Bar(total=sum(sizes.values()), desc=label, unit="B", unit_scale=True, delay=2, leave=False, disable=label is None)
     with bar, written_aside(path) as aside, aside.open("wb+") as file:
         file.write(header)
         for name in order:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.networks.layer_names import LABELS
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import PEFT_CONFIG
@@ -77,7 +77,7 @@ def verify(options: VerifySection) -> Report:
     """Reads the file once, a layer at a time. The report is broken when the file has problems."""
     file = open_adapter(options.model, "model")
     found = Findings()
-    for stem, slots in tqdm(_stems(file, found).items(), desc="checking", unit="layer", delay=2, leave=False):
+    for stem, slots in Bar(_stems(file, found).items(), desc="checking", unit="layer", delay=2, leave=False):
         _check_layer(stem, slots, found)
     family = _check_family(file, options, found)
     _check_zeros(found)
