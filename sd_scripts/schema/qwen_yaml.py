@@ -8,22 +8,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from . import flat
 from .errors import OptionError, Problem
-from .qwen_yaml_keys import PROGRAM, Finding, Reader, Translation
+from .qwen_yaml_keys import PLAIN, PROGRAM, SEED_KEYS, Finding, Reader, Translation
 from .qwen_yaml_rules import GROUPS, RULES
-from .runs import RUNS, RunOptions
+from .runs import RUNS, QwenImageNetwork, RunOptions
 
-__all__ = ["PROGRAM", "RUN", "Finding", "Translation", "looks_like", "parse", "read", "translate"]
+__all__ = ["PROGRAM", "RUN", "Config", "Finding", "Translation", "config_of", "fill", "looks_like", "parse", "read", "run_of", "translate"]
 
 RUN: type[RunOptions] = RUNS["qwen_edit", "network"]
 SECTIONS = ("model", "data", "train", "cache", "predict", "optimizer", "lr_scheduler", "logging", "loss", "validation")
 MAX_TEXT_CHARACTERS = 1 << 20
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
+
+
+NO_PICTURES = "(a dataloader)"
+"""train_data_dir where a configuration names no pictures."""
+
+
+class Config(dict[str, Any]):
+    """A configuration as scripts for that program use it: sections are attributes, and keys as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name} here; it has {', '.join(self) or 'nothing'}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def config_of(given: object) -> Config:
+    """A configuration of a mapping, or of an object with attributes, section by section; a Config stays the one it is."""
+    if isinstance(given, Config):
+        return given
+    entries = given if isinstance(given, Mapping) else vars(given)
+    return Config({str(name): config_of(value) if _is_section(value) else value for name, value in entries.items()})
+
+
+def _is_section(value: object) -> bool:
+    return isinstance(value, Mapping) or (hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Enum))
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
@@ -70,6 +101,45 @@ def translate(given: Mapping[str, Any]) -> Translation:
         reader.key(key)
     reader.assume()
     return found
+
+
+def run_of(given: Mapping[str, Any]) -> tuple[QwenImageNetwork, dict[str, str]]:
+    """Options of a run, and devices of prediction by option, of a configuration. It may leave out the pictures: see NO_PICTURES.
+
+    Raises OptionError with everything that is refused or wrong.
+    """
+    found = translate(given)
+    refused = [Problem("", text) for text in found.refused]
+    named = found.values.get("train_data_dir") is not None
+    try:
+        options = flat.build(QwenImageNetwork, found.values if named else {**found.values, "train_data_dir": NO_PICTURES})
+    except OptionError as err:
+        raise OptionError([*refused, *err.problems]) from err
+    if refused:
+        raise OptionError(refused)
+    return options, {name: str(device) for name, device in found.predict.items()}
+
+
+def fill(config: Config, options: QwenImageNetwork) -> None:
+    """Writes into a configuration what it leaves to that program, and resolves its references."""
+    plain = flat.flatten(options)
+    everything = translate(config).given
+    for key, option in PLAIN.items():
+        # Keys of the first schema say of a file that it is of that schema.
+        everything.setdefault(key, None if key in SEED_KEYS else plain[option])
+    everything.setdefault("model.quantize", plain["transformer_quantization"] != "none")
+    everything.setdefault("cache.use_cache", plain["cache_latents"])
+    everything.setdefault("predict.devices", Config())
+    for key, value in everything.items():
+        *sections, name = key.split(".")
+        place = config
+        for section in sections:
+            if not isinstance(place.get(section), Config):
+                place[section] = Config()
+            place = place[section]
+        place.setdefault(name, value)
+        if isinstance(place[name], str):
+            place[name] = value
 
 
 def _flattened(given: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

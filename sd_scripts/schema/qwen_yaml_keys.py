@@ -55,7 +55,7 @@ class Reader:
     def __init__(self, found: Translation, rules: Mapping[str, Rule], groups: Mapping[str, Rule]) -> None:
         self._rules, self._groups = rules, groups
         self.found, self.given = found, found.given
-        self.seed_era = any(key in self.given for key in _SEED_KEYS)
+        self.seed_era = any(self.given.get(key) is not None for key in SEED_KEYS)
         """Whether the file is of the first schema."""
 
     def key(self, key: str) -> None:
@@ -99,7 +99,7 @@ class Reader:
         self.found.findings.append(finding)
 
 
-_SEED_KEYS = (
+SEED_KEYS = (
     "model.rank",
     "cache.vae_encoder_device",
     "cache.text_encoder_device",

@@ -48,14 +48,19 @@ def _mode(reader: Reader, key: str, value: object) -> None:
     reader.skip(key, ways.get(str(value), "a run trains, and fills its caches first"))
 
 
-@rule_for("resume")
+@rule_for("resume", "resume_from_checkpoint", "train.resume_from_checkpoint")
 def _resume(reader: Reader, key: str, value: object) -> None:
-    if value in (None, ""):
+    folder = str(value)
+    if value in (None, "", False):
         reader.skip(key, "it is empty")
-    else:
+    elif value in ("latest", "auto", True):
+        reader.take(key, "resume", "auto", "the newest run of this name goes on; where there is none, a new one starts")
+    elif key == "resume" or re.search(r"(^|[/\\])checkpoint-[^/\\]*[/\\]?$", folder) or folder.endswith(".safetensors"):
         reader.refuse(
             key, "states of that program are not read; give its pytorch_lora_weights.safetensors as network_weights to go on from it"
         )
+    else:
+        reader.take(key, "resume", folder, "the folder of a run or of a state that was made here")
 
 
 @rule_for("model.pretrained_model_name_or_path")
@@ -364,8 +369,11 @@ def _mask_weight(reader: Reader, key: str, value: object) -> None:
 
 
 def _weight(reader: Reader, name: str, default: float) -> float:
-    value = reader.given.get(f"loss.{name}", reader.given.get(f"loss.{name.replace('forg', 'foreg')}", default))
-    return float(value) if isinstance(value, int | float) else default
+    return _number(reader.given.get(f"loss.{name}", reader.given.get(f"loss.{name.replace('forg', 'foreg')}", default)), default)
+
+
+def _class_of_loss(reader: Reader) -> str:
+    return str(reader.given.get("loss.class_path") or "").rpartition(".")[2]
 
 
 @rule_for("loss", "loss.class_path")
@@ -375,11 +383,31 @@ def _loss_class(reader: Reader, key: str, value: object) -> None:
         reader.skip(key, "the squared error is the loss here as well")
     elif short == "MaskEditLoss":
         reader.take(key, "masked_loss", True, "give the masks' folder, or put them into a folder mask beside target")
-        reader.also(key, "masked_loss_outside_weight", 0.5)
+        front, back = (_number(reader.given.get(f"loss.init_args.{name}_weight"), default) for name, default in _WEIGHTS)
+        reader.also(key, "masked_loss_outside_weight", min(1.0, back / front) if front > 0 else 1.0)
     elif short == "AttentionMaskMseLoss":
         reader.skip(key, "padding never counts here")
     else:
         reader.refuse(key, f"{value} is not there; choose loss_type")
+
+
+_WEIGHTS = (("foreground", 2.0), ("background", 1.0))
+
+
+def _number(value: object, default: float) -> float:
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _loss_argument(reader: Reader, key: str, value: object) -> None:
+    """Arguments of the loss's class."""
+    name, short = key.removeprefix("loss.init_args."), _class_of_loss(reader)
+    if name in ("foreground_weight", "background_weight"):
+        masked = short == "MaskEditLoss"
+        reader.skip(key, "it is part of masked_loss_outside_weight" if masked else "it counts where masks do; turn masked_loss on for that")
+    elif name == "eps" or (name == "reduction" and value in (None, "mean")):
+        reader.skip(key, "the loss is a mean over what counts, here as well")
+    else:
+        reader.refuse(key, f"{value} of {short or 'the loss'} is not there; choose loss_type")
 
 
 # --- logging and validation -----------------------------------------------------------------------------------------
@@ -450,6 +478,14 @@ def _validation(reader: Reader, key: str, value: object) -> None:
         reader.refuse(key, "it is not known")
 
 
+def _sampling(reader: Reader, key: str, value: object) -> None:
+    """Pictures in the course of training, as versions between the two schemas wrote them."""
+    if reader.given.get("logging.sampling.enable") is True and key == "logging.sampling.validation_data" and value not in (None, ""):
+        reader.refuse(key, "previews edit the pictures named in sample_prompts; write them there")
+    else:
+        reader.skip(key, "previews are drawn when there are sample_prompts, every sample_every_n_steps")
+
+
 def _predict_device(reader: Reader, key: str, value: object) -> None:
     """Devices of prediction: no option of a run, but kept for who predicts."""
     name = key.removeprefix("predict.devices.")
@@ -466,6 +502,9 @@ def _predict_device(reader: Reader, key: str, value: object) -> None:
 
 
 GROUPS |= {
+    "loss.init_args.": _loss_argument,
+    "logging.sampling.": _sampling,
+    "train.fit_device.": lambda reader, key, value: reader.skip(key, NOT_NEEDED["train.fit_device"]),
     "optimizer.init_args.": _optimizer_argument,
     "validation.": _validation,
     "predict.": _predict_device,
