@@ -204,15 +204,34 @@ cores=${SLURM_CPUS_PER_TASK:-$(nproc)}
 threads=$((cores / processes_per_machine))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 
+mkdir -p -- "$run_dir"
+stop_file=$run_dir/stop.request
+# What was asked of an earlier start is over; a job that starts all machines has taken it away before.
+if [ "$MACHINE_RANK" -eq 0 ] && [ "${KOHYA_LIKE_RUN_FOLDER:-}" != "$run_dir" ]; then rm -f -- "$stop_file"; fi
+export KOHYA_LIKE_RUN_FOLDER=$run_dir
+# A signal to end becomes a request to stop, which gives the run all the time that it needs to finish its step and to save; a second one
+# on the same machine ends the launcher.
+asked=
+begun=
+launcher=
+end() {
+  if [ -z "$asked" ]; then
+    asked=yes
+    echo "asked to end; the run saves after this step"
+    : >"$stop_file"
+  elif [ -n "$launcher" ]; then
+    kill -HUP "$launcher" 2>/dev/null || true
+  fi
+  if [ -z "$begun" ]; then exit "$unfinished"; fi
+}
+trap end TERM INT HUP
+
 for second in {1..300}; do
   if getent ahosts "$MAIN_ADDRESS" >/dev/null; then break; fi
   if [ "$second" -eq 300 ]; then echo "machine 0 is not found under the name $MAIN_ADDRESS" >&2; exit 1; fi
   sleep 1
 done
 
-mkdir -p -- "$run_dir"
-stop_file=$run_dir/stop.request
-if [ "$MACHINE_RANK" -eq 0 ]; then rm -f -- "$stop_file"; fi
 # However the run began, from its first state on it is continued.
 more=()
 if [ -n "$(ls -A -- "$run_dir/state" 2>/dev/null)" ]; then more=(--resume auto); fi
@@ -221,19 +240,11 @@ cd -- "$project_dir"
 """
 
 _TRAIN_END = r"""
-# A signal to end becomes a request to stop, which gives the run all the time that it needs to finish its step and to save; a second one
-# ends the launcher. In a session of its own the launcher does not hear the first.
-launcher=
-end() {
-  if [ ! -e "$stop_file" ]; then
-    echo "asked to end; the run saves after this step"
-    : >"$stop_file"
-  elif [ -n "$launcher" ]; then
-    kill -TERM "$launcher" 2>/dev/null || true
-  fi
-}
-trap end TERM INT HUP
-setsid "${command[@]}" &
+# In a session of its own the launcher does not hear Ctrl-C. SIGTERM goes to every process where Slurm takes a job's machines away: ranks
+# finish their step then, but a launcher would end them after half a minute, and itself with an error.
+export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT
+begun=yes
+(trap '' TERM && exec setsid "${command[@]}") &
 launcher=$!
 code=0
 wait "$launcher" || code=$?
@@ -241,18 +252,19 @@ while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || code=$?; done
 # A wait that a signal has cut short told nothing about the launcher.
 code=0
 wait "$launcher" || code=$?
-if [ "$code" -ne 0 ]; then exit "$code"; fi
+if [ "$code" -ne 0 ] && [ ! -e "$stop_file" ]; then exit "$code"; fi
 
 # Ended in order: finished, or stopped before the end? The first process writes that last.
 for second in {1..60}; do
   case $(tail -n 1 -- "$run_dir/events.jsonl" 2>/dev/null) in
     '{"time": '*', "kind": "finished"'*) exit 0 ;;
     '{"time": '*', "kind": "stopped"'*) exit "$unfinished" ;;
+    '{"time": '*', "kind": "failed"'*) break ;;
   esac
+  if [ "$second" -eq 60 ]; then echo "the log of the run in $run_dir does not say how it ended" >&2; fi
   sleep 1
 done
-echo "the log of the run in $run_dir does not say how it ended" >&2
-exit 1
+exit "$((code > 0 ? code : 1))"
 """
 
 
@@ -351,6 +363,8 @@ here=${SLURM_SUBMIT_DIR:?is the folder of these files; start this with sbatch}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MAIN_ADDRESS=${hosts%%$'\n'*}
 mkdir -p -- "$run_dir"
+rm -f -- "$run_dir/stop.request"
+export KOHYA_LIKE_RUN_FOLDER=$run_dir
 
 queue_again=no
 trap 'queue_again=yes; : >"$run_dir/stop.request"' USR1
@@ -365,8 +379,11 @@ while kill -0 "$step" 2>/dev/null; do wait "$step" || code=$?; done
 code=0
 wait "$step" || code=$?
 
+# Slurm tells the step, and not this script, that another job takes the machines; one that was cancelled is not running any more.
+job=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true)
+if [[ $job =~ \ JobState=RUNNING\ .*\ PreemptTime=[0-9] ]]; then queue_again=yes; fi
 if [ "$code" -eq "$unfinished" ] && [ "$queue_again" = yes ]; then
-  echo "the time is over and the run is saved; the job goes into the queue again"
+  echo "the time is over or others need the machines, and the run is saved; the job goes into the queue again"
   scontrol requeue "$SLURM_JOB_ID"
 elif [ "$code" -ne 0 ] && [ "$code" -ne "$unfinished" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$max_restarts" ]; then
   echo "the run failed with code $code; the job goes into the queue again, to continue from the newest state"
@@ -465,9 +482,11 @@ def _kubernetes(options: RunOptions, cluster: ClusterSection, run_dir: str, shar
         ],
     }
     # A pod that had to go, and those that stopped with it, come back without counting as failures.
+    stopped = {"containerName": "train", "operator": "In", "values": [UNFINISHED]}
     forgiven = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": {"containerName": "train", "operator": "In", "values": [UNFINISHED]}},
+        # Before 1.29 a rule must have both keys, and only one of them may say something.
+        {"action": "Ignore", "onExitCodes": stopped, "onPodConditions": []},
     ]
     documents = [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": dict(shared)},
@@ -491,7 +510,8 @@ def _kubernetes(options: RunOptions, cluster: ClusterSection, run_dir: str, shar
                 "completionMode": "Indexed",
                 "completions": cluster.machines,
                 "parallelism": cluster.machines,
-                "backoffLimit": options.distributed.max_restarts * cluster.machines,
+                # Once more than asked for: where a machine dies, it does not count, but the pods of all others fail.
+                "backoffLimit": (options.distributed.max_restarts + 1) * cluster.machines,
                 "podFailurePolicy": {"rules": forgiven},
                 "template": {"metadata": {"labels": labels}, "spec": pod},
             },
@@ -600,7 +620,8 @@ _SLURM_STEPS = (
     "2. In it: `sbatch job.sbatch`.",
     "",
     "Five minutes before `--time` is over the run saves, and the job puts itself into the queue again until the run is finished.",
-    "Slurm does the same with a job that is preempted or whose machine fails, if the cluster allows it (`--requeue`).",
+    "The same happens when the job is preempted and its partition gives it time to save (`GraceTime`). Where a machine fails, Slurm",
+    "queues the job again by itself, if the cluster allows it (`--requeue`). A job that is cancelled is not queued again.",
 )
 _TORCHRUN_STEPS = (
     "1. Copy this folder to the shared disk.",
@@ -614,7 +635,10 @@ _KUBERNETES_STEPS = (
     "3. `kubectl apply -f job.yaml`.",
     "",
     "config.toml and train.sh are inside job.yaml (its ConfigMap); beside it they are for reading.",
-    "A pod that is evicted comes back and the run goes on. `kubectl delete job` ends it; the last state stays.",
+    "Kubernetes makes a pod that had to go, and those that stopped with it, anew, and train.sh goes on from the newest state. One",
+    "machine that dies is forgiven too, and as many more failures of all as `max_restarts` says. `kubectl delete job` ends it; the last",
+    "state stays. job.yaml fits the published schemas of Kubernetes 1.26, 1.28 and 1.37, but no real cluster has run it yet: end one pod",
+    "by hand before you rely on it.",
 )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS, RunOptions
 
+SCHEMAS = Path(__file__).resolve().parents[1] / "data" / "kubernetes"
 STAMP = "20260102-030405"
 KINDS: dict[str, dict[str, Any]] = {"slurm": {}, "torchrun": {"main_address": "node0"}, "kubernetes": {"mount_path": "/"}}
 NASTY = 'it\'s $(touch x) `y` "z" & ünï 名'
@@ -86,11 +88,61 @@ def test_a_manifest_has_its_run_and_its_parts_fit() -> None:
     config, service, job = yaml.safe_load_all(made["job.yaml"])
     assert (config["data"]["config.toml"], config["data"]["train.sh"]) == (made["config.toml"], made["train.sh"])
     assert service["spec"]["clusterIP"] == "None" and service["metadata"]["name"] == "tast-1"
-    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (3, 3, 6)
+    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (3, 3, 9)
     container = job["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"cpu": "16", "memory": "9Gi", "nvidia.com/gpu": "4"}
     assert container["env"] == [{"name": "MAIN_ADDRESS", "value": "tast-1-0.tast-1"}]
     assert manifest_problems(made["job.yaml"]) == []
+
+
+def misfits(value: Any, schema: Any, definitions: dict[str, Any], place: str = "") -> Iterator[str]:
+    """Where a value is not what a schema says, as far as the schemas of Kubernetes say anything."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].removeprefix("#/$defs/")]
+    if "oneOf" in schema:
+        if all(any(misfits(value, one, definitions)) for one in schema["oneOf"]):
+            yield f"{place} is {value!r}"
+        return
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": int | float, "boolean": bool, "null": type(None)}
+    asked = schema.get("type", [])
+    if asked and not any(isinstance(value, kinds[name]) for name in ([asked] if isinstance(asked, str) else asked)):
+        yield f"{place} is {value!r} instead of {asked}"
+    if value not in schema.get("enum", [value]):
+        yield f"{place} is {value!r} and none of {schema['enum']}"
+    if isinstance(value, dict):
+        yield from (f"{place} has no {name}" for name in schema.get("required", ()) if name not in value)
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        for name, item in value.items():
+            if name not in known and others is False:
+                yield f"{place}.{name} is not known"
+            elif name in known or isinstance(others, dict):
+                yield from misfits(item, known.get(name, others), definitions, f"{place}.{name}")
+    for number, item in enumerate(value if isinstance(value, list) else ()):
+        yield from misfits(item, schema.get("items", {}), definitions, f"{place}.{number}")
+
+
+@pytest.mark.parametrize("version", ["1.26", "1.28", "1.37"])
+def test_the_manifest_is_what_kubernetes_takes(version: str) -> None:
+    definitions = json.loads((SCHEMAS / f"{version}.json").read_text(encoding="utf-8"))
+    names = {"ConfigMap": "core.v1.ConfigMap", "Service": "core.v1.Service", "Job": "batch.v1.Job"}
+    filled = {"image": "i", "volume_claim": "c", "memory_gib": 9}
+    wrong = []
+    for values in ({}, {"machines": 1, "gpus_per_machine": 0}):
+        for document in yaml.safe_load_all(files(run_options(), section("kubernetes", **filled, **values), STAMP)["job.yaml"]):
+            schema = definitions[f"io.k8s.api.{names[document['kind']]}"]
+            wrong += [f"{document['kind']}{text}" for text in misfits(document, schema, definitions)]
+            broken = {**document, "spcc": {}, "metadata": {"name": 5}}
+            assert len(list(misfits(broken, schema, definitions))) == 2, "the reader of schemas sees what is wrong"
+    assert wrong == []
+
+
+def test_one_dead_machine_does_not_end_the_job() -> None:
+    for machines in (1, 2, 8):
+        made = files(run_options(), section("kubernetes", machines=machines), STAMP)["job.yaml"]
+        spec = list(yaml.safe_load_all(made))[2]["spec"]
+        # The dead one's pod has the condition that is forgiven; the others end with an error, because it is gone.
+        assert spec["podFailurePolicy"]["rules"][0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        assert spec["backoffLimit"] >= machines - 1
 
 
 def set_in(job: Any, place: str, value: Any) -> None:
@@ -197,7 +249,11 @@ GETENT = r"""#!/bin/sh
 [ "$2" != no-such-host.invalid ]
 """
 SCONTROL = r"""#!/usr/bin/env bash
-if [ "$1" = show ]; then printf 'localhost\nother\n'; else echo "$*" >>"$NOTES/requeued"; fi
+case "$*" in
+  "show hostnames"*) printf 'localhost\nother\n' ;;
+  *"show job"*) echo "JobId=77 JobName=x JobState=${STATE:-RUNNING} PreemptEligibleTime=2026-11-23 PreemptTime=${PREEMPTED:-None} Power=" ;;
+  *) echo "$*" >>"$NOTES/requeued" ;;
+esac
 """
 
 
@@ -331,10 +387,21 @@ def test_a_job_starts_a_launcher_on_each_machine(place: Path) -> None:
     assert not (place / "notes" / "requeued").exists()
 
 
-@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_job_whose_time_is_over_saves_and_queues_again(place: Path, number: int, requeued: bool) -> None:
+PREEMPTED = {"PREEMPTED": "2026-11-23T12:32:29"}
+
+
+@pytest.mark.parametrize(
+    ("number", "job", "requeued"),
+    [
+        (signal.SIGUSR1, {}, True),
+        (signal.SIGTERM, {}, False),
+        (signal.SIGTERM, PREEMPTED, True),
+        (signal.SIGTERM, {**PREEMPTED, "STATE": "CANCELLED"}, False),
+    ],
+)
+def test_a_job_whose_time_is_over_saves_and_queues_again(place: Path, number: int, job: dict[str, str], requeued: bool) -> None:
     folder = exported(place, "slurm")
-    submitted = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "77"}
+    submitted = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "77", **job}
     started = begin(place, "job.sbatch", "stop", **submitted)
     wait_for(lambda: all((place / "notes" / f"ready.{rank}").exists() for rank in (0, 1)))
     started.send_signal(number)
