@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from kohya_like import evaluations
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.library.data.cache import open_caches
@@ -22,6 +23,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.lgt import LgtDatasetOptions, LgtSampleOptions
 from sd_scripts.schema.rundir import RunDirectory
 from tests.library.data.conftest import draw
+from tests.ui.runs_on_disk import BASELINES, MEASURES
 
 LGT = Lgt()
 STYLES = ("flat", "line", "night")
@@ -82,6 +84,15 @@ def test_a_folder_has_every_pair_the_sheet_and_the_numbers(tmp_path: Path, datas
     assert summary["means"]["swd_target"] == pytest.approx(sum(moved) / 6)
     (event,) = events(tmp_path, "evaluation")
     assert event["folder"] == "inference/epoch_0000" and {name: event[name] for name in METRICS} == summary["means"]
+    # The studio reads all of it, and its tests are made with the same measures.
+    shown = evaluations.summary(folder)
+    assert shown is not None and {name: shown[name] for name in ("styles", "step", "epoch", "sources")} == {
+        name: summary[name] for name in ("styles", "step", "epoch", "sources")
+    }
+    for found, wrote in [*zip(shown["pairs"], summary["pairs"]), ({"measures": shown["means"]}, summary["means"])]:
+        numbers = {name: value for name, value in wrote.items() if isinstance(value, int | float)}
+        assert found["measures"] == numbers and set(numbers) <= set(METRICS) == set(MEASURES)
+    assert set(shown["baselines"]) == set(BASELINES) and all(set(values) == set(METRICS) for values in shown["baselines"].values())
     with Image.open(folder / "flat_source.jpg") as picture, Image.open(folder / "grid.jpg") as sheet:
         assert picture.size == (64, 64)
         assert sheet.size == (5 * 64 + 4 * 2, 16 + 3 * 64 + 2 * 2)

@@ -1,9 +1,10 @@
-"""Run folders with states as a training process leaves them, as far as their files go."""
+"""Run folders with states as a training process leaves them, written by what a training process writes them with."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 from PIL import Image
 
 from sd_scripts.library import resume
-from sd_scripts.library.states import FORMAT, sha256
+from sd_scripts.library.checkpoint import Checkpointer, Identity
+from sd_scripts.library.run_meta import write_meta
 from sd_scripts.schema import flat
+from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS, RunOptions
 
@@ -29,13 +32,9 @@ def settings(of: RunOptions) -> dict[str, Any]:
 
 
 def state(run: RunDirectory, step: int, fingerprint: str, minutes_ago: float = 0) -> Path:
-    """A whole state, as far as files go."""
-    folder = run.state / f"{step:06d}"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text("{}")
-    files = {"state.json": {"size": 2, "sha256": sha256(folder / "state.json")}}
-    manifest = {"format": FORMAT, "step": step, "fingerprint": fingerprint, "dataset": "d", "world": 1, "files": files}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    """A whole state, without tensors."""
+    options = OutputOptions(output_dir=str(run.path.parent), output_name="cat", save_last_n_states=99)
+    folder = Checkpointer(run, options, Identity(fingerprint, "d", 1), lambda step: 0, sys.maxsize).save_state(step, {})
     then = time.time() - 60 * minutes_ago
     os.utime(folder / "manifest.json", (then, then))
     return folder
@@ -44,7 +43,7 @@ def state(run: RunDirectory, step: int, fingerprint: str, minutes_ago: float = 0
 def made(output: Path, of: RunOptions, steps: tuple[int, ...] = (), minutes_ago: float = 12) -> RunDirectory:
     run = RunDirectory.create(output, of.output.output_name, of)
     print_of = resume.fingerprint(settings(of))
-    run.meta.write_text(json.dumps({"fingerprint": print_of, "settings": settings(of), "dataset_hash": "d"}, default=list))
+    write_meta(run, fingerprint=print_of, settings=settings(of), dataset={"dataset_hash": "d"}, seed=of.training.seed, processes=1)
     for step in steps:
         state(run, step, print_of, minutes_ago)
     run.log("stopped", step=max(steps, default=0))
@@ -52,7 +51,9 @@ def made(output: Path, of: RunOptions, steps: tuple[int, ...] = (), minutes_ago:
 
 
 STYLES = ("flat", "line", "night")
-MEASURES = ("swd_target", "swd_source", "ssm_source", "structure")
+MEASURES = ("swd_target", "swd_source", "swd_ratio", "ssm_source", "structure")
+BASELINES = ("source", "vae_round_trip", "random_source", "real_target")
+"""As an evaluation writes them, which tests/library/test_evaluation.py holds."""
 
 
 def colour_of(style: str, epoch: int) -> tuple[int, int, int]:
@@ -79,10 +80,16 @@ def evaluated(run: RunDirectory, epoch: int, step: int | None = None, sources: t
     Image.new("RGB", (96, 96)).save(folder / "grid.jpg")
     (folder / "metrics.csv").write_text("from,to\n")
     means = dict.fromkeys(MEASURES, 1 / (1 + epoch))
-    baselines = {"source": dict.fromkeys(MEASURES, 2.0), "random_source": dict.fromkeys(MEASURES, 3.0)}
+    baselines = {name: dict.fromkeys(MEASURES, 2.0 + place) for place, name in enumerate(BASELINES)}
     summary = {"styles": list(STYLES), "step": 10 * epoch, "epoch": epoch, "pairs": pairs, "sources": listed, "baselines": baselines}
     (folder / "summary.json").write_text(json.dumps({**summary, "means": means}))
-    run.log("evaluation", step=10 * epoch if step is None else step, epoch=epoch, folder=f"inference/{folder.name}", swd_ratio=0.5, **means)
+    run.log(
+        "evaluation",
+        step=10 * epoch if step is None else step,
+        epoch=epoch,
+        folder=f"inference/{folder.name}",
+        **{**means, "swd_ratio": 0.5},
+    )
     return folder
 
 

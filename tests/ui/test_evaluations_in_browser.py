@@ -116,7 +116,7 @@ def test_the_matrix_shows_every_pair_at_every_evaluation_and_is_read_by_keyboard
         expect(panel.locator(".kr-value")).to_have_text(words)
         expect(large).to_have_attribute("alt", f"flat to night, {words}")
         assert colour(page, large) == pytest.approx(colour_of("night", epoch), abs=4)
-        expect(panel.locator(".kr-matrix-numbers div", has_text="structure").locator("dd").first).to_have_text(f"{1 / (4 + epoch):.3g}")
+        expect(panel.locator(".kr-matrix-numbers div", has_text="structure").locator("dd").first).to_have_text(f"{1 / (5 + epoch):.3g}")
         page.keyboard.press("ArrowRight")
     assert colour(page, panel.locator(".kr-before")) == pytest.approx(colour_of("flat", 0), abs=4)
 
@@ -130,7 +130,9 @@ def test_the_matrix_shows_every_pair_at_every_evaluation_and_is_read_by_keyboard
     table.get_by_role("button", name="line, the source").click()
     expect(panel.locator(".kr-before")).to_be_hidden()
     assert colour(page, large) == pytest.approx(colour_of("line", 0), abs=4)
-    expect(panel.locator(".kr-matrix-baselines tbody th")).to_have_text(["Transfers, epoch 2, step 25", "source", "random source"])
+    expect(panel.locator(".kr-matrix-baselines tbody th")).to_have_text(
+        ["Transfers, epoch 2, step 25", "source", "vae round trip", "random source", "real target"]
+    )
     with page.expect_download() as coming:
         panel.get_by_role("link", name="The numbers as CSV").click()
     assert Path(coming.value.path()).read_text() == "from,to\n"
