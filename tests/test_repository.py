@@ -225,6 +225,29 @@ def test_layers_import_only_downwards(where, forbidden):
     assert sorted(found) == []
 
 
+def section(page: str, title: str) -> str:
+    """What a document says under a title of the second rank."""
+    return re.split(r"^## ", read(Path(page)).partition(f"## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_the_architecture_says_which_files_of_the_engine_the_studio_imports():
+    used = {module for path in [*python_under("kohya_like"), Path("gui.py")] for module in imports(path) if is_under(module, ENGINE)}
+    files = {f"{module.removeprefix(f'{ENGINE}.').split('.')[0]}.py" for module in used if module != ENGINE}
+    (told,) = [line for line in section("docs/architecture.md", "Layers").split("\n- ") if line.startswith("Of the engine")]
+    assert set(re.findall(r"`(\w+\.py)`", told)) == files
+
+
+def test_the_architecture_lists_every_place_that_names_a_family():
+    """What adding a family takes; a place that is new belongs into the list in docs/architecture.md, or better has no need of the name."""
+    naming = {
+        str(path)
+        for folder in ("sd_scripts", "kohya_like")
+        for path in python_under(folder)
+        if re.search("zimage", f"{path}{read(path)}", re.I)
+    }
+    assert set(re.findall(r"`((?:sd_scripts|kohya_like)/[\w/]+\.py)`", section("docs/architecture.md", "Add a family"))) == naming
+
+
 def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "a" / "b").mkdir(parents=True)
