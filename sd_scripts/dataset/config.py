@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from sd_scripts.dataset.archives import archives_in, unpacked
 from sd_scripts.dataset.images import EXTENSIONS
-from sd_scripts.dataset.metadata import lists_controls
+from sd_scripts.dataset.metadata import FILES, lists_controls
 from sd_scripts.dataset.pairs import control_folder_problems, control_folders, pair_folders
 from sd_scripts.dataset.weights import NAMES as WEIGHT_KEYS
 from sd_scripts.dataset.weights import Weights, weights_of
@@ -112,6 +113,8 @@ class Subset:
     class_tokens: str = ""
     metadata_file: Path | None = None
     recursive: bool = False
+    root: Path | None = None
+    """The folder above that the run names, where metadata may stand as well; None for folder itself."""
     controls: tuple[Path, ...] = ()
     """Folders with the control pictures of edit pairs: first, second, third."""
     masks: Path | None = None
@@ -147,6 +150,9 @@ def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
     if options.train_data_dir.startswith("toy:"):
         train, toy_reg = _toy(options.train_data_dir.removeprefix("toy:"), cache_dir)
         reg = reg or toy_reg
+    elif archives := archives_in(train):
+        # Pictures that lie beside archives are what is meant.
+        train = train if train.is_dir() and (_has_pictures(train) or _kohya_folders(train)) else unpacked(archives, cache_dir)
     problems = [
         Problem(name, f"{name}: the folder {folder} is not there")
         for name, folder in (("train_data_dir", train), ("reg_data_dir", reg))
@@ -204,7 +210,7 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
     pairs = pair_folders(root)
     if pairs is not None:
         items = _folders(pairs.target, options, is_reg, warnings) if _kohya_folders(pairs.target) else []
-        items = items or [Subset(pairs.target, options, options.dataset_repeats, is_reg, prompt, recursive=True)]
+        items = items or [Subset(pairs.target, options, options.dataset_repeats, is_reg, prompt, recursive=True, root=root)]
         controls = control_folders(options) or pairs.controls
         return [item if item.controls else replace(item, controls=controls, masks=pairs.mask) for item in items]
     if not _kohya_folders(root):
@@ -219,7 +225,7 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
                 f"(at most {_MOST_REPEATS}); rename the folder, for example to 1_{folder.name}"
             )
         if match and int(match[1]) > 0:
-            named.append(_paired(Subset(folder, options, int(match[1]), is_reg, prompt or match[2].strip())))
+            named.append(_paired(Subset(folder, options, int(match[1]), is_reg, prompt or match[2].strip(), root=root)))
         else:
             others.append(folder)
     with_pictures = [folder.name for folder in others if _has_pictures(folder)]
@@ -288,8 +294,8 @@ def _paired(subset: Subset) -> Subset:
         subset = replace(subset, folder=pairs.target, recursive=True, controls=folders or pairs.controls, masks=pairs.mask)
     elif folders:
         subset = replace(subset, controls=folders)
-    listing = subset.folder / "metadata.jsonl"
-    if subset.metadata_file is None and not subset.controls and listing.is_file() and lists_controls(listing):
+    listings = (path for name in FILES if (path := subset.folder / name).is_file() and lists_controls(path))
+    if subset.metadata_file is None and not subset.controls and (listing := next(listings, None)) is not None:
         subset = replace(subset, metadata_file=listing, recursive=True)
     return subset
 

@@ -17,6 +17,8 @@ from sd_scripts.dataset.weights import Weights, weights_of
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 
+FILES = ("metadata.jsonl", "metadata.csv")
+"""Names of metadata files that are found by themselves; the first wins where both name a picture."""
 _NAMES = ("file_name", "image_path", "target", "target_path", "absolute_path")
 _CAPTIONS = ("caption", "text", "prompt")
 _CONTROLS = ("control_path", "control", "controls", "control_images")
@@ -68,10 +70,22 @@ def read_metadata(path: Path, separator: str) -> dict[str, Listed]:
     return listed
 
 
+def caption_in_json(text: str, separator: str) -> str | None:
+    """The caption in a .json file beside a picture: a text, or an object with caption, text, prompt or tags; None for anything else."""
+    try:
+        data = json_of(text)
+    except ValueError:
+        return None
+    said = isinstance(data, dict) and not {*_CAPTIONS, "tags"} & data.keys()
+    return None if said else _caption(data, separator)
+
+
 def lists_controls(path: Path) -> bool:
-    """Whether a .jsonl file names control pictures in any line; what is wrong with it is said when its captions are read."""
+    """Whether a .jsonl or .csv file names control pictures anywhere; what is wrong with it is said when its captions are read."""
     try:
         with open(path, encoding="utf-8-sig") as file:
+            if path.suffix.lower() == ".csv":
+                return "path_control" in file.readline()
             entries = (json_of(line) for line in file if line.strip())
             return any(isinstance(entry, dict) and _controls(entry) for entry in entries)
     except (OSError, ValueError):

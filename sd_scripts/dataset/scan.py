@@ -4,8 +4,8 @@ Sizes, captions and content hashes are kept in an sqlite index, so a later scan 
 A scan holds about half a kilobyte for each picture and reads one folder at a time.
 
 Where a picture's caption comes from, first found first: the metadata file of its subset; the file beside it with
-caption_extension; with `.caption`; such files beside its control picture; a metadata.jsonl in its own folder; the class tokens of its
-folder.
+caption_extension; with `.caption`; with `.json`; such files beside its control picture; a metadata.jsonl or metadata.csv in its own
+folder or one above it, up to the one that the run names; the class tokens of its folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sd_scripts.dataset.config import Subset, Subsets, subsets_of
 from sd_scripts.dataset.findings import some_names
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, read_size
 from sd_scripts.dataset.index import Index, Known, Stat, index_file, stat_of
-from sd_scripts.dataset.metadata import Listed, read_metadata
+from sd_scripts.dataset.metadata import FILES, Listed, caption_in_json, read_metadata
 from sd_scripts.dataset.pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, is_file, is_text, layouts, plain, walk
 from sd_scripts.dataset.pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
 from sd_scripts.dataset.verify import identity_of, verify
@@ -31,6 +31,8 @@ from sd_scripts.schema.errors import OptionError, Problem
 __all__ = ["BadPicture", "Dataset", "Picture", "Progress", "identity_of", "read_dataset", "scan", "verify"]
 
 _REPORT_EVERY = 500
+TRIGGER = "[trigger]"
+"""The place of the trigger word in captions made for ai-toolkit; here the class tokens are that word."""
 
 
 def read_dataset(
@@ -220,6 +222,10 @@ class _SubsetScan:
         self.is_paired = bool(folders) or any(entry.controls for entry in (self.listed or {}).values())
         self.unmasked = self.unused_controls = 0
         self.fewer: dict[int, list[str]] = {}
+        self.told: dict[str, dict[str, Listed]] = {}
+        """What metadata files say: folder -> name -> entry."""
+        self.without_word: list[str] = []
+        """Pictures whose caption has a place for a trigger word that nobody named."""
         self.left_out: dict[str, list[str]] = {}
         """What looks like a picture and is left out: kind -> names."""
 
@@ -227,6 +233,8 @@ class _SubsetScan:
         """All usable pictures; bad and warnings are complete afterwards."""
         pictures: list[Picture] = []
         used: set[str] = set()
+        for above in self._above() if self.listed is None else ():
+            self._tell_of(above, [name for name in FILES if os.path.isfile(os.path.join(above, name))])
         for folder in walk(str(self.subset.folder), self.subset.recursive, self.subset.controls):
             if os.path.basename(folder) in CACHES and folder != str(self.subset.folder):
                 self._leave_out("in a folder that another trainer made", os.path.basename(folder))
@@ -238,11 +246,21 @@ class _SubsetScan:
         self._tell()
         return pictures
 
+    def _above(self) -> list[str]:
+        """The folders from the one that the run names to the one that holds this subset's."""
+        root, found = self.subset.root, list(self.subset.folder.parents)
+        return [str(folder) for folder in reversed(found[: found.index(root) + 1])] if root in found else []
+
     def _tell(self) -> None:
         subset, options = self.subset, self.subset.options
         if self.left_out:
             kinds = "; ".join(f"{len(names)} {kind}: {some_names(names)}" for kind, names in self.left_out.items())
             self.warnings.append(f"of {subset.folder} are left out {kinds}")
+        if self.without_word:
+            self.warnings.append(
+                f"{_pictures(len(self.without_word))} in {subset.folder} have {TRIGGER} in their captions and no word for it, so it "
+                f"is left out; name the word in instance_prompt, class_tokens or the name of the folder: {some_names(self.without_word)}"
+            )
         source = options.conditioning_data_dir or subset.masks
         if self.unmasked and (source or not options.alpha_mask):
             where = f" in {source}" if source else ""
@@ -278,10 +296,9 @@ class _SubsetScan:
         if self.listed is None:
             captioned = {stem for stem, ending in map(os.path.splitext, files.all) if plain(ending) in map(plain, self.endings)}
             near = beside(names, captioned, with_masks=bool(self.folders) or self.wanted.most > 0)
-        own_metadata = Path(folder, "metadata.jsonl")
-        told = (
-            read_metadata(own_metadata, self.subset.options.caption_separator) if "metadata.jsonl" in files.all and not self.listed else {}
-        )
+        if self.listed is None:
+            self._tell_of(folder, files.all)
+        told = self.told.pop(os.path.abspath(folder), {})
         told = {plain(key): entry for key, entry in told.items()} | told
         for name in near.conditions:
             self._leave_out("with a condition for a ControlNet", name)
@@ -295,6 +312,23 @@ class _SubsetScan:
             else:
                 yield [self._in_folder(folder, prefix, name, files, near, told, stems) for name in part]
             self._count(len(part))
+
+    def _tell_of(self, folder: str, names: Collection[str]) -> None:
+        """Takes note of what the metadata files of a folder say, about pictures in it and in those below; later files win."""
+        for name in reversed(FILES):
+            if name not in names:
+                continue
+            try:
+                entries = read_metadata(Path(folder, name), self.subset.options.caption_separator)
+            except OptionError as err:
+                if name.endswith(".csv"):
+                    # Many tables have this name.
+                    self.warnings.append(f"{Path(folder, name)} is not read: {err.problems[0].message}")
+                    continue
+                raise
+            for picture, entry in entries.items():
+                where, own = os.path.split(os.path.abspath(os.path.join(folder, picture)))
+                self.told.setdefault(where, {})[own] = entry
 
     def _files(self, folder: str) -> _Names:
         """The files in a folder; what looks like a picture and is none is noted."""
@@ -379,7 +413,7 @@ class _SubsetScan:
             mask=self._mask(prefix + name, mask),
             weights=entry.weights if entry is not None else (),
         )
-        sidecar = next((there for ending in self.endings if (there := files.find(stem + ending))), None)
+        sidecar = next((there for ending in (*self.endings, ".json") if (there := files.find(stem + ending))), None)
         if sidecar is not None:
             found.sidecar = os.path.join(folder, sidecar)
         else:
@@ -432,12 +466,30 @@ class _SubsetScan:
             if isinstance(size, str):
                 self.bad.append(BadPicture(found.path, size))
                 continue
-            caption = self._caption(found.sidecar, known, found.path) if found.sidecar else found.caption
+            caption = self._text(found, known)
             controls = self._controls(found, known)
             if caption is not None and controls is not None:
                 yield Picture(
                     found.path, found.name, self.number, *size, caption, *stat, found.mask, controls=controls, weights=found.weights
                 )
+
+    def _text(self, found: _Found, known: Known) -> str | None:
+        """The caption; None for what has been added to the bad ones."""
+        text = self._caption(found.sidecar, known, found.path) if found.sidecar else found.caption
+        if text is not None and plain(found.sidecar).endswith(".json"):
+            said = caption_in_json(text, self.subset.options.caption_separator)
+            if said is None and self.endings[0] == ".json":
+                self.bad.append(
+                    BadPicture(found.path, "has a caption file .json without a caption: a text, or an object with caption or tags")
+                )
+                return None
+            text = found.caption if said is None else said
+        if text is not None and TRIGGER in text:
+            word = self.subset.class_tokens
+            if not word:
+                self.without_word.append(found.name)
+            text = " ".join(text.replace(TRIGGER, word).split()) if not word else text.replace(TRIGGER, word)
+        return text
 
     def _controls(self, found: _Found, known: Known) -> tuple[ControlPicture, ...] | None:
         """None for what has been added to the bad ones."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from sd_scripts.dataset.archives import archives_in
 from sd_scripts.dataset.buckets import problems_of
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
@@ -64,7 +65,8 @@ def _check_folders(options: RunOptions) -> None:
     for name in ("train_data_dir", "reg_data_dir", "conditioning_data_dir"):
         value = getattr(data, name)
         made = name == "reg_data_dir" and data.num_class_images > 0
-        if value is not None and not made and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
+        packed = name == "train_data_dir" and value is not None and bool(archives_in(Path(value).expanduser()))
+        if value is not None and not made and not packed and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
             problems.append(Problem(name, f"{name}: there is no folder {value}"))
     for name in ("dataset_config", "in_json"):
         value = getattr(data, name)

@@ -26,13 +26,14 @@ class DatasetOptions(Section):
         str | None,
         Show(basic=True, kind="folder", suggestions=("toy:star", "toy:teal", "toy:subject", "toy:shapes"), unless="dataset_config"),
     ] = None
-    """Folder with the training pictures: either pictures directly, or kohya's sub-folders `<repeats>_<token> <class>`. `toy:star` draws a
-    built-in data set."""
+    """Folder with the training pictures: either pictures directly, or kohya's sub-folders `<repeats>_<token> <class>`; or webdataset and
+    parquet files, with the package datasets. `toy:star` draws a built-in data set."""
     reg_data_dir: Annotated[str | None, Show(kind="folder")] = None
     """Folder with regularisation pictures (the class without your subject), laid out like train_data_dir; they are repeated until there are
     as many as training pictures."""
     instance_prompt: str = ""
-    """Caption of training pictures that have no caption file (DreamBooth), such as `zwx dog`; empty takes the folder's name."""
+    """Caption of training pictures that have no caption file (DreamBooth), such as `zwx dog`; empty takes the folder's name. It also stands
+    for `[trigger]` in captions."""
     class_prompt: str = ""
     """Caption of regularisation pictures that have no caption file, such as `dog`, and the prompt that missing ones are made with; empty
     takes the folder's name."""

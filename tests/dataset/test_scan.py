@@ -48,6 +48,54 @@ def test_a_plain_folder_is_read_with_its_folders_but_not_hidden_ones(tmp_path: P
     assert [item.name for item in scanned(tmp_path).pictures] == ["a.JPG", "b.png", "sub/c.webp", "sub/deeper/d.bmp"]
 
 
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
+def test_metadata_at_the_root_names_pictures_in_the_folders_below(tmp_path: Path, name: str) -> None:
+    plain, kohya, above = tmp_path / "data", tmp_path / "kohya", {"a.png": "top", "x/b.png": "below", "x/y/c.png": "deep", "x/e.png": "far"}
+    for picture_name in (*above, "x/d.png"):
+        picture(plain / picture_name)
+    picture(kohya / "2_sks dog" / "a.png")
+    picture(kohya / "2_sks dog" / "b.png")
+
+    def write(folder: Path, entries: dict[str, str]) -> None:
+        lines = [json.dumps({"file_name": key, "text": text}) for key, text in entries.items()]
+        rows = ["file_name,text", *(f'{key},"{text}"' for key, text in entries.items())]
+        (folder / name).write_text("\n".join(lines if name.endswith("jsonl") else rows) + "\n", encoding="utf-8")
+
+    write(plain, above)
+    write(plain / "x", {"e.png": "near"})
+    write(kohya, {"2_sks dog/a.png": "named"})
+    texts = {"a.png": "top", "x/b.png": "below", "x/y/c.png": "deep", "x/d.png": "", "x/e.png": "near"}
+    assert captions(scanned(tmp_path)) == texts
+    assert captions(scanned(tmp_path, train_data_dir=str(kohya))) == {"a.png": "named", "b.png": "sks dog"}
+    (plain / "metadata.csv").write_text("id;score\n1;2\n")
+    odd = scanned(tmp_path)
+    assert len(odd.pictures) == 5 and any("metadata.csv is not read" in text for text in odd.warnings)
+
+
+def test_captions_made_for_ai_toolkit_are_read(tmp_path: Path) -> None:
+    for folder in ("data", "own/3_zwx cat"):
+        root = tmp_path / folder
+        picture(root / "a.png", caption="a photo of [trigger], [trigger] sleeps")
+        picture(root / "b.png").with_suffix(".json").write_text('{"caption": "[trigger] in a box", "caption_short": "box"}')
+        picture(root / "c.png").with_suffix(".json").write_text('{"likes": 7}')
+        picture(root / "d.png", caption="from txt").with_suffix(".json").write_text('"from json"')
+        picture(root / "e.png").with_suffix(".json").write_text('{"tags": ["one", "two"]}')
+    own = scanned(tmp_path, train_data_dir=str(tmp_path / "own"))
+    assert captions(own) == {
+        "a.png": "a photo of zwx cat, zwx cat sleeps",
+        "b.png": "zwx cat in a box",
+        "c.png": "zwx cat",
+        "d.png": "from txt",
+        "e.png": "one, two",
+    }
+    nameless = scanned(tmp_path)
+    assert captions(nameless)["b.png"] == "in a box" and captions(nameless)["c.png"] == ""
+    assert any("2 pictures" in text and "[trigger]" in text for text in nameless.warnings)
+    assert captions(scanned(tmp_path, instance_prompt="ohwx"))["b.png"] == "ohwx in a box"
+    named = scanned(tmp_path, caption_extension=".json")
+    assert [Path(bad.path).name for bad in named.bad] == ["c.png"] and captions(named)["d.png"] == "from json"
+
+
 def test_captions_come_from_the_nearest_source(tmp_path: Path) -> None:
     root = tmp_path / "data" / "3_sks dog"
     picture(root / "a.png", caption="  from txt\n")
