@@ -73,6 +73,7 @@ from sd_scripts.schema.runs import QwenImageNetwork
 Pictures = Picture | Sequence[Picture]
 FILE = "pytorch_lora_weights.safetensors"
 """Name of an adapter file in a folder that save_lora is given."""
+CONFIG = "# This run belongs to a script with QwenImageEditTrainer and batches of its own; it is continued by starting that script again.\n"
 FLOAT8 = "qfloat8"
 """What `quantize = True` means where the configuration names no kind: that program's quantisation."""
 
@@ -281,6 +282,8 @@ class QwenImageEditTrainer:
         if accelerator.num_processes > 1:
             raise OptionError("fit: batches of a loader are trained on in one process; fit without an argument trains on several GPUs")
         network, options = self.network or self.set_lora(), self.options
+        precision = with_precision(options, accelerator.device).training.mixed_precision
+        self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=precision == "fp16")
         if not options.memory.blocks_to_swap:
             # It may have predicted elsewhere.
             self.load_model().backbone.to(accelerator.device)
@@ -401,7 +404,7 @@ class QwenImageEditTrainer:
             if img_shapes is None
             else [one[1:] for one in img_shapes]
         )
-        x0, *controls = _unpacked(torch.cat([pixel_latents, control_latents], dim=1).to(device), grids)
+        x0, *controls = _unpacked(torch.cat([pixel_latents.to(device), control_latents.to(device)], dim=1), grids)
         texts = [
             text[mask.bool()].to(device) for text, mask in zip(prompt_embeds, prompt_embeds_mask.to(prompt_embeds.device), strict=True)
         ]
@@ -426,39 +429,52 @@ class QwenImageEditTrainer:
             self.configure_optimizers()
             optimizer = self.optimizer
         assert optimizer is not None
-        if self._checkpointer is None:
-            self._begin_run()
-        assert self._checkpointer is not None
+        checkpointer = self._checkpointer or self._open(None)
         state: State = {
             "weights": network.state(),
             "optimizer": optimizer.state_dict(),
             "loop": {"step": global_step, "epoch": epoch, "samples": self._num_samples, "scaler": self._scaler.state_dict()},
         }
-        folder = self._checkpointer.save_state(global_step, state)
-        path = self._checkpointer.export_path(global_step)
+        folder = checkpointer.save_state(global_step, state)
+        path = checkpointer.export_path(global_step)
         self.save_lora(path)
-        self._checkpointer.exported(global_step, path)
+        checkpointer.exported(global_step, path)
         return folder
 
     def _begin_run(self) -> tuple[RunDirectory, bool]:
         """The folder of the run, a new one or that of one that goes on, whose state is loaded then; and whether it is finished already."""
         options, total = self.options, self.options.training.max_train_steps
-        precision = with_precision(options, self._device).training.mixed_precision
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=precision == "fp16")
-        settings = resume.training_settings(options, options.dataset.train_batch_size * options.training.gradient_accumulation_steps)
+        settings = self._settings
         start = resume.choose(resume.Wanted(options.output, options.distributed.resume, None, settings, qwen_yaml.NO_PICTURES, total))
-        run = start.run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, options)
-        self.run = run.path
-        identity = Identity(resume.fingerprint(settings), qwen_yaml.NO_PICTURES, 1)
-        if not start.finished:
-            about = {"dataset_hash": qwen_yaml.NO_PICTURES}
-            write_meta(run, fingerprint=identity.fingerprint, settings=settings, dataset=about, seed=options.training.seed, processes=1)
-            for text in start.warnings:
-                run.log("warning", text=text)
-        self._checkpointer = Checkpointer(run, options.output, identity, lambda step: 0, total)
-        if start.state is not None and self.network is not None and self.optimizer is not None:
+        if start.finished:
+            assert start.run is not None
+            self.run = start.run.path
+            return start.run, True
+        self._open(start.run)
+        assert self.run is not None
+        run = RunDirectory(self.run)
+        for text in start.warnings:
+            run.log("warning", text=text)
+        if start.state is not None:
             self._go_on_from(start.state)
-        return run, start.finished
+        return run, False
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What decides whether a run goes on."""
+        options = self.options
+        return resume.training_settings(options, options.dataset.train_batch_size * options.training.gradient_accumulation_steps)
+
+    def _open(self, run: RunDirectory | None) -> Checkpointer:
+        """Writes down what is trained in the folder of a run, None for a new one; what writes its states."""
+        options, settings = self.options, self._settings
+        run = run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, CONFIG)
+        identity = Identity(resume.fingerprint(settings), qwen_yaml.NO_PICTURES, 1)
+        about = {"dataset_hash": qwen_yaml.NO_PICTURES}
+        write_meta(run, fingerprint=identity.fingerprint, settings=settings, dataset=about, seed=options.training.seed, processes=1)
+        self.run = run.path
+        self._checkpointer = Checkpointer(run, options.output, identity, lambda step: 0, options.training.max_train_steps)
+        return self._checkpointer
 
     def _go_on_from(self, folder: Path) -> None:
         assert self.network is not None and self.optimizer is not None and self.lr_scheduler is not None
