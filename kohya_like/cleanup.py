@@ -1,12 +1,13 @@
 """Lists and ends processes of runs whose launcher is gone: `python -m kohya_like.supervisor cleanup [--yes] [ROOT...]`.
 
-A run that anybody still watches is left alone, and so is everything that is not a run of the studio in one of the folders. Processes
-are known by the run id in their environment, never by their name.
+A run that anybody still watches is left alone, and so is everything that is not a run in one of the folders. Processes of the studio's runs
+are known by the run id in their environment, those of runs from a terminal by what run_meta.json tells of its ranks; never by their name.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from sd_scripts.library.process_trees import RUN_FOLDER, carried, living, parent_of, ranks
+from sd_scripts.library.process_trees import LAUNCH_ID, RUN_FOLDER, RUN_ID, carried, command_of, living, parent_of, ranks, tree, was_given
 from sd_scripts.schema.outside import json_of
 
 from . import processes
@@ -35,9 +36,35 @@ class Found:
 
 
 def look(roots: Iterable[Path]) -> list[Found]:
-    """Everything on this machine that carries a run id, judged. roots: folders of runs, as the studio's --output_dir."""
-    parents = {parent.resolve() for root in roots for parent in JobSupervisor(root).parents()}
-    return [_judged(run_id, members, parents) for run_id, members in sorted(processes.of_runs().items())]
+    """Everything on this machine that carries a run id or is a rank of a run, judged.
+
+    roots: folders of runs, as the studio's --output_dir.
+    """
+    studios = [JobSupervisor(root) for root in roots]
+    parents = {parent.resolve() for studio in studios for parent in studio.parents()}
+    found = [_judged(run_id, members, parents) for run_id, members in sorted(processes.of_runs().items())]
+    folders = sorted({folder for studio in studios for folder in studio.run_folders()})
+    return found + [_judged_terminal(folder, members) for folder in folders if (members := _ranks_of_terminal(folder))]
+
+
+def _ranks_of_terminal(folder: Path) -> list[psutil.Process]:
+    """The ranks of a run of several processes that was started in a terminal of this machine, as far as they live."""
+    noted = _read(folder / "run_meta.json").get("ranks")
+    here = [one for one in noted if isinstance(one, dict) and one.get("host") == platform.node()] if isinstance(noted, list) else []
+    found = [(living(one["pid"]), one.get("born")) for one in here if isinstance(one.get("pid"), int)]
+    return [one for one, born in found if one and processes.created(one) == born and carried(one, RUN_ID) is None]
+
+
+def _judged_terminal(folder: Path, members: list[psutil.Process]) -> Found:
+    scripts = {Path(word).name for process in members for word in command_of(process) if word.endswith(".py")}
+    launchers = [living(parent_of(process)) for process in members]
+    if any(launcher and was_given(launcher, script) for launcher in launchers for script in scripts):
+        return Found(folder, tuple(members), False, "its launcher lives")
+    launches = {carried(process, LAUNCH_ID) for process in members} - {None}
+    if any(was_given(process, str(launch)) for launch in launches for process in psutil.process_iter()):
+        return Found(folder, tuple(members), False, "its launcher was killed, and its guard is ending it")
+    everything = {process.pid: process for member in members for process in tree(member.pid)}
+    return Found(folder, tuple(everything.values()), True, "its launcher is gone")
 
 
 def _judged(run_id: str, members: list[psutil.Process], parents: set[Path]) -> Found:

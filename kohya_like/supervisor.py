@@ -159,18 +159,19 @@ class JobSupervisor:
 
     def find(self, run_name: str) -> Job | None:
         """The run with this folder name. Names are compared, never joined to a path."""
-        path = next((path for path in self._run_folders() if path.name == run_name), None)
+        path = next((path for path in self.run_folders() if path.name == run_name), None)
         return None if path is None else self._job(path, _Living())
 
     def _look(self) -> list[Job]:
         living = _Living()
-        return [self._job(path, living) for path in sorted(self._run_folders(), key=lambda path: path.name, reverse=True)]
+        return [self._job(path, living) for path in sorted(self.run_folders(), key=lambda path: path.name, reverse=True)]
 
     def parents(self) -> list[Path]:
         """The folders that runs are looked for in."""
         return [self.root, *self._other_folders()]
 
-    def _run_folders(self) -> Iterator[Path]:
+    def run_folders(self) -> Iterator[Path]:
+        """The folders of all runs, whoever started them."""
         for parent in self.parents():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(parent) as entries:
                 for entry in entries:

@@ -102,6 +102,8 @@ class Peers:
         together = dist.is_available() and dist.is_initialized()
         self.rank: int = dist.get_rank() if together else 0
         self.world: int = dist.get_world_size() if together else 1
+        self.everybody: list[dict[str, Any]] = []
+        """Host, pid and moment of birth of each process of a run of several."""
         self.last_words = last_words
         self._patience = patience_seconds
         self._calls = 0
@@ -124,12 +126,12 @@ class Peers:
         self._store.set(f"progress/{self.rank}", "0")
         self._store.set(f"process/{self.rank}", json.dumps(mine))
         if self.is_first:
-            everybody = [json.loads(self._store.get(f"process/{rank}")) for rank in range(self.world)]
-            self._store.set("processes", json.dumps(everybody))
+            self.everybody = [json.loads(self._store.get(f"process/{rank}")) for rank in range(self.world)]
+            self._store.set("processes", json.dumps(self.everybody))
         else:
-            everybody = json.loads(self._store.get("processes"))
+            self.everybody = json.loads(self._store.get("processes"))
         home = (mine["host"], mine["boot"])
-        self._here = {rank: (one["pid"], one["born"]) for rank, one in enumerate(everybody) if (one["host"], one["boot"]) == home}
+        self._here = {rank: (one["pid"], one["born"]) for rank, one in enumerate(self.everybody) if (one["host"], one["boot"]) == home}
         del self._here[self.rank]
         listened_to = self._others if self.is_first else [0]
         self._there = {rank: (b"", time.monotonic()) for rank in listened_to if rank not in self._here}

@@ -71,18 +71,24 @@ def parent_of(process: psutil.Process) -> int:
 def age_of_start(script: str) -> float:
     """Seconds since the first process of this start was made: this one, or the eldest launcher above it that was given the script."""
     me = psutil.Process()
-    started = [me, *(process for process in me.parents() if _was_given(process, script))][-1]
+    started = [me, *(process for process in me.parents() if was_given(process, script))][-1]
     if hasattr(time, "CLOCK_BOOTTIME"):
         # As Unix time it would be off by up to a second, since the system tells the moment of its boot in whole ones.
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (started.create_time() - psutil.boot_time())
     return time.time() - started.create_time()
 
 
-def _was_given(process: psutil.Process, script: str) -> bool:
+def command_of(process: psutil.Process) -> list[str]:
+    """The words of its command; none when it is gone, or when it may not be asked."""
     try:
-        return any(Path(word).name == script for word in process.cmdline())
+        return process.cmdline()
     except (psutil.Error, OSError):
-        return False
+        return []
+
+
+def was_given(process: psutil.Process, name: str) -> bool:
+    """Whether a file of this name is among the words of its command, as it is with whatever launches a script."""
+    return any(Path(word).name == name for word in command_of(process))
 
 
 def tree(pid: int) -> list[psutil.Process]:

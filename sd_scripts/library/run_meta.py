@@ -76,8 +76,9 @@ def write_meta(
     dataset: dict[str, Any],
     seed: int,
     processes: int,
+    ranks: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Writes run_meta.json for this start; `dataset` holds dataset_hash and counts, model_files a hash of each."""
+    """Writes run_meta.json for this start; `dataset` holds dataset_hash and counts, model_files a hash of each, ranks who takes part."""
     meta = {
         "fingerprint": fingerprint,
         "settings": settings,
@@ -85,6 +86,7 @@ def write_meta(
         **dataset,
         "seed": seed,
         "processes": processes,
+        "ranks": list(ranks),
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "cuda": torch.version.cuda,

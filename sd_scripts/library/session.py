@@ -327,6 +327,7 @@ class Session:
             },
             seed=options.training.seed,
             processes=self.accelerator.num_processes,
+            ranks=self.peers.everybody,
         )
         about_tests = () if self.sources is None else self.sources.warnings
         of_length = findings_of_length(self.plan, self.total_steps)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
+from kohya_like import cleanup
+from sd_scripts.schema.command import OWN_LAUNCHER, SCRIPTS
 from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.runs import RUNS
 from tests.runs.conftest import Runs
 from tests.runs.together import Together, trained_together
 
@@ -70,10 +76,45 @@ def test_processes_through_accelerate_launch_are_the_same_run(processes: int, ru
 def test_both_processes_stop_after_the_same_step(runs: Runs, tmp_path: Path) -> None:
     started = Together(runs, 2, tmp_path / "start", train_batch_size=1, max_train_steps=5000, use_ema=True)
     started.wait(lambda: any(event["kind"] == "step" for event in runs.events()))
+    (orphans,) = cleanup.look([runs.output])
+    assert orphans.is_orphan and {process.pid for process in orphans.members} == {process.pid for process in started.processes}, (
+        "nothing that was given the script watches them"
+    )
     runs.newest().request_stop()
     assert started.end() == [0, 0], started.said()
     last = runs.newest().events()[0][-1]
     assert last["kind"] == "stopped" and (runs.newest().state / f"{last['step']:06d}" / "manifest.json").is_file()
+
+
+@pytest.mark.long
+def test_ranks_from_a_terminal_whose_launcher_and_guard_were_killed_are_found_and_ended(
+    runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = [str(SCRIPTS / RUNS["sdxl", "network"].script), *runs.arguments(multi_gpu=True, num_gpus=2, max_train_steps=5000)]
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen([sys.executable, str(OWN_LAUNCHER), "--num_processes", "2", *script], stderr=said) as launcher,
+    ):
+        end = time.monotonic() + 240
+        while not (runs.output.is_dir() and any(event["kind"] == "step" for event in runs.events())):
+            assert time.monotonic() < end and launcher.poll() is None
+            time.sleep(0.1)
+        (found,) = cleanup.look([runs.output])
+        assert (found.is_orphan, found.reason) == (False, "its launcher lives")
+        (guard,) = [
+            child for child in psutil.Process(launcher.pid).children() if any(word.endswith("ranks.py") for word in child.cmdline())
+        ]
+        guard.suspend()
+        launcher.kill()
+        launcher.wait()
+        (found,) = cleanup.look([runs.output])
+        assert (found.is_orphan, found.reason) == (False, "its launcher was killed, and its guard is ending it")
+        guard.kill()
+        psutil.wait_procs([guard], 30)
+    cleanup.main(["cleanup", "--yes", str(runs.output)])
+    told = capsys.readouterr().out
+    assert f"orphaned: {runs.newest().path}: its launcher is gone" in told and "rank 0" in told and "rank 1" in told, told
+    assert "Ended: 2 processes." in told and cleanup.look([runs.output]) == []
 
 
 NEVER_SAME: dict[str, Any] = {
