@@ -84,7 +84,7 @@ def _ours(sheet: KohyaSheet) -> str:
     return "dora" if ours == "lora" and sheet.on("dora_wd") else ours
 
 
-def _adapts_convolutions(sheet: KohyaSheet) -> bool:
+def adapts_convolutions(sheet: KohyaSheet) -> bool:
     """Whether the file's type and preset adapt 3x3 convolutions. kohya's script does when it is given conv_dim; the page gives it for
     some types only."""
     if sheet.run.family == "flux" or str(sheet.first("LyCORIS_preset", "preset") or "full") in _CONVOLUTIONS_LEFT_OUT:
@@ -138,7 +138,7 @@ def _convolutions(sheet: KohyaSheet, key: str) -> None:
     rank = sheet.number("conv_dim") or 0
     if is_off(sheet.value(key)):
         sheet.skip(key, "it is 0 or empty")
-    elif not _adapts_convolutions(sheet):
+    elif not adapts_convolutions(sheet):
         sheet.skip(key, f"this type ({type_name(sheet)}) leaves 3x3 convolutions alone, so it was not used")
     elif not rank:
         sheet.skip(key, "it has no effect without conv_dim")

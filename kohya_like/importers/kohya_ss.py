@@ -11,7 +11,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS
 
 from .kohya_memory import MEMORY
-from .kohya_network import ADAPTER, RATES, type_name, who_is_trained
+from .kohya_network import ADAPTER, RATES, adapts_convolutions, type_name, who_is_trained
 from .kohya_recipe import RECIPE, arguments
 from .kohya_rules import RULES
 from .kohya_sheet import KohyaSheet
@@ -248,3 +248,7 @@ def _assume(sheet: KohyaSheet) -> None:
             continue
         if sheet.known[option].default != default:
             sheet.assume(option, default, program)
+    if not sheet.page and str(sheet.value("network_module")).startswith("lycoris") and adapts_convolutions(sheet):
+        for option, other in (("conv_dim", "network_dim"), ("conv_alpha", "network_alpha")):
+            if option not in sheet.given and (same := sheet.values.get(other, sheet.known[other].default)) is not None:
+                sheet.assume(option, same, "LyCORIS")

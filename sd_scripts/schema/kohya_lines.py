@@ -27,6 +27,8 @@ DEFAULTS: tuple[tuple[str, str, object], ...] = (
     ("guidance_scale", "flux", 3.5),
 )
 """(option, family or all, default) where the default of kohya's scripts is another than ours and changes what is trained."""
+FAMILIES = ("sd", "sdxl", "flux")
+"""Families that kohya's scripts train, too."""
 _CHANGES_SOMETHING = {"config_file", "dataset_class", "no_token_padding", "train_blocks", "huggingface_token", "wandb_api_key", "wandb_key"}
 """Names that `legacy` calls not needed, but without which a run would end otherwise."""
 _SAME_RESULT = """attn_mode flash3 flash_attn sage_attn split_attn use_32bit_attention use_flash_attn use_sage_attn fused_backward_pass
@@ -116,8 +118,12 @@ class _Line:
         if name in _MEANINGS:
             options, note = _MEANINGS[name](value)
             return (options, note) if options.keys() <= self.known.keys() else None
+        if name == "dynamo_backend" and "compile_backend" in self.known and str(value) in self.known["compile_backend"].choices:
+            compiled = not _is_off(self.given.get("torch_compile"))
+            return ({"compile_backend": value}, f"taken as compile_backend = {value}") if compiled else ({}, "it is for torch_compile")
         found = legacy.find(name, self.family, self.method)
-        if found is None or name in _CHANGES_SOMETHING:
+        # What the trainers of other families call not needed may be the choice of what is trained.
+        if found is None or name in _CHANGES_SOMETHING or (self.family not in FAMILIES and name not in legacy.NOT_NEEDED):
             return None
         kind, text = found
         return (
@@ -156,7 +162,7 @@ class _Line:
         for key, equals, text in pairs:
             if key == "algo" and text.lower() in _ALGORITHMS:
                 algorithm = text.lower()
-            elif key == "dora_wd":
+            elif key == "dora_wd" and (_is_off(text) or not {"algo=loha", "algo=lokr"} & {"".join(pair).lower() for pair in pairs}):
                 self.values |= {"network_type": "dora"} if not _is_off(text) else {}
             elif text.lower() not in _NO_EFFECT.get(key, ()):
                 kept.append(f"{key}{equals}{text}")
@@ -167,9 +173,9 @@ class _Line:
             self.notes.append(f"--network_args algo={algorithm}: taken as network_type = {_shown(self.values['network_type'])}")
         lycoris = self.given.get("network_module") == "lycoris.kohya" and not any(text in _LINEAR_ONLY for _, _, text in pairs)
         if lycoris and "conv_dim" in self.known and not any(key == "conv_dim" for key, _, _ in pairs) and "conv_dim" not in self.values:
-            rank = {"conv_dim": self.values.get("network_dim", 4), "conv_alpha": self.values.get("network_alpha", 1)}
-            self.values |= rank
-            self.notes.append(f"--network_module lycoris.kohya: convolutions get the same rank (conv_dim = {rank['conv_dim']}), as there")
+            same = {"conv_dim": "network_dim", "conv_alpha": "network_alpha"}
+            self.values |= {option: self.values.get(other, self.known[other].default) for option, other in same.items()}
+            self.notes.append(f"--network_module lycoris.kohya: conv_dim = {self.values['conv_dim']}, the rank of the rest, as there")
 
     def text_encoders(self) -> None:
         """Rates of the text encoders by kohya's names; and an adapter of kohya's trains them unless it is told not to."""
@@ -201,7 +207,11 @@ class _Line:
         left = [
             f"{name} = {_shown(self.known[name].default)} ({_shown(theirs)} there)"
             for name, family, theirs in DEFAULTS
-            if family in ("", self.family) and name in self.known and name not in self.values and self.known[name].default != theirs
+            if self.family in FAMILIES
+            and family in ("", self.family)
+            and name in self.known
+            and name not in self.values
+            and self.known[name].default != theirs
         ]
         if left:
             self.notes.append(f"what is not given has the defaults of this program: {', '.join(left)}")

@@ -117,6 +117,7 @@ def test_what_would_train_something_else_is_refused(data: dict[str, Path]) -> No
         ("--model_type=chroma", "--model_type"),
         ("--stop_text_encoder_training=100", "--stop_text_encoder_training"),
         ("--dataset_class=my.module", "--dataset_class"),
+        ('--network_module=lycoris.kohya --network_args "algo=lokr" "dora_wd=True"', "dora_wd"),
     ):
         try:
             flat.parse_cli(RUNS["sd", "network"], _argv(f"--train_data_dir={{folder}} {line}", data))
@@ -124,6 +125,9 @@ def test_what_would_train_something_else_is_refused(data: dict[str, Path]) -> No
         except OptionError as err:
             wrong += [] if said in str(err) else [f"{line}: {err}"]
     assert not wrong, "\n".join(wrong)
+    # What another trainer's option chooses is never dropped as not needed.
+    with pytest.raises(OptionError, match="loss_mode"):
+        flat.parse_cli(RUNS["zimage", "network"], _argv("--train_data_dir={folder} --loss_mode=frequency", data))
 
 
 @pytest.mark.parametrize("number", range(len(_LINES)))

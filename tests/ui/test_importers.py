@@ -432,6 +432,9 @@ def test_additional_parameters_and_network_args_are_opened_and_win() -> None:
     options = flat.flatten(builds(opened))
     assert (options["network_type"], options["lokr_factor"], options["conv_dim"], options["rank_dropout"]) == ("lokr", 8, None, 0.1)
     assert row(opened, "network_args")[0] == "renamed"
+    # LyCORIS gives convolutions the rank of the rest when nobody says another.
+    same = script(network_module="lycoris.kohya", network_args=["algo=locon"], network_dim=6, network_alpha=3, no_half_vae=True)
+    assert (same.values["conv_dim"], same.values["conv_alpha"]) == (6, 3.0)
 
 
 def test_prompts_keep_the_flags_that_this_program_has() -> None:
