@@ -3,7 +3,7 @@
   "use strict";
   if (window.kl.form.parts.export) return;
 
-  const { parts, make, plural, store, stored } = window.kl.form;
+  const { parts, make, plural, store, stored, onChange } = window.kl.form;
   const DRAFT = "kl.cluster";
 
   parts.export = ({ root, props }) => {
@@ -37,10 +37,18 @@
     }
     tidy();
 
+    // The files are those of the form that they were made from.
+    let madeFor = "";
+    onChange(() => {
+      if (JSON.stringify(window.kl.values()) !== madeFor) made.hidden = true;
+    });
+
     async function write() {
       button.disabled = true;
+      const form = window.kl.values();
+      madeFor = JSON.stringify(form);
       try {
-        show(await window.kl.askTrain("cluster", { form: window.kl.values(), texts: texts() }));
+        show(await window.kl.askTrain("cluster", { form, texts: texts() }));
       } catch (error) {
         show({ problems: [{ option: "", message: `The studio does not answer: ${error.message}` }] });
       } finally {

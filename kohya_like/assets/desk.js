@@ -177,10 +177,13 @@
         make("button", { type: "button", class: "kl-button", text: "Train again", onclick: again })];
     }
 
-    // A command is that of the settings it was printed for.
+    // A command, and what was found in a data set, are those of the settings they were made for.
     let printed = "";
+    let looked = "";
+    const stale = make("p", { class: "kl-note", role: "status" });
     const now = () => JSON.stringify(window.kl.values());
     onChange(() => {
+      stale.textContent = report.hidden || now() === looked ? "" : "The form has changed since; check again.";
       if (output.hidden || now() === printed) return;
       output.hidden = true;
       status.textContent = "The settings have changed since the command was printed.";
@@ -196,7 +199,12 @@
       if (value.output) showOutput(output, value.output);
       if (value.output) printed = now();
       if (value.output && value.download) download(value.output.name, new Blob([value.output.toml], { type: "text/plain" }));
-      if (value.report !== undefined) showReport(report, value.report);
+      if (value.report !== undefined) {
+        showReport(report, value.report);
+        report.append(stale);
+        stale.textContent = "";
+        looked = now();
+      }
       if (value.seen) store(SEEN, true);
       window.kl.foresee(0);
     }

@@ -449,6 +449,7 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
     page.wait_for_function("() => !document.body.innerText.includes('does not answer')", timeout=60000)
     page.get_by_role("tab", name="Runs").click()
     expect(page.locator("#kl-runs .kr-title")).to_have_text("under-way", timeout=30000)
+    expect(page).to_have_url(re.compile(r"#run=\d+-\d+-under-way$"))
     before = count_of(page)
     until(lambda: count_of(page) > before)
     page.get_by_role("button", name="Stop", exact=True).locator("visible=true").click()

@@ -191,6 +191,8 @@ def test_the_export_shows_files_and_gives_them_as_one_archive(place: Any, visit:
         names = {name.removeprefix("wide-slurm/") for name in archive.namelist()}
         assert {"README.md", "config.toml", "job.sbatch", "train.sh"} <= names
     assert list(place.output_dir.glob("*-wide")) == [], "an export starts nothing"
+    page.locator("#kl-learning_rate").fill("0.0007")
+    expect(made_files).to_be_hidden()
 
 
 def test_the_accordion_is_used_with_the_keyboard_alone(place: Any, visit: Callable[..., Any]) -> None:
