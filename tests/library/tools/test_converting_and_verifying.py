@@ -12,17 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.families.zimage import ZImage
-from sd_scripts.library.metadata import CONFIG
-from sd_scripts.library.safetensors_file import read_file, serialise
 from sd_scripts.library.tools.converting import convert
 from sd_scripts.library.tools.extracting import extract
 from sd_scripts.library.tools.merging import merge
 from sd_scripts.library.tools.verifying import verify
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.model import SdxlModelOptions, ZImageModelOptions
 from sd_scripts.schema.tools import ConvertSection, ExtractSection, MergeSection, VerifySection
 from tests.library.tools.tools_in_small import adapter, on_disk, tiny
+from tests.made_here import lora_of
 
 PUBLISHED = {
     "sd1": ("lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k", 1280, 768),
@@ -161,11 +159,9 @@ def test_a_file_for_a_smaller_model_of_the_same_form_is_not_called_broken_for_it
 def test_a_file_trained_on_a_built_in_model_is_checked_against_that_model(tmp_path: Path) -> None:
     """What the demo leaves behind, from the Runs tab: its header says which model it is for."""
     parts = Sdxl().load(SdxlModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
-    file = adapter(parts, tmp_path / "a.safetensors", text=False)
-    assert verify(VerifySection(model=str(file))).broken, "without a header it looks like a file with odd names"
-    settings = json.dumps({"script": "sdxl_train_network.py", "pretrained_model_name_or_path": "toy"})
-    tensors, header = read_file(file)
-    write_atomically(file, serialise(tensors, header | {CONFIG: settings}))
+    file = lora_of("sdxl", tmp_path / "a.safetensors", parts=parts)
+    save_file(load_file(file), tmp_path / "silent.safetensors")
+    assert verify(VerifySection(model=str(tmp_path / "silent.safetensors"))).broken, "without a header it looks like a file with odd names"
     report = verify(VerifySection(model=str(file)))
     assert not report.broken and "base_model" not in report.text, report.text
 
