@@ -30,9 +30,14 @@
     if (name && selected() && nameOf(selected()) === "runs") put(RUN + encodeURIComponent(name), !chosen || !location.hash.startsWith(RUN));
   }
 
-  function follow() {
-    const tab = tabs().find((each) => nameOf(each) === tabOf(location.hash));
+  function show(name) {
+    const tab = tabs().find((each) => nameOf(each) === name);
     if (tab && tab !== selected()) tab.click();
+    return tab;
+  }
+
+  function follow() {
+    const tab = show(tabOf(location.hash));
     if (run()) dispatchEvent(new CustomEvent("kl:run", { detail: run() }));
     return Boolean(tab);
   }
@@ -59,5 +64,5 @@
   const waiting = new MutationObserver(() => begin() && waiting.disconnect());
   if (!begin()) waiting.observe(document.documentElement, { childList: true, subtree: true });
 
-  window.kl.address = { run, shows, open };
+  window.kl.address = { run, shows, open, show };
 })();

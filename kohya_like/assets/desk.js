@@ -206,6 +206,9 @@
         looked = now();
       }
       if (value.seen) store(SEEN, true);
+      // The answer may lie far from the button, and its tab come to the front with it. What is wrong, and an import, take the focus.
+      const told = value.report ? report : value.output ? output : status;
+      if (!value.problems?.length && !value.imported && !value.download) setTimeout(() => window.kl.tools.bring(told));
       window.kl.foresee(0);
     }
     watch("value", () => props.value && answer(props.value));

@@ -123,7 +123,7 @@
       ? make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) }) : make("span", { text: message })));
     const all = () => [`${name}: ${origin}, ${label}`, ...missing.map(({ message }) => `missing\t${message}`),
       ...shown().map((row) => [row.verdict, row.key, row.value, row.text].join("\t"))].join("\n");
-    const close = make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the import report", onclick: () => (box.hidden = true) });
+    const close = make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the import report", onclick: () => { box.hidden = true; document.getElementById("kl-load").focus(); } });
     box.replaceChildren(...[
       make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-imported", text: `What became of ${name}` }), make("div", {}, window.kl.copier(all, "Copy the report"), close)),
       make("p", { class: "kl-note", text: `${origin}${origin.includes(label) ? "" : `, ${label}`}. ${plural(rows.length, "key", "keys")} read.` }),

@@ -22,7 +22,7 @@
   }
 
   parts.inference = ({ root }) => {
-    const { ask, repeat, withToken, say } = window.kl.tools;
+    const { ask, repeat, withToken, say, bring, sharp } = window.kl.tools;
     const me = `session=${session()}`;
     const address = (name, size) => withToken("/kl/predict/picture", `&${me}&size=${size}&name=${encodeURIComponent(name)}`);
     const draft = Object.assign({ texts: {}, pictures: [], loras: [], random: true }, stored(DRAFT));
@@ -47,7 +47,7 @@
     const form = make("section", { class: "kl-card kl-inf-form", "aria-label": "What to make" });
     const bar = make("div", { class: "kr-bar", role: "progressbar", "aria-label": "Progress", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div"));
     const phase = make("p", { class: "kl-note", id: "kl-inf-phase" });
-    const preview = make("img", { class: "kl-inf-preview", alt: "Preview of what is being made", hidden: true });
+    const preview = sharp(make("img", { class: "kl-inf-preview", alt: "Preview of what is being made", hidden: true }));
     const progress = make("div", { class: "kl-inf-progress", hidden: true }, make("div", { class: "kl-live" }, bar), phase, preview);
     const empty = make("p", { class: "kl-note kl-inf-empty", text: "The result appears here." });
     const view = window.kl.viewer(address, { reuse, edit: (name) => edit(name) });
@@ -55,7 +55,7 @@
       view.show(entry);
       strip.show(known.history, entry.folder);
       empty.hidden = true;
-      view.root.scrollIntoView({ block: "nearest" });
+      view.root.firstChild.scrollIntoView({ block: "nearest" });
     });
     root.append(make("div", { class: "kl-inf-columns" }, form,
       make("div", { class: "kl-tool-side" }, make("section", { class: "kl-card", "aria-label": "Result" }, wrong, lines, progress, empty, view.root), strip.root)));
@@ -188,8 +188,7 @@
       function draw() {
         help.replaceChildren(...rich(known.help.images));
         list.replaceChildren(...draft.pictures.map((picture, index) => {
-          const image = make("img", { src: address(picture.name, "thumb"), alt: `Picture ${index + 1}` });
-          image.addEventListener("load", () => image.classList.toggle("kl-tiny", image.naturalWidth < 128));
+          const image = sharp(make("img", { src: address(picture.name, "thumb"), alt: `Picture ${index + 1}` }));
           image.addEventListener("error", () => {
             // Uploads are kept for a day.
             draft.pictures = draft.pictures.filter((each) => each !== picture);
@@ -373,11 +372,6 @@
       if (variants.length > 1) return variants;
       tell("Nothing to compare: choose a LoRA file above, or checkpoints of a run under What is compared.");
       return null;
-    }
-
-    // On a narrow screen the pictures lie below the form.
-    function bring(node) {
-      node.scrollIntoView({ block: matchMedia("(max-width: 999px)").matches ? "start" : "nearest" });
     }
 
     function tell(text, more = []) {

@@ -137,7 +137,9 @@
       if (name === this.name) return;
       this.name = name;
       this.forget();
-      this.root.hidden = true;
+      // It keeps its room until the new run is there: on a page that is short for a moment the browser scrolls to where nobody was.
+      this.root.style.visibility = "hidden";
+      this.root.hidden = this.root.hidden || !name;
       this.root.dataset.state = "";
       say(this.heading, title(name));
       for (const node of [this.status, this.when, this.badge, this.phase, this.count]) say(node, "");
@@ -233,6 +235,7 @@
         this.note("");
       }
       this.root.hidden = false;
+      this.root.style.visibility = "";
       this.root.dataset.state = answer.state;
       say(this.heading, title(answer.name));
       say(this.when, `${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
@@ -433,7 +436,7 @@
         view.follow(name);
         hint.hidden = name !== "";
         for (const [each, row] of rows) row.button.setAttribute("aria-current", String(each === name));
-        if (byHand && matchMedia("(max-width: 800px)").matches) detail.scrollIntoView({ block: "start" });
+        if (byHand && (matchMedia("(max-width: 800px)").matches || detail.getBoundingClientRect().top < 0)) detail.scrollIntoView({ block: "start" });
       }
 
       function row(run) {
@@ -447,7 +450,8 @@
         }
         say(found.name, title(run.name));
         const steps = run.steps ? `${run.step.toLocaleString()}\u00a0/\u00a0${run.steps.toLocaleString()}` : "";
-        say(found.about, [date(run.name, run.started), steps, run.loss === null ? "" : `loss\u00a0${figure(run.loss, 3)}`].filter(Boolean).join(" · "));
+        const counts = [steps, run.loss === null ? "" : `loss\u00a0${figure(run.loss, 3)}`].filter(Boolean).join(" · ");
+        say(found.about, [date(run.name, run.started), counts].filter(Boolean).join("\n"));
         setBadge(found.badge, run.state, run.stopping);
         found.button.setAttribute("aria-current", String(run.name === chosen));
         return found;

@@ -5,10 +5,9 @@
   const kl = (window.kl = window.kl || {});
   if (kl.live) return;
 
-  const { make, say, figure, withToken, ask, repeat } = kl.tools;
+  const { make, say, figure, withToken, ask, repeat, sharp } = kl.tools;
   const DRAFT = "kl.draw";
   const OPEN = "kl.draw.open";
-  const TINY = 300; // pixels; smaller pictures are shown with sharp pixels
   const ENDED = { finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Ended without a word" };
   // What each tool calls what it does; the title of a start is made from the texts of its form.
   const DRAWING = {
@@ -25,11 +24,6 @@
   };
 
   const address = (run, rest = "") => `/kl/draw/${encodeURIComponent(run)}${rest}`;
-
-  function sharp(image) {
-    image.addEventListener("load", () => image.classList.toggle("kr-tiny", image.naturalWidth < TINY));
-    return image;
-  }
 
   class Draw {
     constructor(compact) {
@@ -286,16 +280,19 @@
       const line = make("p", { class: "kr-note kr-draw-line" });
       const cancel = make("button", { type: "button", class: "kr-button", text: "Cancel", onclick: () => { cancel.disabled = true; this.cancel(); } });
       const wrong = make("pre", { class: "kr-lines kr-draw-wrong", tabindex: 0, role: "alert", hidden: true });
-      const image = sharp(make("img", { alt: "" }));
-      const given = sharp(make("img", { alt: "" }));
+      const image = make("img", { alt: "" });
+      const given = make("img", { alt: "" });
       const source = make("figure", { hidden: true }, given, make("figcaption", { class: "kr-note" }));
+      const chosen = make("div", { class: "kr-draw-chosen" }, image);
+      sharp(given, source);
+      sharp(image, chosen);
       const caption = make("p", { class: "kr-caption" });
       const strip = make("div", { class: "kr-draw-strip", role: "group" });
       const facts = make("p", { class: "kr-note" });
       const download = make("a", { class: "kr-button", text: "Download" });
       const seed = make("button", { type: "button", class: "kr-button" });
       const reuse = make("button", { type: "button", class: "kr-button", text: "Use these settings" });
-      const pictures = make("div", { class: "kr-draw-pictures", hidden: true }, make("div", { class: "kr-draw-pair" }, source, make("div", { class: "kr-draw-chosen" }, image)), strip,
+      const pictures = make("div", { class: "kr-draw-pictures", hidden: true }, make("div", { class: "kr-draw-pair" }, source, chosen), strip,
         caption, facts, make("div", { class: "kr-actions" }, download, seed, reuse));
       const root = make("section", { class: "kr-draw-result", hidden: true },
         make("div", { class: "kr-head" }, title, badge), bar, line, cancel, wrong, pictures);

@@ -4,8 +4,7 @@
   const kl = (window.kl = window.kl || {});
   if (kl.live) return;
 
-  const { make, say, figure, address, withToken, ask } = kl.tools;
-  const TINY = 300; // pixels; smaller pictures are shown with sharp pixels
+  const { make, say, figure, address, withToken, ask, sharp } = kl.tools;
   const SOURCE = "the source";
   // What is measured of a pair: its name, what it means, and which way is better.
   const MEASURES = {
@@ -22,11 +21,6 @@
     return epoch === 0 ? "before the first step" : `epoch ${epoch}`;
   }
 
-  function sharp(image) {
-    image.addEventListener("load", () => image.classList.toggle("kr-tiny", image.naturalWidth < TINY));
-    return image;
-  }
-
   class Matrix {
     constructor(compact) {
       this.prefix = compact ? "kl-matrix-side" : "kl-matrix";
@@ -40,11 +34,12 @@
       this.beside.addEventListener("change", () => this.large());
       this.table = make("table", { class: "kr-matrix-table" });
       this.scroll = make("div", { class: "kr-matrix-scroll", role: "region", tabindex: 0, "aria-label": "Pictures from each style to each" }, this.table);
-      this.before = sharp(make("img", { class: "kr-before", alt: "" }));
-      this.after = sharp(make("img", { class: "kr-after", alt: "" }));
+      this.before = make("img", { class: "kr-before", alt: "" });
+      this.after = make("img", { class: "kr-after", alt: "" });
       this.beforeLabel = make("span", { class: "kr-corner kr-corner-left" });
       this.afterLabel = make("span", { class: "kr-corner kr-corner-right" });
       this.pair = make("div", { class: "kr-pair" }, this.before, this.after, this.beforeLabel, this.afterLabel);
+      for (const image of [this.before, this.after]) sharp(image, this.pair);
       this.cut = make("input", { type: "range", min: 0, max: 100, value: 50 });
       this.cut.addEventListener("input", () => this.wipe());
       this.cutLabel = make("label", {}, make("span", { class: "kr-name", text: "Before and after" }), this.cut);
@@ -186,11 +181,13 @@
 
     place(evaluation, file, cell, words, measure) {
       if (!file) return make("td", {}, make("span", { class: "kr-note", text: "none" }));
-      const image = sharp(make("img", { src: this.url(evaluation, file, "&size=thumb"), alt: "", loading: "lazy" }));
+      const image = make("img", { src: this.url(evaluation, file, "&size=thumb"), alt: "", loading: "lazy" });
       const button = make("button", { type: "button", class: "kr-matrix-cell", "aria-label": words, title: words, "data-cell": JSON.stringify(cell), onclick: () => {
         this.cell = cell;
         this.large();
+        this.view.scrollIntoView({ block: "nearest" });
       } }, image);
+      sharp(image, button);
       return make("td", {}, button, make("span", { class: "kr-matrix-figure", "aria-hidden": "true", text: measure }));
     }
 

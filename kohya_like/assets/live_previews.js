@@ -5,8 +5,7 @@
   if (kl.live) return;
 
   const MAX_LINES = 1500;
-  const TINY = 256; // pixels; smaller pictures are shown with sharp pixels, each as a whole number of the screen's
-  const { make, say, address, withToken } = kl.tools;
+  const { make, say, sharp, address, withToken } = kl.tools;
 
   // ---- previews
 
@@ -36,21 +35,8 @@
       );
       this.root = make("section", { class: "kr-previews", "aria-label": "Previews", hidden: true }, make("h3", { text: "Previews" }));
       this.root.append(make("div", { class: "kr-viewer" }, this.picture, make("div", { class: "kr-beside" }, this.caption, this.sliders, this.strip)));
-      for (const image of [this.before, this.after]) {
-        image.addEventListener("load", () => image.classList.toggle("kr-tiny", image.naturalWidth < TINY));
-      }
-      this.after.addEventListener("load", () => this.fit());
-      new ResizeObserver(() => this.fit()).observe(this.root);
+      for (const image of [this.before, this.after]) sharp(image, this.picture);
       this.wipe();
-    }
-
-    fit() {
-      const own = this.after.naturalWidth;
-      const room = this.picture.parentElement.clientWidth && this.picture.parentElement.getBoundingClientRect().width;
-      if (!own || !room) return;
-      this.picture.style.width = "";
-      const most = this.picture.getBoundingClientRect().width;
-      if (own < TINY && most >= own) this.picture.style.width = `${own * Math.floor((most * devicePixelRatio) / own) / devicePixelRatio}px`;
     }
 
     reset() {
@@ -117,8 +103,7 @@
       indices.forEach((index, place) => {
         let button = this.strip.children[place];
         if (!button) {
-          button = make("button", { type: "button", class: "kr-thumb" }, make("img", { alt: "", loading: "lazy" }));
-          button.firstChild.addEventListener("load", ({ target }) => target.classList.toggle("kr-tiny", target.naturalWidth < TINY));
+          button = make("button", { type: "button", class: "kr-thumb" }, sharp(make("img", { alt: "", loading: "lazy" })));
           button.addEventListener("click", () => {
             this.index = Number(button.dataset.index);
             this.show();

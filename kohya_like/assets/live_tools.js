@@ -5,6 +5,8 @@
   const kl = (window.kl = window.kl || {});
   if (kl.live) return;
 
+  const TINY_PIXELS = 256;
+
   // ---- small things
 
   function make(tag, attributes = {}, ...children) {
@@ -48,6 +50,37 @@
       unit += 1;
     }
     return `${unit ? count.toPrecision(3) : count} ${units[unit]}`;
+  }
+
+  // Into sight. On a narrow screen what follows belongs to it: a run, pictures.
+  function bring(node) {
+    node.scrollIntoView({ block: matchMedia("(max-width: 999px)").matches ? "start" : "nearest" });
+  }
+
+  // A small picture that is shown larger has sharp pixels, each a whole number of the screen's. frame: what takes its width; the picture
+  // itself where both its sides are free.
+  function sharp(image, frame = image) {
+    const room = new ResizeObserver(fit);
+    function fit() {
+      const own = image.naturalWidth;
+      if (!own || image.offsetParent === null) return;
+      frame.style.width = "";
+      if (frame === image) image.style.height = "";
+      const { width, height } = image.getBoundingClientRect();
+      const scale = Math.min(width / own, height / image.naturalHeight);
+      const times = Math.floor(scale * devicePixelRatio + 0.01) / devicePixelRatio;
+      const isTiny = own < TINY_PIXELS && times > 0;
+      image.classList.toggle("kl-tiny", isTiny);
+      if (!isTiny) return;
+      if (frame === image) image.style.height = `${image.naturalHeight * times}px`;
+      frame.style.width = `${frame === image ? own * times : frame.offsetWidth - width + (width * times) / scale}px`;
+    }
+    image.addEventListener("load", () => {
+      room.disconnect();
+      room.observe(frame.parentElement);
+      fit();
+    });
+    return image;
   }
 
   // ---- talking to the studio
@@ -105,5 +138,5 @@
     return turn;
   }
 
-  kl.tools = { make, say, figure, duration, bytes, address, withToken, ask, repeat, Refused };
+  kl.tools = { make, say, bring, sharp, figure, duration, bytes, address, withToken, ask, repeat, Refused };
 })();

@@ -4,7 +4,7 @@
   if (window.kl.viewer) return;
 
   const { make } = window.kl.form;
-  const TINY = 300; // pixels; smaller pictures are shown with sharp pixels
+  const sharp = (...given) => window.kl.tools.sharp(...given);
 
   // Before and after, one over the other. The slider lies over the whole picture: mouse, finger and arrow keys move it.
   function pairView() {
@@ -22,7 +22,8 @@
     after.addEventListener("load", () => {
       root.style.setProperty("--kl-ratio", String(after.naturalWidth / after.naturalHeight));
     });
-    for (const image of [before, after]) image.addEventListener("load", () => image.classList.toggle("kl-tiny", image.naturalWidth < TINY));
+    sharp(before);
+    sharp(after, root);
     wipe();
     return {
       root, cut,
@@ -107,11 +108,11 @@
         grid.hidden = !many;
         grid.replaceChildren(...(many ? pictures.slice(olds()) : []).map((picture, index) => {
           const button = make("button", { type: "button", class: "kl-inf-cell", "data-place": String(index + olds()), "aria-pressed": "false" },
-            make("img", { src: address(picture.name, "full"), alt: "", loading: "lazy" }), make("span", { text: picture.title }));
-          button.firstChild.addEventListener("load", () => button.firstChild.classList.toggle("kl-tiny", button.firstChild.naturalWidth < TINY));
+            sharp(make("img", { src: address(picture.name, "full"), alt: "", loading: "lazy" })), make("span", { text: picture.title }));
           button.addEventListener("click", () => {
             right.value = button.dataset.place;
             draw();
+            pair.root.scrollIntoView({ block: "nearest" });
           });
           return button;
         }));
@@ -139,8 +140,7 @@
           list.replaceChildren(...entries.map((entry) => {
             const count = entry.results.length;
             const name = `${entry.texts.prompt || "No instruction"}${count > 1 ? `, ${count} pictures` : ""}, ${new Date(1000 * entry.time).toLocaleTimeString()}`;
-            const image = make("img", { src: address(`${entry.folder}/${entry.results[count - 1].file}`, "thumb"), alt: "", loading: "lazy" });
-            image.addEventListener("load", () => image.classList.toggle("kl-tiny", image.naturalWidth < 128));
+            const image = sharp(make("img", { src: address(`${entry.folder}/${entry.results[count - 1].file}`, "thumb"), alt: "", loading: "lazy" }));
             return make("button", { type: "button", class: "kl-inf-thumb", "aria-label": name, title: name, "data-folder": entry.folder, onclick: () => pick(entry) },
               image, count > 1 ? make("span", { class: "kl-inf-count", text: String(count), "aria-hidden": "true" }) : null);
           }));

@@ -80,6 +80,7 @@ BEHAVIOURS = {
     "quick": lambda run: train(run, steps=5),
     "rest": lambda run: train(run, steps=done(run) + 5),
     "slow": lambda run: train(run, steps=3000, seconds=0.1, pictures=True),
+    "stubborn": lambda run: train(run, steps=100_000, seconds=0.1, obey=False),
     "endless": lambda run: train(run, steps=100_000, seconds=0.1),
     "deaf": lambda run: train(run, steps=100_000, obey=False),
     "raise": lambda run: (run.log("started", steps=9, start_step=0), sys.exit("torch.OutOfMemoryError: CUDA out of memory.")),

@@ -1,0 +1,309 @@
+"""After each button of the page somebody sees what it promises: on the screen, in its column, with nothing over it; at every size."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, TimeoutError, expect
+
+from tests.ui import full_studio
+from tests.ui.on_screen import Eyes
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+SIZES = [(1280, 720), (1440, 900), (1920, 1080), (2560, 1440), (390, 844)]
+RUNS, TOOLS, INFERENCE = "#kl-runs", "#kl-tools", "#kl-inference"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A button, and what it promises."""
+
+    button: str
+    """A regular expression for all of its name."""
+    shows: str
+    """CSS of what is on the screen afterwards."""
+    says: str = ""
+    """A regular expression for what that says."""
+    place: str = ""
+    """CSS of where the button stands, where there are several."""
+    gives: str = ""
+    """What the browser does besides: a download, or a filechooser, which takes the settings of a run."""
+    at_once: bool = True
+    """It is in sight without scrolling."""
+    before: Callable[[Page, Path], object] | None = None
+
+
+def fill(**texts: str) -> Callable[[Page, Path], None]:
+    def act(page: Page, _root: Path) -> None:
+        for name, text in texts.items():
+            page.locator(f"#kl-{name}").fill(text)
+
+    return act
+
+
+THEME = "Switch between the light and the dark theme"
+SESSION = "a" * 32
+"""Of this browser, to the Inference tab."""
+DEMO = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
+LIVE, MADE = "#kl-live", ".kl-exported"
+
+
+def group(title: str, field: str) -> Promise:
+    """An accordion of the form, which shows its fields."""
+    return Promise(f"{title}.* (settings|changed|problems?)", f"[data-name={field}]", place=".kl-main")
+
+
+def row(name: str) -> Promise:
+    """A run in the list of all."""
+    return Promise(f"{name}.*(Running|Finished|Stopped|Stopping|Failed|Waiting)", f"{RUNS} .kr-title", f"^{name}$", f"{RUNS} .kr-list")
+
+
+def fold(name: str, place: str, inside: str) -> Promise:
+    """Something that opens."""
+    return Promise(name, f"{place} details[open]:not(:has(~ details[open])) {inside}", place=place)
+
+
+def again(page: Page, _root: Path) -> None:
+    """The page as it is at a first visit."""
+    page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    page.reload()
+    page.wait_for_selector(".kl-welcome")
+
+
+def name_kohya(page: Page, root: Path) -> None:
+    """Settings as another program keeps them, and their path in its field."""
+    path = root.parent / "theirs.json"
+    path.write_text(json.dumps({"LoRA_type": "Standard", "network_dim": 8, "unet_lr": 0.0001, "sdxl": True, "logging_dir": "a"}))
+    page.locator("#kl-load-path").fill(str(path))
+
+
+def choose_preset(page: Page, _root: Path) -> None:
+    page.get_by_label("Preset", exact=True).select_option(label="Style, 24 GB")
+
+
+def be_known(page: Page, _root: Path) -> None:
+    """The browser that has made the predictions."""
+    page.evaluate(f"localStorage.setItem('kl.session', JSON.stringify('{SESSION}'))")
+
+
+PROMISES: list[Promise] = [
+    Promise(THEME, "body.dark .kl-theme", "Light"),
+    Promise(THEME, "body:not(.dark) .kl-theme", "Dark"),
+    # The first visit. Another run takes the only device: what is started here waits.
+    Promise("I have my own pictures", "#kl-pretrained_model_name_or_path"),
+    Promise("Train the demo", f"{LIVE} .kr-run", r"toy-star[\s\S]*Waiting", before=again),
+    Promise("Start training", ".kl-problems", "at work"),
+    Promise("Open it", f"{RUNS} .kr-title", "toy-star"),
+    Promise("Stop", f"{RUNS} .kr-run .kr-badge", "Stopped", RUNS),
+    Promise("Train", "#kl-start"),
+    Promise("resume: .*", "#kl-resume-choice"),
+    Promise("Train again", f"{LIVE} .kr-run", r"toy-star[\s\S]*Waiting"),
+    Promise("Stop", ".kl-answer", "[Ss]top", ".kl-buttons"),
+    Promise("Start training", f"{LIVE} .kr-run", r"second[\s\S]*Waiting", before=fill(output_name="second")),
+    Promise("Stop", ".kl-answer", "[Ss]top", ".kl-buttons"),
+    # The form.
+    Promise("Print command", ".kl-output pre"),
+    Promise("Copy the command", "[aria-label='Copy the command']", "Copied"),
+    Promise("Copy the TOML", "[aria-label='Copy the TOML']", "Copied"),
+    Promise("Save TOML", "#kl-keep", gives="download"),
+    Promise("Check data set", ".kl-report .kl-factlist"),
+    Promise("Export for cluster.*", ".kl-export .kl-grid"),
+    Promise("More", ".kl-export .kl-fold[open] .kl-field", place=".kl-export"),
+    Promise("Write the files", MADE),
+    Promise("Download .*[.]zip", MADE, gives="download"),
+    fold(".*[.](sbatch|sh|toml|md|yaml)", MADE, "pre"),
+    Promise("Estimate memory", ".kl-memory-status", "pretrained_model_name_or_path", before=fill(pretrained_model_name_or_path="")),
+    Promise("Check data set", ".kl-problems", "is missing"),
+    Promise("(pretrained_model_name_or_path|train_data_dir)( is|:) .*", "#kl-pretrained_model_name_or_path"),
+    Promise("Use this preset", ".kl-preset .kl-note", "The form now has", before=choose_preset),
+    Promise("Not now", "#kl-preset", before=choose_preset, place=".kl-preset"),
+    Promise("Save these settings as a preset", "#kl-preset-name"),
+    Promise("Save my settings", ".kl-preset .kl-note", "Saved as Mine", before=fill(**DEMO, **{"preset-name": "Mine"})),
+    Promise("Reset .*", "#kl-network_dim", place="[data-name=network_dim]", before=fill(network_dim="7")),
+    Promise("Open a file", ".kl-answer", "Loaded config.toml", gives="filechooser"),
+    Promise("Open the file at this path", ".kl-import", "What became of", before=name_kohya),
+    Promise("(taken|renamed|not needed|not supported) .*", ".kl-import .kl-table"),
+    Promise("Copy the report", "[aria-label='Copy the report']", "Copied"),
+    Promise("Close the import report", "#kl-keep"),
+    Promise("Close all", ".kl-section:not([open]) > summary"),
+    group("Model", "revision"),
+    group("Dataset", "reg_data_dir"),
+    group("Network", "network_type"),
+    group("Optimizer", "optimizer_type"),
+    group("Advanced Training", "max_train_epochs"),
+    group("Torch Compile", "compile"),
+    group("Memory", "gradient_checkpointing"),
+    group("Resume & Distributed", "resume"),
+    group("Samples", "sample_every_n_steps"),
+    group("Saving", "save_every_n_steps"),
+    Promise("Open all", ".kl-section[open] [data-name=revision]"),
+    Promise("Show .* more settings?, for when .*", "[data-name=launcher]", place=".kl-block:has([data-name=launcher])"),
+    Promise("Close all", ".kl-section:not([open]) > summary"),
+    Promise("As text", "#kl-sample_prompts"),
+    Promise("As text", ".kl-prompts"),
+    Promise("Add a prompt", ".kl-prompt textarea:focus"),
+    Promise("Negative, size, seed .*", ".kl-prompt-more[open] .kl-prompt-cells"),
+    Promise("Remove prompt .*", ".kl-prompts"),
+    Promise("SDXL|SD 1[.]5 / 2[.]x|FLUX|Qwen-Image-Edit|Z-Image|Small DDPM|Style transfer", "#kl-way-about"),
+    Promise("DreamBooth|Fine-tuning|LoRA|From nothing", "#kl-way-about"),
+    # The run beside the form.
+    Promise("Learning rate", f"{LIVE} .kr-stage", place=LIVE),
+    Promise("Log scale", f"{LIVE} .kr-stage", place=LIVE),
+    Promise("Raw", f"{LIVE} .kr-stage", place=LIVE),
+    fold("Console", LIVE, ".kr-console"),
+    # Runs.
+    Promise("Runs", f"{RUNS} .kr-run"),
+    row("whole"),
+    Promise("Prompt .*", f"{RUNS} .kr-pair", place=f"{RUNS} .kr-thumb:last-child"),
+    Promise(".*[.](safetensors|toml|json|csv)", f"{RUNS} .kr-files", gives="download", place=f"{RUNS} .kr-files"),
+    fold("Console", RUNS, ".kr-console"),
+    row("styles"),
+    Promise("style distance|content difference|flow matching", f"{RUNS} .kr-lines-plot .kr-stage", place=RUNS),
+    Promise("SWD to the target style|share of the source's SWD|structure", f"{RUNS} .kr-lines-plot + .kr-lines-plot .kr-stage", place=RUNS),
+    Promise("Smoothed", f"{RUNS} .kr-lines-plot .kr-stage", place=RUNS),
+    Promise("Parts of the loss.*", f"{RUNS} .kr-lines-plot:not([open]) > summary", place=RUNS),
+    Promise("Evaluations.*", f"{RUNS} .kr-lines-plot + .kr-lines-plot:not([open]) > summary", place=RUNS),
+    Promise("Parts of the loss.*", f"{RUNS} .kr-lines-plot[open] .kr-stage", place=RUNS),
+    Promise("(flat|line|night)(,| to) .*", f"{RUNS} .kr-matrix-view .kr-pair", place=RUNS),
+    Promise("Transfer a style", f"{RUNS} .kr-draw-form", place=f"{RUNS} .kr-actions"),
+    Promise("Target style: .*", f"{RUNS} .kr-choices", place=RUNS),
+    Promise("Picture 1, seed 7", f"{RUNS} .kr-draw-chosen img", place=RUNS),
+    Promise("All pictures in one file", f"{RUNS} .kr-draw-chosen img", place=RUNS),
+    Promise("Download", f"{RUNS} .kr-draw-pictures", gives="download", place=RUNS),
+    Promise("Use seed 7 again", "#kl-draw-seed", place=RUNS),
+    Promise("Use these settings", "#kl-draw-target", place=f"{RUNS} .kr-draw"),
+    Promise("Transfer", "#kl-draw-image-error", "cannot be read", f"{RUNS} .kr-draw-form"),
+    row("resumable"),
+    Promise("Resume", f"{RUNS} .kr-run", "Waits", RUNS),
+    Promise("Stop", f"{RUNS} .kr-run .kr-badge", "Stopped", RUNS),
+    row("shapes"),
+    Promise("Draw", f"{RUNS} .kr-draw-form", place=f"{RUNS} .kr-actions"),
+    fold("More", f"{RUNS} .kr-draw", ".kl-field"),
+    Promise("Draw pictures with this model", f"{RUNS} .kr-draw:not([open]) > summary", place=RUNS),
+    row("under-way"),
+    Promise("Copy command", f"{RUNS} .kr-status", "clipboard", RUNS),
+    Promise("Stop", f"{RUNS} .kr-status", "Asked to stop", RUNS),
+    Promise("End now", f"{RUNS} .kr-status", "Ended", RUNS),
+    row("broken"),
+    row("toy-star"),
+    row("second"),
+    Promise("Use these settings", ".kl-answer", "Loaded", f"{RUNS} .kr-actions"),
+    Promise("Runs", f"{RUNS} .kr-run"),
+    row("whole"),
+    # Tools.
+    Promise("Verify whole.safetensors", f"{TOOLS} .kl-tool-side", "Verify LoRA"),
+    Promise("Cancel", f"{TOOLS} .kr-badge", "Cancelled"),
+    Promise("Tools", "#kl-tool-model"),
+    Promise("Merge LoRA|Extract LoRA|Resize LoRA|Convert LoRA|Metadata", "#kl-tool-models", place=".kl-option"),
+    Promise("Verify LoRA, .*", f"{TOOLS} .kl-tool-report"),
+    fold("All figures", TOOLS, ".kl-part-of"),
+    Promise("Layers1", f"{TOOLS} .kl-part-of .kl-part-of:not([open]) > summary"),
+    fold("Console", TOOLS, ".kr-console"),
+    Promise("Verify LoRA", "#kl-tool-model", place=".kl-option"),
+    Promise("Verify LoRA", "#kl-tool-model-error", place=".kl-tool-form > .kl-row", before=fill(**{"tool-model": ""})),
+    fold("More", TOOLS, ".kl-field"),
+    # Inference.
+    Promise("Inference", "#kl-inf-prompt", before=be_known),
+    Promise("base|whole", ".kl-pair", place=".kl-inf-grid"),
+    Promise("Download .*", ".kl-inf-view .kl-row", gives="download", place=INFERENCE),
+    Promise("make the sky red, .*", ".kl-pair"),
+    Promise("Reuse settings", ".kl-inf-go .kl-note", "settings of this picture"),
+    Promise("Remove picture 1", ".kl-inf-add"),
+    Promise("Edit this further", "#kl-inf-prompt:focus"),
+    Promise("Add a LoRA", ".kl-inf-lora"),
+    Promise("Remove LoRA file 1", "#kl-inf-add-lora"),
+    Promise("Compare", "#kl-inf-wrong", "Nothing to compare"),
+    fold("More", INFERENCE, ".kl-field"),
+    fold("More of the model", INFERENCE, ".kl-field"),
+    fold("Devices and memory", INFERENCE, ".kl-field"),
+    fold("What is compared", INFERENCE, ".kl-inf-checks"),
+    Promise("Predict", "#kl-inf-steps-error", before=fill(**{"inf-steps": "0"})),
+    # Help.
+    Promise("Help", ".kl-guide"),
+]
+
+
+@pytest.fixture
+def place(studios: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
+    """A studio that was opened on an empty folder, which has runs of every kind now and one that is under way."""
+    root = tmp_path / "output"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+        studio = studios(output_dir=root)
+        supervisor, _ = full_studio.under_way(root)
+        yield studio
+        studio.end()
+        for job in supervisor._look():
+            supervisor.stop(job, grace_seconds=0)
+        supervisor.close()
+
+
+def kept(page: Page, root: Path, promise: Promise, others: list[tuple[int, int]]) -> list[str]:
+    """Presses a button, and tells what is wrong with what it shows, here and at other sizes."""
+    eyes = Eyes(page)
+    if promise.before:
+        promise.before(page, root)
+    try:
+        with {"download": page.expect_download, "filechooser": page.expect_file_chooser}.get(promise.gives, nullcontext)() as given:
+            faults = eyes.press(promise.button, promise.place)
+        if promise.gives == "filechooser":
+            given.value.set_files(next(root.glob("*-whole/config.toml")))
+    except TimeoutError as err:
+        faults = [str(err).splitlines()[0]]
+    if faults:
+        return faults
+    faults = eyes.faults(promise.shows, promise.says, promise.at_once) + eyes.flaws()
+    here = page.viewport_size
+    for width, height in others:
+        page.set_viewport_size({"width": width, "height": height})
+        faults += [f"{line}, at {width}x{height}" for line in eyes.faults(promise.shows, promise.says, at_once=False) + eyes.flaws()]
+    if others and here:
+        page.set_viewport_size(here)
+    return faults
+
+
+def walk(page: Page, root: Path, promises: list[Promise], others: list[tuple[int, int]]) -> list[str]:
+    """Presses every button in order, and tells each that keeps no promise, or that no promise is written for."""
+    found, unknown = [], {}
+    for promise in promises:
+        found += [f"{promise.button}: {promise.shows} {fault}" for fault in kept(page, root, promise, others)]
+        names = [name for name in Eyes(page).buttons() if not any(re.fullmatch(known.button, name) for known in promises)]
+        unknown |= {name: promise.button for name in names if name not in unknown}
+    return found + [f"{name}: no promise is written for this button, which is there after {after}" for name, after in unknown.items()]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [SIZES[::4], *(pytest.param([size], marks=pytest.mark.long) for size in SIZES)],
+    ids=lambda sizes: "-".join(f"{width}x{height}" for width, height in sizes),
+)
+def test_what_each_button_promises_can_be_seen(sizes: list[tuple[int, int]], place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place.url, width=sizes[0][0], height=sizes[0][1]).page
+    full_studio.fill(place.output_dir, SESSION)
+    expect(page.locator("#kl-live .kr-title")).to_have_text("under-way")
+    found = walk(page, place.output_dir, PROMISES, sizes[1:])
+    assert not found, "\n".join(found)
+
+
+def test_the_skip_links_lead_to_start_from_every_tab(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    for tab in ("Train", "Help", "Runs"):
+        page.get_by_role("tab", name=tab).click()
+        for skip in page.locator(".kl-skip").all():
+            # That of the presets is on the Train tab.
+            if not skip.evaluate("node => node.checkVisibility()"):
+                continue
+            skip.focus()
+            box = skip.bounding_box()
+            assert box and box["width"] > 100 and box["x"] >= 0 and box["y"] >= 0, "it shows while it has the focus"
+            page.keyboard.press("Enter")
+            expect(page.locator("#kl-start")).to_be_focused()
+            assert Eyes(page).faults("#kl-start") == []
