@@ -256,6 +256,9 @@ def test_a_metadata_file_in_the_folder_itself_lists_pairs(tmp_path: Path) -> Non
         picture(tmp_path / "data" / name)
     write_lines(tmp_path / "data/metadata.jsonl", [{"file_name": "two.png", "control_path": "one.png", "text": "after"}])
     assert pairs(read(tmp_path)) == {"two.png": ("after", ["data/one.png"])}
+    (tmp_path / "data/metadata.jsonl").unlink()
+    (tmp_path / "data/metadata.csv").write_text("path_target,path_control,prompt\ntwo.png,one.png,in a table\n")
+    assert pairs(read(tmp_path)) == {"two.png": ("in a table", ["data/one.png"])}
 
 
 def test_listed_files_may_lie_beside_the_list(tmp_path: Path) -> None:
