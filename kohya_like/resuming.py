@@ -1,8 +1,8 @@
 """Where Start would begin, told before anybody presses it. Reads run folders, neither pictures nor weights; the rules are those of
 sd_scripts/library/resume.py, which the training process follows.
 
-What only that process can know, it says in the run's log: whether a state is whole to the last byte, and whether pictures or captions have
-changed since.
+What only that process can know, it says in the run's log: whether a state is whole to the last byte, and whether images, captions or
+files of the model have changed since.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "condit
 """Options that say where the pictures are; a run with others is taken for one on other pictures."""
 OFFERED_RUNS, OFFERED_STATES = 5, 5
 """Runs, and states of each, that are offered to begin from, newest first."""
-AT_START = "Whether pictures or captions have changed is looked at when it starts, and the log says so."
+AT_START = "Whether images, captions or files of the model have changed is looked at when it starts, and the log says so."
 
 Kind = Literal["new", "continue", "from state", "finished", "busy", "refused"]
 

@@ -76,7 +76,8 @@ def _weights(path: Path, variant: str | None) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield path.name, path
         return
-    for file in sorted(path.glob("*" if (path / "config.json").is_file() else "*/*")):
+    alone = (path / "config.json").is_file() and not (path / "model_index.json").is_file()
+    for file in sorted(path.glob("*" if alone else "*/*")):
         other = variant is None and any(mark in file.name for mark in _VARIANTS)
         if file.suffix in (".safetensors", ".json") and not other:
             yield file.relative_to(path).as_posix(), file

@@ -30,6 +30,7 @@ def flip(file: Path, place: int, bit: int) -> None:
 def test_every_bit_of_every_file_counts_and_what_stayed_is_not_read_again(tmp_path: Path) -> None:
     base, vae = tmp_path / "base", tmp_path / "own.safetensors"
     shutil.copytree(TOY, base)
+    (base / "config.json").write_text("{}")  # Of the whole, as some models have it; not of a network alone.
     shutil.copy(base / "vae" / "diffusion_pytorch_model.safetensors", vae)
     shutil.copy(vae, base / "unet" / "diffusion_pytorch_model.fp16.safetensors")
     options = flat.build(RUNS["sdxl", "network"], {"pretrained_model_name_or_path": str(base), "vae": str(vae), "train_data_dir": "x"})
