@@ -235,6 +235,16 @@ case $DOES in
     done
     say stopped
     ;;
+  hold)
+    trap 'touch "$NOTES/told"' HUP INT
+    touch "$NOTES/ready.$MACHINE_RANK"
+    until [ -e "$NOTES/go" ]; do
+      if [ ! -d "$NOTES" ]; then exit 1; fi
+      /bin/sleep 0.02
+    done
+    say stopped
+    exit 1
+    ;;
 esac
 """
 SRUN = r"""#!/usr/bin/env bash
@@ -373,6 +383,26 @@ def test_a_machine_that_is_told_to_end_makes_the_run_save(place: Path, number: i
     code, said = end_of(started)
     assert code == UNFINISHED and "asked to end" in said
     assert not (place / "notes" / "told").exists(), "the launcher is left alone"
+
+
+def test_a_request_to_end_counts_before_and_beside_that_of_another_machine(place: Path) -> None:
+    exported(place, "slurm")
+    asked = place / "run" / "stop.request"
+    known = {"MAIN_ADDRESS": "localhost", "MACHINE_RANK": "0"}
+    ready = {**known, "KOHYA_LIKE_RUN_FOLDER": str(place / "run")}
+    getent = place / "bin" / "getent"
+    told_while_waiting = '#!/bin/sh\nkill -TERM "$PPID"\nexit 1\n'
+    getent.write_text(told_while_waiting)
+    assert end_of(begin(place, "train.sh", "fail", **known))[0] == UNFINISHED and asked.exists(), "while it looks for machine 0"
+    getent.write_text(GETENT)
+    assert end_of(begin(place, "train.sh", "stop", **ready))[0] == UNFINISHED, "before the script, but after the job was begun"
+    started = begin(place, "train.sh", "hold", **{**ready, "MACHINE_RANK": "1"})
+    wait_for((place / "notes" / "ready.1").exists)
+    started.send_signal(signal.SIGTERM)
+    assert started.stdout is not None and "asked to end" in started.stdout.readline(), "the first signal here, whoever made the file"
+    (place / "notes" / "go").touch()
+    assert end_of(started)[0] == UNFINISHED, "the log says how the run ended, not a launcher that was told to end as well"
+    assert not (place / "notes" / "told").exists()
 
 
 def test_a_job_starts_a_launcher_on_each_machine(place: Path) -> None:
