@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 _SIGNS: dict[str, tuple[str, ...]] = {
     "musubi-tuner": (
-        "dit",
+        "dit + dataset_config",
+        "dit + network_module",
         "dit_high_noise",
         *(
             f"network_module=networks.lora_{kind}"
