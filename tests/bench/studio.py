@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 from report import report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +38,11 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], str, float, float]:
     wall = time.perf_counter() - begun
     times = psutil.Process(process.pid).cpu_times()
     return process, url, wall, times.user + times.system
+
+
+def chromium(driver: Playwright) -> Browser:
+    path = next(found for found in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if found)
+    return driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"])
 
 
 def timed(page: Page, click: str, done: str) -> float:
@@ -126,9 +131,8 @@ def measure(browser: Browser, folder: Path) -> None:
 
 
 def main() -> None:
-    path = next(found for found in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if found)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"])
+        browser = chromium(driver)
         measure(browser, Path(folder))
         browser.close()
 
