@@ -37,7 +37,7 @@ _SIGNS: dict[str, tuple[str, ...]] = {
         "model.transformer_path + adapter.type",
         "directory.path",
     ),
-    "ai-toolkit": ("job + config.process", "job + process"),
+    "ai-toolkit": ("job + config.process",),
     "LyCORIS": ("target_module + module_algo_map",),
     "accelerate": ("compute_environment", "distributed_type + num_machines"),
     "diffusers (the description of a model)": ("_class_name",),
