@@ -6,7 +6,7 @@ What would change the training stays as it is, and is refused with the advice of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from . import legacy
 from .optimizer import OPTIMIZERS
@@ -138,6 +138,14 @@ class _Line:
             words = self.known[name].choices if name in self.known else ()
             text = str(value).strip()
             meant: object = value
+            if (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and name in self.known
+                and Ellipsis in get_args(self.known[name].type)
+            ):
+                self.values[name] = [value]
+                continue
             if name == "optimizer_type":
                 meant = _SAME_OPTIMIZERS.get(text.lower()) or next((one for one in OPTIMIZERS if one.lower() == text.lower()), value)
             elif name == "save_model_as" and text == "safetensors" and text not in words:

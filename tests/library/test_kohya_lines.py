@@ -108,6 +108,19 @@ def test_lines_of_kohyas_documentation_say_here_what_they_say_there(data: dict[s
     assert not untold
 
 
+def test_a_file_in_the_same_words_is_taken_too(tmp_path: Path) -> None:
+    file = tmp_path / "kohya.toml"
+    file.write_text(
+        'pretrained_model_name_or_path = "toy"\ntrain_data_dir = "toy:star"\n[network_arguments]\nnetwork_module = "lycoris.kohya"\n'
+        'network_args = ["algo=locon", "conv_dim=2"]\nxformers = true\noptimizer_type = "adamw"\ntext_encoder_lr = 5e-5\n',
+        encoding="utf-8",
+    )
+    asked = flat.parse_cli(RUNS["sd", "network"], [f"--config_file={file}", "--network_dim=8"])
+    values = flat.flatten(asked.options)
+    assert (values["network_type"], values["conv_dim"], values["network_dim"], values["optimizer_type"]) == ("lora", 2, 8, "AdamW")
+    assert values["text_encoder_lr"] == (5e-5,) and values["train_text_encoder"] and any("xformers" in note for note in asked.notes)
+
+
 def test_what_would_train_something_else_is_refused(data: dict[str, Path]) -> None:
     wrong = []
     for line, said in (
