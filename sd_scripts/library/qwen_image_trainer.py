@@ -115,7 +115,7 @@ class QwenImageEditTrainer:
         """Adapter files and their strengths."""
         self._parts: Parts | None = None
         self._applied: AppliedAdapters | None = None
-        self._merged = False
+        self._merged = self._arranged = False
         self._num_samples = 0
         """Samples that were trained on; they number what is drawn for each."""
         self._scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -203,7 +203,7 @@ class QwenImageEditTrainer:
             self.predictor.free()
             self.predictor = None
         self._parts = self._applied = self.network = self.optimizer = self.lr_scheduler = self.scheduler = None
-        self._merged = False
+        self._merged = self._arranged = False
         give_back()
 
     @property
@@ -240,7 +240,6 @@ class QwenImageEditTrainer:
         device = self.setup_accelerator().device
         self._take_off()
         parts, options = self.load_model(), self.options
-        again = self.network is not None
         if self.network is not None:
             self.network.detach()
             self.network = None
@@ -248,8 +247,9 @@ class QwenImageEditTrainer:
             self.quantize_model(parts.backbone)
         targets = self.family.adapter_targets(parts, options.network.wants_convolutions)
         self.network = attach(parts, options.network, targets, options.training.seed)
-        if not again:
+        if not self._arranged:
             arrange(parts, options, device)
+            self._arranged = True
         self.optimizer = self.lr_scheduler = None
         return self.network
 
@@ -608,6 +608,8 @@ class QwenImageEditTrainer:
         parts.vae.to(_named(device, place(parts.vae)[0]))
         with evaluating(parts):
             pixels = [self.family.control_pixels(parts, picture) for picture in pictures_of(image)]
+            if len({one.shape for one in pixels}) > 1:
+                raise OptionError("the pictures have different aspect ratios, so they are no batch; give them one by one")
             return self.family.encode_pictures(parts, torch.stack(pixels))[:, :, None]
 
     @torch.no_grad()
@@ -669,6 +671,9 @@ class QwenImageEditTrainer:
         model = PredictModelOptions.model_validate({**self.options.model.model_dump(), **devices})
         options = QwenImagePredict(model=model, loading=loading, predict=PredictSection(serve=True))
         kept = self.network is not None or self._merged
+        if not kept and not self.lora and (weights := self.options.network.network_weights):
+            # model.lora.pretrained_weight, which an adapter that is trained has begun with.
+            self.lora = [(_adapter_in(Path(weights)), 1.0)]
         if self.predictor is not None and not kept and is_quantized(self.predictor.parts.backbone) != self.quantize:
             self.free()
         if self.predictor is None and kept:
@@ -801,7 +806,7 @@ def _config(given: object) -> qwen_yaml.Config | QwenImageNetwork:
         is_yaml = Path(given).suffix.lower() in (".yaml", ".yml")
         given = qwen_yaml.read(Path(given)) if is_yaml else flat.read_toml(Path(given))
     config = qwen_yaml.config_of(given)
-    if qwen_yaml.looks_like(config):
+    if any(isinstance(config.get(name), Mapping) for name in qwen_yaml.SECTIONS):
         return _checked(config)
     return flat.build(QwenImageNetwork, {"train_data_dir": qwen_yaml.NO_PICTURES, **config})
 

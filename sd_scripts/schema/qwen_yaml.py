@@ -46,10 +46,15 @@ class Config(dict[str, Any]):
 
 
 def config_of(given: object) -> Config:
-    """A configuration of a mapping, or of an object with attributes, section by section; a Config stays the one it is."""
+    """A configuration of a mapping, or of an object with attributes, section by section; a Config stays the one it is.
+
+    Raises OptionError for anything else.
+    """
     if isinstance(given, Config):
         return given
-    entries = given if isinstance(given, Mapping) else vars(given)
+    entries = given if isinstance(given, Mapping) else getattr(given, "__dict__", None)
+    if entries is None:
+        raise OptionError(f"config: a {type(given).__name__} is no configuration; give a path, a mapping or an object with sections")
     return Config({str(name): config_of(value) if _is_section(value) else value for name, value in entries.items()})
 
 

@@ -112,6 +112,8 @@ def test_a_configuration_is_a_file_a_mapping_or_an_object_and_its_sections_are_a
     assert QwenImageEditTrainer(loaded).options.training.max_train_steps == 7
     ours = {"pretrained_model_name_or_path": "toy", "train_data_dir": "x", "network_dim": 7}
     assert QwenImageEditTrainer(ours).options.network.network_dim == 7
+    with pytest.raises(OptionError, match="a float is no configuration"):
+        QwenImageEditTrainer(1.5)
     with pytest.raises(AttributeError, match="no lora_rank"):
         _ = loaded.model.lora_rank
 
@@ -366,6 +368,11 @@ def test_adapters_are_made_saved_loaded_merged_and_quantised_under(config: Path,
     with pytest.raises(OptionError):
         trainer.load_lora(config)
     assert trainer.lora == []
+    named = load_config_from_yaml(config)
+    named.model.lora.pretrained_weight = str(file)
+    assert QwenImageEditTrainer(named).setup_predict() and QwenImageEditTrainer({"model": {"rank": 3}}).options.network.network_dim == 3
+    begun = QwenImageEditTrainer(named)
+    assert np.abs(begun.predict(control, "x", None, 2, seed=3).astype(int) - applied).max() > 0 and begun.lora == [(file, 1.0)]
     # The adapter that is trained is merged as well.
     other = QwenImageEditTrainer(config)
     other.set_lora().load({name: 0.5**0.5 * value for name, value in network.state().items()})
