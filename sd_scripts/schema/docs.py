@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 from .flat import FlatField, core_type, fields
@@ -44,12 +45,12 @@ def _kinds(name: str) -> str:
     return "all" if len(having) == len(RUNS) else ", ".join(f"`{run.script.removesuffix('.py')}`" for run in having)
 
 
-def _default_texts(name: str) -> str:
-    """The default of an option; where kinds of runs differ, each with its own."""
+def _told(name: str, tell: Callable[[FlatField], str]) -> str:
+    """What is told about an option; where kinds of runs differ, each with its own."""
     by_text: dict[str, list[str]] = {}
     for run in RUNS.values():
         if name in fields(run):
-            by_text.setdefault(default_text(fields(run)[name]), []).append(run.script.removesuffix(".py"))
+            by_text.setdefault(tell(fields(run)[name]), []).append(run.script.removesuffix(".py"))
     if len(by_text) == 1:
         return next(iter(by_text))
     return "; ".join(f"{text} ({', '.join(scripts)})" for text, scripts in by_text.items())
@@ -63,8 +64,8 @@ def section_reference(section: str) -> str:
     lines = [f"## {section}", "", "| option | value | default | runs | meaning |", "|---|---|---|---|---|"]
     for name, field in found.items():
         where = " *(command line only)*" if field.show.cli_only else ""
-        text = field.help.replace("|", "\\|")
-        lines.append(f"| `{name}` | {type_text(field)} | {_default_texts(name)} | {_kinds(name)} | {text}{where} |")
+        text = _told(name, lambda one: one.help.replace("|", "\\|"))
+        lines.append(f"| `{name}` | {_told(name, type_text)} | {_told(name, default_text)} | {_kinds(name)} | {text}{where} |")
     return "\n".join([*lines, ""])
 
 

@@ -47,7 +47,8 @@ class NetworkOptions(Section):
     title: ClassVar[str] = "Network"
 
     network_type: Literal["lora", "dora", "loha", "lokr", "oft"] = "lora"
-    """Kind of adapter. lora and dora are read by every tool; loha, lokr and oft by fewer, and only in their own file layout."""
+    """Kind of adapter. lora is read by every program; dora, loha and lokr by ComfyUI and Forge, by others in part (verify_lora counts). oft
+    is read by this project alone, under any names: merge it into a model for other programs."""
     network_dim: Annotated[Rank, Show(basic=True)] = 16
     """Rank of the adapter. More rank learns more detail, makes a larger file, and overfits sooner. For oft it is not used: see
     oft_block_size."""

@@ -95,16 +95,34 @@ class AdapterOutputOptions(OutputOptions):
     output_name: Annotated[Name, Show(basic=True)] = "lora"
     """Name of the saved files, without folder and ending."""
     save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
-    """Names inside the saved .safetensors file: kohya's are read by ComfyUI, A1111, Forge, diffusers and kohya's scripts; diffusers' own by
-    diffusers; comfyui writes ComfyUI's generic `diffusion_model.` names."""
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, Forge, sd-scripts, diffusers; with
+    diffusers' by diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge. verify_lora counts the layers of a file."""
+
+
+class FluxAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, Forge, sd-scripts, musubi-tuner, diffusers;
+    with diffusers' by ComfyUI, Forge, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge, diffusers. verify_lora counts the
+    layers of a file."""
+
+
+class QwenImageAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, musubi-tuner, diffusers; with diffusers' by
+    ComfyUI, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
 
 
 class ZImageAdapterOutputOptions(AdapterOutputOptions):
     """Run folder, saved adapter files, states, trackers, metadata."""
 
     save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
-    """Names inside the saved .safetensors file: comfyui writes `diffusion_model.` names with alphas, which ComfyUI and diffusers read as
-    they are; diffusers' own are read by both too; kohya's by kohya's scripts and diffusers, but ComfyUI leaves their attention out."""
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by musubi-tuner, diffusers (ComfyUI leaves the attention
+    out); with diffusers' by ComfyUI, diffusers; with comfyui's (`diffusion_model.`, with alphas) by ComfyUI, diffusers. verify_lora counts
+    the layers of a file."""
 
 
 class ModelOutputOptions(OutputOptions):

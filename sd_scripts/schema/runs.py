@@ -57,7 +57,14 @@ from .network import (
 )
 from .objective import FlowObjectiveOptions, FluxFlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions, RegressionOptions
 from .optimizer import OPTIMIZERS, FullOptimizerOptions, OptimizerOptions
-from .output import AdapterOutputOptions, ModelOutputOptions, OutputOptions, ZImageAdapterOutputOptions
+from .output import (
+    AdapterOutputOptions,
+    FluxAdapterOutputOptions,
+    ModelOutputOptions,
+    OutputOptions,
+    QwenImageAdapterOutputOptions,
+    ZImageAdapterOutputOptions,
+)
 from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, UNetSampleOptions, ZImageSampleOptions
 from .training import TrainingOptions
 
@@ -280,7 +287,7 @@ class FluxNetwork(_FluxRun):
 
     network: FluxNetworkOptions = FluxNetworkOptions()
     memory: AdapterMemoryOptions = AdapterMemoryOptions()
-    output: AdapterOutputOptions = AdapterOutputOptions()
+    output: FluxAdapterOutputOptions = FluxAdapterOutputOptions()
 
 
 class FluxFull(_FluxRun):
@@ -309,7 +316,7 @@ class QwenImageNetwork(RunOptions):
     memory: AdapterMemoryOptions = AdapterMemoryOptions()
     objective: QwenFlowObjectiveOptions = QwenFlowObjectiveOptions()
     samples: QwenImageSampleOptions = QwenImageSampleOptions()
-    output: AdapterOutputOptions = AdapterOutputOptions()
+    output: QwenImageAdapterOutputOptions = QwenImageAdapterOutputOptions()
 
     @model_validator(mode="after")
     def _levers_go_together(self) -> Self:

@@ -195,6 +195,10 @@ class LayerNames(ABC):
         """The path of a layer in the original layout; text encoders keep that of transformers."""
         return self._original[name] if name in self._original else text_encoder_name(name.partition(".")[2])
 
+    def published_path(self, name: str) -> str:
+        """The path of a layer in the published files; of a layer that is part of a matrix there, that of the matrix."""
+        return self.original_path(name)
+
     def _kohya_path(self, name: str) -> str:
         return self.original_path(name)
 

@@ -6,11 +6,14 @@
 - comfyui: the same tensors under `diffusion_model.<original path>` and `text_encoders.<clip>.transformer.<path>`; for Z-Image under
   `diffusion_model.<diffusers path>` with `lora_A` and `lora_B`, and the alpha. diffusers and ComfyUI read these files as they are, ComfyUI
   not those with kohya's names.
-- diffusers: `unet.down_blocks.1.attentions.0.proj_in.lora_A.weight` for lora and dora. Nothing in this layout carries an alpha that
-  all readers respect, so the scale is multiplied into the up matrix and every reader's default, alpha = rank, is right.
+- diffusers: `unet.down_blocks.1.attentions.0.proj_in.lora_A.weight` for lora and dora, the lengths of dora under peft's name, which
+  diffusers reads, and as `.dora_scale`, which ComfyUI reads and diffusers leaves out.
 - peft: `unet.<layer>.hada_w1_a` with peft's configuration of each network as JSON in the header (`kohya_like.peft_config`). For what
   has no common names: loha and lokr when diffusers names are asked for, and oft always (peft rotates a layer's input, kohya's and
   LyCORIS's oft its output, so no numbers in their names mean the same).
+
+Nothing in the last two carries an alpha that all readers respect, so the scale is multiplied into one of the matrices, and every reader's
+default, alpha = rank, is right.
 
 Where kohya's name stands for several layers (FLUX) and no single adapter does what theirs do together (lokr, or a dora on some of them),
 each layer stands under `lycoris_<its own path>`, as SimpleTuner writes it and ComfyUI reads it.
@@ -63,9 +66,11 @@ def tensors_of(adapters: Mapping[str, AdapterLayer], names: Names, layout: Layou
             tensors |= _kohya_tensors(stem, adapter, dtype, endings)
         return tensors, {LAYOUT: layout}
     for name, adapter in adapters.items():
-        folded = adapter.rescaled(1.0) if layout == "diffusers" else adapter
-        for rest, tensor in folded.tensors.items():
-            tensors[f"{names.to_diffusers(name)}.{rest}"] = _magnitude_shape(rest, tensor, folded).to(dtype)
+        stem = names.to_diffusers(name)
+        for rest, tensor in adapter.rescaled(1.0).tensors.items():
+            tensors[f"{stem}.{rest}"] = _magnitude_shape(rest, tensor, adapter).to(dtype)
+            if rest == MAGNITUDE:
+                tensors[f"{stem}.dora_scale"] = _column(tensor, adapter).to(dtype)
     texts = {LAYOUT: layout} if layout == "diffusers" else {LAYOUT: layout, PEFT_CONFIG: _peft_configs(adapters, names)}
     return tensors, texts
 
@@ -112,6 +117,11 @@ def _magnitude_shape(rest: str, tensor: Tensor, adapter: AdapterLayer) -> Tensor
     return tensor
 
 
+def _column(lengths: Tensor, adapter: AdapterLayer) -> Tensor:
+    """LyCORIS: a length for each output is a column, (o, 1) or (o, 1, 1, 1)."""
+    return lengths.reshape(-1, *[1] * (adapter.tensors["lora_A.weight"].dim() - 1))
+
+
 def _kohya_tensors(stem: str, adapter: AdapterLayer, dtype: torch.dtype, endings: Mapping[str, str]) -> StateDict:
     """One adapter with kohya's or LyCORIS's endings, or those that are given."""
     rank = adapter.rank
@@ -121,8 +131,7 @@ def _kohya_tensors(stem: str, adapter: AdapterLayer, dtype: torch.dtype, endings
     tensors = {}
     for rest, tensor in adapter.tensors.items():
         if rest == MAGNITUDE:
-            # LyCORIS: a length for each output is a column, (o, 1) or (o, 1, 1, 1).
-            tensor = tensor.reshape(-1, *[1] * (adapter.tensors["lora_A.weight"].dim() - 1))
+            tensor = _column(tensor, adapter)
         tensors[f"{stem}.{endings.get(rest, rest)}"] = tensor.to(dtype)
     alpha = torch.tensor(adapter.scale * rank, dtype=torch.float32)
     # In the file's precision where that is exact, as kohya's files have it; else in float32: a rounded alpha would scale everything.
@@ -143,7 +152,7 @@ def _peft_configs(adapters: Mapping[str, AdapterLayer], names: Names) -> str:
             continue
         rank = adapter.rank or max(adapter.tensors["lokr_w2"].shape)
         config.setdefault("r", rank)
-        config.setdefault("alpha", adapter.scale * rank)
+        config.setdefault("alpha", rank)
         config.setdefault("rank_pattern", {})[f"^{layer}$"] = rank
-        config.setdefault("alpha_pattern", {})[f"^{layer}$"] = adapter.scale * rank
+        config.setdefault("alpha_pattern", {})[f"^{layer}$"] = rank
     return json.dumps(configs, sort_keys=True)

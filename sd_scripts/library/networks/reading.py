@@ -75,8 +75,10 @@ def adapters_of(
             continue
         target, rest = place
         held = found.setdefault(target, {})
-        twice += [key] if rest in held else []
-        held[rest] = _canonical_magnitude(tensor, key) if rest == MAGNITUDE else tensor.float()
+        value = _canonical_magnitude(tensor, key) if rest == MAGNITUDE else tensor.float()
+        # A dora's lengths may stand there for two programs, each by its own name.
+        twice += [key] if rest in held and not (rest == MAGNITUDE and torch.equal(held[rest], value)) else []
+        held[rest] = value
     if unknown or not found:
         raise OptionError(refusal(file, unknown, len(tensors)))
     scales = _header_scales(header, names, found)

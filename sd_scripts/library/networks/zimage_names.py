@@ -38,9 +38,14 @@ class ZImageNames(LayerNames):
         # Only which rows belong together is asked, so any width will do.
         published = matrices(original_zimage.transformer({"dim": 1}), own)
         self._paths["backbone"] |= {flat(path): target for path, target in published.items()}
+        self._published = {name: path for path, target in published.items() for name in target.layers}
         self._together = {name: target.layers for target in published.values() for name in target.layers}
         numbers = [number for name in own if (number := self.block(name)) is not None]
         self._num_blocks = max(numbers, default=-1) + 1
+
+    def published_path(self, name: str) -> str:
+        """See LayerNames."""
+        return self._published[name]
 
     def together(self, name: str) -> tuple[str, ...]:
         """See Names."""

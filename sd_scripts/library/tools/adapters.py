@@ -19,7 +19,7 @@ from sd_scripts.library.networks.layer_names import LABELS, Family, Names, Targe
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
 from sd_scripts.library.networks.maths import AdapterLayer, Kind
-from sd_scripts.library.networks.reading import adapters_of, place_of, refusal
+from sd_scripts.library.networks.reading import adapters_of, place_of, refusal, split_key
 from sd_scripts.library.networks.recognising import family_in_header
 from sd_scripts.library.protocols import StateDict
 from sd_scripts.library.tools.models import TOY, Layers, built_in, open_model, published
@@ -109,6 +109,23 @@ def open_adapter(value: str, option: str) -> TensorFile:
     if what != LORA:
         raise OptionError(f"{option}: {path.name} is {what}; a LoRA file is needed")
     return open_file(path, option)
+
+
+def by_layer(file: TensorFile) -> tuple[dict[str, dict[str, Slot]], list[str]]:
+    """The tensors of each layer as the file names it, by peft's words, and the names of those that belong to no adapter.
+
+    A tensor that stands there once more, as a dora's lengths do for two programs, keeps its whole name.
+    """
+    stems: dict[str, dict[str, Slot]] = {}
+    others = []
+    for name, slot in file.slots.items():
+        parts = split_key(name)
+        if parts is None:
+            others.append(name)
+            continue
+        held = stems.setdefault(parts[0], {})
+        held[name if parts[1] in held else parts[1]] = slot
+    return stems, others
 
 
 def is_of_encoder(key: str, names: Names) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import PEFT_CONFIG
-from sd_scripts.library.networks.reading import diffusers_scale, split_key
-from sd_scripts.library.tools.adapters import DTYPES, header_of_new, in_precision, is_wide, network_texts, open_adapter
+from sd_scripts.library.networks.reading import diffusers_scale
+from sd_scripts.library.tools.adapters import DTYPES, by_layer, header_of_new, in_precision, is_wide, network_texts, open_adapter
 from sd_scripts.library.tools.low_rank import Limit, of_product
 from sd_scripts.library.tools.report import Report, size_text, table
 from sd_scripts.library.tools.tensor_files import Slot, Spool, TensorFile
@@ -54,7 +54,7 @@ def resize(options: ResizeSection) -> Report:
     """Writes the file of another rank. Raises OptionError, and writes nothing, for a file that holds more than lora and dora layers."""
     source = open_adapter(options.model, "model")
     target = Path(options.save_to).expanduser()
-    stems, rest = _stems(source)
+    stems, rest = by_layer(source)
     _check(source, target, stems, rest)
     dtype = DTYPES.get(options.save_precision) or max(source.dtypes, key=lambda dtype: source.dtypes[dtype])
     scales = {stem: _scale(source, stem, slots) for stem, slots in stems.items()}
@@ -70,24 +70,11 @@ def resize(options: ResizeSection) -> Report:
     return _report(source, target, totals)
 
 
-def _stems(source: TensorFile) -> tuple[dict[str, dict[str, Slot]], list[Slot]]:
-    """The tensors of each layer by peft's words, and tensors that belong to no adapter."""
-    found: dict[str, dict[str, Slot]] = {}
-    rest = []
-    for name, slot in source.slots.items():
-        parts = split_key(name)
-        if parts is None:
-            rest.append(slot)
-        else:
-            found.setdefault(parts[0], {})[parts[1]] = slot
-    return found, rest
-
-
-def _check(source: TensorFile, target: Path, stems: Mapping[str, Mapping[str, Slot]], rest: list[Slot]) -> None:
+def _check(source: TensorFile, target: Path, stems: Mapping[str, Mapping[str, Slot]], rest: Sequence[str]) -> None:
     problems = []
     if target.suffix != ".safetensors":
         problems.append(Problem("save_to", f"save_to: {target.name} has to end with .safetensors"))
-    others = [stem for stem, slots in stems.items() if not {DOWN, UP} <= slots.keys()] + [slot.name for slot in rest]
+    others = [stem for stem, slots in stems.items() if not {DOWN, UP} <= slots.keys()] + [*rest]
     if others or not stems or PEFT_CONFIG in source.metadata:
         problems.append(
             Problem(

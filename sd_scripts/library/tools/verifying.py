@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.networks.layer_names import LABELS
+from sd_scripts.library.networks.layer_names import LABELS, Family, LayerNames
 from sd_scripts.library.networks.layers import examples
 from sd_scripts.library.networks.layouts import PEFT_CONFIG
 from sd_scripts.library.networks.maths import AdapterLayer, Kind, low_rank_update
-from sd_scripts.library.networks.reading import place_of, split_key
+from sd_scripts.library.networks.readers import Stored, layers_read
+from sd_scripts.library.networks.reading import place_of
 from sd_scripts.library.networks.recognising import other_family
-from sd_scripts.library.tools.adapters import nearest_layers, on_layers, open_adapter
+from sd_scripts.library.tools.adapters import by_layer, nearest_layers, on_layers, open_adapter
 from sd_scripts.library.tools.low_rank import product_norm
 from sd_scripts.library.tools.models import Layers
 from sd_scripts.library.tools.report import Report, size_text, table
@@ -40,23 +41,6 @@ _MARKS: tuple[tuple[str, Kind], ...] = (
     ("lora_magnitude", "dora"),
     ("lora_", "lora"),
 )
-_READERS: dict[tuple[str, str], str] = {
-    ("kohya", "lora"): "ComfyUI, A1111 and Forge, diffusers, kohya's scripts, kohya_like",
-    ("kohya", "dora"): "ComfyUI (slightly different pictures), LyCORIS, kohya_like; diffusers leaves dora_scale out",
-    ("kohya", "loha"): "ComfyUI, A1111 and Forge, LyCORIS, kohya_like",
-    ("kohya", "lokr"): "ComfyUI, A1111 and Forge, LyCORIS, kohya_like",
-    ("diffusers", "lora"): "diffusers, ComfyUI, kohya_like",
-    ("diffusers", "dora"): "diffusers, ComfyUI (slightly different pictures), kohya_like",
-    ("comfyui", "lora"): "ComfyUI, kohya_like",
-    ("comfyui", "dora"): "ComfyUI (slightly different pictures), kohya_like",
-    ("comfyui", "loha"): "ComfyUI, kohya_like",
-    ("comfyui", "lokr"): "ComfyUI, kohya_like",
-    ("lycoris", "lora"): "ComfyUI, LyCORIS, kohya_like",
-    ("lycoris", "loha"): "ComfyUI, LyCORIS, kohya_like",
-    ("lycoris", "lokr"): "ComfyUI, LyCORIS, kohya_like",
-    ("onetrainer", "lora"): "OneTrainer, ComfyUI, kohya_like",
-}
-"""Which programs read a layout and kind; see docs/adapter-files.md. Others are read here alone, and convert_lora.py makes these of them."""
 
 
 @dataclass
@@ -65,7 +49,8 @@ class Findings:
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    kinds: Counter[str] = field(default_factory=Counter)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    """Of each layer."""
     ranks: Counter[int] = field(default_factory=Counter)
     scales: Counter[float] = field(default_factory=Counter)
     norms: dict[str, float] = field(default_factory=dict)
@@ -77,43 +62,32 @@ def verify(options: VerifySection) -> Report:
     """Reads the file once, a layer at a time. The report is broken when the file has problems."""
     file = open_adapter(options.model, "model")
     found = Findings()
-    for stem, slots in Bar(_stems(file, found).items(), desc="checking", unit="layer", delay=2, leave=False):
+    stems, others = by_layer(file)
+    if others:
+        found.problems.append(f"{len(others)} keys belong to no kind of adapter that is known here: {examples(others, 3)}")
+    for stem, slots in Bar(stems.items(), desc="checking", unit="layer", delay=2, leave=False):
         _check_layer(stem, slots, found)
-    family = _check_family(file, options, found)
+    family, names = _check_family(file, options, found)
     _check_zeros(found)
     style = next((name for starts, name in _STYLES if any(key.startswith(starts) for key in file.slots)), "other")
     if PEFT_CONFIG in file.metadata:
         style = "peft"
-    readers = {kind: _READERS.get((style, kind), "kohya_like; see convert_lora.py") for kind in found.kinds}
     largest = sorted(found.norms.items(), key=lambda item: -item[1])[: options.num_largest]
+    readers = {} if names is None else _readers(stems, found, names)
     lines = _lines(file, found, family, style, readers, largest)
     values = {
         "problems": found.problems,
         "notes": found.notes,
         "family": family,
         "names": style,
-        "kinds": dict(found.kinds),
+        "kinds": dict(Counter(found.kinds.values())),
         "ranks": {str(rank): count for rank, count in sorted(found.ranks.items())},
         "dtypes": {_dtype(dtype): count for dtype, count in file.dtypes.items()},
+        "layers": len(found.kinds),
         "read_by": readers,
         "largest_updates": dict(largest),
     }
     return Report(lines, values, broken=bool(found.problems))
-
-
-def _stems(file: TensorFile, found: Findings) -> dict[str, dict[str, Slot]]:
-    """The tensors of each layer as the file names it."""
-    stems: dict[str, dict[str, Slot]] = {}
-    others = []
-    for name, slot in file.slots.items():
-        parts = split_key(name)
-        if parts is None:
-            others.append(name)
-        else:
-            stems.setdefault(parts[0], {})[parts[1]] = slot
-    if others:
-        found.problems.append(f"{len(others)} keys belong to no kind of adapter that is known here: {examples(others, 3)}")
-    return stems
 
 
 def _check_layer(stem: str, slots: Mapping[str, Slot], found: Findings) -> None:
@@ -127,7 +101,7 @@ def _check_layer(stem: str, slots: Mapping[str, Slot], found: Findings) -> None:
     if kind is None:
         found.problems.append(f"{stem} has nothing but {', '.join(slots)}; its matrices are missing")
         return
-    found.kinds[kind] += 1
+    found.kinds[stem] = kind
     alpha = tensors.pop("alpha", None)
     adapter = AdapterLayer(kind, tensors)
     if adapter.rank is not None:
@@ -166,8 +140,8 @@ def _factor_norm(tensors: Mapping[str, Tensor], name: str) -> float:
     return product_norm(tensors[f"{name}_a"], tensors[f"{name}_b"].flatten(1))
 
 
-def _check_family(file: TensorFile, options: VerifySection, found: Findings) -> str | None:
-    """The family that the names are of, with what does not fit it; None for none that is known."""
+def _check_family(file: TensorFile, options: VerifySection, found: Findings) -> tuple[Family | None, LayerNames | None]:
+    """The family that the file is for, and the names of the model's layers when they are that family's; finds what does not fit."""
     layers, sized = nearest_layers(file, options.base_model)
     family = layers.family
     unknown = [name for name in file.slots if place_of(name, layers.names) is None]
@@ -177,17 +151,29 @@ def _check_family(file: TensorFile, options: VerifySection, found: Findings) -> 
         other = nearest_layers(file, None)[0].family
     if other is not None:
         found.problems.append(f"it is a LoRA for {LABELS[other]}, but the model is {LABELS[family]}; give a base_model of that family")
-        return other
+        return other, None
     if len(unknown) == len(file.slots):
         models = LABELS[family] if options.base_model is not None else f"any model known here ({', '.join(LABELS.values())})"
         found.problems.append(f"none of its {len(unknown)} keys belongs to a layer of {models}, such as {examples(unknown, 3)}")
-        return None
+        return None, None
     if unknown:
         found.problems.append(f"{len(unknown)} of {len(file.slots)} keys fit no layer of {LABELS[family]}: {examples(unknown, 3)}")
     if not sized:
         found.notes.append(f"no layer has the size of the published {LABELS[family]}; give base_model to check the sizes")
     _check_fit(file, layers, sized, unknown, found)
-    return family
+    return family, layers.names
+
+
+def _readers(stems: Mapping[str, Mapping[str, Slot]], found: Findings, names: LayerNames) -> dict[str, int]:
+    """How many of the file's layers each program reads whole, largest number first; see `networks.readers`."""
+    layers = {}
+    for stem, kind in found.kinds.items():
+        keys = [slot.name for slot in stems[stem].values()]
+        place = place_of(keys[0], names)
+        if place is not None:
+            layers[stem] = Stored(place[0].layers[0], kind, [key.removeprefix(f"{stem}.") for key in keys])
+    counts = {program: len(read) for program, read in layers_read(layers, names).items()}
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _check_fit(file: TensorFile, layers: Layers, sized: bool, unknown: Sequence[str], found: Findings) -> None:
@@ -214,21 +200,29 @@ def _check_zeros(found: Findings) -> None:
 def _lines(
     file: TensorFile,
     found: Findings,
-    family: str | None,
+    family: Family | None,
     style: str,
-    readers: Mapping[str, str],
+    readers: Mapping[str, int],
     largest: Sequence[tuple[str, float]],
 ) -> list[str]:
     ranks = ", ".join(f"{rank} ({count})" for rank, count in sorted(found.ranks.items())) or "none"
     scales = ", ".join(f"{scale:g} ({count})" for scale, count in sorted(found.scales.items())) or "none"
-    kinds = ", ".join(f"{count} {kind}" for kind, count in found.kinds.items()) or "none"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(found.kinds.values()).items()) or "none"
+    whole = [program for program, count in readers.items() if count == len(found.kinds)]
+    part = [f"{program} ({count} of {len(found.kinds)} layers)" for program, count in readers.items() if 0 < count < len(found.kinds)]
     lines = [
         f"{file.path.name}: {size_text(file.path.stat().st_size)}, {len(file.slots)} tensors, "
         f"{', '.join(_dtype(dtype) for dtype in file.dtypes)}",
         f"family: {LABELS.get(family, 'unknown') if family else 'unknown'}; names: {style}; layers: {kinds}",
         f"ranks: {ranks}; alpha / rank: {scales}",
-        *(f"read by ({kind}): {programs}" for kind, programs in readers.items()),
     ]
+    if readers:
+        lines.append(f"read whole by: {', '.join([*whole, 'kohya_like'])}")
+        lines += [f"read in part, so with another effect, by: {', '.join(part)}; convert_lora.py writes other names"] if part else []
+        nobody = [program for program, count in readers.items() if not count]
+        lines += [f"not read by: {', '.join(nobody)}"] if nobody else []
+    if "dora" in found.kinds.values() and readers.get("ComfyUI"):
+        lines.append("ComfyUI divides a dora by the length of the base weight, so its effect is a little different there")
     if largest:
         lines += ["largest updates (Frobenius norm):", *table([(name, f"{norm:.4g}") for name, norm in largest])]
     lines += [f"note: {note}" for note in found.notes]

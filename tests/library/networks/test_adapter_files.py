@@ -22,7 +22,7 @@ from sd_scripts.library.families.sdxl import Sdxl
 from sd_scripts.library.networks import KINDS, Network, apply, export, merge_into, names_of, read
 from sd_scripts.library.networks.files import prove
 from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
-from sd_scripts.library.networks.maths import low_rank_update, merged_weight
+from sd_scripts.library.networks.maths import AdapterLayer, low_rank_update, merged_weight
 from sd_scripts.library.protocols import Parts
 from sd_scripts.library.safetensors_file import read_file, serialise
 from sd_scripts.schema.errors import OptionError
@@ -126,6 +126,27 @@ def test_diffusers_paints_the_same_picture_from_a_dora_file(
 ) -> None:
     network = shaken(attached(parts, options_for("dora", rank_stabilized=True)))
     check_pictures(parts, network, ("diffusers",), tmp_path, plain_picture, subtests)
+
+
+def test_names_of_diffusers_say_everything_without_our_header(trained: Callable[[str], Trained], subtests: pytest.Subtests) -> None:
+    """ComfyUI knows neither peft's configuration nor peft's name of a dora's lengths."""
+    for kind in ("lora", "dora", "loha", "lokr"):
+        with subtests.test(msg=kind):
+            live, tensors = trained(kind), load_file(trained(kind).file("diffusers"))
+            names, factors, wrong = names_of(live.parts), [], []
+            for name, adapter in live.network.adapters().items():
+                stem, shape = f"{names.to_diffusers(name)}.", live.network.base_layer(name).weight.shape
+                held = {key.removeprefix(stem): tensor for key, tensor in tensors.items() if key.startswith(stem)}
+                assert not any("alpha" in key for key in held)
+                told = low_rank_update(AdapterLayer(adapter.kind, held), shape)
+                wanted = low_rank_update(adapter, shape)
+                factors.append(adapter.scale)
+                wrong += [name] if (told - wanted).norm() > 1e-5 * wanted.norm() else []
+                if kind == "dora":
+                    lengths = held["dora_scale"]
+                    assert lengths.shape == (shape[0], *[1] * (len(shape) - 1))
+                    assert torch.equal(lengths.flatten(), held["lora_magnitude_vector.weight"].flatten())
+            assert wrong == [] and min(factors) == 0.5, wrong
 
 
 @pytest.mark.parametrize("precision", ["float", "fp16", "bf16"])
@@ -430,6 +451,17 @@ def test_kinds_without_common_names_carry_peft_s_configuration_and_no_path(train
             assert config["unet"]["peft_type"] == kind.upper()
             assert {part["base_model_name_or_path"] for part in config.values()} == {None}
         assert str(file.parent) not in json.dumps(header)
+
+
+def test_a_file_of_an_earlier_version_has_its_factor_in_the_header(trained: Callable[[str], Trained], tmp_path: Path) -> None:
+    live = trained("loha")
+    tensors, header = read_file(live.file("diffusers"))
+    config = json.loads(header[PEFT_CONFIG])
+    for part in config.values():
+        part["alpha_pattern"] = {layer: alpha * 0.5 for layer, alpha in part["alpha_pattern"].items()}
+    (tmp_path / "old.safetensors").write_bytes(serialise(tensors, header | {PEFT_CONFIG: json.dumps(config)}))
+    now, old = read(live.file("diffusers"), live.parts), read(tmp_path / "old.safetensors", live.parts)
+    assert {adapter.scale for adapter in now.values()} == {1.0} and {adapter.scale for adapter in old.values()} == {0.5}
 
 
 def test_lokr_with_full_and_with_factored_matrices_goes_through_kohya_s_names(tmp_path: Path) -> None:

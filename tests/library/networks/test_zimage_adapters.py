@@ -95,6 +95,17 @@ def test_diffusers_pipeline_does_with_the_file_what_the_trained_model_does(
     assert near(after, live)
 
 
+@pytest.mark.parametrize("layout", ["diffusers", "comfyui"])
+def test_diffusers_pipeline_does_with_a_lokr_file_what_the_trained_model_does(
+    layout: str, zimage: Parts, zimage_twin: Parts, tmp_path: Path
+) -> None:
+    """The one family for which it reads this kind; it takes no configuration from a header."""
+    file = tmp_path / "lokr.safetensors"
+    live = saved(zimage, file, "lokr", layout, network_alpha=1.0)
+    zimage_pipeline_of(zimage_twin).load_lora_weights(file)
+    assert near(outputs(zimage_twin), live)
+
+
 def test_the_default_file_has_the_names_that_comfyui_and_diffusers_read_and_an_alpha(zimage: Parts, tmp_path: Path) -> None:
     run = flat.build(RUNS["zimage", "network"], {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"})
     assert run.output.save_model_as == "comfyui"

@@ -15,10 +15,11 @@ from sd_scripts.library.families.zimage import ZImage
 from sd_scripts.library.tools.converting import convert
 from sd_scripts.library.tools.extracting import extract
 from sd_scripts.library.tools.merging import merge
+from sd_scripts.library.tools.resizing import resize
 from sd_scripts.library.tools.verifying import verify
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import SdxlModelOptions, ZImageModelOptions
-from sd_scripts.schema.tools import ConvertSection, ExtractSection, MergeSection, VerifySection
+from sd_scripts.schema.tools import ConvertSection, ExtractSection, MergeSection, ResizeSection, VerifySection
 from tests.library.tools.tools_in_small import adapter, on_disk, tiny
 from tests.made_here import lora_of
 
@@ -112,7 +113,7 @@ def test_a_whole_file_is_described(tmp_path: Path) -> None:
     assert not report.broken and report.values["family"] == "flux" and report.values["names"] == "kohya"
     assert report.values["largest_updates"] == {stem: pytest.approx(norm, rel=1e-6)}
     assert report.values["ranks"] == {"2": 1} and report.values["kinds"] == {"lora": 1}
-    assert "diffusers" in report.values["read_by"]["lora"] and "no problems found" in report.text
+    assert set(report.values["read_by"].values()) == {1} == {report.values["layers"]} and "no problems found" in report.text
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,23 @@ def test_a_file_for_another_family_or_for_none_is_broken(tmp_path: Path) -> None
     for base_model in (None, str(base.file)):
         report = verify(VerifySection(model=str(tmp_path / "none.safetensors"), base_model=base_model))
         assert report.broken and "none of its 2 keys belongs to a layer of" in report.text, report.text
+
+
+def test_a_file_that_a_program_reads_in_part_is_not_said_to_be_read_by_it(tmp_path: Path) -> None:
+    """ComfyUI leaves out Z-Image's attention under kohya's names; diffusers' names of a dora serve both of its readers."""
+    parts, held = tiny("zimage"), {}
+    for kind, layout in (("lora", "kohya"), ("dora", "diffusers"), ("oft", "kohya")):
+        report = verify(VerifySection(model=str(adapter(parts, tmp_path / f"{kind}.safetensors", kind, layout, network_alpha=None))))
+        held[kind] = (report.values["layers"], report.values["read_by"])
+        assert not report.broken, report.text
+        assert ("read in part" in report.text) == (kind == "lora") and "kohya_like" in report.text
+    assert held == {
+        "lora": (14, {"musubi-tuner": 14, "diffusers": 14, "ComfyUI": 6}),
+        "dora": (14, {"ComfyUI": 14, "diffusers": 14, "musubi-tuner": 0}),
+        "oft": (14, {"ComfyUI": 0, "musubi-tuner": 0, "diffusers": 0}),
+    }
+    assert resize(ResizeSection(model=str(tmp_path / "dora.safetensors"), save_to=str(tmp_path / "new.safetensors"), new_rank=2))
+    assert verify(VerifySection(model=str(tmp_path / "new.safetensors"))).values["read_by"] == held["dora"][1], "with both names"
 
 
 def test_toy_is_the_built_in_model_of_the_family_that_the_names_are_of(tmp_path: Path) -> None:
