@@ -153,37 +153,6 @@ def test_errors_stand_at_their_fields_and_in_one_list_that_leads_there_and_a_typ
     assert page.title() == "kohya_like"
 
 
-def test_the_way_from_the_preset_to_start_is_short_and_what_a_field_wants_is_said_before_anything_goes_wrong(
-    studio: Any, visit: Callable[..., Any]
-) -> None:
-    page = visit(studio.url).page
-    page.get_by_label("Preset", exact=True).focus()
-    for _ in range(3):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.textContent") == "Skip to Start training":
-            break
-    skip = page.get_by_role("button", name="Skip to Start training")
-    expect(skip).to_be_focused()
-    assert skip.bounding_box()["height"] > 20 and skip.evaluate("node => getComputedStyle(node).clipPath") == "none"
-    page.keyboard.press("Enter")
-    expect(page.locator("#kl-start")).to_be_focused()
-    expect(page.locator("#kl-train_data_dir-help")).to_contain_text("required, unless dataset_config is given")
-    expect(page.locator("#kl-way-about")).to_contain_text("From nothing is for ")
-    rate = page.locator("#kl-learning_rate")
-    rate.fill("0,0005")
-    rate.blur()
-    expect(rate).to_have_value("0.0005")
-    rate.fill("1,000")
-    fill_required(page)
-    page.locator("#kl-print").click()
-    expect(page.locator("#kl-learning_rate-error")).to_contain_text("may mean 1000 or 1.000")
-    page.get_by_role("tab", name="Help").click()
-    empty = (
-        "() => [...document.querySelectorAll('h1,h2,h3,h4')].filter((node) => node.checkVisibility() && !node.textContent.trim()).length"
-    )
-    assert page.evaluate(empty) == 0
-
-
 def test_saving_and_loading_a_toml_is_the_identity(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit(studio.url).page
     fill_required(page)
@@ -257,9 +226,7 @@ def test_the_draft_survives_a_reload_and_a_restart_of_the_studio(studios: Callab
     assert (values["network_dim"], values["learning_rate"], values["train_data_dir"]) == (24, 2e-4, "toy:star")
 
 
-def test_search_shows_the_matching_settings_and_forgets_them_again_and_only_changed_what_differs(
-    studio: Any, visit: Callable[..., Any]
-) -> None:
+def test_search_and_only_changed_show_what_matches_and_a_way_leads_past_all_settings(studio: Any, visit: Callable[..., Any]) -> None:
     page = visit(studio.url).page
     search = page.get_by_role("searchbox", name="Search all settings")
     search.fill("dropout")
@@ -292,6 +259,33 @@ def test_search_shows_the_matching_settings_and_forgets_them_again_and_only_chan
     page.get_by_role("button", name="Reset Keep tokens to 0").click()
     expect(page.locator("#kl-keep_tokens")).to_have_value("0")
     expect(page.locator("[data-name=keep_tokens]")).not_to_have_class("kl-field kl-changed")
+
+    # From the presets to Start it is not far, and what a field wants is said before anything goes wrong.
+    page.get_by_label("Preset", exact=True).focus()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Skip to Start training":
+            break
+    skip = page.get_by_role("button", name="Skip to Start training")
+    expect(skip).to_be_focused()
+    assert skip.bounding_box()["height"] > 20 and skip.evaluate("node => getComputedStyle(node).clipPath") == "none"
+    page.keyboard.press("Enter")
+    expect(page.locator("#kl-start")).to_be_focused()
+    expect(page.locator("#kl-train_data_dir-help")).to_contain_text("required, unless dataset_config is given")
+    expect(page.locator("#kl-way-about")).to_contain_text("From nothing is for ")
+    rate = page.locator("#kl-learning_rate")
+    rate.fill("0,0005")
+    rate.blur()
+    expect(rate).to_have_value("0.0005")
+    rate.fill("1,000")
+    fill_required(page)
+    page.locator("#kl-print").click()
+    expect(page.locator("#kl-learning_rate-error")).to_contain_text("may mean 1000 or 1.000")
+    page.get_by_role("tab", name="Help").click()
+    empty = (
+        "() => [...document.querySelectorAll('h1,h2,h3,h4')].filter((node) => node.checkVisibility() && !node.textContent.trim()).length"
+    )
+    assert page.evaluate(empty) == 0
 
 
 def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_kept_and_offered(

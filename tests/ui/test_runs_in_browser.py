@@ -104,9 +104,20 @@ SEEN = """() => [...document.querySelectorAll('#kl-runs .kr-run, #kl-runs .kr-ru
 """Everything that somebody sees of a run, or is told of it."""
 
 
-def test_a_run_shows_nothing_of_those_that_were_looked_at_before_it(place: Any, visit: Callable[..., Any]) -> None:
-    page = visit(place[0].url).page
+def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_tab_of_the_browser_has_its_own_draft(
+    place: Any, visit: Callable[..., Any]
+) -> None:
+    url = place[0].url
+    # Reloads end what gradio asks for at that moment, and a run that is gone is answered with 404.
+    page = visit(url, quiet=False).page
+    title = page.locator("#kl-runs .kr-title")
+    folders = {name: next(place[0].output_dir.glob(f"*-{name}")).name for name in ("whole", "styles", "at-once")}
     alone: dict[str, list[str]] = {}
+    wrong = []
+
+    def at(address: str, tab: str = "Runs") -> None:
+        expect(page).to_have_url(re.compile(f"#{address}$"))
+        expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
 
     def settled() -> list[str]:
         """What is seen once it stays as it is: pictures and evaluations come later."""
@@ -114,66 +125,56 @@ def test_a_run_shows_nothing_of_those_that_were_looked_at_before_it(place: Any, 
         until(lambda: (seen.append(page.evaluate(SEEN)), page.wait_for_timeout(100), seen[-1] == seen[-2] != [])[-1])
         return seen[-1]
 
-    for name in ("whole", "styles", "at-once"):
-        (run,) = place[0].output_dir.glob(f"*-{name}")
-        page.evaluate("name => location.hash = '#run=' + name", run.name)
+    def compare(name: str) -> None:
+        at(f"run={folders[name]}")
+        expect(title).to_have_text(name)
+        now, wanted = settled(), alone[name]
+        wrong.extend(
+            [f"{name}: {line}" for line in now if line not in wanted] + [f"{name} lacks {line}" for line in wanted if line not in now]
+        )
+        wrong.extend([] if now == wanted else [f"{name}: another order"])
+
+    for name in ("styles", "at-once"):
+        page.evaluate("name => location.hash = '#run=' + name", folders[name])
         page.reload()
-        expect(page.locator("#kl-runs .kr-title")).to_have_text(name)
+        at(f"run={folders[name]}")
+        expect(title).to_have_text(name)
         alone[name] = settled()
-    assert len(set(map(len, alone.values()))) == 3
-    wrong = []
-    for name in ("whole", "at-once", "styles", "at-once", "whole", "styles", "whole"):
-        runs_tab(page, name)
-        now = settled()
-        wrong += [f"{name}: {line}" for line in now if line not in alone[name]] + [
-            f"{name} lacks {line}" for line in alone[name] if line not in now
-        ]
-        wrong += [] if now == alone[name] else [f"{name}: another order"]
-    assert not wrong, "\n".join(dict.fromkeys(wrong))
-
-
-def test_what_is_seen_has_an_address_and_each_tab_of_the_browser_a_draft_of_its_own(place: Any, visit: Callable[..., Any]) -> None:
-    url = place[0].url
-    page = visit(url).page
-    title = page.locator("#kl-runs .kr-title")
-
-    def at(address: str, run: str = "", tab: str = "Runs") -> None:
-        expect(page).to_have_url(re.compile(f"#{address}$"))
-        expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
-        if run:
-            expect(title).to_have_text(run)
-
+    assert len(alone["styles"]) > len(alone["at-once"])
     runs_tab(page, "whole")
-    at(r"run=\d+-\d+-whole", "whole")
-    runs_tab(page, "broken")
+    runs_tab(page, "at-once")
+    compare("at-once")
+    runs_tab(page, "styles")
+    compare("styles")
     page.get_by_role("tab", name="Help").click()
-    at("help", tab="Help")
+    at("help", "Help")
     page.go_back()
-    at(r"run=\d+-\d+-broken", "broken")
-    page.reload()
-    at(r"run=\d+-\d+-broken", "broken")
+    compare("styles")
     page.go_back()
-    at(r"run=\d+-\d+-whole", "whole")
+    compare("at-once")
+    page.go_back()
+    at(f"run={folders['whole']}")
+    expect(title).to_have_text("whole")
     page.go_forward()
-    at(r"run=\d+-\d+-broken", "broken")
+    compare("at-once")
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
     page.get_by_role("tab", name="Train").click()
-    at("train", tab="Train")
-    page.locator("#kl-network_dim").fill("31")
-    (run,) = place[0].output_dir.glob("*-whole")
+    at("train", "Train")
 
     # A link, in another tab: a run, and the settings that were typed last; from then on each has its own.
+    page.locator("#kl-network_dim").fill("31")
     other = page.context.new_page()
-    other.goto(f"{url}#run={run.name}")
+    other.goto(f"{url}#run={folders['whole']}")
     expect(other.locator("#kl-runs .kr-title")).to_have_text("whole")
     other.get_by_role("tab", name="Train").click()
     expect(other.locator("#kl-network_dim")).to_have_value("31")
     other.locator("#kl-network_dim").fill("47")
     page.locator("#kl-learning_rate").fill("0.00077")
-    for each, rank, rate in ((other, "47", "0.0001"), (page, "31", "0.00077")):
-        each.reload()
-        expect(each.locator("#kl-network_dim")).to_have_value(rank)
-        expect(each.locator("#kl-learning_rate")).to_have_value(rate)
-        expect(each.get_by_role("tab", name="Train")).to_have_attribute("aria-selected", "true")
+    page.get_by_role("tab", name="Runs").click()
+    other.reload()
+    expect(other.locator("#kl-network_dim")).to_have_value("47")
+    expect(other.locator("#kl-learning_rate")).to_have_value("0.0001")
+    expect(other.get_by_role("tab", name="Train")).to_have_attribute("aria-selected", "true")
     other.close()
     page.evaluate("location.hash = '#run=20200101-000000-gone'")
     expect(page.locator("#kl-runs .kr-status")).to_contain_text("20200101-000000-gone is not in the folders of this studio")
@@ -325,26 +326,6 @@ def test_previews_are_compared_with_the_keyboard_files_come_down_and_settings_go
     expect(page.locator("#kl-network_dim")).to_have_value("24")
 
 
-def test_a_run_that_is_started_elsewhere_comes_up_beside_the_form_of_a_page_that_is_open(
-    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-        page = visit(studios(output_dir=tmp_path / "output").url).page
-        supervisor = JobSupervisor(tmp_path / "output", command("slow"))
-        expect(page.locator("#kl-live .kr-run")).to_be_hidden()
-        try:
-            job = supervisor.start(SCRIPT, options(tmp_path / "output", output_name="elsewhere"))
-            expect(page.locator("#kl-live .kr-title")).to_have_text("elsewhere")
-            expect(page.locator("#kl-live .kr-badge")).to_have_text("Running")
-            page.locator("#kl-stop").click()
-            expect(page.locator(".kl-answer")).to_contain_text(f"{job.name} was asked to stop")
-        finally:
-            supervisor.stop(job, grace_seconds=0)
-            supervisor.close()
-
-
 def test_the_curve_is_read_with_pointer_and_keyboard_and_its_layers_are_switched(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place[0].url).page
     runs_tab(page, "whole")
@@ -455,3 +436,17 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
     page.get_by_role("button", name="Stop", exact=True).locator("visible=true").click()
     expect(page.locator("#kl-runs .kr-badge").last).to_have_text("Stopped", timeout=30000)
     assert supervisor.find(job.name).state == "stopped" and supervisor.find(job.name).returncode == 0
+
+    # A run that is started elsewhere comes up beside the form of a page that is open and shows none.
+    page.get_by_role("tab", name="Train").click()
+    page.reload()
+    expect(page.locator("#kl-network_dim")).to_be_visible()
+    expect(page.locator("#kl-live .kr-run")).to_be_hidden()
+    elsewhere = supervisor.start(SCRIPT, options(studio.output_dir, output_name="elsewhere"))
+    try:
+        expect(page.locator("#kl-live .kr-title")).to_have_text("elsewhere")
+        expect(page.locator("#kl-live .kr-badge")).to_have_text("Running")
+        page.locator("#kl-stop").click()
+        expect(page.locator(".kl-answer")).to_contain_text(f"{elsewhere.name} was asked to stop")
+    finally:
+        supervisor.stop(elsewhere, grace_seconds=0)
