@@ -86,11 +86,13 @@ window.sight ||= (() => {
   }
 
   const seen = (place) => [...document.querySelectorAll(BUTTONS)].filter((node) => isSeen(node) && (!place || node.closest(place)));
-  // No heading without words, nothing wider than the window, no small picture that is blurred.
+  // No heading without words, nothing of gradio's over a part, nothing wider than the window, no small picture that is blurred.
   function flaws() {
     const empty = [...document.querySelectorAll("h1, h2, h3, h4")].filter((node) => isSeen(node) && !node.textContent.trim());
     const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
     const said = empty.map((node) => `an empty heading: ${node.outerHTML.slice(0, 80)}`);
+    const over = [...document.querySelectorAll(".block > [data-testid=status-tracker]")].filter((node) => getComputedStyle(node).display !== "none");
+    if (over.length) said.push(`${over.length} parts have a counter of seconds over them`);
     return [...said, ...(wide > 0 ? [`the page is ${wide} px wider than the window`] : []), ...blurred()];
   }
   return {

@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-PATIENCE_MS = 10_000
+PATIENCE_MS = 30_000
 ATTEMPTS = 3
 """A list that is being filled moves its rows."""
 
