@@ -13,11 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.dataset.images import EXTENSIONS
 from sd_scripts.dataset.metadata import caption_in_json
 from sd_scripts.schema.errors import OptionError, Problem
 
@@ -73,9 +72,12 @@ def write_rows(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
 
     Names are the rows' numbers: what an archive calls a file may lead anywhere.
     """
+    # Loads Pillow, which whoever only asks for archives has no use for.
+    from sd_scripts.dataset.images import EXTENSIONS
+
     count = 0
     for number, row in enumerate(rows):
-        data, name = _picture(row)
+        data, name = _picture(row, EXTENSIONS)
         if data is None:
             continue
         count += 1
@@ -88,14 +90,14 @@ def write_rows(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
     return count
 
 
-def _picture(row: Mapping[str, Any]) -> tuple[bytes | None, str]:
+def _picture(row: Mapping[str, Any], endings: Collection[str]) -> tuple[bytes | None, str]:
     """The bytes of a row's picture, and a name that may tell its kind."""
     names = [*(name for name in _PICTURES if name in row), *row]
     for name in names:
         value = row[name]
         if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
             return value["bytes"], str(value.get("path") or f".{name}")
-        if isinstance(value, bytes) and f".{name}" in EXTENSIONS:
+        if isinstance(value, bytes) and f".{name}" in endings:
             return value, f".{name}"
     return None, ""
 
