@@ -23,8 +23,8 @@ def parser() -> argparse.ArgumentParser:
         "--no_auth", action="store_true", help="listen or share without a password: whoever reaches the page can use this computer"
     )
     parse.add_argument("--inference_only", action="store_true", help="show the Inference tab and nothing else")
-    parse.add_argument("--output_dir", type=Path, default=Path("output"), metavar="FOLDER", help="folder of all runs (default: output)")
-    parse.add_argument("--allowed_dir", type=Path, action="append", default=[], metavar="FOLDER",
+    parse.add_argument("--output_dir", type=_given, default=Path("output"), metavar="FOLDER", help="folder of all runs (default: output)")
+    parse.add_argument("--allowed_dir", type=_given, action="append", default=[], metavar="FOLDER",
                        help="a folder the page may use besides --output_dir, may be given several times; without it, a page that only "
                        "this computer can open may use every folder, any other one only --output_dir")  # fmt: skip
     parse.add_argument("--allowed_host", action="append", default=[], metavar="NAME",
@@ -32,6 +32,11 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--trust_proxy", action="store_true",
                        help="believe what a proxy in front says of who asks (X-Forwarded-For, -Host, -Proto)")  # fmt: skip
     return parse
+
+
+def _given(text: str) -> Path | None:
+    """An empty path is none, never the present folder."""
+    return Path(text) if text.strip() else None
 
 
 def problems(arguments: argparse.Namespace) -> list[str]:
@@ -68,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return exporting.main(argv[1:])
     arguments = parser().parse_args(argv)
+    arguments.output_dir = arguments.output_dir or Path("output")
+    arguments.allowed_dir = [folder for folder in arguments.allowed_dir if folder is not None]
     wrong = problems(arguments)
     if wrong:
         sys.stderr.write("gui.py: the studio was not started:\n" + "".join(f"  - {sentence}\n" for sentence in wrong))

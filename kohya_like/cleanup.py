@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from sd_scripts.library.process_trees import LAUNCH_ID, RUN_FOLDER, RUN_ID, carried, command_of, living, parent_of, ranks, tree, was_given
+from sd_scripts.schema.files import given_path
 from sd_scripts.schema.outside import json_of
 
 from . import processes
@@ -126,8 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m kohya_like.supervisor", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("order", choices=["cleanup"])
     parser.add_argument("--yes", action="store_true", help="end them; without it they are only listed")
-    parser.add_argument("root", nargs="*", type=Path, default=[Path("output")], help="folders of runs (default: output)")
+    parser.add_argument("root", nargs="*", type=given_path, default=[Path("output")], help="folders of runs (default: output)")
     asked = parser.parse_intermixed_args(arguments)
+    asked.root = [root for root in asked.root if root is not None] or [Path("output")]
     absent = [str(root) for root in asked.root if not root.is_dir()]
     if absent:
         parser.error(f"there is no folder {', '.join(absent)}; give the studio's --output_dir")

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isqrt, sqrt
+from math import gcd, isqrt, sqrt
 
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import Problem
@@ -50,26 +50,45 @@ def rules_of(options: DatasetOptions) -> tuple[BucketRules, ...]:
         enabled=options.enable_bucket,
         min_side=options.min_bucket_reso,
         max_side=options.max_bucket_reso,
-        step=options.bucket_reso_steps,
         no_upscale=options.bucket_no_upscale,
     )
-    return (first, *(replace(first, resolution=(side, side)) for side in options.additional_resolutions))
+    return tuple(replace(first, resolution=size, step=step_of(options, size)) for _, size in _sizes(options))
+
+
+def _sizes(options: DatasetOptions) -> list[tuple[str, Size]]:
+    """Every training size, with the option that names it."""
+    return [("resolution", options.resolution), *(("additional_resolutions", (side, side)) for side in options.additional_resolutions)]
+
+
+def step_of(options: DatasetOptions, size: Size) -> int:
+    """bucket_reso_steps, or for a size that is smaller its greatest common divisor with the sides."""
+    step = options.bucket_reso_steps
+    return step if step <= isqrt(size[0] * size[1]) else gcd(step, *size)
+
+
+def notes_of(options: DatasetOptions) -> list[str]:
+    """Sentences about sizes that have another step than bucket_reso_steps."""
+    steps = {step_of(options, size): size for _, size in _sizes(options)} if options.enable_bucket else {}
+    return [
+        f"bucket_reso_steps: {options.bucket_reso_steps} is larger than the side of {'x'.join(map(str, size))}; {step} is taken there"
+        for step, size in steps.items()
+        if step != options.bucket_reso_steps
+    ]
 
 
 def problems_of(options: DatasetOptions, grid: int) -> list[Problem]:
     """What is wrong with the sizes for a model whose picture sides are multiples of grid (>= 1)."""
-    sizes = [("resolution", options.resolution), *(("additional_resolutions", (side, side)) for side in options.additional_resolutions)]
-    problems = []
+    sizes, problems = _sizes(options), []
     if options.enable_bucket:
-        step = options.bucket_reso_steps
-        if step % grid:
-            low, high = _nearest(step, grid)
-            problems.append(
-                Problem(
-                    "bucket_reso_steps",
-                    f"bucket_reso_steps: {step} is not a multiple of {grid}, which this model needs; the nearest are {low} and {high}",
+        for step in dict.fromkeys(step_of(options, size) for _, size in sizes):
+            if step % grid:
+                low, high = _nearest(step, grid)
+                problems.append(
+                    Problem(
+                        "bucket_reso_steps",
+                        f"bucket_reso_steps: {step} is not a multiple of {grid}, which this model needs; the nearest are {low} and {high}",
+                    )
                 )
-            )
         for name, size in sizes:
             problems += _limit_problems(name, size, options)
         return problems
@@ -84,15 +103,9 @@ def problems_of(options: DatasetOptions, grid: int) -> list[Problem]:
 
 
 def _limit_problems(name: str, size: Size, options: DatasetOptions) -> list[Problem]:
-    step = options.bucket_reso_steps
+    step = step_of(options, size)
     low, high, side = _up(options.min_bucket_reso, step), _down(options.max_bucket_reso, step), _down(isqrt(size[0] * size[1]), step)
     shown = "x".join(map(str, size))
-    if side == 0:
-        return [
-            Problem(
-                "bucket_reso_steps", f"bucket_reso_steps: {step} is larger than the side of {name} {shown}; set it to at most {min(size)}"
-            )
-        ]
     if low > side:
         return [
             Problem(

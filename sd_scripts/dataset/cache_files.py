@@ -63,7 +63,8 @@ class CacheFile:
         return work(self._db)
 
     def _refusal(self, err: Exception) -> OptionError:
-        return OptionError(Problem("cache_dir", f"cache_dir: {self._file} cannot be written ({err}); choose another cache_dir"))
+        text = f"cache_dir: {self._file} cannot be written ({err}); choose another cache_dir, which lies in output_dir unless it is given"
+        return OptionError(Problem("cache_dir", text))
 
     def close(self) -> None:
         """Writes what is pending."""

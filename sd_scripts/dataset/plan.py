@@ -121,7 +121,8 @@ class Plan:
         self._sizes = np.array([len(bucket) for bucket in self._buckets], dtype=np.int64)
         self._recent: OrderedDict[tuple[str, int, int], Integers] = OrderedDict()
         self._lock = Lock()
-        self.warnings = (*dataset.warnings, *warnings, *findings_of(self))
+        of_sizes = dict.fromkeys(note for subset in self.subsets for note in buckets.notes_of(subset.options))
+        self.warnings = (*dataset.warnings, *warnings, *of_sizes, *findings_of(self))
 
     def _group(self, entries: Integers) -> tuple[_Bucket, ...]:
         """entries (N, 3): picture, resolution, times shown an epoch."""

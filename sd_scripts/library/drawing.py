@@ -28,7 +28,7 @@ from sd_scripts.library.tools.report import Report
 from sd_scripts.schema.ddpm import DdpmModelOptions
 from sd_scripts.schema.drawing import DrawSection
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import free_path
+from sd_scripts.schema.files import new_picture
 
 MAX_SEED = 2**32
 """Seeds that are drawn stay below this, so that they can be typed again."""
@@ -112,7 +112,7 @@ def _drawn(family: Ddpm, parts: Parts, options: DrawSection, requests: Sequence[
 
 def _save(image: Image.Image, request: Preview, source: str, options: DrawSection, name: str) -> Path:
     """Writes a PNG that tells what made it; the path, which is new."""
-    path = free_path(Path(options.out).expanduser(), f"{name}-{request.seed}")
+    path = new_picture(options.out, f"{name}-{request.seed}", "" if name == "grid" or options.n == 1 else f"-{request.seed}")
     try:
         save_picture(image, path, request, source, more=vars(_settings(options)))
     except BaseException:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.rundir import RunDirectory, RunFolderLost
 from sd_scripts.schema.runs import RUNS
 
 from .errors import OutOfMemory, TrainingError
@@ -153,6 +153,9 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
         text, remedy = session.about_loss(lost), lost.remedy
         if session.peers.speaks:
             sys.stderr.write(f"{text}\n")
+    elif isinstance(err, RunFolderLost):
+        text, remedy = str(err), "bring the folder back and start again, or start a new run"
+        log.error("%s; %s", text, remedy)
     elif _is_out_of_memory(err):
         text = str(err) if isinstance(err, OutOfMemory) else "the device has no memory left"
         remedy = session.levers() if session is not None else "a smaller model"

@@ -72,6 +72,10 @@ def _check_folders(options: RunOptions) -> None:
         value = getattr(data, name)
         if value is not None and not Path(value).expanduser().is_file():
             problems.append(Problem(name, f"{name}: there is no file {value}"))
+    # The caches lie in output_dir unless cache_dir is given: what is wrong with the one must not be blamed on the other.
+    for name, value in (("output_dir", options.output.output_dir), ("cache_dir", data.cache_dir)):
+        if value is not None and (why := _why_not_written(Path(value).absolute())):
+            problems.append(Problem(name, f"{name}: {value} cannot be written to: {why}; choose another folder"))
     if problems:
         raise OptionError(problems)
 
@@ -92,6 +96,14 @@ def _check_models(options: RunOptions) -> None:
                 problems.append(Problem(name, not_there(name, value)))
     if problems:
         raise OptionError(problems)
+
+
+def _why_not_written(place: Path) -> str:
+    """Why no folder can be made there, as far as it can be told without making one."""
+    there = next(folder for folder in (place, *place.parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"you may not write to {there}"
 
 
 def _check_sizes(options: RunOptions) -> None:

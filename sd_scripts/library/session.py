@@ -73,6 +73,18 @@ from .trainer import Samples, Trainer
 log = logging.getLogger("sd_scripts")
 
 
+class _ConsoleFile(logging.FileHandler):
+    """The run's own copy of what is said; one that cannot be written any more is not worth an error."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing: whoever loses the folder says so."""
+
+    def close(self) -> None:
+        """Closes the file."""
+        with suppress(OSError):
+            super().close()
+
+
 class Session:
     """Builds the components of one start and hands them to the trainer."""
 
@@ -350,7 +362,7 @@ class Session:
         remove_leftovers(run)
         # Whoever started this process with run.json beside it catches its output already.
         if not (run.path / "run.json").exists():
-            self._console = logging.FileHandler(run.console, encoding="utf-8")
+            self._console = _ConsoleFile(run.console, encoding="utf-8")
             logging.getLogger().addHandler(self._console)
 
     def _load(self, without: Collection[str] = ()) -> Parts:

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.schema.rundir import RunDirectory, RunFolderLost
 from sd_scripts.schema.training import TrainingOptions
 
 from .checkpoint import Checkpointer, NoRoomLeft, State, mismatch, room_for
@@ -242,8 +242,10 @@ class Trainer:
             except BaseException as err:
                 with suppress(OSError):
                     self.profiler.finish(self.step)
-                self._rescue(err)
-                self._sum_up()
+                # What a lost folder had is lost with it: nothing can be rescued into it.
+                if not isinstance(err, RunFolderLost):
+                    self._rescue(err)
+                    self._sum_up()
                 raise
             finally:
                 if self.compilation is not None:

@@ -34,7 +34,7 @@ from sd_scripts.library.sample import save_picture
 from sd_scripts.library.states import sha256
 from sd_scripts.library.tools.report import Report
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import free_path
+from sd_scripts.schema.files import new_picture
 from sd_scripts.schema.lgt import LgtModelOptions
 from sd_scripts.schema.transfer import TransferSection
 
@@ -75,7 +75,7 @@ def transfer(options: TransferSection) -> Report:
     made = _transferred(family, parts, options, orders)
     sheet = None
     if options.layout != "single":
-        sheet = _save(sheet_of(made.pairs), orders[0], parts.source, options, made.sources[0], f"sheet-{orders[0].seed}")
+        sheet = _save(sheet_of(made.pairs), orders[0], parts.source, options, made.sources[0], f"sheet-{orders[0].seed}", "-sheet")
     return _report(options, made, orders, sheet, time.monotonic() - began)
 
 
@@ -200,13 +200,13 @@ def named(style: str) -> str:
     return re.sub(r"[^\w.-]+", "-", style).strip("-") or AVERAGE
 
 
-def _save(image: Image.Image, order: Order, model: str, options: TransferSection, source: str, name: str) -> Path:
+def _save(image: Image.Image, order: Order, model: str, options: TransferSection, source: str, name: str, addition: str = "") -> Path:
     """Writes a PNG that tells what made it; the path, which is new."""
     width, height = order.size
     request = Preview(options.target, "", width, height, order.seed, options.steps, options.cfg, options.sampler)
     more: dict[str, Any] = {"source_style": source, "strength": options.strength, "start": options.start}
     more |= {"temperature": options.temperature, "picture_sha256": sha256(order.file)}
-    path = free_path(Path(options.out).expanduser(), name)
+    path = new_picture(options.out, name, addition)
     try:
         save_picture(image, path, request, model, controls=[str(order.file)], more=more)
     except BaseException:

@@ -36,7 +36,7 @@ class ZImageObjectiveOptions(FlowObjectiveOptions):
     timestep_sampling: Annotated[Literal["uniform", "sigmoid", "logit_normal", "shift", "mode", "sigma"], _FLOW] = "sigma"
     """Density of the training times of objective flow: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift =
     sigmoid shifted by discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
-    turbo_steps: Annotated[Count, _ACRF] = 8
+    turbo_steps: Annotated[Count, Field(le=1000), _ACRF] = 8
     """Sampler steps that acrf trains. Their noise levels are the sampler's own; make pictures with this many steps."""
     jitter_scale: Annotated[Fraction, _ACRF] = 0.25
     """Spread of the noise level around an anchor, as a share of the way to the middle between it and its neighbours; 0 trains the
@@ -81,7 +81,7 @@ class ZImageObjectiveOptions(FlowObjectiveOptions):
     """Every this many optimizer steps have the curvature term."""
     curvature_start: Annotated[WholeNumber, Show(needs="curvature_weight", fold=_CURVATURE.fold)] = 0
     """Optimizer step from which on there is a curvature term."""
-    cfg_training_scale: Annotated[float, Field(ge=1), _GUIDANCE] = 1.0
+    cfg_training_scale: Annotated[float, Field(ge=1, le=1000), _GUIDANCE] = 1.0
     """Train the velocity with guidance of this scale, p + (scale - 1)(p - n) with n for the empty caption; 1 trains without. The gradient
     goes through both, which costs a second forward and backward pass."""
     cfg_training_ratio: Annotated[Fraction, Show(needs="cfg_training_scale!=1.0", fold=_GUIDANCE.fold)] = 1.0

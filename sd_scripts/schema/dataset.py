@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import Count, Fraction, NotNegative, Section, Show, Side, Size, WholeNumber, raise_all
+from .fields import Batch, Count, Fraction, NotNegative, Section, Seed, Show, Side, Size, WholeNumber, raise_all
 
 _MASKED = Show(needs="masked_loss")
 _HELD_OUT = Show(needs="validation_split or dataset_config")
@@ -37,7 +37,7 @@ class DatasetOptions(Section):
     class_prompt: str = ""
     """Caption of regularisation pictures that have no caption file, such as `dog`, and the prompt that missing ones are made with; empty
     takes the folder's name."""
-    num_class_images: WholeNumber = 0
+    num_class_images: Annotated[WholeNumber, Field(le=1_000_000)] = 0
     """Prior preservation without pictures of your own: before training, the base model makes regularisation pictures from class_prompt
     until there are this many. They are kept and used again. 0 makes none."""
     dataset_config: Annotated[str | None, Show(kind="file")] = None
@@ -49,7 +49,7 @@ class DatasetOptions(Section):
     """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on."""
     additional_resolutions: Annotated[tuple[Side, ...], Show(unit="px")] = ()
     """Train every picture at these sizes too (square side N, about N x N pixels), each as a further repeat."""
-    train_batch_size: Annotated[Count, Show(basic=True)] = 1
+    train_batch_size: Annotated[Batch, Show(basic=True)] = 1
     """Pictures in one forward pass on one device."""
     enable_bucket: bool = True
     """Group pictures by aspect ratio instead of cropping all to one shape."""
@@ -101,10 +101,10 @@ class DatasetOptions(Section):
     """Parts of a caption shown at the start of token warm-up, besides the kept ones."""
     token_warmup_step: NotNegative = 0.0
     """Optimizer steps (below 1: fraction of the run) until all parts of a caption are shown; 0 turns token warm-up off."""
-    caption_variants: WholeNumber = 16
+    caption_variants: Annotated[WholeNumber, Field(le=65536)] = 16
     """When captions are random (shuffle, wildcards, dropout of tags or words), draw from this many versions of each caption, so that text
     embeddings can be cached; 0 draws a new one every time."""
-    dataset_repeats: Count = 1
+    dataset_repeats: Batch = 1
     """How often each picture is shown in an epoch, for folders without kohya's number and for in_json."""
     prior_loss_weight: NotNegative = 1.0
     """Weight of regularisation pictures in the loss; training pictures have 1."""
@@ -123,7 +123,7 @@ class DatasetOptions(Section):
     """What to do with pictures that cannot be read: stop before training, after listing all of them, or skip them with a warning."""
     validation_split: Annotated[Fraction, Field(lt=1)] = 0.0
     """Part of the training pictures that is held out; their loss is measured with the same noise every time."""
-    validation_seed: Annotated[WholeNumber | None, _HELD_OUT] = None
+    validation_seed: Annotated[Seed | None, _HELD_OUT] = None
     """Seed that chooses the held-out pictures; None takes seed."""
     validate_every_n_steps: Annotated[Count | None, _HELD_OUT] = None
     """Measure the held-out loss every this many steps; None measures it with each save and at the end."""
@@ -140,9 +140,9 @@ class DatasetOptions(Section):
     """Keep encoded captions on disk for the next run; off keeps them in memory only."""
     cache_dir: Annotated[str | None, Show(kind="folder")] = None
     """Where caches are kept; None is a folder `.cache` inside output_dir. Entries are found by content, so several runs may share it."""
-    vae_batch_size: Count = 1
+    vae_batch_size: Batch = 1
     """Pictures encoded at once while caching."""
-    text_encoder_batch_size: Count = 16
+    text_encoder_batch_size: Batch = 16
     """Captions encoded at once while caching."""
     max_data_loader_n_workers: Annotated[WholeNumber, Field(le=64)] = 2
     """Background threads that read the next batches; 0 reads in the training thread."""

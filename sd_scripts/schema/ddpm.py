@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .dataset import DatasetOptions
-from .fields import Count, Fraction, NotNegative, Positive, Show, Side, Size, WholeNumber, raise_all
+from .fields import Batch, Count, Fraction, NotNegative, Positive, Rate, Show, Side, Size, WholeNumber, raise_all
 from .model import ModelOptions, level_problems
 from .network import FullOptions
 from .objective import ObjectiveOptions
@@ -40,7 +40,7 @@ class DdpmModelOptions(ModelOptions):
     """Precision of the VAE while it encodes and decodes."""
     base_channels: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 64
     """Channels of the U-Net's first level."""
-    channel_multipliers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] = (1, 2, 3, 4)
+    channel_multipliers: Annotated[tuple[Annotated[Count, Field(le=64)], ...], Field(min_length=1, max_length=8)] = (1, 2, 3, 4)
     """Channels of each level as multiples of base_channels; each further level halves the sides."""
     layers_per_block: Annotated[int, Field(ge=1, le=8)] = 2
     """Residual blocks of a level."""
@@ -120,7 +120,7 @@ class DdpmDatasetOptions(DatasetOptions):
     latents: 256 or more."""
     min_bucket_reso: Annotated[Side, Show(unit="px")] = 32
     """Shortest side of a bucket."""
-    train_batch_size: Annotated[Count, Show(basic=True)] = 16
+    train_batch_size: Annotated[Batch, Show(basic=True)] = 16
     """Pictures in one forward pass on one device."""
     caption_dropout_rate: Fraction = 0.1
     """Chance that a picture is shown with an empty caption, by which the model learns what guidance (CFG) leads away from."""
@@ -132,14 +132,14 @@ class DdpmNetworkOptions(FullOptions):
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = True
 
-    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=1)] = ()
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=1)] = ()
     """Learning rate of the caption encoder; 0 leaves it as it is, empty takes learning_rate."""
 
 
 class DdpmOptimizerOptions(FullOptimizerOptions):
     """Optimizer, learning rate, schedule for training from nothing."""
 
-    learning_rate: Annotated[float, Field(ge=0), Show(basic=True)] = 2e-4
+    learning_rate: Annotated[Rate, Show(basic=True)] = 2e-4
     """Peak learning rate. Prodigy sets its own step size: give it 1."""
 
 

@@ -27,7 +27,7 @@ class DistributedOptions(Section):
     is a step of the run, and epoch:N the end of its Nth epoch. Whatever is named here is used, also where newer states are."""
     multi_gpu: bool = False
     """Train with several processes, one for each GPU (on a machine without a GPU, on the CPU)."""
-    num_gpus: Annotated[WholeNumber, _SEVERAL] = 0
+    num_gpus: Annotated[WholeNumber, Field(le=1024), _SEVERAL] = 0
     """Processes on this machine; 0 takes one for each GPU that is there, or for each one in gpu_ids."""
     gpu_ids: Annotated[tuple[str, ...], Show(kind="gpus")] = ()
     """GPUs to use, by number (in the order of the PCI bus) or by UUID such as GPU-1a2b...; without multi_gpu, one. Empty takes those that
@@ -43,7 +43,7 @@ class DistributedOptions(Section):
     distributed_strategy: Annotated[Literal["ddp", "fsdp2"], _SEVERAL] = "ddp"
     """What each process holds. ddp: everything. fsdp2: its share of the network, of its gradients and of its optimizer's state, and the
     others lend theirs block by block, so that models fit which fit no single GPU, more slowly."""
-    num_machines: Annotated[Count, _SEVERAL] = 1
+    num_machines: Annotated[Count, Field(le=65536), _SEVERAL] = 1
     """Machines that train together. The same command runs on each, with its own machine_rank, and output_dir is on a disk they share."""
     machine_rank: Annotated[WholeNumber, _ON_MACHINES] = 0
     """Number of this machine, from 0; 0 is the one at main_process_ip."""
@@ -53,7 +53,7 @@ class DistributedOptions(Section):
     """Port on machine 0 over which the processes find each other; 0 takes a free one, on one machine."""
     max_restarts: WholeNumber = 0
     """When a process dies, end the others and start all again from the newest saved state, at most this often."""
-    distributed_timeout: Annotated[Count, Show(unit="minutes", needs="multi_gpu")] = 30
+    distributed_timeout: Annotated[Count, Field(le=100_000), Show(unit="minutes", needs="multi_gpu")] = 30
     """A process that waits this long for another gives up: one that hangs ends the run with a sentence instead of blocking it for ever."""
 
     @model_validator(mode="after")

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from .ddpm import Clamp, DdpmSampler, StepSpacing
-from .fields import Fraction, NotNegative, Section, Show, Size, WholeNumber, raise_all
+from .fields import Fraction, NotNegative, Section, Seed, Show, Size, raise_all
+from .files import out_problems
 from .model import device_problems
 
 
@@ -28,7 +29,7 @@ class DrawSection(Section):
     """Steps of the sampler, exactly so many; at least 1 and at most those of the noise schedule."""
     cfg: Annotated[NotNegative, Show(basic=True)] = 3.0
     """How strongly the prompt is followed against neg_prompt; 1 turns guidance off and halves the time."""
-    seed: Annotated[WholeNumber | None, Show(basic=True), Field(lt=2**63)] = None
+    seed: Annotated[Seed | None, Show(basic=True)] = None
     """Decides the noise: picture i has that of seed + i, whatever is drawn with it. None draws a seed, which the report tells."""
     n: Annotated[int, Show(basic=True), Field(ge=1, le=256)] = 8
     """How many pictures, from seeds that count up."""
@@ -38,7 +39,8 @@ class DrawSection(Section):
     """Files to write: one grid, one for each picture, or both. A grid has as many columns as the root of n, rounded down; with both, one
     picture alone gets none."""
     out: Annotated[str, Show(kind="folder")] = "drawn"
-    """Folder for the pictures; it is made when it is not there. Existing files stay."""
+    """Folder for the pictures, which is made when it is not there, or the name of a .png file for the grid (or for the one picture); with
+    layout both the single pictures then lie beside it, with their seeds behind the name. Existing files stay."""
     batch_size: Annotated[int, Field(ge=1, le=256)] = 16
     """Pictures drawn at once on a GPU. A CPU draws one after another, so that a picture has the same bytes whatever it is drawn with; on a
     GPU the last digits depend on its company."""
@@ -65,5 +67,5 @@ class DrawSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        raise_all(device_problems("device", self.device))
+        raise_all(device_problems("device", self.device) + out_problems(self.out))
         return self

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+MOST_SHOWN = 200
+"""Characters of a value that a sentence repeats."""
+
+
+def shortened(text: str) -> str:
+    """A value for a sentence: a very long one by its beginning and its length."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:80]}… ({len(text):,} characters)"
 
 
 @dataclass(frozen=True)
@@ -11,6 +20,10 @@ class Problem:
 
     option: str
     message: str
+
+    def __post_init__(self) -> None:
+        # Whatever a sentence repeats: nobody reads thousands of characters without a space.
+        object.__setattr__(self, "message", re.sub(r"\S{600,}", lambda word: shortened(word[0]), self.message))
 
     def __str__(self) -> str:
         return self.message if self.option in self.message else f"{self.option}: {self.message}"

@@ -7,14 +7,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+from .errors import shortened
+
+VAST = 10**9
+"""A limit that only nonsense passes; it is not told among what is allowed."""
+Positive = Annotated[float, Field(gt=0, le=VAST)]
+NotNegative = Annotated[float, Field(ge=0, le=VAST)]
+Number = Annotated[float, Field(ge=-VAST, le=VAST)]
+Rate = Annotated[float, Field(ge=0, le=100)]
+"""A learning rate."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-WholeNumber = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=VAST)]
+Batch = Annotated[int, Field(ge=1, le=65536)]
+"""Things that are worked on at once, or made beforehand for each thing."""
+WholeNumber = Annotated[int, Field(ge=0, le=VAST)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def expression(text: str) -> str:
+    """The text, where it is a regular expression. Raises ValueError."""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as err:
+        raise ValueError(
+            f"{shortened(text)!r} is not a regular expression ({err}); a bracket that is meant as such has a \\ before it"
+        ) from err
+    return text
+
+
+Expression = Annotated[str, AfterValidator(expression)]
+"""A regular expression."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +113,7 @@ def _split_size(value: Any) -> Any:
         value = value[0]
     if isinstance(value, str):
         parts = tuple(part.strip() for part in value.replace("x", ",").split(",") if part.strip())
-        return parts * 2 if len(parts) == 1 else parts
+        return (parts * 2 if len(parts) == 1 else parts) or value
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
     return tuple(value) if isinstance(value, list) else value

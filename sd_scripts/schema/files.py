@@ -12,6 +12,11 @@ TEMPORARY_MARK = ".writing-"
 """Part of the name of every file and folder that is not finished yet; what carries it may be deleted."""
 
 
+def given_path(text: str) -> Path | None:
+    """The path that a command line gives; an empty one is none, never the present folder."""
+    return Path(text) if text.strip() else None
+
+
 def fsync_directory(folder: Path) -> None:
     """Makes a rename in this folder durable; does nothing where folders cannot be opened (Windows)."""
     if os.name == "nt":
@@ -64,6 +69,21 @@ def free_path(folder: Path, stem: str) -> Path:
             number += 1
             continue
         return path
+
+
+def new_picture(out: str, stem: str, addition: str = "") -> Path:
+    """A path for a new PNG: `stem` in the folder `out`; or, where `out` is the name of a file, that one with the addition."""
+    place = Path(out).expanduser().absolute()
+    if place.suffix.lower() == ".png" and not place.is_dir():
+        return free_path(place.parent, place.stem + addition)
+    return free_path(place, stem)
+
+
+def out_problems(out: str) -> list[str]:
+    """What is wrong with a place for new pictures."""
+    if Path(out).suffix.lower() not in (".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff") or Path(out).is_dir():
+        return []
+    return [f"out: pictures are written as PNG, which keeps what made them; take {Path(out).with_suffix('.png')}, or a folder"]
 
 
 def _umask() -> int:

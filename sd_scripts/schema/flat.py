@@ -20,8 +20,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from . import kohya_lines, legacy, sleeping
-from .errors import OptionError, Problem
-from .fields import Options, Section, Show, show_of
+from .errors import OptionError, Problem, shortened
+from .fields import VAST, Options, Section, Show, show_of
+from .files import given_path
 from .outside import json_of, toml_of
 from .runs import RUNS, RunOptions
 
@@ -80,21 +81,19 @@ class FlatField:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Lower and upper limits: ge, gt, le, lt, where given; of each element for a list."""
-        found: dict[str, float] = {}
-        for item in _constraints(self.info.annotation, list(self.info.metadata)):
-            for key in ("ge", "gt", "le", "lt"):
-                value = getattr(item, key, None)
-                if value is not None:
-                    found[key] = value
-        return found
+        """The tightest lower and upper limit: ge or gt, le or lt, where given; of each element for a list."""
+        items = _constraints(self.info.annotation, list(self.info.metadata))
+        low = [(value, key) for key in ("ge", "gt") for item in items if (value := getattr(item, key, None)) is not None]
+        high = [(value, key) for key in ("lt", "le") for item in items if (value := getattr(item, key, None)) is not None]
+        # Where both kinds name the same number, the strict one counts: gt sorts after ge, lt is the first of high.
+        return {key: value for value, key in [*([max(low)] if low else []), *([min(high, key=lambda limit: limit[0])] if high else [])]}
 
     @property
     def range_text(self) -> str:
-        """The limits in words, such as `1 or more` or `0 to 1`; empty without limits."""
-        bounds = self.bounds
-        low = next((("" if key == "ge" else "above ") + f"{bounds[key]:g}" for key in ("ge", "gt") if key in bounds), "")
-        high = next((("" if key == "le" else "below ") + f"{bounds[key]:g}" for key in ("le", "lt") if key in bounds), "")
+        """The limits in words, such as `1 or more` or `0 to 1`; empty without limits. Those that only nonsense passes are not told."""
+        bounds = {key: value for key, value in self.bounds.items() if abs(value) < VAST}
+        low = next((("" if key == "ge" else "above ") + _plain(bounds[key]) for key in ("ge", "gt") if key in bounds), "")
+        high = next((("" if key == "le" else "below ") + _plain(bounds[key]) for key in ("le", "lt") if key in bounds), "")
         if low and high:
             return f"{low} to {high}"
         if low:
@@ -120,6 +119,10 @@ class Invocation:
     """Whether the forecast is for a program."""
     notes: tuple[str, ...] = ()
     """What was given in another program's words, and what it was taken as; and what was given without effect. In sentences."""
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100_000 else f"{number:g}"
 
 
 def _is_union(annotation: Any) -> bool:
@@ -195,6 +198,7 @@ def _expand(run: type[Options], values: Mapping[str, object], origin: str) -> tu
             plain.update({key: item for key, item in opened.items() if key not in values})
         elif name in known:
             plain[name] = _place(known[name], _choice(known[name], value))
+            problems += _place_problems(known[name], plain[name])
         else:
             verdict = _advice(run, name, value) or _of_other_runs(name)
             where = f" (in {origin})" if origin else ""
@@ -235,17 +239,36 @@ def _place(field: FlatField, value: object) -> object:
     return (os.path.expanduser(value) if value.startswith("~") else value) if value.strip() else None
 
 
+def _place_problems(field: FlatField, value: object) -> list[Problem]:
+    """What no file system takes as a path; whether it is there is asked later."""
+    if field.show.kind not in ("folder", "file", "start"):
+        return []
+    problems = []
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(text, str):
+            continue
+        why = ""
+        if "\0" in text:
+            why = "has a NUL character"
+        elif max(len(part.encode(errors="surrogateescape")) for part in text.split("/")) > 255 or len(text) > 4095:
+            why = "is longer than a path can be"
+        elif text.startswith("~"):
+            why = "begins with the home folder of a user whom this machine does not know"
+        problems += [Problem(field.name, f"{field.name}: {shortened(text)!r} {why}")] if why else []
+    return problems
+
+
 def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     """pydantic's error in our words: name, value, what is allowed."""
     value, context, kind = error.get("input"), error.get("ctx") or {}, error["type"]
-    shown = repr(value) if not isinstance(value, str) else f'"{value}"'
+    shown = shortened(repr(value) if not isinstance(value, str) else f'"{value}"')
     if kind == "missing":
         return f"{field.name} is missing: {field.help}"
     if kind == "literal_error":
         choices = [str(choice) for choice in field.choices]
         return f"{field.name}: {shown} is not one of {', '.join(choices)}.{nearest(str(value), choices)}"
     if kind == "value_error":
-        return str(context.get("error", error["msg"]))
+        return f"{field.name}: {context.get('error', error['msg'])}"
     if kind == "string_pattern_mismatch":
         return f"{field.name}: {shown} has characters that no file name should have, starts with a dot, or is empty or too long"
     allowed = field.range_text
@@ -256,13 +279,21 @@ def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
         "float_parsing": "a number",
     }
     number |= {"float_type": "a number", "bool_parsing": "true or false", "bool_type": "true or false", "string_type": "a text"}
-    number |= {"tuple_type": "a list", "finite_number": "a finite number", "int_parsing_size": "a smaller whole number"}
+    number |= {
+        "tuple_type": "a list" if Ellipsis in get_args(field.type) else "a size such as 1024 or 1024,768",
+        "finite_number": "a finite number",
+        "int_parsing_size": "a smaller whole number",
+    }
     if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and "," in value:
         plain, decimal = value.replace(",", ""), value.replace(",", ".", 1)
         return f"{field.name}: {shown} may mean {plain} or {decimal}; write one of them, without a comma"
     if kind in number:
         return f"{field.name}: {shown} is not {number[kind]}" + (f" ({allowed} is allowed)" if allowed else "")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        limit = next(value for key, value in field.bounds.items() if (key in ("le", "lt")) is kind.startswith("less"))
+        if abs(limit) >= VAST:
+            words = {"le": "at most", "lt": "less than", "ge": "at least", "gt": "more than"}
+            allowed = f"{words[next(key for key, value in field.bounds.items() if value == limit)]} {limit:,}"
         return f"{field.name}: {shown} is out of range; {allowed} is allowed"
     if kind in ("too_long", "too_short", "string_too_short"):
         return f"{field.name}: {shown} has the wrong length: {error['msg'][0].lower()}{error['msg'][1:]}"
@@ -441,9 +472,9 @@ def parser(run: type[Options]) -> argparse.ArgumentParser:
     parse = _Parser(
         prog=run.script, usage=f"{run.script} --config_file FILE [--option value ...]", allow_abbrev=False, description=run.__doc__
     )
-    parse.add_argument("--config_file", type=Path, help="TOML file with options; flags win over it")
+    parse.add_argument("--config_file", type=given_path, help="TOML file with options; flags win over it")
     if issubclass(run, RunOptions):
-        parse.add_argument("--run_dir", type=Path, help="folder of this run; without it a new one is made in output_dir")
+        parse.add_argument("--run_dir", type=given_path, help="folder of this run; without it a new one is made in output_dir")
         parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
         parse.add_argument("--cache_only", action="store_true", help="encode pictures and captions into the cache, and stop")
         parse.add_argument("--estimate", action="store_true", help="say how much memory of a GPU the run will take, and stop")
@@ -516,7 +547,8 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[
     for argument in rest:
         if argument.startswith("--"):
             name = argument.removeprefix("--").partition("=")[0]
-            advice = _advice(run, name, True)
+            plain = name.replace("-", "_")
+            advice = f"write it --{plain}" if plain in known else _advice(run, plain, True)
             problems.append(Problem(name, f"--{name}: {advice or 'there is no such option.' + nearest(name, list(known))}"))
             after_unknown = True
         elif not after_unknown:

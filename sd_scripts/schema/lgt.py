@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from .dataset import DatasetOptions
-from .fields import Count, Fraction, NotNegative, Positive, Section, Show, Side, Size, WholeNumber, raise_all
+from .fields import VAST, Batch, Count, Fraction, NotNegative, Positive, Rate, Section, Show, Side, Size, WholeNumber, raise_all
 from .model import ModelOptions, level_problems
 from .network import FullOptions
 from .optimizer import FullOptimizerOptions
@@ -38,7 +38,7 @@ class LgtModelOptions(ModelOptions):
     one."""
     base_channels: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 128
     """Channels of the U-Net's first level."""
-    channel_multipliers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=6)] = (1, 2, 2)
+    channel_multipliers: Annotated[tuple[Annotated[Count, Field(le=64)], ...], Field(min_length=1, max_length=6)] = (1, 2, 2)
     """Channels of each level as multiples of base_channels; each further level halves the sides."""
     layers_per_block: Annotated[int, Field(ge=1, le=8)] = 2
     """Residual blocks of a level; style and time scale and shift the activations of each."""
@@ -103,12 +103,12 @@ class LgtDatasetOptions(DatasetOptions):
     """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on."""
     min_bucket_reso: Annotated[Side, Show(unit="px")] = 64
     """Shortest side of a bucket."""
-    train_batch_size: Annotated[Count, Show(basic=True)] = 16
+    train_batch_size: Annotated[Batch, Show(basic=True)] = 16
     """Pictures in one forward pass on one device."""
     caption_dropout_rate: Fraction = 0.1
     """Chance that a sample is trained without a style: towards the average of all styles, by which the model learns what guidance leads
     away from. Drawn for each sample."""
-    num_references: Count = 8
+    num_references: Batch = 8
     """Real pictures of the wanted style that the style term compares a sample with, drawn for each sample."""
     same_style_rate: Fraction = 0.1
     """Chance that the style a sample is to take on is its own; otherwise it is one of the others, each equally likely."""
@@ -125,7 +125,7 @@ class LgtNetworkOptions(FullOptions):
 class LgtOptimizerOptions(FullOptimizerOptions):
     """Optimizer, learning rate, schedule for training from nothing."""
 
-    learning_rate: Annotated[float, Field(ge=0), Show(basic=True)] = 5e-4
+    learning_rate: Annotated[Rate, Show(basic=True)] = 5e-4
     """Peak learning rate. Prodigy sets its own step size: give it 1."""
 
 
@@ -171,7 +171,7 @@ class LgtObjectiveOptions(Section):
     """Whose patches are compared together: those of all samples of a micro-batch with the same wanted style, or those of each sample alone.
     Never those of different styles, for then leaving everything as it is would be as good as a perfect transfer. With sample, splitting
     a batch over processes or accumulation changes nothing."""
-    num_projections: Annotated[Count, _STYLE] = 64
+    num_projections: Annotated[Batch, _STYLE] = 64
     """Directions along which patches are compared, for each scale."""
     projections: Annotated[Literal["fresh", "fixed"], _STYLE] = "fresh"
     """Draw new directions in each step, or the same ones throughout."""
@@ -203,7 +203,7 @@ class LgtObjectiveOptions(Section):
         for text in value:
             name, equals, weight = text.rpartition("=")
             try:
-                right = bool(name.strip() and equals) and float(weight) >= 0
+                right = bool(name.strip() and equals) and 0 <= float(weight) <= VAST
             except ValueError:
                 right = False
             if not right:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import NotNegative, Positive, Section, Show, Side, raise_all
+from .fields import NotNegative, Number, Positive, Section, Show, Side, raise_all
 
 Quantization = Literal["none", "qint8", "qfloat8", "fp8", "nf4"]
 """How the weights of frozen blocks are held."""
@@ -40,7 +40,7 @@ class BaseModelOptions(ModelOptions):
     """File variant of a hub model or diffusers folder, such as fp16; None takes the plain files."""
     base_weights: Annotated[tuple[str, ...], Show(kind="file")] = ()
     """LoRA files that are merged into the base model before training, in this order."""
-    base_weights_multiplier: Annotated[tuple[float, ...], Show(needs="base_weights")] = ()
+    base_weights_multiplier: Annotated[tuple[Number, ...], Show(needs="base_weights")] = ()
     """Strength of each file in base_weights; empty means 1.0 for all."""
 
     transformer_quantization: Quantization = "none"
@@ -143,7 +143,7 @@ class ZImageModelOptions(BaseModelOptions):
     training_adapter: Annotated[str | None, Show(kind="file")] = None
     """A LoRA file that undoes the distillation of Turbo, active while training and left out of previews and saved files, so that long runs
     keep the few-step ability (ostris' `zimage_turbo_training_adapter` is one); None trains on the model as it is."""
-    training_adapter_multiplier: Annotated[float, Show(needs="training_adapter")] = 1.0
+    training_adapter_multiplier: Annotated[Number, Show(needs="training_adapter")] = 1.0
     """Strength of the training adapter."""
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""

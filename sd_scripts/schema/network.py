@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import Count, Fraction, NotNegative, Positive, Section, Show, WholeNumber, raise_all
+from . import fields
+from .errors import shortened
+from .fields import Count, Expression, Fraction, NotNegative, Positive, Rate, Section, Show, raise_all
 
 Rank = Annotated[int, Field(ge=1, le=4096)]
+RankOrNone = Annotated[int, Field(ge=0, le=4096)]
+"""0 leaves the layers out."""
 Indices = Annotated[str, Field(pattern=r"^(all|none|\d+(-\d+)?(,\d+(-\d+)?)*)$")]
 """Numbers of blocks as kohya writes them: all, none, or 0-3,5."""
 
@@ -20,12 +23,12 @@ def _numbered(option: str, texts: tuple[str, ...], whole: bool) -> list[str]:
     for text in texts:
         expression, equals, number = text.rpartition("=")
         try:
-            re.compile(expression)
-            good = bool(equals and expression) and (int(number) if whole else float(number)) >= 0
-        except (re.error, ValueError):
+            fields.expression(expression)
+            good = bool(equals and expression) and 0 <= (int(number) if whole else float(number)) <= (4096 if whole else 100)
+        except (ValueError, OverflowError):
             good = False
         if not good:
-            problems.append(f"{option}: {text!r} is not expression=number, such as {'attn2=8' if whole else 'attn2=1e-5'}")
+            problems.append(f"{option}: {shortened(text)!r} is not expression=number, such as {'attn2=8' if whole else 'attn2=1e-5'}")
     return problems
 
 
@@ -63,16 +66,16 @@ class NetworkOptions(Section):
     """Chance that a rank is left out for a step (loha and lokr)."""
     module_dropout: Annotated[Fraction, Field(lt=1), Show(needs="network_type=loha|lokr|oft")] = 0.0
     """Chance that a whole adapter layer is left out for a step (loha, lokr and oft)."""
-    unet_lr: NotNegative | None = None
+    unet_lr: Rate | None = None
     """Learning rate of the adapter on the UNet or transformer; None takes learning_rate."""
     loraplus_lr_ratio: Annotated[Positive | None, _LORA] = None
     """LoRA+ (Hayou et al. 2024): the up matrices learn this many times faster than the down matrices; None means 1."""
     loraplus_unet_lr_ratio: Annotated[Positive | None, _LORA] = None
     """LoRA+ ratio of the UNet or transformer only; None takes loraplus_lr_ratio."""
-    target_modules: tuple[str, ...] = ()
+    target_modules: tuple[Expression, ...] = ()
     """Regular expressions on module names of the diffusers model (for example `attn2\\.to_k`); only matching layers get an adapter. Empty
     means all the default ones."""
-    exclude_modules: tuple[str, ...] = ()
+    exclude_modules: tuple[Expression, ...] = ()
     """Regular expressions on module names; matching layers get no adapter."""
     network_reg_dims: tuple[str, ...] = ()
     """Ranks by name, as expression=rank (for example `attn2=8`); the first expression found in a layer's name decides. 0 leaves the layer
@@ -86,7 +89,7 @@ class NetworkOptions(Section):
     """Take ranks, alphas and targets from network_weights instead of from the options above."""
     scale_weight_norms: Annotated[Positive | None, Show(needs="network_type=lora")] = None
     """After each step, shrink an adapter layer whose weight update has a larger norm than this (lora); None does nothing."""
-    lokr_factor: Annotated[int, Field(ge=-1), _LOKR] = -1
+    lokr_factor: Annotated[int, Field(ge=-1, le=65536), _LOKR] = -1
     """Size of the small Kronecker factor (lokr); -1 takes the one nearest to the square root of the layer."""
     lokr_decompose_both: Annotated[bool, _LOKR] = False
     """Factor the small Kronecker matrix as well (lokr)."""
@@ -114,7 +117,7 @@ class TextNetworkOptions(NetworkOptions):
     """Attach the adapter to the denoising network (UNet or transformer)."""
     train_text_encoder: bool = False
     """Attach the adapter to the text encoders as well. Needs cache_text_encoder_outputs off."""
-    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2), _OF_TEXT] = ()
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), _OF_TEXT] = ()
     """Learning rate of the text encoders' adapters, one number for all or one for each (SDXL: CLIP-L, CLIP-G; FLUX: CLIP-L, T5); 0 leaves
     an encoder as it is; empty takes learning_rate."""
     loraplus_text_encoder_lr_ratio: Annotated[Positive | None, _LORA] = None
@@ -134,12 +137,12 @@ class UNetNetworkOptions(TextNetworkOptions):
     """Rank for 3x3 convolutions (ResNet blocks, down- and upsamplers); None leaves them alone."""
     conv_alpha: Annotated[Positive | None, Show(needs="conv_dim or conv_block_dims")] = None
     """Alpha for 3x3 convolutions; None means alpha = conv_dim."""
-    block_dims: tuple[WholeNumber, ...] = ()
+    block_dims: tuple[RankOrNone, ...] = ()
     """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (SDXL: 9 + 1 + 9 = 19 numbers, Stable
     Diffusion: 12 + 1 + 12 = 25); 0 leaves a block out. Empty means network_dim everywhere."""
     block_alphas: tuple[Positive, ...] = ()
     """Alpha of each UNet block, in the order of block_dims; empty means network_alpha everywhere."""
-    conv_block_dims: Annotated[tuple[WholeNumber, ...], _CONVOLUTIONS] = ()
+    conv_block_dims: Annotated[tuple[RankOrNone, ...], _CONVOLUTIONS] = ()
     """Rank of the 3x3 convolutions in each UNet block, in the order of block_dims; 0 leaves them out. Empty means conv_dim everywhere."""
     block_lr_weight: tuple[NotNegative, ...] = ()
     """Factor on unet_lr for each UNet block, in the order of block_dims; 0 freezes a block. Empty means 1 everywhere."""
@@ -173,23 +176,23 @@ class FluxNetworkOptions(TextNetworkOptions):
     """Numbers of the double blocks that get an adapter: all, none, or such as 0-3,5."""
     train_single_block_indices: Annotated[Indices, Show(needs="train_blocks=all|single")] = "all"
     """Numbers of the single blocks that get an adapter: all, none, or such as 0-3,5."""
-    img_attn_dim: WholeNumber | None = None
+    img_attn_dim: RankOrNone | None = None
     """Rank for the picture's attention in double blocks; 0 leaves it out, None takes network_dim."""
-    txt_attn_dim: WholeNumber | None = None
+    txt_attn_dim: RankOrNone | None = None
     """Rank for the text's attention in double blocks; 0 leaves it out, None takes network_dim."""
-    img_mlp_dim: WholeNumber | None = None
+    img_mlp_dim: RankOrNone | None = None
     """Rank for the picture's MLP in double blocks; 0 leaves it out, None takes network_dim."""
-    txt_mlp_dim: WholeNumber | None = None
+    txt_mlp_dim: RankOrNone | None = None
     """Rank for the text's MLP in double blocks; 0 leaves it out, None takes network_dim."""
-    img_mod_dim: WholeNumber | None = None
+    img_mod_dim: RankOrNone | None = None
     """Rank for the picture's modulation in double blocks; 0 leaves it out, None takes network_dim."""
-    txt_mod_dim: WholeNumber | None = None
+    txt_mod_dim: RankOrNone | None = None
     """Rank for the text's modulation in double blocks; 0 leaves it out, None takes network_dim."""
-    single_dim: WholeNumber | None = None
+    single_dim: RankOrNone | None = None
     """Rank for attention and MLP in single blocks; 0 leaves them out, None takes network_dim."""
-    single_mod_dim: WholeNumber | None = None
+    single_mod_dim: RankOrNone | None = None
     """Rank for the modulation in single blocks; 0 leaves it out, None takes network_dim."""
-    in_dims: Annotated[tuple[WholeNumber, ...], Field(max_length=5)] = ()
+    in_dims: Annotated[tuple[RankOrNone, ...], Field(max_length=5)] = ()
     """Ranks for the five input layers: picture, time, vector, guidance, text; 0 leaves one out. Empty means none of them."""
 
     @model_validator(mode="after")
@@ -233,12 +236,12 @@ class FullOptions(Section):
 
     title: ClassVar[str] = "Network"
 
-    unet_lr: Annotated[NotNegative | None, _OF_UNET] = None
+    unet_lr: Annotated[Rate | None, _OF_UNET] = None
     """Learning rate of the UNet or transformer; None takes learning_rate."""
-    target_modules: Annotated[tuple[str, ...], _OF_UNET] = ()
+    target_modules: Annotated[tuple[Expression, ...], _OF_UNET] = ()
     """Regular expressions on the names of the UNet's or transformer's weights in the diffusers model (for example `attn2`); only matching
     ones are trained. Empty means all."""
-    exclude_modules: Annotated[tuple[str, ...], _OF_UNET] = ()
+    exclude_modules: Annotated[tuple[Expression, ...], _OF_UNET] = ()
     """Regular expressions on names of weights; matching ones stay as they are."""
 
 
@@ -249,7 +252,7 @@ class UNetFullOptions(FullOptions):
     """Train the denoising network, the UNet."""
     train_text_encoder: Annotated[bool, Show(basic=True)] = False
     """Train the text encoders as well. Needs cache_text_encoder_outputs off."""
-    text_encoder_lr: Annotated[tuple[NotNegative, ...], Field(max_length=2), _OF_TEXT] = ()
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), _OF_TEXT] = ()
     """Learning rate of the text encoders, one number for all or one for each (SDXL: CLIP-L, CLIP-G); 0 leaves an encoder as it is; empty
     takes learning_rate."""
 
@@ -263,7 +266,7 @@ class UNetFullOptions(FullOptions):
 class SdxlFullOptions(UNetFullOptions):
     """The weights of an SDXL model: UNet and both text encoders."""
 
-    block_lr: Annotated[tuple[NotNegative, ...], _OF_UNET] = ()
+    block_lr: Annotated[tuple[Rate, ...], _OF_UNET] = ()
     """Learning rate of each part of the UNet, 23 numbers: time and size embeddings, 9 input blocks, 3 middle blocks, 9 output blocks, the
     last layer; 0 freezes a part. Empty takes unet_lr everywhere."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import Fraction, NotNegative, Positive, Section, Show, WholeNumber, raise_all
+from .fields import Fraction, NotNegative, Number, Positive, Section, Show, WholeNumber, raise_all
 
 _HUBER = Show(needs="loss_type=huber|smooth_l1")
 _TIMES = Show(needs="objective=flow")
@@ -34,7 +34,7 @@ class RegressionOptions(Section):
     """Times trained on stay below this, of 1000."""
     sigmoid_scale: Annotated[Positive, _TIMES] = 1.0
     """Width of the normal variable in sigmoid and shift."""
-    logit_mean: Annotated[float, _TIMES] = 0.0
+    logit_mean: Annotated[float, Field(ge=-100, le=100), _TIMES] = 0.0
     """Mean of logit_normal; above 0 trains more on noisy times."""
     logit_std: Annotated[Positive, _TIMES] = 1.0
     """Standard deviation of logit_normal."""
@@ -68,7 +68,7 @@ class ObjectiveOptions(RegressionOptions):
     is usual, 0 is off."""
     noise_offset_random_strength: Annotated[bool, Show(needs="noise_offset")] = False
     """Draw the strength of noise_offset from 0 to its value for each picture."""
-    adaptive_noise_scale: Annotated[float, Show(needs="noise_offset")] = 0.0
+    adaptive_noise_scale: Annotated[Number, Show(needs="noise_offset")] = 0.0
     """Add this times the absolute mean of each latent channel to noise_offset."""
     multires_noise_iterations: Annotated[WholeNumber, Field(le=64)] = 0
     """Levels of pyramid noise (Whitaker 2023), 6 to 10 is usual; 0 is off."""

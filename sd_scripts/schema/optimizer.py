@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .fields import Count, NotNegative, Section, Show
+from .fields import Count, NotNegative, Rate, Section, Show
 
 OPTIMIZERS = ("AdamW", "AdamW8bit", "PagedAdamW8bit", "Adafactor", "Lion", "Lion8bit", "Prodigy", "SGD")
 """Optimizers that need no allow_custom_modules."""
@@ -30,7 +30,7 @@ class OptimizerOptions(Section):
 
     title: ClassVar[str] = "Optimizer"
 
-    learning_rate: Annotated[float, Field(ge=0), Show(basic=True)] = 1e-4
+    learning_rate: Annotated[Rate, Show(basic=True)] = 1e-4
     """Peak learning rate. Prodigy sets its own step size: give it 1."""
     optimizer_type: Annotated[str, Show(suggestions=OPTIMIZERS)] = "AdamW"
     """Optimizer: AdamW (fused), AdamW8bit and PagedAdamW8bit (bitsandbytes), Adafactor, Lion, Lion8bit, Prodigy, SGD, or any module.Class
@@ -54,7 +54,7 @@ class OptimizerOptions(Section):
     """Cycles of cosine_with_restarts."""
     lr_scheduler_power: NotNegative = 1.0
     """Power of polynomial; 1 is linear."""
-    lr_scheduler_timescale: Annotated[int | None, Field(ge=1)] = None
+    lr_scheduler_timescale: Count | None = None
     """Time scale of inverse_sqrt in steps; None takes the warm-up steps."""
     lr_scheduler_min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Floor of the learning rate as a part of its peak, for cosine_with_min_lr and warmup_stable_decay."""
@@ -66,5 +66,5 @@ class OptimizerOptions(Section):
 class FullOptimizerOptions(OptimizerOptions):
     """Optimizer, learning rate, schedule for training a whole model."""
 
-    learning_rate: Annotated[float, Field(ge=0), Show(basic=True)] = 1e-5
+    learning_rate: Annotated[Rate, Show(basic=True)] = 1e-5
     """Peak learning rate, a tenth of what an adapter takes. Prodigy sets its own step size: give it 1."""

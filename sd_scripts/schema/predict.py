@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import NotNegative, Section, Show, Size, WholeNumber, raise_all
+from .fields import NotNegative, Number, Section, Seed, Show, Size, raise_all
+from .files import out_problems
 from .model import QwenImageModelOptions, device_problems
 from .tools import ReportOptions, ToolOptions
 
@@ -26,7 +27,7 @@ class LoadingSection(Section):
 
     lora: Annotated[tuple[str, ...], Show(basic=True, kind="file")] = ()
     """LoRA files to apply, in the layout of any trainer; their own alpha is respected."""
-    lora_weight: Annotated[tuple[float, ...], Show(needs="lora")] = ()
+    lora_weight: Annotated[tuple[Number, ...], Show(needs="lora")] = ()
     """Strength of each file in lora; empty means 1.0 for all, 0 leaves a file out."""
     precision: Literal["auto", "no", "fp16", "bf16"] = "auto"
     """Precision of transformer and text encoder; auto takes bf16 on GPUs that have it, float32 on a CPU."""
@@ -61,16 +62,21 @@ class PredictSection(Section):
     """Denoising steps. Lightning adapters take 4 or 8."""
     true_cfg_scale: NotNegative = 4.0
     """How strongly the instruction is followed against the negative prompt; 1 turns guidance off and halves the time."""
-    seed: WholeNumber | None = None
+    seed: Seed | None = None
     """Decides the noise; the same seed gives the same picture. None draws one, which the picture's file tells."""
     size: Annotated[Size | None, Show(unit="px")] = None
     """Width,height of the result; None takes the model's own area in the aspect ratio of the last control picture."""
     num_images: Annotated[int, Field(ge=1, le=64)] = 1
     """Pictures to make, from seeds that count up."""
     out: Annotated[str, Show(kind="folder")] = "predictions"
-    """Folder for the pictures; it is made when it is not there. Existing files stay."""
+    """Folder for the pictures, which is made when it is not there, or the name of a .png file. Existing files stay."""
     serve: Annotated[bool, Show(cli_only=True)] = False
     """Keep the model loaded and take requests as JSON lines on standard input; what the studio starts."""
+
+    @model_validator(mode="after")
+    def _out_is_a_place(self) -> Self:
+        raise_all(out_problems(self.out))
+        return self
 
 
 class QwenImagePredict(ToolOptions):

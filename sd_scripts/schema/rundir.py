@@ -20,6 +20,17 @@ LAST_WORDS = ("finished", "stopped", "failed")
 """Kinds of the last event of a process; a run whose log ends without one died."""
 
 
+class RunFolderLost(OSError):
+    """The folder of a run is gone or can no longer be written."""
+
+    def __init__(self, folder: Path, cause: OSError) -> None:
+        why = f"cannot be written ({cause.strerror or cause})" if folder.is_dir() else "is gone"
+        super().__init__(cause.errno, f"the run's folder {folder} {why}, and training cannot go on without it")
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
 class RunDirectory:
     """Config, event log, console, states, samples and results of one run. Knows files, not training."""
 
@@ -70,15 +81,18 @@ class RunDirectory:
         return build(run_of(values), values, origin=self.config.name)
 
     def log(self, kind: str, **fields: object) -> None:
-        """Appends one event. Numbers that JSON cannot say (nan, inf) become null."""
+        """Appends one event. Numbers that JSON cannot say (nan, inf) become null. Raises RunFolderLost."""
         event = {"time": round(time.time(), 3), "kind": kind, **{name: _plain(value) for name, value in fields.items()}}
         line = json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n"
-        handle = os.open(self.events_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            # One write: two processes may append, and a reader must never meet half a line.
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
+            handle = os.open(self.events_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                # One write: two processes may append, and a reader must never meet half a line.
+                os.write(handle, line.encode())
+            finally:
+                os.close(handle)
+        except OSError as err:
+            raise RunFolderLost(self.path, err) from err
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
         """Whole lines after a byte offset, and the next offset. A half-written last line waits; a damaged one is left out.

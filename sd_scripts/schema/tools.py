@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .drawing import DrawSection
-from .fields import Count, NotNegative, Options, Section, Show, WholeNumber, raise_all
+from .fields import Count, NotNegative, Number, Options, Positive, Section, Seed, Show, raise_all
 from .network import Rank
 from .transfer import TransferSection
 
@@ -45,7 +45,7 @@ class MergeSection(Section):
     models: Annotated[tuple[str, ...], Show(basic=True, kind="file"), Field(min_length=1)]
     """LoRA files to merge, in this order. Into a model: lora, dora, loha, lokr and oft, under the names of any trainer. Into one another:
     lora."""
-    ratios: Annotated[tuple[float, ...], Show(basic=True)] = ()
+    ratios: Annotated[tuple[Number, ...], Show(basic=True)] = ()
     """Strength of each file in models; empty means 1.0 for all. An oft file has no strength other than 1."""
     base_model: Annotated[str | None, Show(basic=True, kind="file", suggestions=("toy",))] = None
     """Model that the files are merged into: a .safetensors file in the original or the diffusers layout, a diffusers folder, or toy for the
@@ -140,7 +140,7 @@ class ExtractSection(Section):
     dynamic_method: Annotated[DynamicMethod, Show(basic=True)] = "rank"
     """How many singular values of a layer are kept, up to dim. rank: dim of them; sv_ratio: those above the largest divided by
     dynamic_param; sv_fro: as many as give this share of the Frobenius norm; sv_cumulative: as many as give this share of their sum."""
-    dynamic_param: Annotated[float | None, Field(gt=0), Show(needs="dynamic_method!=rank")] = None
+    dynamic_param: Annotated[Positive | None, Show(needs="dynamic_method!=rank")] = None
     """The ratio of sv_ratio (2 or more is usual) or the share of sv_fro and sv_cumulative (0 to 1)."""
     clamp_quantile: Quantile = 1.0
     """Cut the largest elements of both matrices of a layer at this quantile of their magnitudes; 1 cuts nothing. kohya's script cuts at
@@ -153,7 +153,7 @@ class ExtractSection(Section):
     """Precision of the LoRA file."""
     save_model_as: AdapterLayout = "kohya"
     """Names in the LoRA file; see docs/adapter-files.md."""
-    seed: WholeNumber = 0
+    seed: Seed = 0
     """Start of the random search for the largest singular values of large layers; the result hardly depends on it."""
 
     @model_validator(mode="after")
@@ -195,7 +195,7 @@ class ResizeSection(Section):
     dynamic_method: Annotated[DynamicMethod, Show(basic=True)] = "rank"
     """How many singular values of a layer are kept, up to new_rank. rank: new_rank of them; sv_ratio: those above the largest divided by
     dynamic_param; sv_fro: as many as give this share of the Frobenius norm; sv_cumulative: as many as give this share of their sum."""
-    dynamic_param: Annotated[float | None, Field(gt=0), Show(needs="dynamic_method!=rank")] = None
+    dynamic_param: Annotated[Positive | None, Show(needs="dynamic_method!=rank")] = None
     """The ratio of sv_ratio (2 or more is usual) or the share of sv_fro and sv_cumulative (0 to 1)."""
     save_precision: Literal["same", "float", "fp16", "bf16"] = "same"
     """Precision of the new file; same takes that of the old one."""

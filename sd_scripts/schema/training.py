@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .fields import Count, Section, Show, WholeNumber
+from .fields import Batch, Count, Section, Seed, Show, WholeNumber
 
 
 class TrainingOptions(Section):
@@ -18,12 +18,12 @@ class TrainingOptions(Section):
     """Optimizer steps of the whole run."""
     max_train_epochs: Annotated[Count | None, Show(unit="epochs")] = None
     """Length of the run in epochs instead; replaces max_train_steps when given."""
-    seed: Annotated[WholeNumber, Field(lt=2**63)] = 42
+    seed: Seed = 42
     """Every random draw of the run follows from this number and the number of the sample."""
     mixed_precision: Annotated[Literal["auto", "no", "fp16", "bf16"], Show(basic=True)] = "auto"
     """Precision of the network's arithmetic; trained weights stay in float32. auto takes bf16 where the GPU has it, else fp16, and no on a
     CPU."""
-    gradient_accumulation_steps: Count = 1
+    gradient_accumulation_steps: Batch = 1
     """Batches whose gradients are averaged into one optimizer step."""
     use_ema: bool = False
     """Keep an exponential moving average of the trained weights; previews and saved files use it."""

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import NotNegative, Positive, Section, Show, Size, WholeNumber, raise_all
+from .fields import NotNegative, Positive, Section, Seed, Show, Size, raise_all
+from .files import out_problems
 from .lgt import Integrator, TransferStart
 from .model import device_problems
 
@@ -38,14 +39,15 @@ class TransferSection(Section):
     temperature: NotNegative = 0.0
     """Strength of the noise that is added and taken away again while generating, with the score term that keeps the distribution; 0 adds
     none."""
-    seed: Annotated[WholeNumber | None, Show(basic=True), Field(lt=2**63)] = None
+    seed: Annotated[Seed | None, Show(basic=True)] = None
     """Decides the noise of start = noise and of temperature: picture i has that of seed + i. None draws a seed, which the report tells."""
     size: Annotated[Size | None, Show(unit="px")] = None
     """Width,height to work at; None takes the area that the model was trained at, in the picture's own aspect ratio."""
     layout: Literal["grid", "single", "both"] = "both"
     """Files to write: one sheet with each picture beside what became of it, each result alone, or both."""
     out: Annotated[str, Show(kind="folder")] = "transferred"
-    """Folder for the pictures; it is made when it is not there. Existing files stay."""
+    """Folder for the pictures, which is made when it is not there, or the name of a .png file for the result; the sheet then has the same
+    name with -sheet. Existing files stay."""
     device: str | None = None
     """Device, such as cpu or cuda:1; None takes the first GPU, or the CPU."""
     precision: Literal["auto", "no", "fp16", "bf16"] = "auto"
@@ -53,5 +55,5 @@ class TransferSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        raise_all(device_problems("device", self.device))
+        raise_all(device_problems("device", self.device) + out_problems(self.out))
         return self

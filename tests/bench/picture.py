@@ -1,4 +1,4 @@
-"""Makes docs/images/studio.png: the studio in a headless Chromium, with the demo at its end. `--output_dir` takes a demo that is there."""
+"""Makes docs/images/studio.png: the studio in a headless Chromium, with the demo at its end; `--output_dir` takes a demo that is there."""
 
 from __future__ import annotations
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sd_scripts.dataset.buckets import BucketRules, bucket_sizes, cut_for, distribution, nearest_bucket, problems_of, rules_of
+from sd_scripts.dataset.buckets import BucketRules, bucket_sizes, cut_for, distribution, nearest_bucket, notes_of, problems_of, rules_of
 from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.flat import build
+from sd_scripts.schema.runs import Ddpm
 
 sides = st.integers(1, 9000)
 grids = st.sampled_from([8, 16, 32, 64])
@@ -136,15 +138,28 @@ def test_additional_resolutions_get_rules_of_their_own() -> None:
             "min_bucket_reso: 256 is larger than the side of additional_resolutions 192x192; set it to at most 192",
         ),
         (
-            {"resolution": (32, 32), "min_bucket_reso": 16},
+            {"resolution": (33, 33), "min_bucket_reso": 16},
             8,
-            "bucket_reso_steps: 64 is larger than the side of resolution 32x32; set it to at most 32",
+            "bucket_reso_steps: 1 is not a multiple of 8, which this model needs; the nearest are 8 and 16",
         ),
     ],
 )
 def test_sizes_a_model_cannot_take_give_a_sentence(options: dict[str, object], grid: int, sentence: str) -> None:
     problems = problems_of(DatasetOptions(train_data_dir="x", **options), grid)
     assert [problem.message for problem in problems] == [sentence]
+
+
+def test_sizes_below_the_step_take_a_smaller_one_and_say_so() -> None:
+    """A DDPM at 32 pixels failed until bucket_reso_steps was set by hand."""
+    small = build(Ddpm, {"train_data_dir": "x", "resolution": "32", "additional_resolutions": ["64", "48"]}).dataset
+    assert problems_of(small, 8) == []
+    assert [rule.step for rule in rules_of(small)] == [32, 64, 16]
+    assert cut_for((40, 40), rules_of(small)[0]).bucket == (32, 32)
+    assert notes_of(small) == [
+        "bucket_reso_steps: 64 is larger than the side of 32x32; 32 is taken there",
+        "bucket_reso_steps: 64 is larger than the side of 48x48; 16 is taken there",
+    ]
+    assert notes_of(DatasetOptions(train_data_dir="x")) == []
 
 
 @given(st.lists(st.tuples(sides, sides), max_size=50))

@@ -92,6 +92,8 @@ def test_a_picture_has_the_same_bytes_whatever_it_is_transferred_with(saved: Pat
 def test_the_layout_decides_which_files_there_are(saved: Path, photos: Path, tmp_path: Path) -> None:
     sheet = transferred(saved, photos, tmp_path / "sheet", layout="grid")
     single = transferred(saved, photos, tmp_path / "single", layout="single")
+    named = transferred(saved, next(photos.iterdir()), tmp_path / "named" / "monet.png")
+    assert {path.name for path in (tmp_path / "named").iterdir()} == {"monet.png", "monet-sheet.png"}, named
     assert sheet["pictures"] == [] and [path.name for path in (tmp_path / "sheet").iterdir()] == ["sheet-11.png"]
     assert single["grid"] is None and len(list((tmp_path / "single").iterdir())) == 3
 

@@ -24,7 +24,7 @@ def last(run: RunDirectory) -> dict[str, Any]:
 
 
 def test_a_loss_that_is_no_number_stops_before_the_step_and_names_the_pictures(runs: Any) -> None:
-    run = runs.train(code=1, optimizer_type="SGD", learning_rate=1e30, lr_scheduler="constant", max_grad_norm=0)
+    run = runs.train(code=1, optimizer_type="SGD", learning_rate=100, network_alpha=1e9, lr_scheduler="constant", max_grad_norm=0)
     failed = last(run)
     assert failed["kind"] == "failed"
     assert "not a finite number" in failed["text"] and "p0" in failed["text"] + "p1" and ".png" in failed["text"]
@@ -47,6 +47,17 @@ def test_a_disk_that_fills_up_is_a_sentence_and_earlier_states_stay(runs: Any) -
     assert state is not None and not broken
     assert [path.name for path in run.state.iterdir() if path.name.startswith(".")] == []
     assert runs.train(**{**options, "max_train_steps": int(state.name) + 3}).path == run.path
+
+
+def test_a_run_folder_that_is_taken_away_is_a_sentence(runs: Any, tmp_path: Path) -> None:
+    process = runs.begin(max_train_steps=400)
+    runs.wait(process, lambda: any(event["kind"] == "step" for event in runs.events()))
+    folder = runs.newest().path
+    folder.rename(tmp_path / "elsewhere")
+    process.join(200)
+    assert process.exitcode == 1 and not folder.exists(), "nothing is written where the folder was"
+    said = (tmp_path / "elsewhere" / "console.log").read_text()
+    assert "Traceback" not in said and f"the run's folder {folder} is gone" in said
 
 
 def test_a_run_that_is_finished_says_so_and_leaves_with_0(runs: Any) -> None:

@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sd_scripts.library.launch import main
-from sd_scripts.schema.flat import FlatField, fields, nearest
+from sd_scripts.schema.flat import FlatField, asleep, fields, nearest
 from sd_scripts.schema.runs import SdxlNetwork
 
 KNOWN = fields(SdxlNetwork)
-NUMBERS = [field for field in KNOWN.values() if field.type in (int, float) and not field.choices]
+AWAKE = [field for field in KNOWN.values() if not asleep(SdxlNetwork, {field.name: "x"})]
+NUMBERS = [field for field in AWAKE if field.type in (int, float) and not field.choices]
 BOUNDED = [field for field in NUMBERS if field.bounds]
-CHOICES = [field for field in KNOWN.values() if field.choices]
+CHOICES = [field for field in AWAKE if field.choices]
 WORDS = st.text(string.ascii_lowercase, min_size=4, max_size=12)
 
 # Pairs of options that contradict each other, each with a word that the sentence must contain.
@@ -27,12 +28,13 @@ CONTRADICTIONS: list[tuple[list[str], str]] = [
     (["--min_timestep=800", "--max_timestep=200"], "min_timestep"),
     (["--noise_offset=0.1", "--multires_noise_iterations=6"], "multires_noise_iterations"),
     (["--color_aug"], "color_aug"),
-    (["--masked_loss"], "masked_loss"),
-    (["--alpha_mask"], "masked_loss"),
+    (["--target_modules=["], "target_modules"),
+    (["--text_encoder_lr=1e30", "--train_text_encoder"], "text_encoder_lr"),
+    (["--output_dir=pyproject.toml/runs"], "output_dir"),
+    (["--cache_dir=pyproject.toml"], "cache_dir"),
+    (["--train_data_dir=" + "a" * 5000], "train_data_dir"),
+    (["--train_data_dir=~nobody-of-that-name/x"], "train_data_dir"),
     (["--min_bucket_reso=1024", "--max_bucket_reso=512"], "max_bucket_reso"),
-    (["--network_type=loha", "--network_dropout=0.1"], "network_dropout"),
-    (["--network_type=oft", "--conv_dim=4"], "oft"),
-    (["--dim_from_weights"], "network_weights"),
     (["--optimizer_type=os.system"], "allow_custom_modules"),
     (["--lr_scheduler_type=builtins.eval"], "allow_custom_modules"),
     (["--optimizer_args=weight_decay"], "optimizer_args"),
@@ -52,8 +54,6 @@ CONTRADICTIONS: list[tuple[list[str], str]] = [
     (["--dataset_config=nothing.toml"], "dataset_config"),
     (["--v_parameterization"], "prediction_type"),
     (["--config_file=missing.toml"], "missing.toml"),
-    (["--save_best"], "validation_split"),
-    (["--compile_dynamic=true"], "compile"),
     (["--compile", "--multi_gpu", "--distributed_strategy=fsdp2"], "distributed_strategy to ddp"),
 ]
 

@@ -29,6 +29,7 @@ from sd_scripts.schema.flat import (
     with_absolute_paths,
 )
 from sd_scripts.schema.runs import RUNS, RunOptions, SdxlNetwork
+from sd_scripts.schema.tools import TOOLS
 
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
 # Texts without the two things an argument list cannot carry: NUL, and lone surrogates.
@@ -348,3 +349,80 @@ def test_a_size_that_is_none_is_a_sentence(text: str) -> None:
     for value in (text, [text]):
         with pytest.raises(OptionError, match="resolution"):
             build(SdxlNetwork, NEEDED | {"resolution": value})
+
+
+def test_an_empty_path_is_not_given_wherever_it_stands(tmp_path: Path) -> None:
+    """In a file, on the command line and on the page; in a list; for every option that is a path."""
+    taken = []
+    for run, name in every_field_once():
+        field = fields(run)[name]
+        base = {key: value for key, value in NEEDED.items() if not (run.family == "ddpm" and key.startswith("pretrained"))}
+        if field.show.kind not in ("folder", "file", "start") or name in base:
+            continue
+        file = tmp_path / "a.toml"
+        file.write_text("".join(f'{key} = "{value}"\n' for key, value in base.items()) + f"{name} = {[''] if field.many else repr('')}")
+        for options in (
+            build(run, base | {name: [" "] if field.many else " "}),
+            parse_cli(run, [*argv(base), f"--{name}=", "--dry_run"]).options,
+            parse_cli(run, [f"--config_file={file}"]).options,
+        ):
+            value = getattr(getattr(options, field.section), name)
+            taken += [f"{run.script} {name}: {value!r}"] if value != field.default else []
+    assert taken == []
+    for name in ("run_dir", "config_file"):
+        asked = parse_cli(SdxlNetwork, [*argv(NEEDED), f"--{name}="])
+        assert asked.run_dir is None and asked.options == build(SdxlNetwork, NEEDED)
+
+
+NONSENSE: dict[str, tuple[Any, ...]] = {
+    "a number": ("1e30", -1e30, 2**70, "inf", "y" * 5000),
+    "an expression": (["["], ["(" * 5000]),
+    "a path": ("a" * 5000, "~nobody-of-that-name/x", "a\0b", "/" + "b" * 300),
+}
+
+
+def test_nonsense_is_refused_with_a_short_sentence_that_names_the_option() -> None:
+    wrong, tried = [], set()
+    for run in (*RUNS.values(), *TOOLS.values()):
+        for name, field in fields(run).items():
+            is_number = field.type in (int, float) or (field.many and core_type(get_args(field.type)[0]) in (int, float))
+            kind = "a number" if is_number else "a path" if field.show.kind in ("folder", "file") else ""
+            kind = "an expression" if name in ("target_modules", "exclude_modules") else kind
+            if not kind or (name, field.range_text, field.type) in tried:
+                continue
+            tried.add((name, field.range_text, field.type))
+            awake = awakening(run, name, {"cfg_training_scale": 2.0, "num_machines": 2})
+            for value in NONSENSE[kind]:
+                given = NEEDED | awake | {name: [value] if field.many and not isinstance(value, list) else value}
+                # Whatever else is missing: the sentence about this option is wanted.
+                try:
+                    build(run, {key: item for key, item in given.items() if key in fields(run)})
+                    told = []
+                except OptionError as err:
+                    told = [str(problem) for problem in err.problems if problem.option == name]
+                if not told or max(map(len, told)) > 700:
+                    wrong.append(f"{run.script} {name} = {str(value)[:20]}: {told}")
+    assert wrong == []
+
+
+def test_what_is_allowed_is_really_allowed() -> None:
+    """The limits that a sentence names are the field's own: where both at most 1 and below 1 hold, 1 is not allowed."""
+    wrong = []
+    for run in (*RUNS.values(), *TOOLS.values()):
+        for name, field in fields(run).items():
+            strict = {"lt", "gt"} & field.bounds.keys()
+            for key, limit in field.bounds.items():
+                value = int(limit) if field.type is int else limit
+                try:
+                    field.reader.validate_python([value] * 2 if field.many else value)
+                    taken = True
+                except ValueError:
+                    taken = False
+                word = {"lt": "below", "gt": "above", "le": "to", "ge": ""}[key]
+                if taken is (key in strict) and not field.many:
+                    wrong.append(
+                        f"{run.script} {name}: {limit} is {'taken' if taken else 'refused'}, but the sentence says {field.range_text}"
+                    )
+                if abs(limit) < 10**9 and word not in field.range_text:
+                    wrong.append(f"{run.script} {name}: {field.range_text} lacks {word} {limit}")
+    assert wrong == []

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sd_scripts.library.predict import Made
 from sd_scripts.library.sample import save_picture
-from sd_scripts.schema.files import free_path
+from sd_scripts.schema.files import new_picture
 
 from .adapters import content_hash
 from .orders import Variant
@@ -18,12 +18,12 @@ from .orders import Variant
 _GAP = 8
 
 
-def save(made: Made, folder: Path, source: str, variant: Variant, controls: Sequence[str], suffix: str = "") -> Path:
+def save(made: Made, out: str, source: str, variant: Variant, controls: Sequence[str], suffix: str = "") -> Path:
     """Writes a PNG that tells what made it, adapters by name, strength and SHA-256 among it; the path, which is new."""
     adapters = [
         {"name": Path(file).name, "weight": weight, "sha256": content_hash(file)} for file, weight in zip(variant.lora, variant.lora_weight)
     ]
-    path = free_path(folder, f"{time.strftime('%Y%m%d-%H%M%S')}-{made.preview.seed}{suffix}")
+    path = new_picture(out, f"{time.strftime('%Y%m%d-%H%M%S')}-{made.preview.seed}{suffix}", suffix)
     try:
         save_picture(made.image, path, made.preview, source, controls=controls, adapters=adapters)
     except BaseException:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -15,7 +14,7 @@ from PIL import Image
 from sd_scripts.library.predict import Predictor, Progress, Request, check_without_model
 from sd_scripts.library.remedies import is_out_of_memory
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.files import free_path, written_aside
+from sd_scripts.schema.files import new_picture, written_aside
 from sd_scripts.schema.predict import QwenImagePredict
 
 from . import pictures
@@ -121,7 +120,7 @@ class _Job:
             watch = self._watching(predictor, number, total)
             for index, made in enumerate(predictor.rendered(asked, variant.lora, variant.lora_weight, watch)):
                 suffix = f"-{number + 1}" if order.compares else ""
-                path = pictures.save(made, self._folder, predictor.parts.source, variant, order.options.predict.images, suffix)
+                path = pictures.save(made, order.options.predict.out, predictor.parts.source, variant, order.options.predict.images, suffix)
                 self.files.append(str(path))
                 rows[index].append(made.image)
                 width, height = made.image.size
@@ -155,13 +154,9 @@ class _Job:
 
         return told
 
-    @property
-    def _folder(self) -> Path:
-        return Path(self.order.options.predict.out).expanduser().absolute()
-
     def _written_grid(self, rows: list[list[Image.Image]], labels: list[str], seed: int) -> str:
         """Writes the picture of all; its path."""
-        path = free_path(self._folder, f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared")
+        path = new_picture(self.order.options.predict.out, f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared", "-compared")
         with written_aside(path) as aside:
             pictures.grid(rows, labels).save(aside, format="PNG")
         return str(path)
