@@ -50,6 +50,8 @@ def test_what_the_form_holds_becomes_the_options_of_the_tool(bench: tools.ToolBe
     values = flat.flatten(bench.options(TOOLS["merge_lora"], texts))
     assert values["models"] == (str(first), str(second)) and values["ratios"] == (0.5, 1.0)
     assert values["save_to"] == str(tmp_path / "out" / "both.safetensors"), "a name alone lies in the folder of runs"
+    values = flat.flatten(bench.options(TOOLS["merge_lora"], texts | {"base_model": "toy"}))
+    assert values["base_model"] == "toy", "what an option offers is no file"
 
 
 def test_places_outside_the_roots_and_files_that_are_there_are_refused_together(bench: tools.ToolBench, tmp_path: Path) -> None:
