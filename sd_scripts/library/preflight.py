@@ -18,8 +18,8 @@ from sd_scripts.schema.runs import RunOptions
 from .resume import epoch_in
 from .schedules import factor_at, key_values
 
-LORA_FILES = ("base_weights", "network_weights", "training_adapter")
-"""Options that name LoRA files on this disk; others of a model may name one on the hub."""
+PLAIN_FILES = ("base_weights", "network_weights", "training_adapter", "tokenizer")
+"""Options that name a file on this disk; others of a model may name one on the hub."""
 
 
 def check_early(options: RunOptions) -> None:
@@ -81,7 +81,7 @@ def _check_folders(options: RunOptions) -> None:
 
 
 def _check_models(options: RunOptions) -> None:
-    """Models and LoRA files that are named and are not there; what the hub has is asked when it is loaded."""
+    """Files of models that are named and are not there; what the hub has is asked when it is loaded."""
     problems = []
     for name, field in flat.fields(type(options)).items():
         if field.section not in ("model", "network") or field.show.kind != "file":
@@ -90,7 +90,7 @@ def _check_models(options: RunOptions) -> None:
         for value in given if isinstance(given, tuple) else [given]:
             if value is None or value == "toy" or Path(value).expanduser().exists():
                 continue
-            if name in LORA_FILES:
+            if name in PLAIN_FILES:
                 problems.append(Problem(name, f"{name}: there is no file {value}"))
             elif not is_hub_id(value):
                 problems.append(Problem(name, not_there(name, value)))

@@ -152,7 +152,7 @@ def test_a_new_model_that_cannot_be_is_told_in_sentences(
     ("arguments", "named"),
     [
         (["--resolution=72", "--bucket_reso_steps=8"], "sides that are multiples of 16, but there are"),
-        (["--tokenizer=nothing.json"], "tokenizer: nothing.json cannot be read"),
+        (["--tokenizer=nothing.json"], "tokenizer: there is no file nothing.json"),
         (["--pretrained_model_name_or_path=nothing.safetensors"], "there is no file or folder nothing.safetensors"),
         (["--vae=nothing"], "vae: there is no file or folder nothing"),
     ],
