@@ -67,7 +67,7 @@ class UNetModelOptions(BaseModelOptions):
     """A VAE to use instead of the base model's: a .safetensors file, a diffusers folder or a hub id; None keeps the base's own."""
     prediction_type: Literal["auto", "epsilon", "v_prediction", "flow"] = "auto"
     """What the network predicts: noise (epsilon), v, or flow-matching velocity; auto reads it from the model's scheduler configuration,
-    which a single .safetensors file does not have (there auto means epsilon, or v_prediction when the file carries the `v_pred` mark)."""
+    or from the header of a single .safetensors file (modelspec.prediction_type, or the `v_pred` mark), and is epsilon where none says."""
     zero_terminal_snr: bool = False
     """Rescale the noise schedule so that the last step is pure noise (Lin et al. 2023). On in any case when the model's scheduler
     configuration says so. Meant for v_prediction."""

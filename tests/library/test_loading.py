@@ -242,6 +242,15 @@ def test_the_marks_of_a_v_prediction_file_are_honoured_and_written(single, tiny)
     assert load(single, prediction_type="epsilon").kind == "epsilon"
 
 
+def test_what_a_single_file_says_in_its_header_is_obeyed_and_what_nobody_reads_is_named(single, caplog):
+    state = load_file(single)
+    for text, kind in (("v", "v_prediction"), ("epsilon", "epsilon"), ("x0", "epsilon")):
+        save_file({**state, "some_control.0.weight": torch.zeros(2)}, single, {"modelspec.prediction_type": text})
+        assert load(single).kind == kind, text
+    assert load(single, prediction_type="v_prediction").kind == "v_prediction"
+    assert "1 tensors of" in caplog.text and "such as some_control.0.weight" in caplog.text and "predicts 'x0'" in caplog.text
+
+
 def test_options_may_say_what_the_network_predicts(saved, folder):
     assert load(saved, prediction_type="v_prediction").kind == "v_prediction"
     rescaled = load(saved, prediction_type="v_prediction", zero_terminal_snr=True)
@@ -320,7 +329,7 @@ def scramble_header(file: Path) -> None:
         (grow, "it should have"),
         (scramble_header, "its header makes no sense"),
         (lambda file: file.write_bytes(b""), r"\(0 bytes\) is not a safetensors file"),
-        (lambda file: file.write_bytes(b"<html>Not found, sorry</html>"), "is not a safetensors file"),
+        (lambda file: file.write_bytes(b"<html>Not found, sorry</html>"), "is a web page, not a model"),
     ],
 )
 def test_a_damaged_file_is_told_apart_from_a_wrong_one(single, folder, damage: Callable[[Path], None], expected):

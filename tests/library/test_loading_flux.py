@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import huggingface_hub
 import pytest
 import sentencepiece
@@ -238,6 +239,54 @@ def test_scaled_fp8_files_are_scaled_back(pieces, tiny):
     assert_same(parts, tiny, ("vae", "te1"))
 
 
+def test_files_of_comfyui_with_a_scale_for_each_layer_or_row_are_read(pieces, tiny):
+    """Its QUANTIZATION.md: X.weight in float8, X.weight_scale, X.input_scale, and the format as bytes of JSON in X.comfy_quant."""
+    file: StateDict = {}
+    state = transformer_file(tiny)
+    for number, (key, tensor) in enumerate(state.items()):
+        file[key] = tensor
+        if tensor.ndim == 2 and key.endswith(".weight"):
+            layer = key.removesuffix(".weight")
+            most = tensor.abs().max() if number % 2 else tensor.abs().amax(dim=1, keepdim=True)
+            told = json.dumps({"format": "float8_e4m3fn", "full_precision_matrix_mult": False}).encode()
+            file |= {key: (tensor / (most / 448)).to(FP8), f"{layer}.weight_scale": most / 448, f"{layer}.input_scale": torch.tensor(1.0)}
+            file[f"{layer}.comfy_quant"] = torch.tensor(list(told), dtype=torch.uint8)
+    save_file(file, pieces[NAME])
+    backbone = load(**pieces).backbone.state_dict()
+    for key, tensor in tiny.backbone.state_dict().items():
+        limit = (tensor.abs() / 16).clamp(min=tensor.abs().max() * 2**-9 / 448)
+        assert ((backbone[key] - tensor).abs() <= limit * 1.01 + 1e-7).all(), key
+    layer = next(name for name in file if name.endswith(".comfy_quant"))
+    weight = layer.replace("comfy_quant", "weight")
+    for format_, dtype in (("nvfp4", FP8), ("int8_tensorwise", torch.int8)):
+        told = torch.tensor(list(json.dumps({"format": format_}).encode()), dtype=torch.uint8)
+        save_file({**file, layer: told, weight: file[weight].float().to(dtype)}, pieces[NAME])
+        with pytest.raises(OptionError, match=f"holds quantised weights .*{format_}.*Take the bf16"):
+            load(**pieces)
+
+
+def test_gguf_files_are_read(pieces, tiny):
+    state, wanted = transformer_file(tiny), {}
+    pieces[NAME] = str(Path(pieces[NAME]).with_suffix(".gguf"))
+    writer = gguf.GGUFWriter(pieces[NAME], "flux")
+    kinds = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "Q5_1", "BF16", "F16")]
+    for number, (key, tensor) in enumerate(state.items()):
+        whole = tensor.ndim == 2 and tensor.shape[1] % 32 == 0
+        kind = kinds[number % len(kinds)] if whole else gguf.GGMLQuantizationType.F32
+        data = gguf.quants.quantize(tensor.numpy(), kind)
+        writer.add_tensor(key, data, raw_dtype=kind)
+        wanted[key] = torch.from_numpy(gguf.quants.dequantize(data, kind).copy())
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    read = transformer_file(load(**pieces))
+    # Not to the bit: diffusers multiplies some blocks in half precision.
+    wrong = [key for key, tensor in wanted.items() if (read[key] - tensor).abs().max() > 2e-3 * tensor.abs().max()]
+    assert not wrong and read.keys() == wanted.keys()
+    Path(pieces[NAME]).write_bytes(Path(pieces[NAME]).read_bytes()[:200])
+    with pytest.raises(OptionError, match="is a damaged GGUF file"):
+        load(**pieces)
+
+
 def test_in_fp16_the_last_layers_of_t5s_mlps_stay_in_float(saved):
     parts = FLUX.load(FluxModelOptions(pretrained_model_name_or_path=str(saved)), CPU, torch.float16)
     kept = {name for name, p in parts.text_encoders["te3"].named_parameters() if p.dtype == torch.float32}
@@ -422,7 +471,7 @@ def four_bits(file: Path) -> None:
 
 def scales_of_rows(file: Path) -> None:
     state = load_file(file)
-    save_file({**state, "double_blocks.0.img_attn.proj.scale_weight": torch.ones(32, 1)}, file)
+    save_file({**state, "double_blocks.0.img_attn.proj.scale_weight": torch.ones(4, 32)}, file)
 
 
 def one_less(file: Path) -> None:
@@ -440,7 +489,7 @@ def other_shape(file: Path) -> None:
     "spoil, expected",
     [
         (four_bits, "holds quantised weights .*Take the bf16, fp16 or fp8_e4m3fn version"),
-        (scales_of_rows, r"scales double_blocks.0.img_attn.proj.weight by \(32, 1\) numbers"),
+        (scales_of_rows, r"scales double_blocks.0.img_attn.proj.weight by \(4, 32\) numbers"),
         (one_less, "the transformer of flux1-dev.safetensors lacks 4 of"),
         (other_shape, r"has shape \(100, 32\), \(128, 32\) was expected"),
     ],

@@ -12,6 +12,7 @@ Every problem that can be seen before weights are read is collected with `tried`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from sd_scripts.library.loading.weights import Entry, Finish, Reader, check, emp
 from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
+
+logger = logging.getLogger(__name__)
 
 BASE = "pretrained_model_name_or_path"
 """The option that names the base model."""
@@ -162,6 +165,7 @@ def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequ
 def from_file(spec: FamilySpec, source: Source, header: Header, configs: Path, own: Sequence[str]) -> Base:
     """The base model in one file of the original layout that holds everything, with the configurations in the folder `configs`."""
     check_kind(spec, header, source)
+    _tell_unread(spec, header, source)
     networks: dict[str, Found] = {}
     for name in own:
         part = spec.parts[name]
@@ -176,6 +180,22 @@ def from_file(spec: FamilySpec, source: Source, header: Header, configs: Path, o
     read = tokenizers.find_for_file(source.path, configs, list(words.values()), encoders, BASE)
     scheduler = read_json(configs / "scheduler" / "scheduler_config.json", BASE)
     return Base(spec, source, networks, dict(zip(words, read)), scheduler, read_json(configs / "model_index.json", BASE))
+
+
+_NO_WEIGHTS = ("model_ema.", "alphas_cumprod", "betas", "sqrt_", "log_one_minus_", "posterior_", "denoiser.", "lvlb_weights", "logvar")
+"""Beginnings of what checkpoints have besides their networks: schedules, and averages of the weights."""
+_MARKS = ("v_pred", "ztsnr", "edm_vpred.sigma_max", "edm_vpred.sigma_min", "edm_mean", "edm_std", "global_step", "scaled_fp8")
+
+
+def _tell_unread(spec: FamilySpec, header: Header, source: Source) -> None:
+    """Logs tensors of a file of the whole model that belong to none of its networks."""
+    known = tuple(prefix for part in spec.parts.values() for prefix in part.prefixes if prefix)
+    unread = [name for name in header.shapes if not name.startswith((*known, *_NO_WEIGHTS)) and name not in _MARKS]
+    if unread:
+        logger.warning(
+            "%s: %d tensors of %s belong to no network of %s and are not used, such as %s; if the model depends on them, results differ",
+            BASE, len(unread), source.label, spec.label, unread[0],
+        )  # fmt: skip
 
 
 def described_by(spec: FamilySpec, place: Path) -> Path:
@@ -239,10 +259,13 @@ def check_folder(spec: FamilySpec, source: Source, own: Sequence[str]) -> Config
     return index
 
 
-def given(spec: FamilySpec, name: str, option: str, value: str, variant: str | None, also: Sequence[str] = ()) -> Found:
+def given(
+    spec: FamilySpec, name: str, option: str, value: str, variant: str | None, also: Sequence[str] = (), without: Collection[str] = ()
+) -> Found:
     """The network that an option of its own names: a file in the original or the diffusers layout, its folder, a whole model, a hub id.
 
-    also: what what_is calls further files that hold it, besides the network alone and the family's single files.
+    also: what what_is calls further files that hold it, besides the network alone and the family's single files. Of a network in `without`
+    only the configuration is needed.
     """
     part = spec.parts[name]
     noun = f"a {name.upper()}" if name == "vae" else f"a {part.class_name}"
@@ -255,7 +278,8 @@ def given(spec: FamilySpec, name: str, option: str, value: str, variant: str | N
                 f"{part.folder}/config.json is one of {_with_article(part.class_name)}"
             )
         has_variant = variant is not None and any(folder.glob(f"*.{variant}*"))
-        return network_in_folder(spec, name, folder, variant if has_variant else None, option, source.label)
+        look = structure if name in without else network_in_folder
+        return look(spec, name, folder, variant if has_variant else None, option, source.label)
     header = read_header(source.path, option)
     what = what_is(header)
     # A file of the whole model may hold the network among others, the transformer alone does not.

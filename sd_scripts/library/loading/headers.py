@@ -13,6 +13,8 @@ MAX_HEADER_BYTES = 100_000_000
 
 COMPILED = "_orig_mod."
 """What torch.compile's wrapper puts into names."""
+GGUF = b"GGUF"
+"""What a GGUF file begins with."""
 PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pickle")
 
 
@@ -25,6 +27,8 @@ class Header:
     metadata: dict[str, str]
     stored: dict[str, str] = field(default_factory=dict)
     """Names in the file by those in shapes, where they differ: without what torch.compile's wrapper has put into them."""
+    dtypes: dict[str, str] = field(default_factory=dict)
+    """How the file holds each tensor: F32, BF16, F8_E4M3, ...; empty for a GGUF file, which has forms of its own."""
 
     def has(self, *parts: str) -> bool:
         """Whether some tensor's name contains one of these."""
@@ -47,6 +51,13 @@ def read_header(path: Path, option: str) -> Header:
         )
     size = path.stat().st_size
     with path.open("rb") as file:
+        start = file.read(512)
+        if start.startswith(GGUF):
+            from .few_bits import GgufFile
+
+            return GgufFile(path, option).header()
+        _check_start(path, option, start)
+        file.seek(0)
         first = file.read(8)
         length = int.from_bytes(first, "little")
         if len(first) < 8 or length > MAX_HEADER_BYTES:
@@ -59,6 +70,7 @@ def read_header(path: Path, option: str) -> Header:
         header = json_of(raw)
         metadata = header.pop("__metadata__", {})
         shapes = {key: tuple(entry["shape"]) for key, entry in header.items()}
+        dtypes = {key: str(entry.get("dtype")) for key, entry in header.items()}
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
         raise OptionError(
@@ -67,7 +79,30 @@ def read_header(path: Path, option: str) -> Header:
     if size != 8 + length + end:
         raise OptionError(f"{broken}: it should have {8 + length + end:,} bytes and has {size:,}. Download or copy it again")
     stored = {key.replace(COMPILED, ""): key for key in shapes if COMPILED in key}
-    return Header(path, {key.replace(COMPILED, ""): shape for key, shape in shapes.items()}, metadata, stored)
+    plain = [{key.replace(COMPILED, ""): value for key, value in values.items()} for values in (shapes, dtypes)]
+    return Header(path, plain[0], metadata, stored, plain[1])
+
+
+def _check_start(path: Path, option: str, start: bytes) -> None:
+    """Raises OptionError for what is often found under the name of a model and is none."""
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith(b"version https://git-lfs"):
+        raise OptionError(
+            f"{option}: {path.name} is a git-lfs pointer, a few lines of text in place of the model. Fetch the model itself with "
+            "`git lfs pull`, or download the file from its page"
+        )
+    if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        raise OptionError(
+            f"{option}: {path.name} is a web page, not a model: the download got a page instead, such as one that asks to log in. "
+            "Download the file again"
+        )
+    if text.startswith((b'{"error', b'{"message')):
+        raise OptionError(f"{option}: {path.name} is an answer of a server that refused the download, not a model. Download the file again")
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
+        raise OptionError(
+            f"{option}: {path.name} is a pickle or zip file under another name, which can run any code while it is read, so it is refused. "
+            "Get the .safetensors version of the model"
+        )
 
 
 _ORIGINAL_UNET = "model.diffusion_model."

@@ -76,7 +76,7 @@ def spec_of(backbone: nn.Module) -> FamilySpec:
 def load(options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
 
-    A single file does not say what its network predicts: noise is assumed, unless it carries the `v_pred` mark or options say otherwise.
+    A single file does not say what its network predicts: noise is assumed, unless its header or its `v_pred` mark or options say otherwise.
     Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.
     """
 
@@ -84,7 +84,7 @@ def load(options: SdModelOptions, device: torch.device, dtype: Dtypes, without: 
         if header is None:
             return SPEC2 if (source.path / "unet" / "config.json").is_file() and _second_in(source.path) else SPEC1
         second = what_is(header) == SD2
-        if second and options.prediction_type == "auto" and "v_pred" not in header.shapes:
+        if second and options.prediction_type == "auto" and unet.prediction_in(header) is None:
             logger.warning(
                 "%s is a single file of SD 2.x, which does not say what its network predicts; epsilon is assumed, as for 2.0-base and "
                 "2.1-base. For 2.0 and 2.1 (768 pixels) and models made from them set prediction_type to v_prediction",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from sd_scripts.library.loading.writing import Lazy, original_tensors, write_fil
 from sd_scripts.library.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import UNetModelOptions
+
+logger = logging.getLogger(__name__)
 
 UNET = PartSpec("unet", "UNet2DConditionModel", UNet2DConditionModel.from_config, original.unet, ("model.diffusion_model.",))
 AUTOENCODER = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("first_stage_model.",), (VAE,))
@@ -101,12 +104,28 @@ def _check_input(header: Header, source: Source) -> None:
 
 
 def marked(base: Base, header: Header) -> Base:
-    """The base model with what the marks of its single file say about its schedule; v_pred and ztsnr are tensors without content."""
-    if "v_pred" in header.shapes:
-        base.scheduler["prediction_type"] = "v_prediction"
+    """The base model with what its single file says about its schedule: in its header, or by the tensors without content v_pred, ztsnr."""
+    told = prediction_in(header)
+    if told is not None:
+        base.scheduler["prediction_type"] = told
     if "ztsnr" in header.shapes:
         base.scheduler["rescale_betas_zero_snr"] = True
     return base
+
+
+_PREDICTIONS = {"epsilon": "epsilon", "eps": "epsilon", "v": "v_prediction", "v_prediction": "v_prediction", "vpred": "v_prediction"}
+
+
+def prediction_in(header: Header) -> str | None:
+    """What a single file says that its network predicts; None where it does not."""
+    text = str(header.metadata.get("modelspec.prediction_type") or "").strip().lower().replace("-", "_")
+    if text and text not in _PREDICTIONS:
+        logger.warning(
+            "%s says in its header that it predicts %r (modelspec.prediction_type); known are epsilon and v, so that is not looked at",
+            header.path.name,
+            text[:40],
+        )
+    return "v_prediction" if "v_pred" in header.shapes else _PREDICTIONS.get(text)
 
 
 def _parts(base: Base, options: UNetModelOptions, settings: dict[str, Any], modules: Mapping[str, nn.Module]) -> Parts:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from accelerate import init_empty_weights
@@ -15,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.loading.headers import Header, read_header
+from sd_scripts.library.loading.few_bits import Get, GgufFile, Packed, packed_in
+from sd_scripts.library.loading.headers import GGUF, Header, read_header
 from sd_scripts.library.loading.original import TOLERATED
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
@@ -32,67 +32,62 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     option: str
-    scale: str | None = None
-    """Name of the one number that the stored values are to be multiplied by, where the file has one for this tensor."""
-
-
-_SCALE = ".scale_weight"
-_SCALING = (_SCALE, ".scale_input", "scaled_fp8")
-"""What ComfyUI's scaled fp8 files have besides the weights: factors of weights and of layer inputs, and a mark."""
-_PACKED = (".absmax", ".quant_map", ".quant_state.", ".nested_absmax", ".weight_scale", ".comfy_quant", ".qweight", ".qzeros")
-"""Parts of names that only files with weights of a few bits have."""
+    packed: Packed | None = None
+    """How it is made of several tensors, where the file holds it in few bits."""
 
 
 def entries(header: Header, option: str, prefix: str = "") -> dict[str, Entry]:
     """The tensors of a file whose names start with prefix, by the rest of the name.
 
-    Raises OptionError for weights that are packed into fewer bits than a number has here.
+    Raises OptionError for weights in few bits of a form that cannot be read here.
     """
-    packed = next((name for name in header.shapes if any(mark in name for mark in _PACKED)), None)
-    if packed is not None:
-        raise OptionError(
-            f"{option}: {header.path.name} holds quantised weights ({packed}), which cannot be read here. "
-            "Take the bf16, fp16 or fp8_e4m3fn version of the model"
-        )
-    found = [(name, shape) for name, shape in header.shapes.items() if name.startswith(prefix) and not name.endswith(_SCALING)]
-    stored = header.stored
+    stored, (packed, beside) = header.stored, packed_in(header, option)
+    found = {name: shape for name, shape in header.shapes.items() if name.startswith(prefix) and name not in beside}
+    found |= {name: one.shape for name, one in packed.items() if name.startswith(prefix)}
     return {
-        name[len(prefix) :]: Entry(header.path, stored.get(name, name), shape, option, _scale_of(name, header, option))
-        for name, shape in found
+        name[len(prefix) :]: Entry(header.path, stored.get(name, name), shape, option, packed.get(name)) for name, shape in found.items()
     }
-
-
-def _scale_of(name: str, header: Header, option: str) -> str | None:
-    scale = name.removesuffix(".weight") + _SCALE
-    if not name.endswith(".weight") or scale not in header.shapes:
-        return None
-    if math.prod(header.shapes[scale]) != 1:
-        raise OptionError(
-            f"{option}: {header.path.name} scales {name} by {header.shapes[scale]} numbers; only files with one for each tensor can be "
-            "read here. Take the bf16 or fp16 version of the model"
-        )
-    return header.stored.get(scale, scale)
 
 
 class Reader:
     """Opens each file once and reads tensors from it one at a time."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, Get] = {}
 
     def __call__(self, entry: Entry) -> Tensor:
-        """The tensor. Raises OptionError when the file cannot be read."""
+        """The tensor. Raises OptionError when the file cannot be read, and for what is no number."""
         try:
             if entry.path not in self._open:
-                self._open[entry.path] = safe_open(str(entry.path), framework="pt", device="cpu")
-            tensor: Tensor = self._open[entry.path].get_tensor(entry.name)
-            if entry.scale is not None:
-                tensor = tensor.float() * self._open[entry.path].get_tensor(entry.scale).float()
+                self._open[entry.path] = _opened(entry)
+            get = self._open[entry.path]
+            tensor = get(entry.name) if entry.packed is None else entry.packed.numbers(get)
         except (SafetensorError, OSError) as err:
             raise OptionError(
                 f"{entry.option}: {entry.path.name} cannot be read at {entry.name} ({err}). Download or copy it again"
             ) from err
+        if not _has_numbers(tensor):
+            raise OptionError(
+                f"{entry.option}: {entry.path.name} is broken: {entry.name} holds NaN or infinity. Its training or merging has failed, or "
+                "it was saved in fp16 from larger numbers. Take another copy, or the version before"
+            )
         return tensor
+
+
+def _opened(entry: Entry) -> Get:
+    with entry.path.open("rb") as file:
+        if file.read(len(GGUF)) == GGUF:
+            return GgufFile(entry.path, entry.option)
+    get: Get = safe_open(str(entry.path), framework="pt", device="cpu").get_tensor
+    return get
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    """Whether all is finite. A sum is no number as soon as one of its terms is none, and takes no memory."""
+    if not tensor.is_floating_point():
+        return True
+    wide = tensor if tensor.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16) else tensor.float()
+    return bool(wide.sum(dtype=torch.float64).isfinite())
 
 
 def empty(make: Callable[[], Module]) -> Module:

@@ -1,0 +1,161 @@
+"""Weights that files of other programs hold in fewer bits, and the numbers that they stand for. Knows no network.
+
+ComfyUI   X.weight in float8 with X.weight_scale (one number, or one for each row), X.comfy_quant naming the format; before that
+          X.scale_weight
+bitsandbytes   X.weight with two numbers of 4 bits a byte, X.weight.absmax for each block of them, X.weight.quant_map of 16 levels
+GGUF      files of their own kind, read by the package gguf and by diffusers
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
+
+from .headers import Header
+
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+_BITS_AND_BYTES = ".quant_state.bitsandbytes__"
+_SCALES = (".scale_weight", ".weight_scale")
+_BESIDE = (*_SCALES, ".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8")
+"""What ComfyUI's files have besides the weights: factors of weights and of layer inputs, and marks."""
+_OTHERS = (".absmax", ".quant_map", ".quant_state.", ".nested_", ".weight_scale_2", ".qweight", ".qzeros", ".pre_quant_scale")
+"""Parts of names that only files with weights of a few bits have."""
+INSTEAD = "Take the bf16, fp16 or fp8_e4m3fn version of the model"
+
+Get = Callable[[str], Tensor]
+"""The tensor of this name in the file."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight in few bits."""
+
+    shape: tuple[int, ...]
+    numbers: Callable[[Get], Tensor]
+    """What it stands for."""
+
+
+def packed_in(header: Header, option: str) -> tuple[dict[str, Packed], set[str]]:
+    """The weights of a file that are held in few bits, by name, and the names of all tensors that only serve them.
+
+    Raises OptionError for forms that cannot be read.
+    """
+    found, beside = {}, {name for name in header.shapes if name.endswith(_BESIDE)}
+    states = {name.partition(_BITS_AND_BYTES)[0]: name for name in header.shapes if _BITS_AND_BYTES in name}
+    told = _told(header, [*states.values(), *(name for name in header.shapes if name.endswith(".comfy_quant"))], option)
+    for name in told:
+        if name.endswith(".comfy_quant") and not str(told[name].get("format", "")).startswith("float8_"):
+            raise _refused(header, option, f"{name}: {told[name].get('format')}")
+    for weight, state in states.items():
+        found[weight] = _four_bits(weight, told[state], header, option)
+        beside |= {name for name in header.shapes if name.startswith(f"{weight}.")}
+    for name in header.shapes:
+        if name not in beside and any(mark in name for mark in _OTHERS):
+            raise _refused(header, option, name)
+        scale = next((other for ending in _SCALES if (other := name.removesuffix(".weight") + ending) in header.shapes), None)
+        if name.endswith(".weight") and scale is not None:
+            found[name] = _scaled(name, scale, header, option)
+    return found, beside
+
+
+def _refused(header: Header, option: str, name: str) -> OptionError:
+    return OptionError(f"{option}: {header.path.name} holds quantised weights ({name}), which cannot be read here. {INSTEAD}")
+
+
+def _told(header: Header, names: list[str], option: str) -> dict[str, dict[str, Any]]:
+    """The JSON in tensors of bytes."""
+    if not names:
+        return {}
+    try:
+        with safe_open(str(header.path), framework="pt", device="cpu") as file:
+            found = {name: json_of(bytes(file.get_tensor(header.stored.get(name, name)).tolist())) for name in names}
+    except (SafetensorError, OSError, ValueError) as err:
+        raise OptionError(f"{option}: {header.path.name} does not say how its weights are quantised ({err}). {INSTEAD}") from err
+    return {name: value if isinstance(value, dict) else {} for name, value in found.items()}
+
+
+def _scaled(name: str, scale: str, header: Header, option: str) -> Packed:
+    shape, factors = header.shapes[name], header.shapes[scale]
+    if scale.endswith(".weight_scale") and header.dtypes[name] not in FLOAT8:
+        raise _refused(header, option, f"{name} in {header.dtypes[name]}")
+    if tuple(side for side in factors if side != 1) not in ((), shape[:1]) or (math.prod(factors) > 1 and factors[0] == 1):
+        raise OptionError(
+            f"{option}: {header.path.name} scales {name} by {factors} numbers; only one for each tensor or each row can be read here. Take "
+            "the bf16 or fp16 version of the model"
+        )
+    rows = (-1, *[1] * (len(shape) - 1)) if math.prod(factors) > 1 else ()
+    return Packed(shape, lambda get: get(name).float() * get(scale).float().view(rows))
+
+
+def _four_bits(name: str, state: dict[str, Any], header: Header, option: str) -> Packed:
+    """Dettmers et al. 2023 (arXiv 2305.14314): blocks of 16 levels, whose factors may be held in 8 bits themselves."""
+    try:
+        shape, block = tuple(int(side) for side in state["shape"]), int(state["blocksize"])
+        inner, offset = int(state.get("nested_blocksize", 0)), float(state.get("nested_offset", 0.0))
+    except (KeyError, TypeError, ValueError) as err:
+        raise OptionError(f"{option}: {header.path.name} does not say how {name} is quantised ({err}). {INSTEAD}") from err
+    nested = f"{name}.nested_absmax" in header.shapes
+    needed = [".absmax", ".quant_map", *([".nested_absmax", ".nested_quant_map"] if nested else [])]
+    missing = [name + ending for ending in needed if name + ending not in header.shapes]
+    if missing or math.prod(header.shapes.get(name, ())) * 2 < math.prod(shape):
+        raise OptionError(f"{option}: {header.path.name} lacks {(missing or [name])[0]}, a part of a weight of 4 bits. Download it again")
+
+    def numbers(get: Get) -> Tensor:
+        factors = get(f"{name}.absmax")
+        if nested:
+            outer = get(f"{name}.nested_absmax").repeat_interleave(inner)[: factors.numel()]
+            factors = get(f"{name}.nested_quant_map")[factors.long()] * outer + offset
+        codes = get(name).flatten()
+        # The first of two is in the upper half of the byte.
+        levels = get(f"{name}.quant_map").float()[torch.stack([codes >> 4, codes & 15], dim=1).flatten().long()]
+        return (levels * factors.float().repeat_interleave(block)[: levels.numel()])[: math.prod(shape)].view(shape)
+
+    return Packed(shape, numbers)
+
+
+class GgufFile:
+    """A GGUF file: names, shapes and numbers of its tensors."""
+
+    def __init__(self, path: Path, option: str) -> None:
+        if importlib.util.find_spec("gguf") is None:
+            raise OptionError(
+                f"{option}: {path.name} is a GGUF file, which needs the package gguf: pip install gguf. Or take the .safetensors version"
+            )
+        from gguf import GGUFReader
+
+        self._path, self._option = path, option
+        try:
+            self._tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+        # The reader trusts what it reads, so that a damaged file may raise anything.
+        except Exception as err:
+            raise OptionError(f"{option}: {path.name} is a damaged GGUF file ({err}). Download or copy it again") from err
+
+    def header(self) -> Header:
+        """What the file holds."""
+        return Header(self._path, {name: tuple(int(side) for side in reversed(one.shape)) for name, one in self._tensors.items()}, {})
+
+    def __call__(self, name: str) -> Tensor:
+        """A tensor's numbers. Raises OptionError for a form that diffusers does not read."""
+        from diffusers.quantizers.gguf.utils import SUPPORTED_GGUF_QUANT_TYPES, GGUFParameter, dequantize_gguf_tensor
+
+        one = self._tensors[name]
+        stored = torch.from_numpy(one.data.copy())
+        if one.tensor_type.name in ("F32", "F16"):
+            return stored
+        if one.tensor_type not in SUPPORTED_GGUF_QUANT_TYPES:
+            raise OptionError(
+                f"{self._option}: {self._path.name} holds {name} as {one.tensor_type.name}, which cannot be read here. Take a file of the "
+                "kind Q8_0, Q6_K, Q5_K, Q4_K or BF16"
+            )
+        return dequantize_gguf_tensor(GGUFParameter(stored, quant_type=one.tensor_type))

@@ -1,0 +1,69 @@
+"""Weights that files of other programs hold in few bits, and files that are no models."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sd_scripts.library.loading.few_bits import packed_in
+from sd_scripts.library.loading.headers import read_header
+from sd_scripts.library.loading.weights import Reader, entries
+from sd_scripts.schema.errors import OptionError
+
+# bitsandbytes 0.50.2 wrote it (functional.quantize_4bit of 32 x 128 numbers, with and without factors in 8 bits), `expected` is what its
+# dequantize_4bit gives back on a CPU.
+BITSANDBYTES = Path(__file__).parents[1] / "data" / "bitsandbytes-4bit.safetensors"
+
+
+def test_weights_of_bitsandbytes_become_the_numbers_that_it_gives_itself(tmp_path: Path) -> None:
+    found, read = entries(read_header(BITSANDBYTES, "model"), "model"), Reader()
+    names = sorted(name.removesuffix(".weight") for name in found if name.endswith(".weight"))
+    assert names == ["fp4", "nested", "nf4"]
+    for name in names:
+        numbers = read(found[f"{name}.weight"])
+        assert numbers.shape == found[f"{name}.weight"].shape == (32, 128)
+        assert torch.equal(numbers.bfloat16(), read(found[f"{name}.expected"])), name
+    lacking = {name: tensor for name, tensor in load_file(BITSANDBYTES).items() if name != "nf4.weight.absmax"}
+    save_file(lacking, tmp_path / "model.safetensors")
+    with pytest.raises(OptionError, match=r"lacks nf4\.weight\.absmax, a part of a weight of 4 bits"):
+        packed_in(read_header(tmp_path / "model.safetensors", "model"), "model")
+
+
+def test_what_is_no_model_is_named_for_what_it_is(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 6938078334\n"
+    files = {
+        "is a git-lfs pointer": pointer,
+        "is a web page": b"\n<!DOCTYPE html>\n<html><head><title>Log in</title></head></html>",
+        "is an answer of a server": b'{"error":"Invalid credentials in Authorization header"}',
+        "is a pickle or zip file under another name": b"",
+        "is not a safetensors file": b"something else entirely",
+    }
+    path, wrong = tmp_path / "model.safetensors", []
+    for said, content in files.items():
+        path.write_bytes(content)
+        if not content:
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("archive/data.pkl", b"")
+        try:
+            read_header(path, "vae")
+            wrong.append(said)
+        except OptionError as err:
+            wrong += [str(err)] if f"vae: {path.name} {said}" not in str(err).replace(f" ({path.stat().st_size:,} bytes)", "") else []
+    assert not wrong
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            whole = torch.zeros(3, 4, dtype=dtype)
+            whole[1, 2] = bad
+            save_file({"good": torch.full((300, 300), 60000.0, dtype=dtype), "a.bad": whole}, path)
+            found, read = entries(read_header(path, "model"), "model"), Reader()
+            read(found["good"])
+            with pytest.raises(OptionError, match=r"a\.bad holds NaN or infinity"):
+                read(found["a.bad"])
