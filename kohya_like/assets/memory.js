@@ -65,10 +65,12 @@
       if (!found) return;
       const { forecast, plan } = found;
       const limit = card() * GIB;
-      const fits = forecast.on_card <= limit;
+      const little = forecast.host > forecast.host_there;
+      const fits = forecast.on_card <= limit && !little;
       const scale = 1.04 * Math.max(limit, ...forecast.phases.map((phase) => phase.bytes));
       const where = NAMES[forecast.worst].toLowerCase();
-      const verdict = fits ? `Fits: ${gib(forecast.on_card)} of ${Math.round(card())} GiB, most of it in ${where}.`
+      const verdict = little && forecast.on_card <= limit
+        ? `Fits the card, but needs ${gib(forecast.host)} GiB of host RAM, and this machine has ${gib(forecast.host_there)}.` : fits ? `Fits: ${gib(forecast.on_card)} of ${Math.round(card())} GiB, most of it in ${where}.`
         : `Does not fit: ${gib(forecast.on_card)} GiB are needed, most of it in ${where}, and the card has ${Math.round(card())}.`;
       body.append(make("p", { class: `kl-memory-verdict ${fits ? "kl-memory-fits" : "kl-memory-fails"}`, text: verdict }),
         make("div", { class: "kl-memory-bars" }, ...forecast.phases.flatMap((phase) => bar(phase, scale))), legend(forecast.phases));

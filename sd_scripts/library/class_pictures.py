@@ -25,7 +25,7 @@ from sd_scripts.schema.samples import FluxSampleOptions, SamplerSampleOptions
 from .families.pictures import visiting
 from .protocols import ModelFamily, Parts, Preview
 from .rng import seed_for
-from .sample import AT_ONCE, save_picture
+from .sample import at_once, save_picture
 
 FOLDER = "class_pictures"
 """Folder inside output_dir for pictures that were made without a reg_data_dir."""
@@ -54,9 +54,10 @@ class ClassPictures:
         self.target.mkdir(parents=True, exist_ok=True)
         total = len(self.requests)
         with Bar(total=total, desc="class pictures", unit="picture", leave=False) as bar:
-            for start in range(0, total, AT_ONCE):
+            together = at_once((self.requests[0].width, self.requests[0].height))
+            for start in range(0, total, together):
                 progress("class pictures", start, total)
-                batch = self.requests[start : start + AT_ONCE]
+                batch = self.requests[start : start + together]
                 with torch.random.fork_rng(), visiting(parts, tiled):
                     images = family.preview(parts, batch)
                 for index, (image, request) in enumerate(zip(images, batch, strict=True), start):

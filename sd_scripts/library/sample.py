@@ -23,8 +23,11 @@ from sd_scripts.schema.rundir import RunDirectory
 from .families.pictures import visiting
 from .protocols import ModelFamily, Parts, Preview
 
-AT_ONCE = 4
-"""Pictures of one size that are rendered together."""
+
+def at_once(size: tuple[int, int]) -> int:
+    """How many pictures of this (width, height) are rendered together: four small ones, or one of 1024 x 1024, which gains no speed from
+    company but would need its memory again for each."""
+    return max(1, min(4, 1024 * 1024 // (size[0] * size[1])))
 
 
 def request_of(spec: PromptSpec) -> Preview:
@@ -178,5 +181,6 @@ def _batches(wanted: list[tuple[int, Preview]]) -> Iterator[list[tuple[int, Prev
 
     for _, group in groupby(sorted(wanted, key=lambda item: (alike(item), item[0])), key=alike):
         items = list(group)
-        for start in range(0, len(items), AT_ONCE):
-            yield items[start : start + AT_ONCE]
+        together = at_once((items[0][1].width, items[0][1].height))
+        for start in range(0, len(items), together):
+            yield items[start : start + together]

@@ -176,7 +176,8 @@ class Session:
         """What this run will take of a GPU, written down by the first process; elsewhere there is nothing to run out of."""
         if self.device.type != "cuda" or not self.accelerator.is_main_process or self.run_dir is None:
             return None
-        return forecasts.beside(self.run_dir, self.family, self.options, self.plan, prompts)
+        sources = () if self.sources is None else self.sources.sizes
+        return forecasts.beside(self.run_dir, self.family, self.options, self.plan, prompts, sources, self.peers.world)
 
     def _rehearse(self, trainer: Trainer, data: DataPipeline) -> None:
         """Tries what takes most memory, where a run does that, and makes the ladder for what does not fit."""
@@ -665,7 +666,9 @@ class Session:
         """The memory that the run will take on a GPU, and a plan for a card where one is named. Raises OptionError."""
         self._expected_class_pictures()
         self.plan = self._scan()
-        asked = forecasts.Estimate(self.family, self.options, self.plan, self._prompts(), self.asked.as_json)
+        sources = self._sources()
+        sizes, processes = () if sources is None else sources.sizes, self.options.distributed.num_gpus or 1
+        asked = forecasts.Estimate(self.family, self.options, self.plan, self._prompts(), self.asked.as_json, sizes, processes)
         return asked.answer(self.asked.fit)
 
     def _expected_class_pictures(self) -> int:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+from kohya_like import presets
 from sd_scripts.library import families
 from sd_scripts.library.blocks import blocks_of
 from sd_scripts.library.forecast import fitting
 from sd_scripts.library.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of
-from sd_scripts.library.forecast.answers import Beside
+from sd_scripts.library.forecast.answers import Beside, plan_lines, verdict
 from sd_scripts.library.forecast.estimate import Forecaster
 from sd_scripts.library.forecast.fitting import plan_for
 from sd_scripts.library.forecast.structure import structure_of
-from sd_scripts.library.forecast.values import CONTEXT, GIB, Bucket, Questions
+from sd_scripts.library.forecast.values import CONTEXT, GIB, Bucket, Forecast, Questions
 from sd_scripts.library.forecast.weighing import BlockWeight, Training, weight_of
 from sd_scripts.library.launch import main
 from sd_scripts.library.loading.common import CONFIGS
@@ -176,8 +180,8 @@ def test_main_memory_of_swapped_blocks_is_told(sd: Forecaster) -> None:
     # In bf16; trained ones in float32, four times over with AdamW.
     assert size == pytest.approx(2 * sum(weight.numel() for block in blocks.values() for weight in block.parameters()) / GIB, rel=0.001)
     assert home.at_home / GIB == pytest.approx(8 * size, rel=0.05)
-    assert frozen.notes == (f"swapped blocks take {size:.1f} GiB of main memory",)
-    assert not sd(options_of("sd")).notes
+    assert f"of host RAM, of which swapped blocks {size:.1f} GiB" in frozen.notes[0]
+    assert "swapped" not in sd(options_of("sd")).notes[0] and f"needs {frozen.host / GIB:.1f} GiB of host RAM" in frozen.notes[0]
 
 
 def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_where_equal_levers_are_not_enough() -> None:
@@ -190,7 +194,7 @@ def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_w
     assert one.parts["base model"] - two.parts["base model"] == pytest.approx(spared, rel=1e-3)
     # They are in main memory then, beside what they give at 1001 times.
     assert two.tables == pytest.approx(spared + 2 * 18432 * 1001 * 2, rel=1e-3)
-    assert tables.notes[0].startswith(f"the modulation and its tables take up to {two.tables / GIB:.1f} GiB of main memory")
+    assert f"of which the modulation and its tables up to {two.tables / GIB:.1f} GiB" in tables.notes[0]
     pulled = list(fitting._tables(options_of("qwen_edit"), plain, qwen, 0))
     assert [values for values, _ in pulled] == [{"modulation_table": True}]
     assert not list(fitting._tables(options_of("sd"), plain, qwen, 0))
@@ -221,7 +225,7 @@ def test_an_optimizer_whose_state_is_guessed_is_named(optimizer: str, known: boo
     training = found.of("training")
     assert training is not None and ("optimizer" in training.parts) is not known
     said = f"{optimizer} cannot be measured without numbers, and its state is counted as AdamW's"
-    assert found.notes == (() if known else (said,))
+    assert found.notes[1:] == ("previews are not counted: sample_prompts is empty", *(() if known else (said,)))
 
 
 def test_accumulation_keeps_gradients_while_the_next_batch_computes(sd: Forecaster) -> None:
@@ -268,6 +272,21 @@ def test_a_plan_fits_and_pulls_no_lever_in_vain(sd: Forecaster, card: float) -> 
     if "blocks_to_swap" in plan.changes:
         fewer = flat.build(type(options), {**changed, "blocks_to_swap": plan.changes["blocks_to_swap"] - 1})
         assert sd(fewer).on_card > card * GIB
+
+
+def test_a_plan_for_a_machine_with_little_host_ram_says_so_and_takes_what_helps(sd: Forecaster) -> None:
+    def here(gib: float) -> Callable[[RunOptions], Forecast]:
+        return lambda options: replace(sd(options), host_there=int(gib * GIB))
+
+    options = options_of("sd", transformer_quantization="none")
+    needed = sd(options).host / GIB
+    assert not plan_for(24 * GIB, options, here(needed)).steps
+    less = plan_for(24 * GIB, options, here(needed - 0.1))
+    assert less.fits and less.changes and less.forecast.host < sd(options).host
+    none = plan_for(24 * GIB, options, here(0.5))
+    assert not none.fits and "it fits on the card, but the" in " ".join(plan_lines(none))
+    assert "too little host RAM" in verdict(replace(sd(options), host_there=GIB), None)
+    assert "without previews" in verdict(replace(sd(options), phases=sd(options).phases[:2]), None)
 
 
 def test_a_run_that_fits_needs_no_plan(sd: Forecaster) -> None:
@@ -378,6 +397,47 @@ def test_a_script_that_is_asked_for_a_forecast_writes_it_and_nothing_else(tmp_pa
         return done.stdout
 
     estimated(run, tmp_path, ask)
+
+
+MODEL_OF_PRESET = {"sd": MODELS["sd"], "sdxl": MODELS["sdxl"], "flux": MODELS["flux"]}
+FOR_A_CARD = [path for path in sorted(presets.BUILT_IN.glob("*/*.toml")) if re.search(r"gb$", path.stem)]
+QUICK = ("ddpm-pixels-64px-8gb", "lgt-256px-8gb")
+"""Half a second each; between them both kinds of models that a run makes, with a VAE that is not here and without one."""
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As large as cameras make them, so that every bucket is as large as it can be, and one long caption."""
+    folder = tmp_path_factory.mktemp("photographs")
+    for name in ("plain", "pairs/target", "pairs/control", "styles/oil", "styles/ink"):
+        (folder / name).mkdir(parents=True)
+        for number, size in enumerate([(2048, 2048), (2048, 1365)]):
+            Image.new("RGB", size, (number, 100, 150)).save(folder / name / f"{number}.jpg")
+            if not name.endswith(("control", "oil", "ink")):
+                (folder / name / f"{number}.txt").write_text("a house by the sea, with a garden full of red flowers, " * 6)
+    return folder
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=() if p.stem in QUICK else pytest.mark.long) for p in FOR_A_CARD])
+def test_a_preset_with_a_card_in_its_name_fits_that_card(
+    path: Path, photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = presets.read(path, own=False).run
+    data = "pairs" if "qwen-edit" in path.stem else "styles" if run.family == "lgt" else "plain"
+    given = ["--config_file", str(path), "--train_data_dir", str(photographs / data), "--output_dir", str(tmp_path), "--estimate", "--json"]
+    if run.family in MODEL_OF_PRESET:
+        given += ["--pretrained_model_name_or_path", MODEL_OF_PRESET[run.family]]
+    given += [] if run.family == "lgt" else ["--sample_prompts", "a house\na cat\na boat\na tree"]
+    with pytest.raises(SystemExit) as ended:
+        main(run.family, run.method, given)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, err
+    found = json.loads(out.splitlines()[-1])["forecast"]
+    cards, card = (int(number or 1) for number in re.search(r"(?:(\d)x)?(\d+)gb$", path.stem).groups())  # type: ignore[union-attr]
+    assert {phase["name"] for phase in found["phases"]} == {"caching", "training", "previews"}
+    assert found["on_card"] <= card * GIB
+    # A machine with a card of 48 GB or more, or with two, has more host RAM than one with a smaller one.
+    assert found["host"] <= (32 if card <= 32 and cards == 1 else 64 * cards) * GIB
 
 
 def test_published_configurations_are_there() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -48,19 +49,37 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         self._block = block
         self._watched: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and to say so costs more than each call itself.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        key = _asked(func, args, kwargs)
+        if known := _SHAPES.get(key):
+            made = tuple(torch.empty_strided(size, stride, dtype=dtype, device=META) for size, stride, dtype in known)
+            for one in made:
+                self._count(one)
+            return made if len(made) > 1 else made[0]
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_meta}
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.is_meta:
-                self._count(leaf, given)
+        result = func(*args, **kwargs)
+        # What was an argument is a view or a change in place, of something counted already or older than this ledger.
+        new = [
+            leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_meta and id(leaf.untyped_storage()) not in given
+        ]
+        for leaf in new:
+            self._count(leaf)
+        if key is not None and key not in _SHAPES:
+            flat = result if isinstance(result, tuple) else (result,)
+            whole = len(new) == len(flat) and all(map(_is_whole, flat)) and isinstance(result, tuple) == (len(flat) > 1)
+            _SHAPES[key] = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in flat) if whole else ()
         return result
 
-    def _count(self, tensor: Tensor, given: set[int]) -> None:
+    def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = id(storage)
-        # What was an argument is a view or a change in place, of something counted already or older than this ledger.
-        if key in self._watched or key in given:
+        if key in self._watched:
             return
         size = rounded(storage.nbytes(), self._block)
 
@@ -77,6 +96,48 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         self.peak = self.live
 
 
+_Shapes = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
+_SHAPES: dict[Any, _Shapes] = {}
+"""A memo, of what operations give by what they are asked: most have their meta form in Python, which takes a millisecond, and the blocks of
+a network ask the same again and again. Empty for what is no new tensor that fills its memory."""
+
+
+@cache
+def _makes_new(func: Any) -> bool:
+    """Whether an operation changes no argument, and gives no view of one, as far as it says."""
+    schema = func._schema
+    return not any(one.alias_info for one in (*schema.arguments, *schema.returns))
+
+
+def _asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What decides the shapes of an operation's results; None where they are not to be remembered."""
+    if not _makes_new(func):
+        return None
+    key = (func, _told(args), _told(tuple(kwargs.items())))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is all that is in its storage."""
+    alone = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    return type(tensor) is Tensor and not tensor.storage_offset() and tensor.untyped_storage().nbytes() == alone.untyped_storage().nbytes()
+
+
+def _told(value: Any) -> Any:
+    """What decides the shape of a result: of tensors shape, stride, precision and device, of numbers their kind too (1 is not 1.0)."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        return (value.shape, value.stride(), value.dtype, value.device)
+    if isinstance(value, tuple | list):
+        return tuple(map(_told, value))
+    return (type(value), value)
+
+
 _LOWER = frozenset(
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm addmv addr matmul rmatmul einsum mm mv linear "
     "addbmm baddbmm bmm scaled_dot_product_attention".split()
@@ -89,6 +150,13 @@ _FLOAT32 = frozenset(
 _FLOAT32_RESULT = frozenset("prod softmax log_softmax cumprod cumsum vector_norm linalg_vector_norm sum".split())
 """Names of the operations that autocast computes in the lower precision, in float32, and with a result in float32, of
 torch/include/ATen/autocast_mode.h."""
+
+
+@cache
+def _kind(func: Any) -> frozenset[str] | None:
+    """Which of these an operation belongs to, if any."""
+    name = getattr(func, "__name__", "").strip("_")
+    return next((names for names in (_LOWER, _FLOAT32, _FLOAT32_RESULT) if name in names), None)
 
 
 class AsOnDevice(TorchFunctionMode):  # type: ignore[misc]
@@ -105,13 +173,15 @@ class AsOnDevice(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        kind = _kind(func)
+        if kind is None:
+            return func(*args, **kwargs)
         if self._precision is not None:
-            name = getattr(func, "__name__", "").strip("_")
-            if name in _LOWER:
+            if kind is _LOWER:
                 args, kwargs = tree_map_only(Tensor, self._lowered, (args, kwargs))
-            elif name in _FLOAT32:
+            elif kind is _FLOAT32:
                 args, kwargs = tree_map_only(Tensor, _raised, (args, kwargs))
-            elif name in _FLOAT32_RESULT and kwargs.get("dtype") is None and args and _is_low(args[0]):
+            elif kwargs.get("dtype") is None and args and _is_low(args[0]):
                 kwargs = {**kwargs, "dtype": torch.float32}
         if func is torch.nn.functional.scaled_dot_product_attention and self._fused:
             q, k, v = (*args, *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))[:3]

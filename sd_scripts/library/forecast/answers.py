@@ -15,18 +15,20 @@ import torch
 from sd_scripts.dataset.plan import Plan as DataPlan
 from sd_scripts.schema import flat
 from sd_scripts.schema.command import shown
+from sd_scripts.schema.model import QwenImageModelOptions
 from sd_scripts.schema.prompts import PromptSpec
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
 from .. import families
+from ..editing import control_area
 from ..environment import CPU, with_global_batch
+from ..loading.common import CONFIGS
 from ..protocols import Beginning, ModelFamily, Parts
-from ..sample import AT_ONCE
 from .estimate import Forecaster
 from .fitting import Plan, plan_for
-from .structure import EVERYTHING, cast
-from .values import CARDS, GIB, Bucket, Forecast, Questions
+from .structure import EVERYTHING, cast, is_absent
+from .values import CARDS, GIB, Bucket, Forecast, Questions, Size
 
 log = logging.getLogger("sd_scripts")
 
@@ -37,32 +39,51 @@ def for_estimate(asked: flat.Invocation) -> flat.Invocation:
     if distributed.multi_gpu:
         here = distributed.num_gpus or len(distributed.gpu_ids) or 1
         options = with_global_batch(options, here * distributed.num_machines)
-        alone = type(distributed)().model_copy(update={"distributed_strategy": distributed.distributed_strategy})
+        alone = type(distributed)().model_copy(update={"distributed_strategy": distributed.distributed_strategy, "num_gpus": here})
         options = options.model_copy(update={"distributed": alone})
     if options.training.mixed_precision == "auto":
         options = options.model_copy(update={"training": options.training.model_copy(update={"mixed_precision": "bf16"})})
     return replace(asked, options=options, dry_run=True, run_dir=None)
 
 
-def questions_of(plan: DataPlan, prompts: Sequence[PromptSpec]) -> Questions:
-    """What of a run's data its memory depends on."""
+def questions_of(options: RunOptions, plan: DataPlan, prompts: Sequence[PromptSpec], sources: Sequence[Bucket] = ()) -> Questions:
+    """What of a run's data its memory depends on. sources: what evaluations transfer."""
 
     def area(bucket: Bucket) -> int:
         return sum(width * height for width, height in (bucket.size, *bucket.controls))
 
     buckets = sorted({Bucket((row.width, row.height), tuple(row.controls)) for row in plan.table()}, key=area, reverse=True)
     kinds = sorted((spec.width, spec.height, spec.cfg_scale) for spec in prompts)
-    previews = [((width, height), min(AT_ONCE, len(list(same))), cfg) for (width, height, cfg), same in groupby(kinds)]
-    return Questions(tuple(buckets), max(plan.captions(), key=len, default=""), tuple(previews))
+    previews = tuple(((width, height), len(list(same)), cfg) for (width, height, cfg), same in groupby(kinds))
+    captions, largest = plan.captions(), max(sources, key=area, default=None)
+    return Questions(
+        tuple(buckets),
+        max(captions, key=len, default=""),
+        previews,
+        None if largest is None else (largest.size, len(set(captions)), options.samples.sample_cfg_scale),
+        max((len(spec.controls) for spec in prompts), default=0),
+        control_area(options.model) if isinstance(options.model, QwenImageModelOptions) else 0,
+    )
 
 
 class Estimate:
     """Forecasts of one run that is about to start, or that is only asked about."""
 
-    def __init__(self, family: ModelFamily, options: RunOptions, plan: DataPlan, prompts: Sequence[PromptSpec], as_json: bool) -> None:
+    def __init__(
+        self,
+        family: ModelFamily,
+        options: RunOptions,
+        plan: DataPlan,
+        prompts: Sequence[PromptSpec],
+        as_json: bool,
+        sources: Sequence[Size] = (),
+        processes: int = 1,
+    ) -> None:
+        """sources: sizes of what evaluations transfer. processes: of the run on this machine."""
         self._options, self._plan, self._as_json, self._family = options, plan, as_json, family
         made = None if families.maker_of(family) is None else self._made
-        self.forecaster = Forecaster(family, questions_of(plan, prompts), options.dataset.resolution, self._say, made)
+        asked = questions_of(options, plan, prompts, [Bucket(size) for size in sources])
+        self.forecaster = Forecaster(family, asked, options.dataset.resolution, self._say, made, processes)
 
     def _say(self, what: str) -> None:
         if self._as_json:
@@ -75,6 +96,9 @@ class Estimate:
         """The structure of a model that the run makes, or goes on from."""
         maker = families.maker_of(self._family)
         assert maker is not None
+        if is_absent(getattr(options.model, "vae", None)):
+            options = options.model_copy(update={"model": options.model.model_copy(update={"vae": str(CONFIGS / "sd1" / "vae")})})
+            self.forecaster.published = "Stable Diffusion's VAE"
         if maker.is_new(options.model):
             files = maker.files(options.model, self._plan.captions())
             beginning = Beginning(options.training.seed, tuple(dict.fromkeys(self._plan.sizes())), files)
@@ -117,10 +141,18 @@ class Beside:
         log.info("memory: %.2f GiB were forecast, %.2f GiB were the most that tensors took", forecast, peak_gib)
 
 
-def beside(run: RunDirectory, family: ModelFamily, options: RunOptions, plan: DataPlan, prompts: Sequence[PromptSpec]) -> Beside | None:
+def beside(
+    run: RunDirectory,
+    family: ModelFamily,
+    options: RunOptions,
+    plan: DataPlan,
+    prompts: Sequence[PromptSpec],
+    sources: Sequence[Size],
+    processes: int,
+) -> Beside | None:
     """Forecasts a run that is starting, in a few seconds; None, with a line in the log, where that does not work."""
     try:
-        return Beside(run, Estimate(family, options, plan, prompts, as_json=False).forecaster(options))
+        return Beside(run, Estimate(family, options, plan, prompts, False, sources, processes).forecaster(options))
     # Whatever a model may do on the meta device, it is no reason not to train it.
     except Exception as err:
         log.warning("the memory of this run could not be forecast (%s: %s)", type(err).__name__, str(err).partition("\n")[0])
@@ -156,30 +188,49 @@ def table(forecast: Forecast, options: RunOptions) -> str:
 def verdict(forecast: Forecast, card: int | None) -> str:
     """One sentence: whether the run fits on a card of so many bytes, or which card it needs."""
     need, phase = forecast.on_card, forecast.worst.name
+    if not _draws(forecast):
+        phase += ", without previews"
     if card is not None:
-        fits = "it fits" if need <= card else f"it does not fit; --fit {card / GIB:.0f}GB makes a plan"
+        fits = "it fits" if forecast.fits(card) else f"{_reason(forecast, card)}; --fit {card / GIB:.0f}GB makes a plan"
         return f"The run needs {need / GIB:.1f} GiB of this GPU's {card / GIB:.1f} GiB, most of all in {phase}: {fits}."
     enough = next((size for size in CARDS if need <= size * GIB), None)
     card_text = f"a card of {enough} GB is enough" if enough is not None else f"more than the {CARDS[-1]} GB of the largest usual card"
     smaller = max((size for size in CARDS if size * GIB < need), default=None)
     advice = "" if smaller is None else f"; --fit {smaller}GB makes a plan for a smaller one"
-    return f"The run needs {need / GIB:.1f} GiB, most of all in {phase}: {card_text}{advice}."
+    little = "" if forecast.host <= forecast.host_there else ", but this machine has too little host RAM"
+    return f"The run needs {need / GIB:.1f} GiB, most of all in {phase}: {card_text}{little}{advice}."
+
+
+def _draws(forecast: Forecast) -> bool:
+    """Whether previews are among what is counted."""
+    return forecast.of("previews") is not None
+
+
+def _reason(forecast: Forecast, card: int) -> str:
+    """Why a run does not fit on a card of so many bytes in this machine."""
+    if forecast.on_card > card:
+        return "it does not fit"
+    return f"it fits on the card, but the {forecast.host / GIB:.1f} GiB of host RAM are more than this machine has"
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """A plan for people: what each lever spares, and the options to take over as flags and as TOML."""
     card, need = plan.card / GIB, plan.forecast.on_card / GIB
     if not plan.steps:
-        state = "It fits as it is" if plan.fits else "No lever helps"
+        state = "It fits as it is" if plan.fits else f"Nothing that could be changed helps, and {_reason(plan.forecast, plan.card)}"
         return [f"{state}: {need:.1f} GiB of {card:.1f} GiB."]
     lines = [f"Plan for a card of {card:.0f} GB:"]
     for number, step in enumerate(plan.steps, 1):
         values = ", ".join(f"{name} = {_text(value)}" for name, value in step.options.items())
         lines.append(f"  {number}. {values}: {step.before / GIB:.1f} -> {step.after / GIB:.1f} GiB ({step.cost})")
+    host = f"{plan.forecast.host / GIB:.1f} of this machine's {plan.forecast.host_there / GIB:.1f} GiB of host RAM"
     if plan.fits:
-        lines.append(f"With it the run needs {need:.1f} GiB of {card:.1f} GiB: it fits.")
+        lines.append(f"With it the run needs {need:.1f} GiB of {card:.1f} GiB, and {host}: it fits.")
     else:
-        lines.append(f"With all of it the run still needs {need:.1f} GiB of {card:.1f} GiB, most of all in {plan.forecast.worst.name}.")
+        most = f", most of all in {plan.forecast.worst.name}" if plan.forecast.on_card > plan.card else ""
+        lines.append(
+            f"With all of it the run still needs {need:.1f} GiB of {card:.1f} GiB{most}, and {host}: {_reason(plan.forecast, plan.card)}."
+        )
     lines += [f"Note: {note}." for note in plan.forecast.notes]
     flags = shown([one for name, value in plan.changes.items() for one in _flag(name, value)])
     toml = [f"  {name} = {_text(value)}" for name, value in plan.changes.items()]

@@ -15,16 +15,18 @@ from typing import Any
 import psutil
 import torch
 
+from sd_scripts.dataset.buckets import area_size
 from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 from ..families.pictures import TILE
 from ..protocols import ModelFamily, Parts
+from ..sample import at_once
 from ..swapping import spread
 from ..trained import dtypes_of_run, trained_encoders
 from .accounting import rounded
 from .structure import Structure, has_training_adapter, structure_of
-from .values import GIB, WORKSPACE, Bucket, Forecast, Phase, Questions, phase
+from .values import GIB, PROCESS, WORKSPACE, Bucket, Forecast, Phase, Questions, phase
 from .weighing import Scales, Training
 
 _BYTES = {"qint8": 1.0, "qfloat8": 1.0, "fp8": 1.0, "nf4": 0.5625}
@@ -44,10 +46,12 @@ class Forecaster:
         resolution: tuple[int, int],
         say: Callable[[str], None] = lambda text: None,
         made: Callable[[RunOptions, dict[str, torch.dtype]], Parts] | None = None,
+        processes: int = 1,
     ) -> None:
         """resolution: the one that the sizes in questions belong to; options with another one scale them. say is told what is being
-        measured. made: what gives the structure of a model that its run makes."""
+        measured. made: what gives the structure of a model that its run makes. processes: of the run on this machine."""
         self._family, self._questions, self._resolution, self._say, self._made = family, questions, resolution, say, made
+        self._processes = processes
         self._scales: dict[str, Scales] = {}
         self._found: dict[tuple[str, ...], Any] = {}
         self.published = ""
@@ -56,15 +60,29 @@ class Forecaster:
         """The forecast of a run with these options. Raises OptionError for a model that cannot be read."""
         training = self._training(options)
         phases = [self._caching(options), training, self._previews(options)]
-        notes = [*_about_home(training), *self._notes(options)]
+        host = self._host(options, training)
+        notes = [_about_host(training, host), *self._notes(options)]
         if not training.optimizer_known:
             notes.append(f"{options.optimizer.optimizer_type} cannot be measured without numbers, and its state is counted as AdamW's")
-        return Forecast(tuple(one for one in phases if one is not None), self.published, tuple(notes))
+        return Forecast(tuple(one for one in phases if one is not None), self.published, tuple(notes), host, psutil.virtual_memory().total)
+
+    def _host(self, options: RunOptions, training: Phase) -> int:
+        """Host RAM of all processes: all networks are read there, and what is swapped, cached or encoded beforehand waits there."""
+        _, _, scales = self._weigh(options)
+        companions = scales.vae + _encoders(options, scales)
+        # With tables the modulation is there twice for a moment.
+        loading = training.weights + companions
+        while_training = training.at_home + training.tables + training.offloaded + companions
+        return self._processes * (PROCESS + max(loading, while_training))
 
     def _notes(self, options: RunOptions) -> list[str]:
         found = []
-        if options.distributed.distributed_strategy == "fsdp2":
-            found.append("fsdp2 shares the network out; this counts it whole, as one process has it")
+        if self._processes > 1:
+            found.append(f"each of {self._processes} processes has this on a card of its own")
+        elif options.distributed.distributed_strategy == "fsdp2":
+            found.append("fsdp2 shares the network out over several processes, and there is one; set num_gpus")
+        if not self._questions.previews and self._questions.evaluation is None:
+            found.append("previews are not counted: sample_prompts is empty")
         if getattr(options.model, "training_adapter", None) is not None and not has_training_adapter(options.model):
             found.append("the training adapter is not on this disk and not counted")
         if options.compile.compile:
@@ -83,7 +101,9 @@ class Forecaster:
                 "cuda_allow_tf32": False, "cuda_cudnn_benchmark": False, "vae_tiling": False,
             }
         )  # fmt: skip
-        model = options.model.model_copy(update={"transformer_quantization": "none"} if _quantization(options) != "none" else {})
+        # What is held in few bits, and the size of control pictures, are arithmetic and a question.
+        plain = {"transformer_quantization": "none", "text_encoder_quantization": "none", "control_resolution": None}
+        model = options.model.model_copy(update={name: value for name, value in plain.items() if hasattr(options.model, name)})
         measured = options.model_copy(update={"memory": memory, "compile": type(options.compile)(), "model": model})
         fused = options.memory.attention_backend != "math"
         key = json.dumps([model.model_dump(mode="json"), dtypes_key(measured), fused])
@@ -113,7 +133,7 @@ class Forecaster:
 
     def _caching(self, options: RunOptions) -> Phase | None:
         data = options.dataset
-        if "cache_latents" not in type(data).model_fields or not (data.cache_latents or data.cache_text_encoder_outputs):
+        if not (data.cache_latents or data.cache_text_encoder_outputs):
             return None
         _, key, scales = self._weigh(options)
         bucket = self._bucket(options)
@@ -134,7 +154,7 @@ class Forecaster:
         batch = data.train_batch_size
         accumulates = options.training.gradient_accumulation_steps > 1
         asked = [one.model_dump(mode="json") for one in (measured.memory, measured.network, measured.optimizer)]
-        more = (str(batch), str(accumulates), measured.training.mixed_precision, json.dumps(asked))
+        more = (str(batch), str(bucket), str(accumulates), measured.training.mixed_precision, json.dumps(asked))
         about = f"{_named(bucket.size)}, batch {batch}"
         one: Training = self._once(("train", key, *more), f"a training step of {about}", lambda: scales.training(measured, bucket))
         swapped = _Swapped.of(one, options.memory.blocks_to_swap)
@@ -147,23 +167,39 @@ class Forecaster:
         # Gradients and optimizer of weights that are at home are there too.
         away = swapped.trained / one.trained if one.trained else 0.0
         gradients = min(int(one.gradients * (1 - away)), one.activations)
-        activations = one.activations - min(one.gradients, one.activations) - self._offloaded(options, one)
+        offloaded = self._offloaded(options, one)
+        activations = one.activations - min(one.gradients, one.activations) - offloaded
+        base = frozen - min(home, frozen) if one.frozen else 0
+        adapts = isinstance(options.network, NetworkOptions)
+        # An adapter stays whole in every process; what is trained of the network itself is shared out with the rest.
+        shares, gathered = self._shared(options, one)
+        own = 1 if adapts else shares
         parts = {
-            "base model": frozen - min(home, frozen) if one.frozen else 0,
+            "base model": base // shares,
+            "blocks gathered": gathered,
             "swap slots": slots,
-            "adapter" if isinstance(options.network, NetworkOptions) else "trained weights": int(one.trained * (1 - away)),
-            "optimizer": int(one.optimizer * (1 - away)),
-            "gradients": gradients,
-            "moving average": 4 * one.num_trained if options.training.use_ema else 0,
+            "adapter" if adapts else "trained weights": int(one.trained * (1 - away)) // own,
+            "optimizer": int(one.optimizer * (1 - away)) // own,
+            "gradients": gradients // own,
+            "moving average": 4 * one.num_trained // own if options.training.use_ema else 0,
             "activations": max(activations, one.optimizer_step - gradients, 0),
             "weights made anew": made_anew,
             "cuBLAS": WORKSPACE,
         }
-        if "cache_latents" in type(data).model_fields:
-            parts |= self._uncached(options, key, scales, parts["activations"])
+        parts |= self._uncached(options, key, scales, parts["activations"])
         at_home = home + int((one.gradients + one.optimizer) * away)
-        known = {"num_blocks": len(one.blocks), "at_home": at_home, "tables": one.tables, "optimizer_known": one.optimizer_known}
+        known = {
+            "num_blocks": len(one.blocks), "at_home": at_home, "tables": one.tables, "optimizer_known": one.optimizer_known,
+            "offloaded": offloaded, "weights": frozen + one.tables + (0 if adapts else one.trained),
+        }  # fmt: skip
         return replace(phase("training", about, parts), **known)
+
+    def _shared(self, options: RunOptions, one: Training) -> tuple[int, int]:
+        """Over how many processes fsdp2 shares the network out, and bytes of what each gathers for its computation: the block at work, the
+        next one that arrives, and the buffer it arrives in."""
+        if options.distributed.distributed_strategy != "fsdp2" or self._processes == 1:
+            return 1, 0
+        return self._processes, 3 * max((block.frozen + block.trained for block in one.blocks), default=0)
 
     def _uncached(self, options: RunOptions, key: str, scales: Scales, activations: int) -> dict[str, int]:
         """Parts of training that caches would spare."""
@@ -186,34 +222,55 @@ class Forecaster:
         return sum(entries[:-2])
 
     def _previews(self, options: RunOptions) -> Phase | None:
-        if not self._questions.previews:
+        found = self._largest_preview(options)
+        if found is None:
             return None
         _, key, scales = self._weigh(options)
-        asked, batch, cfg_scale = max(self._questions.previews, key=lambda one: one[0][0] * one[0][1] * one[1])
-        size = self._scaled(asked, options) if options.samples.sample_size is None else asked
+        size, batch, cfg_scale = found
         width, height = size
-        steps, decoding = self._once(
-            ("draw", key, str((size, batch, cfg_scale))), f"a preview of {_named(size)}", lambda: scales.drawing(size, batch, cfg_scale)
+        controls = [self._control(size, options)] * max(self._questions.num_controls, self._family.num_controls(scales.parts)[0])
+        steps = self._once(
+            ("draw", key, str((found, controls))), f"a preview of {_named(size)}", lambda: scales.drawing(size, batch, cfg_scale, controls)
         )
-        if options.memory.vae_tiling:
-            tile = (min(width, TILE), min(height, TILE))
-            decoding = self._once(("draw", key, str((tile, batch, 1.0))), "a tile of a preview", lambda: scales.drawing(tile, batch, 1.0))[
-                1
-            ]
-            # Rows of tiles and the picture that they become, three float32 a pixel each.
-            decoding += 2 * 3 * 4 * batch * width * height
+        # Evaluations decode one picture at a time.
+        decoded_at_once = batch if self._questions.evaluation is None else 1
+        tiled = options.memory.vae_tiling
+        piece = (min(width, TILE), min(height, TILE)) if tiled else size
+        decoding = self._once(
+            ("decode", key, str((piece, decoded_at_once))), "the VAE while it decodes", lambda: scales.decoding(piece, decoded_at_once)
+        )
+        # Rows of tiles and the picture that they become, three float32 a pixel each.
+        decoding += 2 * 3 * 4 * decoded_at_once * width * height if tiled else 0
         stays = {name: size for name, size in self._training(options).parts.items() if name not in ("activations", "gradients")}
         vae = {"VAE": scales.vae}
         # Texts are known, and the VAE comes for as long as it decodes.
         decoded = {**stays, **vae, "activations": decoding}
-        drawn = {**stays, "activations": steps}
+        # A source goes back and forth between the networks.
+        drawn = {**stays, "activations": steps, **({} if self._questions.evaluation is None else vae)}
         parts = max(drawn, decoded, key=lambda one: sum(one.values()))
         return phase("previews", f"{_named(size)}, {batch} at once" + (", decoded in tiles" if options.memory.vae_tiling else ""), parts)
+
+    def _largest_preview(self, options: RunOptions) -> tuple[tuple[int, int], int, float] | None:
+        """(width, height) of the previews that take most memory, how many are made at once, and their cfg_scale; None without any."""
+        if self._questions.evaluation is not None:
+            size, styles, cfg_scale = self._questions.evaluation
+            return self._scaled(size, options), styles, cfg_scale
+        fixed = options.samples.sample_size is not None
+        sizes = [(size if fixed else self._scaled(size, options), number, cfg) for size, number, cfg in self._questions.previews]
+        kinds = [(size, min(number, at_once(size)), cfg_scale) for size, number, cfg_scale in sizes]
+        return max(kinds, key=lambda one: one[0][0] * one[0][1] * one[1], default=None)
 
     def _bucket(self, options: RunOptions) -> Bucket:
         """The largest bucket."""
         bucket = self._questions.buckets[0]
-        return Bucket(self._scaled(bucket.size, options), tuple(self._scaled(size, options) for size in bucket.controls))
+        size = self._scaled(bucket.size, options)
+        # One that is cut as its target is has the target's size; the others have an area of their own.
+        return Bucket(size, tuple(size if one == bucket.size else self._control(one, options) for one in bucket.controls))
+
+    def _control(self, size: tuple[int, int], options: RunOptions) -> tuple[int, int]:
+        """The size of a control picture with the sides of this one."""
+        asked = getattr(options.model, "control_resolution", None)
+        return area_size(size, asked**2 if asked is not None else self._questions.control_area or size[0] * size[1])
 
     def _scaled(self, size: tuple[int, int], options: RunOptions) -> tuple[int, int]:
         """A size of the data at the resolution of the options."""
@@ -225,14 +282,14 @@ class Forecaster:
         return width, height
 
 
-def _about_home(training: Phase) -> list[str]:
-    """What to know about main memory where swapped blocks and tables take it."""
+def _about_host(training: Phase, host: int) -> str:
+    """What a run needs of host RAM, and what of it swapped blocks and tables take."""
     # The modulation's layers may be held in fewer bits there, too.
-    taken = {"swapped blocks take": training.at_home, "the modulation and its tables take up to": training.tables}
-    there, size = psutil.virtual_memory().total, sum(taken.values())
-    little = f", more than the {there / GIB:.0f} GiB of this machine" if size > there else ""
-    said = [f"{what} {one / GIB:.1f} GiB of main memory" for what, one in taken.items() if one]
-    return [" and ".join(said) + little] if said else []
+    taken = {"swapped blocks": training.at_home, "the modulation and its tables up to": training.tables}
+    parts = " and ".join(f"{what} {size / GIB:.1f} GiB" for what, size in taken.items() if size)
+    there = psutil.virtual_memory().total
+    little = f"; this machine has {there / GIB:.1f} GiB" if host > there else ""
+    return f"the run needs {host / GIB:.1f} GiB of host RAM" + (f", of which {parts}" if parts else "") + little
 
 
 def dtypes_key(options: RunOptions) -> list[str]:

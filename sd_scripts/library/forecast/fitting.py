@@ -9,6 +9,7 @@ from typing import Any
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import QwenImageModelOptions
 from sd_scripts.schema.runs import RunOptions
 
 from ..swapping import ON_ONE_DEVICE
@@ -49,7 +50,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether the run fits with these options."""
-        return self.forecast.on_card <= self.card
+        return self.forecast.fits(self.card)
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -65,27 +66,32 @@ def plan_for(card: int, options: RunOptions, predict: Predict) -> Plan:
     asked, forecast = options, predict(options)
     steps: list[Step] = []
     for lever in _LEVERS:
-        if forecast.on_card <= card:
+        if forecast.fits(card):
             break
         for values, cost in lever(options, forecast, predict, card):
             changed = with_values(options, values)
             if changed is None:
                 continue
             found = predict(changed)
-            if found.on_card > card and forecast.on_card - found.on_card < WORTH_IT and not _helps(forecast, found):
+            if not found.fits(card) and not _helps(forecast, found, card):
                 continue
             steps.append(Step(dict(values), cost, forecast.on_card, found.on_card))
             options, forecast = changed, found
-            if forecast.on_card <= card:
+            if forecast.fits(card):
                 break
     plan = Plan(card, options, forecast, tuple(steps))
     return _told_again(_relaxed(_pruned(plan, asked, predict), predict), asked, predict) if plan.fits else plan
 
 
-def _helps(before: Forecast, after: Forecast) -> bool:
-    """Whether training needs clearly less, though another phase still needs as much as before."""
+def _helps(before: Forecast, after: Forecast, card: int) -> bool:
+    """Whether clearly less is needed of what is too little: card or host RAM; or by training, where another phase still needs as much."""
+    if before.host > before.host_there and before.host - after.host > WORTH_IT:
+        return True
+    if before.on_card <= card:
+        return False
     one, two = before.of("training"), after.of("training")
-    return one is not None and two is not None and one.total - two.total > WORTH_IT and before.worst.name != "caching"
+    trains_in_less = one is not None and two is not None and one.total - two.total > WORTH_IT and before.worst.name != "caching"
+    return before.on_card - after.on_card > WORTH_IT or trains_in_less
 
 
 def _pruned(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
@@ -94,7 +100,7 @@ def _pruned(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
         kept = [step for step in plan.steps if step is not needless]
         values = {name: value for step in kept for name, value in step.options.items()}
         options = with_values(asked, values)
-        if options is not None and predict(options).on_card <= plan.card:
+        if options is not None and predict(options).fits(plan.card):
             plan = Plan(plan.card, options, predict(options), tuple(kept))
     return plan
 
@@ -251,11 +257,34 @@ def _vae(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -
 
 def _resolution(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
     width, height = options.dataset.resolution
-    for side in (1024, 896, 768, 640, 512, 384, 256):
-        if side < min(width, height):
-            factor = side / min(width, height)
-            size = tuple(max(64, round(one * factor / 64) * 64) for one in (width, height))
-            yield {"resolution": size}, "smaller pictures, and another result"
+
+    def at(side: int) -> dict[str, Any]:
+        return {"resolution": tuple(max(64, round(one * side / min(width, height) / 64) * 64) for one in (width, height))}
+
+    yield from _largest(at, min(width, height), "smaller images, and another result", options, predict, card)
+
+
+def _controls(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if isinstance(options.model, QwenImageModelOptions):
+        cost = "control images are seen in less detail, training images as before"
+        yield from _largest(
+            lambda side: {"control_resolution": side}, options.model.control_resolution or 1024, cost, options, predict, card
+        )
+
+
+def _largest(at: Callable[[int], dict[str, Any]], now: int, cost: str, options: RunOptions, predict: Predict, card: int) -> Tried:
+    """The values of the largest side below the present one with which the run fits; of the smallest where none is small enough."""
+    sides = [side for side in (1024, 896, 768, 640, 512, 384, 256) if side < now]
+    low, high = 0, len(sides) - 1
+    while low < high:
+        middle = (low + high) // 2
+        changed = with_values(options, at(sides[middle]))
+        if changed is not None and predict(changed).fits(card):
+            high = middle
+        else:
+            low = middle + 1
+    if sides:
+        yield at(sides[low]), cost
 
 
 _LEVERS = (
@@ -271,5 +300,6 @@ _LEVERS = (
     _whole_weights,
     _vae,
     _fewer_bits,
+    _controls,
     _resolution,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,8 @@ from ..networks.applying import put_on_for_training
 from ..protocols import Condition, Geometry, ModelFamily, Parts
 from .accounting import META
 
+_COMPANIONS = ("vae", "ae", "text_encoder", "clip_l", "t5xxl")
+"""Options that name a network beside the base model's own."""
 EVERYTHING = ("backbone", "vae", "te1", "te2", "te3")
 _SPECS = {"sd": "sd:SPEC1", "sdxl": "sdxl:SPEC", "flux": "flux:SPEC", "qwen_edit": "qwen:SPEC", "zimage": "zimage:SPEC"}
 
@@ -48,6 +50,8 @@ def structure_of(family: ModelFamily, options: ModelOptions, dtypes: dict[str, t
     plain: dict[str, Any] = {"base_weights": (), "base_weights_multiplier": (), "transformer_quantization": "none"}
     off = {"text_encoder_quantization": "none", "training_adapter": None, "training_adapter_multiplier": 1.0, "modulation_table": False}
     plain |= {name: value for name, value in off.items() if hasattr(options, name)}
+    # A network of its own that is not here is built as the base's.
+    plain |= {name: None for name in _COMPANIONS if is_absent(getattr(options, name, None))}
     options = options.model_copy(update=plain)
     name = options.pretrained_model_name_or_path
     path = Path(name).expanduser()
@@ -104,6 +108,17 @@ def _cached(name: str, revision: str | None) -> Path | None:
     return folder if (folder / "model_index.json").is_file() else None
 
 
+def is_absent(name: str | None) -> bool:
+    """Whether this is the hub id of a network, or of a model, that was not fetched yet."""
+    if name is None or name == "toy" or name.count("/") != 1 or name.endswith(".safetensors") or Path(name).expanduser().exists():
+        return False
+    try:
+        huggingface_hub.snapshot_download(name, local_files_only=True)
+    except (LocalEntryNotFoundError, ValueError, OSError):
+        return True
+    return False
+
+
 def _published(family: ModelFamily, options: BaseModelOptions, header: Header | None) -> Structure:
     """The published model that the options most likely mean: of FLUX dev or schnell, of SD 1 or 2, of Qwen-Image the version."""
     name = Path(options.pretrained_model_name_or_path).name.lower()
@@ -137,7 +152,6 @@ def _published(family: ModelFamily, options: BaseModelOptions, header: Header | 
         backbone=networks["backbone"],
         vae=networks["vae"],
         text_encoders=encoders,
-        tokenizers={},
         processor=None,
         source=options.pretrained_model_name_or_path,
         settings={**parts.settings, **settings},
@@ -158,15 +172,13 @@ def latents_of(family: ModelFamily, parts: Parts, size: tuple[int, int], batch: 
 
 
 def conditions_of(
-    family: ModelFamily, parts: Parts, size: tuple[int, int], batch: int, caption: str, controls: Sequence[tuple[int, int]] = ()
+    family: ModelFamily, parts: Parts, size: tuple[int, int], batch: int, caption: str, controls: Mapping[str, Tensor]
 ) -> list[Condition]:
     """What a batch of pictures of this (width, height) is conditioned on, on the meta device, for captions as long as this one.
 
-    controls: (width, height) of the control pictures of each.
+    controls: latents of the control pictures of each, by their names in a condition.
     """
-    told = {name: tensor.to(META) for name, tensor in family.size_condition(Geometry(size, (0, 0), size)).items()}
-    for index, control in enumerate(controls):
-        told[f"control_{index}"] = latents_of(family, parts, control, 1)[0]
+    told = {name: tensor.to(META) for name, tensor in family.size_condition(Geometry(size, (0, 0), size)).items()} | dict(controls)
     if family.name in ("ddpm", "lgt"):
         with torch.no_grad():
             return [{**text, **told} for text in family.encode_prompts(parts, [caption] * batch)]

@@ -13,6 +13,8 @@ WORKSPACE = 32 * 2**20
 """cuBLAS's, which PyTorch takes from its own memory."""
 GAPS = 0.05
 """Of the tensors' memory, what lies idle between them in PyTorch's segments of 2 and 20 MiB, and what a driver keeps of a card."""
+PROCESS = 2 * GIB
+"""Host RAM of a process that trains, without networks: PyTorch, CUDA and diffusers, pictures of the next batches."""
 CARDS = (8, 12, 16, 24, 32, 48, 80)
 """GiB of common cards."""
 
@@ -35,7 +37,13 @@ class Questions:
     caption: str
     """The longest."""
     previews: tuple[tuple[Size, int, float], ...] = ()
-    """(width, height), pictures at once and cfg_scale of each kind of preview."""
+    """(width, height), number and cfg_scale of each kind of preview."""
+    evaluation: tuple[Size, int, float] | None = None
+    """Of style transfer: (width, height) of the largest source, number of styles and cfg_scale."""
+    num_controls: int = 0
+    """Control pictures of a preview."""
+    control_area: int = 0
+    """Pixels of control pictures that are not cut as their target is."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,13 @@ class Phase:
     num_blocks: int = 0
     """Of training: blocks that the network has."""
     at_home: int = 0
-    """Of training: bytes of main memory for swapped blocks, with gradients and optimizer where they are trained."""
+    """Of training: bytes of host RAM for swapped blocks, with gradients and optimizer where they are trained."""
     tables: int = 0
-    """Of training: bytes of main memory for the modulation of Qwen-Image and its tables."""
+    """Of training: bytes of host RAM for the modulation of Qwen-Image and its tables."""
+    offloaded: int = 0
+    """Of training: bytes of host RAM for what recomputed blocks begin with."""
+    weights: int = 0
+    """Of training: bytes of the denoising network as it is read, before anything of it is on the device."""
     optimizer_known: bool = True
     """Of training: off where the optimizer's state could not be measured, and counts as AdamW's."""
 
@@ -71,6 +83,10 @@ class Forecast:
     published: str = ""
     """The model whose published configuration was taken, because the run's own is not on this disk; empty otherwise."""
     notes: tuple[str, ...] = ()
+    host: int = 0
+    """Bytes of host RAM that all processes of the run on this machine need."""
+    host_there: int = 0
+    """Bytes of host RAM of this machine."""
 
     @property
     def worst(self) -> Phase:
@@ -87,6 +103,10 @@ class Forecast:
         """Bytes that the card shows at the peak, with what PyTorch and CUDA take besides."""
         return int(self.total * (1 + GAPS)) + CONTEXT
 
+    def fits(self, card: int) -> bool:
+        """Whether the run fits on a card of so many bytes in this machine."""
+        return self.on_card <= card and self.host <= self.host_there
+
     def of(self, name: str) -> Phase | None:
         """The phase of this name, where the run has it."""
         return next((phase for phase in self.phases if phase.name == name), None)
@@ -98,6 +118,8 @@ class Forecast:
             "bytes": self.total,
             "on_card": self.on_card,
             "worst": self.worst.name,
+            "host": self.host,
+            "host_there": self.host_there,
             "phases": phases,
             "published": self.published,
             "notes": list(self.notes),

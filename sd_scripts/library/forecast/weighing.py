@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ from ..networks import attach
 from ..networks.full import train_whole
 from ..networks.inject import all_adapter_tensors
 from ..optim import STATE_BYTES, make_optimizer
-from ..protocols import ModelFamily, Parts
+from ..protocols import Condition, ModelFamily, Parts
 from ..stepping import trained_dtype
 from ..trained import trained_encoders
 from .accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes, rounded
@@ -34,6 +35,8 @@ log = logging.getLogger("sd_scripts")
 
 _NOT_ON_META = ("AdamW8bit", "PagedAdamW8bit", "Lion8bit", "Prodigy")
 """Optimizers that do not run on the meta device, so that what is known of their state counts."""
+_GUIDED_TOGETHER = ("sd", "sdxl", "zimage", "ddpm", "lgt")
+"""Families whose previews ask the network for both sides of guidance at once."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Scales:
     fused_attention: bool = True
     """Off for attention_backend math."""
     parts: Parts = field(init=False)
+    _sides: dict[Size, torch.Size] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.parts = self.make()
@@ -114,7 +118,7 @@ class Scales:
     def encoding(self, size: Size, batch: int) -> int:
         """The most that the VAE has besides its weights while it encodes pictures of this size."""
         with self._mode(None), Ledger() as ledger:
-            latents_of(self.family, self.parts, size, batch)
+            self._sides[size] = latents_of(self.family, self.parts, size, batch).shape
         return int(ledger.peak)
 
     def reading(self, batch: int) -> int:
@@ -138,19 +142,34 @@ class Scales:
         limit = config.max_length if isinstance(self.parts.text_encoders[name], CaptionEncoder) else settings["max_token_length"]
         return int(min(limit, num_tokens(self.questions.caption) + 64))
 
-    def drawing(self, size: Size, batch: int, cfg_scale: float) -> tuple[int, int]:
-        """The most that a preview's steps have besides weights, and that decoding it has."""
-        both = 2 if cfg_scale > 1 and self.family.name in ("sd", "sdxl", "zimage", "ddpm") else 1
+    def latents(self, size: Size, batch: int) -> Tensor:
+        """Latents (batch, C, h, w) of pictures of this size."""
+        if size not in self._sides:
+            with self._mode(None), Ledger():
+                self._sides[size] = latents_of(self.family, self.parts, size, 1).shape
+        return torch.empty(batch, *self._sides[size][1:], device=META)
+
+    def _conditions(self, parts: Parts, size: Size, batch: int, controls: Sequence[Size]) -> list[Condition]:
+        """What a batch is conditioned on, with latents of control pictures of these sizes."""
+        told = {f"control_{index}": self.latents(control, 1)[0] for index, control in enumerate(controls)}
+        with self._mode(None), Ledger():
+            return conditions_of(self.family, parts, size, batch, self.questions.caption, told)
+
+    def drawing(self, size: Size, batch: int, cfg_scale: float, controls: Sequence[Size]) -> int:
+        """The most that a preview's steps have besides weights. controls: (width, height) of its control pictures."""
+        both = 2 if cfg_scale not in (0, 1) and self.family.name in _GUIDED_TOGETHER else 1
         with torch.no_grad(), self._mode(None):
-            latents = latents_of(self.family, self.parts, size, batch)
-            controls = [size] * self.family.num_controls(self.parts)[0]
-            conditions = conditions_of(self.family, self.parts, size, batch * both, self.questions.caption, controls)
+            latents = self.latents(size, batch)
+            conditions = self._conditions(self.parts, size, batch * both, controls)
             with Ledger() as ledger:
                 self.family.denoise(self.parts, latents.repeat(both, 1, 1, 1), torch.rand(batch * both), conditions)
-            steps = int(ledger.peak)
-            with Ledger() as ledger:
-                self.family.decode(self.parts, latents)
-        return steps, int(ledger.peak)
+        return int(ledger.peak)
+
+    def decoding(self, size: Size, batch: int) -> int:
+        """The most that the VAE has besides its weights while it decodes pictures of this size."""
+        with torch.no_grad(), self._mode(None), Ledger() as ledger:
+            self.family.decode(self.parts, self.latents(size, batch))
+        return int(ledger.peak)
 
     def training(self, options: RunOptions, bucket: Bucket) -> Training:
         """What a step of a batch of this bucket takes, all weights on the device and in full.
@@ -160,7 +179,9 @@ class Scales:
         parts = self.make()
         if isinstance(options.network, NetworkOptions):
             targets = self.family.adapter_targets(parts, options.network.wants_convolutions)
-            network: Any = attach(parts, options.network, targets, options.training.seed)
+            # Else each matrix of the adapter would be filled with zeros on the CPU first.
+            with META:
+                network: Any = attach(parts, options.network, targets, options.training.seed)
         else:
             network = train_whole(parts, options.network, self.family, trained_dtype(options.memory))
         arrange(parts, options, META)
@@ -198,8 +219,8 @@ class Scales:
         mode = self._mode(None if precision is torch.float32 else precision)
         with mode:
             with torch.no_grad():
-                latents = latents_of(self.family, parts, bucket.size, batch)
-                conditions = conditions_of(self.family, parts, bucket.size, batch, self.questions.caption, bucket.controls)
+                latents = self.latents(bucket.size, batch)
+                conditions = self._conditions(parts, bucket.size, batch, bucket.controls)
             with Ledger() as ledger:
                 if options.training.gradient_accumulation_steps > 1:
                     for weight in weights:
@@ -232,7 +253,11 @@ def _optimizer(options: RunOptions, groups: Sequence[dict[str, Any]], weights: S
         # Fused kernels keep nothing besides; the meta device has none.
         more = (*(one for one in optimizer.optimizer_args if not one.startswith(("fused", "foreach"))), "fused=False", "foreach=False")
         optimizer = optimizer.model_copy(update={"optimizer_args": more})
-        return optimizer_bytes(lambda: make_optimizer(optimizer, groups), weights)[0], 0, True
+        # It looks at one weight at a time, and those of one shape are alike.
+        alike = Counter((weight.shape, weight.dtype) for weight in weights)
+        one_each = {(weight.shape, weight.dtype): weight for weight in weights}
+        state = (optimizer_bytes(lambda one=one: make_optimizer(optimizer, [{"params": [one]}]), [one])[0] for one in one_each.values())
+        return sum(count * size for count, size in zip(map(alike.__getitem__, one_each), state)), 0, True
     try:
         return *optimizer_bytes(lambda: make_optimizer(optimizer, groups), weights), True
     except (RuntimeError, NotImplementedError, TypeError):

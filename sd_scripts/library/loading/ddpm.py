@@ -100,7 +100,7 @@ def tokenizer_for(options: DdpmModelOptions, captions: Collection[str]) -> str:
 def build(options: DdpmModelOptions, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """A new model on `device`, frozen and in eval mode; see protocols.NewFamily."""
     tokenizer = caption_tokenizer.read_tokenizer(beginning.files[TOKENIZER], options.max_token_length)
-    found = None if options.vae is None else made.vae_of(options.vae, "a small DDPM in latents")
+    found = None if options.vae is None else made.vae_of(options.vae, "a small DDPM in latents", without)
     config = None if found is None else config_of(found.module)
     check_sizes(beginning.sizes, len(options.channel_multipliers), config)
     dtypes = dtypes_of(("backbone", "te1", "vae"), dtype, options.vae_dtype)

@@ -87,7 +87,7 @@ def read_styles(text: str) -> tuple[str, ...]:
 def build(options: LgtModelOptions, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """A new model on `device`, frozen and in eval mode, that leaves latents as they are (velocity 0); see protocols.NewFamily."""
     styles = read_styles(beginning.files[STYLES])
-    found = made.vae_of(options.vae, "style transfer")
+    found = made.vae_of(options.vae, "style transfer", without)
     vae = config_of(found.module)
     check_sizes(beginning.sizes, len(options.channel_multipliers), vae)
     dtypes = dtypes_of(("backbone", "vae"), dtype, options.vae_dtype)

@@ -69,9 +69,11 @@ _VAES = FamilySpec(
 # Making.
 
 
-def vae_of(value: str, label: str) -> Found:
-    """The VAE that the option vae names: `toy`, a file, a folder, a hub id; label says of which models it is to be, in messages."""
-    return given(replace(_VAES, label=label), "vae", "vae", value, None)
+def vae_of(value: str, label: str, without: Collection[str] = ()) -> Found:
+    """The VAE that the option vae names: `toy`, a file, a folder, a hub id; label says of which models it is to be, in messages.
+
+    Of one in `without` only the configuration is needed."""
+    return given(replace(_VAES, label=label), "vae", "vae", value, None, without=without)
 
 
 def drawn(make: Callable[[], nn.Module], name: str, seed: int, without: Collection[str]) -> nn.Module:
