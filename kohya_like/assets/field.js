@@ -55,6 +55,6 @@
     wrong.replaceChildren(...loose.map((text) => make("p", { text })));
     wrong.hidden = loose.length === 0;
     if (first) first.focus();
-    else if (loose.length) wrong.scrollIntoView({ block: "nearest" });
+    else if (loose.length) window.kl.tools.bring(wrong);
   };
 })();

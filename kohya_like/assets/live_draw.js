@@ -206,6 +206,7 @@
         field.set(texts[name]);
         if (field.keep) field.keep();
       }
+      this.fields.get(Object.keys(texts).find((name) => this.fields.has(name))).root.scrollIntoView({ block: "nearest" });
     }
 
     async start() {

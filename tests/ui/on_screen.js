@@ -75,7 +75,7 @@ window.sight ||= (() => {
 
   // Small pictures that are shown larger, but not with sharp pixels that are each a whole number of the screen's.
   function blurred() {
-    return [...document.images].filter((image) => isSeen(image) && image.naturalWidth && image.naturalWidth < 256).flatMap((image) => {
+    return [...document.images].filter((image) => isSeen(image) && image.complete && image.naturalWidth < 256).flatMap((image) => {
       const style = getComputedStyle(image), {width, height} = image.getBoundingClientRect();
       const scales = [width / image.naturalWidth, height / image.naturalHeight].map((scale) => scale * devicePixelRatio);
       const scale = Math.min(...scales), whole = Math.round(scale);

@@ -104,7 +104,7 @@ PROMISES: list[Promise] = [
     Promise(THEME, "body.dark .kl-theme", "Light"),
     Promise(THEME, "body:not(.dark) .kl-theme", "Dark"),
     # The first visit. Another run takes the only device: what is started here waits.
-    Promise("I have my own pictures", "#kl-pretrained_model_name_or_path"),
+    Promise("I have my own pictures", ".kl-kinds"),
     Promise("Train the demo", f"{LIVE} .kr-run", r"toy-star[\s\S]*Waiting", before=again),
     Promise("Start training", ".kl-problems", "at work"),
     Promise("Open it", f"{RUNS} .kr-title", "toy-star"),
@@ -190,7 +190,7 @@ PROMISES: list[Promise] = [
     Promise("All pictures in one file", f"{RUNS} .kr-draw-chosen img", place=RUNS, rare=True),
     Promise("Download", f"{RUNS} .kr-draw-pictures .kr-actions", gives="download", place=RUNS),
     Promise("Use seed 7 again", "#kl-draw-seed", place=RUNS),
-    Promise("Use these settings", "#kl-draw-target", place=f"{RUNS} .kr-draw"),
+    Promise("Use these settings", "#kl-draw-ckpt", place=f"{RUNS} .kr-draw"),
     Promise("Transfer", "#kl-draw-image-error", "cannot be read", f"{RUNS} .kr-draw-form"),
     row("resumable"),
     Promise("Resume", f"{RUNS} .kr-run", "Waits", RUNS),
