@@ -27,7 +27,7 @@ TOP_LEVEL = (
 )
 LARGEST_FILE_BYTES = 9 * 2**20
 # Extra packages a user may install; the code that imports one says so when it is missing.
-OPTIONAL = {"pillow_jxl", "prodigyopt", "bitsandbytes", "spaces", "torchao", "wandb", "tensorboard", "triton"}
+OPTIONAL = {"pillow_jxl", "prodigyopt", "bitsandbytes", "spaces", "torchao", "wandb", "tensorboard", "triton", "datasets", "gguf"}
 # The server under the studio; the exact pin of gradio decides its version.
 COMES_WITH_GRADIO = {"fastapi", "starlette", "uvicorn", "httpx", "orjson"}
 HEAVY = ("torch", "diffusers", "transformers", "peft", "accelerate")

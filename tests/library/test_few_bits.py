@@ -56,6 +56,16 @@ def test_what_is_no_model_is_named_for_what_it_is(tmp_path: Path) -> None:
     assert not wrong
 
 
+def test_a_header_whose_length_begins_as_a_pickle_does_is_read(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "model.safetensors", {"a": torch.ones(2)}
+    for length in (0x0280, 0x0380, 0x0480):
+        save_file(tensors, path, metadata={"padding": ""})
+        short = int.from_bytes(path.read_bytes()[:8], "little")
+        save_file(tensors, path, metadata={"padding": "x" * (length - short)})
+        assert path.read_bytes().startswith(length.to_bytes(2, "little"))
+        assert read_header(path, "model").shapes == {"a": (2,)}
+
+
 def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for bad in (float("nan"), float("inf"), -float("inf")):

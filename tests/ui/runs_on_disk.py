@@ -43,7 +43,8 @@ def state(run: RunDirectory, step: int, fingerprint: str, minutes_ago: float = 0
 def made(output: Path, of: RunOptions, steps: tuple[int, ...] = (), minutes_ago: float = 12) -> RunDirectory:
     run = RunDirectory.create(output, of.output.output_name, of)
     print_of = resume.fingerprint(settings(of))
-    write_meta(run, fingerprint=print_of, settings=settings(of), dataset={"dataset_hash": "d"}, seed=of.training.seed, processes=1)
+    known = {"settings": settings(of), "model_files": {}, "dataset": {"dataset_hash": "d"}}
+    write_meta(run, fingerprint=print_of, **known, seed=of.training.seed, processes=1)
     for step in steps:
         state(run, step, print_of, minutes_ago)
     run.log("stopped", step=max(steps, default=0))

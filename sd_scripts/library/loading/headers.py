@@ -98,7 +98,8 @@ def _check_start(path: Path, option: str, start: bytes) -> None:
         )
     if text.startswith((b'{"error', b'{"message')):
         raise OptionError(f"{option}: {path.name} is an answer of a server that refused the download, not a model. Download the file again")
-    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
+    # The length of a safetensors header may be written in the same bytes, but then the header follows.
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")) and start[8:9] != b"{":
         raise OptionError(
             f"{option}: {path.name} is a pickle or zip file under another name, which can run any code while it is read, so it is refused. "
             "Get the .safetensors version of the model"

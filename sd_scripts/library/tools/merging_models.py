@@ -191,15 +191,14 @@ def _on_model(value: str, model: Model) -> AdapterFile:
 
 def _check_base(merge: Merge) -> None:
     """Raises OptionError for layers that are stored in a form to which nothing can be added."""
-    scaled, packed = [], []
+    packed = []
     for pieces in merge.changes().values():
         for layer, _ in pieces:
             place = merge.model.place(layer)
-            scaled += [layer] if place.scale is not None else []
-            packed += [layer] if place.slot.dtype not in _PLAIN else []
-    if scaled or packed:
+            packed += [layer] if place.unpacked is not None or place.slot.dtype not in _PLAIN else []
+    if packed:
         raise OptionError(
-            f"base_model: {merge.model.label} is quantised ({examples(scaled or packed, 3)}), so the sum would be lost in rounding. Merge "
+            f"base_model: {merge.model.label} is quantised ({examples(packed, 3)}), so the sum would be lost in rounding. Merge "
             "into the bf16 or fp16 version of the model and quantise afterwards"
         )
 

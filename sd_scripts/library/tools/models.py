@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -62,19 +62,19 @@ _FILES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where the weight of a layer stands: the tensor of a file, its form there, and the factor of a scaled fp8 file."""
+    """Where the weight of a layer stands: the tensor of a file, its form there, and how it is made where the file holds it in few bits."""
 
     slot: Slot
     stored: Stored
-    scale: Slot | None = None
+    unpacked: Callable[[], Tensor] | None = None
 
     def read(self) -> Tensor:
         """The layer's weight as the model uses it, float32."""
+        if self.unpacked is not None:
+            return from_original(self.stored, self.unpacked().float())
         if self.stored.form == "rows":
-            weight = self.slot.rows(*self.stored.rows[:2]).float()
-        else:
-            weight = from_original(self.stored, self.slot.read().float())
-        return weight if self.scale is None else weight * self.scale.read().float()
+            return self.slot.rows(*self.stored.rows[:2]).float()
+        return from_original(self.stored, self.slot.read().float())
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def built_in(family: Family, option: str) -> str:
 
 
 def _place(entry: Entry, stored: Stored, files: Mapping[Path, TensorFile]) -> Place:
-    slots = files[entry.path].slots
-    return Place(slots[entry.name], stored, None if entry.scale is None else slots[entry.scale])
+    slots, packed = files[entry.path].slots, entry.packed
+    return Place(slots[entry.name], stored, None if packed is None else lambda: packed.numbers(lambda name: slots[name].read()))
 
 
 def _layers(family: Family, modules: Mapping[str, nn.Module]) -> Layers:
