@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.dataset.plan import cache_folder
+from sd_scripts.dataset.progress import Bars
 from sd_scripts.library import objectives, resume
 from sd_scripts.library.arranging import arrange
 from sd_scripts.library.checkpoint import Checkpointer, Identity, State, read_state, remove_leftovers
@@ -41,6 +42,7 @@ from sd_scripts.library.families.packing import packed, unpacked
 from sd_scripts.library.families.pictures import as_pictures, evaluating, place
 from sd_scripts.library.families.qwen_edit import QwenEdit
 from sd_scripts.library.metadata import build
+from sd_scripts.library.model_files import model_files
 from sd_scripts.library.networks import AppliedAdapters, Network, apply_adapters, attach, export, merge_into
 from sd_scripts.library.optim import learning_rate_at, make_optimizer, restore
 from sd_scripts.library.predict import Predictor, Progress, Request, devices_for
@@ -445,7 +447,10 @@ class QwenImageEditTrainer:
         """The folder of the run, a new one or that of one that goes on, whose state is loaded then; and whether it is finished already."""
         options, total = self.options, self.options.training.max_train_steps
         settings = self._settings
-        start = resume.choose(resume.Wanted(options.output, options.distributed.resume, None, settings, qwen_yaml.NO_PICTURES, total))
+        wanted = resume.Wanted(
+            options.output, options.distributed.resume, None, settings, qwen_yaml.NO_PICTURES, total, model_files=self._model_files
+        )
+        start = resume.choose(wanted)
         if start.finished:
             assert start.run is not None
             self.run = start.run.path
@@ -465,13 +470,19 @@ class QwenImageEditTrainer:
         options = self.options
         return resume.training_settings(options, options.dataset.train_batch_size * options.training.gradient_accumulation_steps)
 
+    def _model_files(self) -> dict[str, str]:
+        """A hash of each file of the model; what did not change since the last look is not read again."""
+        with Bars() as bars:
+            return model_files(self.options, cache_folder(self.options.dataset, self.options.output.output_dir), bars)
+
     def _open(self, run: RunDirectory | None) -> Checkpointer:
         """Writes down what is trained in the folder of a run, None for a new one; what writes its states."""
         options, settings = self.options, self._settings
         run = run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, CONFIG)
         identity = Identity(resume.fingerprint(settings), qwen_yaml.NO_PICTURES, 1)
         about = {"dataset_hash": qwen_yaml.NO_PICTURES}
-        write_meta(run, fingerprint=identity.fingerprint, settings=settings, dataset=about, seed=options.training.seed, processes=1)
+        known = {"settings": settings, "model_files": self._model_files(), "dataset": about}
+        write_meta(run, fingerprint=identity.fingerprint, **known, seed=options.training.seed, processes=1)
         self.run = run.path
         self._checkpointer = Checkpointer(run, options.output, identity, lambda step: 0, options.training.max_train_steps)
         return self._checkpointer

@@ -124,7 +124,6 @@ def test_a_seed_that_is_not_given_is_drawn_and_a_size_may_be_another(saved: Path
         (["--steps", "0"], ['steps: "0" is out of range; 1 to 10000 is allowed']),
         (["--steps", "41"], ["steps: 41 is not possible", "take 1 to 40"]),
         (["--sampler", "ddmi", "--n", "0"], ['sampler: "ddmi" is not one of ddpm, ddim,', "Did you mean", 'n: "0" is out of range']),
-        (["--sampler", "heun", "--eta", "0.5"], ["eta is the fresh noise of ddim; heun has none"]),
         (["--size", "24,17"], ["size: 24 x 17 is not possible; the sides are multiples of 8"]),
         (["--negative_prompt", "x"], ["neg_prompt"]),
         (["--device", "cuda:77"], ["device: cuda:77 asked"]),
