@@ -12,6 +12,7 @@ import sd_scripts.toy
 from sd_scripts.library.model_files import NOTES, model_files
 from sd_scripts.schema import flat
 from sd_scripts.schema.runs import RUNS
+from sd_scripts.toy.sharing import INDEX, weights_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
 
@@ -31,7 +32,9 @@ def test_every_bit_of_every_file_counts_and_what_stayed_is_not_read_again(tmp_pa
     base, vae = tmp_path / "base", tmp_path / "own.safetensors"
     shutil.copytree(TOY, base)
     (base / "config.json").write_text("{}")  # Of the whole, as some models have it; not of a network alone.
-    shutil.copy(base / "vae" / "diffusion_pytorch_model.safetensors", vae)
+    (base / "vae" / INDEX).unlink()
+    shutil.copy(weights_of(TOY / "vae"), base / "vae")
+    shutil.copy(weights_of(TOY / "vae"), vae)
     shutil.copy(vae, base / "unet" / "diffusion_pytorch_model.fp16.safetensors")
     options = flat.build(RUNS["sdxl", "network"], {"pretrained_model_name_or_path": str(base), "vae": str(vae), "train_data_dir": "x"})
     read: list[int] = []
@@ -44,7 +47,8 @@ def test_every_bit_of_every_file_counts_and_what_stayed_is_not_read_again(tmp_pa
     first = look()
     where = "pretrained_model_name_or_path: "
     networks = ("unet", "vae", "text_encoder", "text_encoder_2")
-    named = {f"{where}{name}/{file.name}" for name in networks for file in (TOY / name).iterdir()} | {"vae: own.safetensors"}
+    files = [file for name in networks for file in (base / name).iterdir() if "fp16" not in file.name]
+    named = {f"{where}{file.relative_to(base).as_posix()}" for file in files} | {"vae: own.safetensors"}
     assert named < set(first) and not any("fp16" in name for name in first) and read, "that of another precision is not read by this run"
     assert look() == first and not read
     missed = []

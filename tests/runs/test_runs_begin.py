@@ -23,7 +23,7 @@ def beginning(runs: Any, *more: str, **options: Any) -> str:
     """Where a start would begin, and what it says."""
     session = Session(parse_cli(RUNS["sdxl", "network"], [*runs.arguments(**options), *more]), StopRequest())
     session.plan = session._scan()
-    session.total_steps = session._total_steps()
+    session.total_steps = session.plan.steps_of_run(session.options.training)
     try:
         start = resume.choose(session._wanted(session._model_files))
     except OptionError as err:

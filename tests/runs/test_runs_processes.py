@@ -73,10 +73,15 @@ def test_processes_through_accelerate_launch_are_the_same_run(processes: int, ru
     assert (launched.path / "lora.safetensors").read_bytes() == (direct.path / "lora.safetensors").read_bytes()
 
 
+def within(runs: Runs) -> list[cleanup.Found]:
+    """What cleanup finds of these runs; it tells of those of others on this machine too, and leaves them alone."""
+    return [found for found in cleanup.look([runs.output]) if found.folder is not None and found.folder.parent == runs.output]
+
+
 def test_both_processes_stop_after_the_same_step(runs: Runs, tmp_path: Path) -> None:
     started = Together(runs, 2, tmp_path / "start", train_batch_size=1, max_train_steps=5000, use_ema=True)
     started.wait(lambda: any(event["kind"] == "step" for event in runs.events()))
-    (orphans,) = cleanup.look([runs.output])
+    (orphans,) = within(runs)
     assert orphans.is_orphan and {process.pid for process in orphans.members} == {process.pid for process in started.processes}, (
         "nothing that was given the script watches them"
     )
@@ -99,7 +104,7 @@ def test_ranks_from_a_terminal_whose_launcher_and_guard_were_killed_are_found_an
         while not (runs.output.is_dir() and any(event["kind"] == "step" for event in runs.events())):
             assert time.monotonic() < end and launcher.poll() is None
             time.sleep(0.1)
-        (found,) = cleanup.look([runs.output])
+        (found,) = within(runs)
         assert (found.is_orphan, found.reason) == (False, "its launcher lives")
         (guard,) = [
             child for child in psutil.Process(launcher.pid).children() if any(word.endswith("ranks.py") for word in child.cmdline())
@@ -107,14 +112,14 @@ def test_ranks_from_a_terminal_whose_launcher_and_guard_were_killed_are_found_an
         guard.suspend()
         launcher.kill()
         launcher.wait()
-        (found,) = cleanup.look([runs.output])
+        (found,) = within(runs)
         assert (found.is_orphan, found.reason) == (False, "its launcher was killed, and its guard is ending it")
         guard.kill()
         psutil.wait_procs([guard], 30)
     cleanup.main(["cleanup", "--yes", str(runs.output)])
     told = capsys.readouterr().out
     assert f"orphaned: {runs.newest().path}: its launcher is gone" in told and "rank 0" in told and "rank 1" in told, told
-    assert "Ended: 2 processes." in told and cleanup.look([runs.output]) == []
+    assert "Ended: 2 processes." in told and within(runs) == []
 
 
 NEVER_SAME: dict[str, Any] = {

@@ -119,11 +119,7 @@ def _filtered(names: list[str], options: FullOptions, problems: list[Problem]) -
     for option, texts in (("target_modules", options.target_modules), ("exclude_modules", options.exclude_modules)):
         patterns = []
         for text in texts:
-            try:
-                pattern = re.compile(text)
-            except re.error as err:
-                problems.append(Problem(option, f"{option}: {text!r} is not a regular expression ({err}); a plain dot is written \\."))
-                continue
+            pattern = re.compile(text)
             if not any(pattern.search(name) for name in names):
                 problems.append(
                     Problem(

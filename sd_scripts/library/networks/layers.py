@@ -106,21 +106,10 @@ def plan_of_file(adapters: Mapping[str, AdapterLayer], bases: Mapping[str, nn.Mo
     return plans
 
 
-def _patterns(option: str, texts: tuple[str, ...], problems: list[Problem]) -> list[re.Pattern[str]]:
-    patterns = []
-    for text in texts:
-        try:
-            patterns.append(re.compile(text))
-        except re.error as err:
-            problems.append(Problem(option, f"{option}: {text!r} is not a regular expression ({err}); a plain dot is written \\."))
-    return patterns
-
-
 def _filtered(names: list[str], options: NetworkOptions, problems: list[Problem]) -> list[str]:
     """The names that target_modules and exclude_modules leave; patterns are searched in the path without `<module>.`."""
     kept = names
-    include = _patterns("target_modules", options.target_modules, problems)
-    exclude = _patterns("exclude_modules", options.exclude_modules, problems)
+    include, exclude = ([re.compile(text) for text in texts] for texts in (options.target_modules, options.exclude_modules))
     paths = {name: name.partition(".")[2] for name in names}
     for option, patterns in (("target_modules", include), ("exclude_modules", exclude)):
         for pattern in patterns:

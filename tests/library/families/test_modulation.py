@@ -10,8 +10,10 @@ from torch import Tensor
 
 from sd_scripts.library.families.modulation import NUM_TIMES, tabulate
 from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.objectives import make
-from sd_scripts.library.protocols import Condition, Parts
+from sd_scripts.library.objectives import FlowMatching, make
+from sd_scripts.library.objectives.levels import FromDensity
+from sd_scripts.library.objectives.regression import Times
+from sd_scripts.library.protocols import Condition, Objective, Parts
 from sd_scripts.schema.objective import QwenFlowObjectiveOptions
 
 FAMILY = QwenEdit()
@@ -62,11 +64,16 @@ def test_gradients_are_the_same_with_checkpointing_and_several_forward_passes(ve
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
+def times_of(objective: Objective) -> Times:
+    assert isinstance(objective, FlowMatching) and isinstance(objective.levels, FromDensity)
+    return objective.levels.times
+
+
 def test_training_times_are_those_of_the_table() -> None:
     parts = tabulate(FAMILY.tiny(), CPU)
     objective = make(QwenFlowObjectiveOptions(), parts.path, parts.kind)
-    times = objective.times(torch.rand(2000, dtype=torch.float64), (8, 8)).double() * NUM_TIMES
+    times = times_of(objective)(torch.rand(2000, dtype=torch.float64), (8, 8)).double() * NUM_TIMES
     assert (times - times.round()).abs().max() < 1e-3 and times.min() >= 1 and times.max() <= NUM_TIMES
     plain = make(QwenFlowObjectiveOptions(), FAMILY.tiny().path, parts.kind)
     u = torch.rand(2000, dtype=torch.float64)
-    assert (objective.times(u, (8, 8)) - plain.times(u, (8, 8))).abs().max() <= 1 / NUM_TIMES
+    assert (times_of(objective)(u, (8, 8)) - times_of(plain)(u, (8, 8))).abs().max() <= 1 / NUM_TIMES
