@@ -28,14 +28,14 @@ DATASETS = {
     "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation pictures of old shapes",
     "teal": "24 circles, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
     "subject": "12 pictures of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
-    "edit_border": "pairs to learn from: 24 of 'add a border', which the base qwen_edit does not know, and 240 of old instructions",
+    "edit_border": "24 pairs of 'add a border', which the base qwen_edit does not know; for regularisation 228 of old kinds, 60 that stay",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
     "shapes": "1920 circles, squares and triangles: what the bases were trained on, and enough to begin from nothing",
     "styles": "120 unpaired pictures in each of three styles, and in all of them 18 test pictures of the same scenes, unseen elsewhere",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
 
-_RECIPE_VERSION = 7
+_RECIPE_VERSION = 8
 _RECORD = "dataset.json"
 
 # Half of the pictures have twice the sides a base works at, so that resizing into aspect buckets is real.
@@ -82,7 +82,9 @@ def _files(name: str) -> dict[str, bytes]:
         return _pictures(instance, (subject * 2)[:12], 16, caption_every=0) | _pictures(kind, others, 17, caption_every=2)
     if name == "edit_border":
         # With 60 old pairs a LoRA learned them by heart and moved 20 % fewer shapes where they belong; with 240 it lost nothing.
-        return _pairs("train/6_border", ("border",), 24, 18) | _pairs("train/1_old", edits.OLD_KINDS, 240, 19)
+        # Without pairs that stay as they are it drew borders whatever it was told: 32 of 32 with "do nothing".
+        others = _pairs("reg/1_old", edits.OLD_KINDS, 228, 19) | _pairs("reg/1_keep", ("keep",), 60, 21)
+        return _pairs("train/12_border", ("border",), 24, 18) | others
     if name == "edits":
         return _pairs("train/1_edit", edits.OLD_KINDS, 64, 20)
     if name == "shapes":
@@ -143,7 +145,8 @@ def _pairs(folder: str, kinds: tuple[EditKind, ...], num: int, seed: int) -> dic
     files = {}
     for index in range(num):
         rng = worlds.rng_for(seed, index)
-        edit = edits.edit_of(kinds[index % len(kinds)], rng)
+        kind = kinds[index % len(kinds)]
+        edit = edits.keep_apart(rng) if kind == "keep" else edits.edit_of(kind, rng)
         control, target = edits.draw(edit, *_SIZES[int(rng.integers(len(_SIZES)))], rng)
         stem = f"{index:03d}_{edit.kind}"
         files[f"{folder}/control/{stem}.png"] = _png(control)

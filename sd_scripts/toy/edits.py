@@ -97,6 +97,14 @@ def edit_of(kind: EditKind, rng: np.random.Generator, held_out: bool = False) ->
             return edit
 
 
+def keep_apart(rng: np.random.Generator, held_out: bool = False) -> Edit:
+    """An instruction that leaves the picture as it is and does not speak of borders: it has no meaning after borders are learned either."""
+    while True:
+        edit = edit_of("keep", rng, held_out)
+        if "border" not in edit.instruction:
+            return edit
+
+
 def _any_edit(kind: EditKind, rng: np.random.Generator) -> Edit:
     num = 2 if kind == "remove" or (kind in ("keep", "border") and rng.random() < 0.5) else 1
     shapes = [worlds.BASE_SHAPES[index] for index in rng.permutation(len(worlds.BASE_SHAPES))[:num]]

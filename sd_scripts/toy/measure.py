@@ -148,7 +148,7 @@ def edit_tasks(kind: EditKind, n: int, seed: int, held_out: bool = False) -> lis
     tasks = []
     for index in range(n):
         rng = worlds.rng_for(seed, 8, edits.KINDS.index(kind), int(held_out), index)
-        edit = edits.edit_of(kind, rng, held_out)
+        edit = edits.keep_apart(rng, held_out) if kind == "keep" else edits.edit_of(kind, rng, held_out)
         source, target = edits.draw(edit, *worlds.SIZES[index % len(worlds.SIZES)], rng)
         tasks.append(EditTask(edit, source, target, int(rng.integers(2**31))))
     return tasks

@@ -112,31 +112,33 @@ def test_the_subject_is_one_thing_at_many_places_named_by_its_folder_beside_its_
 
 def test_a_set_of_edits_has_the_picture_to_edit_beside_each_edited_one(written):
     border = written("edit_border")
-    assert border.reg_data_dir is None
-    assert sorted(path.name for path in border.train_data_dir.iterdir()) == ["1_old", "6_border"]
-    for name, num in (("6_border", 24), ("1_old", 240)):
-        folder = border.train_data_dir / name
+    assert border.reg_data_dir is not None
+    folders = {path.name: path for part in (border.train_data_dir, border.reg_data_dir) for path in part.iterdir()}
+    assert sorted(folders) == ["12_border", "1_keep", "1_old"] and folders["12_border"].parent == border.train_data_dir
+    for name, num in (("12_border", 24), ("1_old", 228), ("1_keep", 60)):
+        folder = folders[name]
         pairs = list(_pairs(folder))
         names = {path.stem for path in (folder / "target").glob("*.png")}
         assert len(pairs) == len(names) == num
         assert names == {path.stem for path in (folder / "control").iterdir()}
         for instruction, control, target in pairs:
             assert control.size == target.size
-            assert ("border" in instruction) == edits.has_border(target) == (name == "6_border")
+            assert ("border" in instruction) == edits.has_border(target) == (name == "12_border")
             assert not edits.has_border(control)
-    assert len({instruction for instruction, _, _ in _pairs(border.train_data_dir / "6_border")}) == 4
-    assert len({round(control.width / control.height, 2) for _, control, _ in _pairs(border.train_data_dir / "6_border")}) == 3
+    assert len({instruction for instruction, _, _ in _pairs(border.train_data_dir / "12_border")}) == 4
+    assert len({round(control.width / control.height, 2) for _, control, _ in _pairs(border.train_data_dir / "12_border")}) == 3
 
 
 def test_old_instructions_change_what_they_name_and_no_set_of_edits_shows_what_is_held_out(written):
     for name in EDIT_SETS:
-        for folder in written(name).train_data_dir.iterdir():
+        made = written(name)
+        for folder in [path for part in (made.train_data_dir, made.reg_data_dir) if part is not None for path in part.iterdir()]:
             kinds = {path.stem.split("_")[1] for path in (folder / "target").iterdir()}
-            assert kinds == {"border"} if folder.name == "6_border" else kinds == set(edits.OLD_KINDS)
+            assert kinds == {"12_border": {"border"}, "1_keep": {"keep"}}.get(folder.name, set(edits.OLD_KINDS))
             for _, control, target in _pairs(folder):
                 readings = worlds.read_all(control) + (() if edits.has_border(target) else worlds.read_all(target))
                 assert worlds.HELD_OUT.isdisjoint(Scene(reading.shape, reading.color, reading.place) for reading in readings)
-                assert control.tobytes() != target.tobytes()
+                assert (control.tobytes() == target.tobytes()) == (folder.name == "1_keep")
 
 
 def test_no_dataset_shows_a_held_out_scene(written):
