@@ -11,7 +11,6 @@ from sd_scripts.toy.datasets import write_dataset
 from sd_scripts.toy.edits import OLD_KINDS, EditKind
 from tests.runs.learning import learn, losses_fall
 
-
 NEW: tuple[EditKind, ...] = ("border",)
 KEPT: tuple[EditKind, ...] = ("keep",)
 
