@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Page, expect
 
 from kohya_like import tools
+from sd_scripts.library.families.sdxl import Sdxl
+from sd_scripts.schema.model import SdxlModelOptions
 from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.tools import TOOLS
+from tests.made_here import lora_of
 from tests.ui.standin_runs import options
-from tests.ui.test_tools import lora
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 PATIENCE = 600_000
@@ -59,7 +62,8 @@ def test_a_file_of_a_run_is_verified_with_one_click(studios: Callable[..., Any],
     root = tmp_path / "output"
     run = RunDirectory.create(root, "stars", options(root, output_name="stars"))
     run.log("finished", step=1, text="", remedy="")
-    path = lora(run.path / "stars.safetensors")
+    model = Sdxl().load(SdxlModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
+    path = lora_of("sdxl", run.path / "stars.safetensors", parts=model)
     visited = visit(studios(output_dir=root).url, width=390)
     page = visited.page
     page.get_by_role("tab", name="Runs").click()
