@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,23 @@ from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import SdxlNetwork
 
 OPTIONS = build(SdxlNetwork, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_name": "my cat's lora"})
+
+
+def test_a_file_takes_the_place_of_another_at_once_and_when_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, reader, real = tmp_path / "a.txt", tmp_path / "held by a reader", os.fsync
+    write_atomically(file, "old")
+    os.link(file, reader)
+    done: list[str] = []
+
+    def fsync(handle: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else os.pread(handle, 9, 0).decode())
+        done.append(file.read_text())
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomically(file, "new")
+    assert reader.read_text() == "old", "who has the old file open reads on in it"
+    assert done == ["new", "old", "folder", "new"], "what is synced, and what stands under the name at that time"
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

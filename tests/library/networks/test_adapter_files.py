@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,6 +149,22 @@ def test_names_of_diffusers_say_everything_without_our_header(trained: Callable[
                     assert lengths.shape == (shape[0], *[1] * (len(shape) - 1))
                     assert torch.equal(lengths.flatten(), held["lora_magnitude_vector.weight"].flatten())
             assert wrong == [] and min(factors) == 0.5, wrong
+
+
+def test_a_file_that_the_disk_spoils_is_found_out_at_once(
+    parts: Parts, trained: Callable[[str], Trained], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, real = trained("lora"), os.fsync
+
+    def spoil(handle: int) -> None:
+        real(handle)
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            last = os.fstat(handle).st_size - 1
+            os.pwrite(handle, bytes([os.pread(handle, 1, last)[0] ^ 0x40]), last)
+
+    monkeypatch.setattr(os, "fsync", spoil)
+    with pytest.raises(TrainingError, match=r"a\.safetensors does not do what was trained at "):
+        export(live.network, live.parts, tmp_path / "a.safetensors", precision="float")
 
 
 @pytest.mark.parametrize("precision", ["float", "fp16", "bf16"])
