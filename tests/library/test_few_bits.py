@@ -66,6 +66,13 @@ def test_a_header_whose_length_begins_as_a_pickle_does_is_read(tmp_path: Path) -
         assert read_header(path, "model").shapes == {"a": (2,)}
 
 
+def test_scaled_weights_of_a_compiled_network_are_found_by_their_names_in_the_file(tmp_path: Path) -> None:
+    path, weight = tmp_path / "model.safetensors", torch.randn(4, 8).to(torch.float8_e4m3fn)
+    save_file({"_orig_mod.a.weight": weight, "_orig_mod.a.scale_weight": torch.tensor([0.5])}, path)
+    (entry,) = entries(read_header(path, "model"), "model").values()
+    assert torch.equal(Reader()(entry), weight.float() * 0.5)
+
+
 def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for bad in (float("nan"), float("inf"), -float("inf")):

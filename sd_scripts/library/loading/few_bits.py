@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,12 @@ def packed_in(header: Header, option: str) -> tuple[dict[str, Packed], set[str]]
         scale = next((other for ending in _SCALES if (other := name.removesuffix(".weight") + ending) in header.shapes), None)
         if name.endswith(".weight") and scale is not None:
             found[name] = _scaled(name, scale, header, option)
-    return found, beside
+    return {name: _by_stored_names(one, header) for name, one in found.items()}, beside
+
+
+def _by_stored_names(one: Packed, header: Header) -> Packed:
+    """The same, asking for tensors by the names that they have in the file, which torch.compile may have changed."""
+    return replace(one, numbers=lambda get: one.numbers(lambda name: get(header.stored.get(name, name))))
 
 
 def _refused(header: Header, option: str, name: str) -> OptionError:
