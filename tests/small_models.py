@@ -19,7 +19,7 @@ from diffusers import (
     ZImagePipeline,
 )
 
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.runs import RUNS
 

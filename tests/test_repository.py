@@ -210,9 +210,9 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     ("sd_scripts/dataset", (*HEAVY, ENGINE)),
     ("sd_scripts/doctor.py", (*HEAVY, ENGINE)),
     ("sd_scripts/library", (f"{ENGINE}.launch",)),
-    ("sd_scripts/library/trainer.py", tuple(f"{ENGINE}.{part}" for part in ("families", "objectives", "networks"))),
+    ("sd_scripts/library/train/trainer.py", tuple(f"{ENGINE}.{part}" for part in ("families", "objectives", "networks"))),
     ("sd_scripts/library/objectives", tuple(f"{ENGINE}.{part}" for part in ("families", "networks", "data", "trainer"))),
-    ("sd_scripts/library/families", tuple(f"{ENGINE}.{part}" for part in ("objectives", "data", "trainer"))),
+    ("sd_scripts/families", tuple(f"{ENGINE}.{part}" for part in ("objectives", "data", "trainer"))),
 ]
 
 
@@ -275,7 +275,7 @@ def test_a_fresh_process_does_not_load_what_a_layer_may_not_know(module, absent)
 
 
 def import_trainer(said: str) -> None:
-    importlib.import_module("sd_scripts.library.trainer")
+    importlib.import_module("sd_scripts.library.train.trainer")
     Path(said).write_text(str([name for name in ("gradio", "kohya_like") if name in sys.modules]))
 
 

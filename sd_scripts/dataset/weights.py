@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
-from sd_scripts.schema.lgt import LgtObjectiveOptions
+from sd_scripts.families.lgt.options import LgtObjectiveOptions
+from sd_scripts.families.zimage.objective import TERMS, ZImageObjectiveOptions
 from sd_scripts.schema.objective import RegressionOptions
 
 NAMES = ("loss_weight", *TERMS)

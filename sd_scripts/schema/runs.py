@@ -6,10 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from .acrf import ZImageObjectiveOptions
-from .compile import CompileOptions
-from .dataset import DatasetOptions, QwenImageDatasetOptions, SdDatasetOptions
-from .ddpm import (
+from sd_scripts.families.ddpm.options import (
     DdpmDatasetOptions,
     DdpmModelOptions,
     DdpmNetworkOptions,
@@ -19,9 +16,7 @@ from .ddpm import (
     DdpmSampleOptions,
     DdpmTrainingOptions,
 )
-from .distributed import DistributedOptions
-from .fields import Options, raise_all
-from .lgt import (
+from sd_scripts.families.lgt.options import (
     LgtDatasetOptions,
     LgtModelOptions,
     LgtNetworkOptions,
@@ -31,6 +26,12 @@ from .lgt import (
     LgtSampleOptions,
     LgtTrainingOptions,
 )
+from sd_scripts.families.zimage.objective import ZImageObjectiveOptions
+
+from .compile import CompileOptions
+from .dataset import DatasetOptions, QwenImageDatasetOptions, SdDatasetOptions
+from .distributed import DistributedOptions
+from .fields import Options, raise_all
 from .memory import AdapterMemoryOptions, MemoryOptions, UNetAdapterMemoryOptions, UNetMemoryOptions
 from .model import (
     BaseModelOptions,

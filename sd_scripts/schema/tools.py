@@ -6,10 +6,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .drawing import DrawSection
+from sd_scripts.families.ddpm.sample_options import DrawSection
+from sd_scripts.families.lgt.transfer_options import TransferSection
+
 from .fields import Count, NotNegative, Number, Options, Positive, Section, Seed, Show, raise_all
 from .network import Rank
-from .transfer import TransferSection
 
 Precision = Literal["float", "fp16", "bf16"]
 AdapterLayout = Literal["kohya", "diffusers", "comfyui"]

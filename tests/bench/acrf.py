@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from PIL import Image
 from scipy import stats
 
-from sd_scripts.library.protocols import Preview
+from sd_scripts.library.core.protocols import Preview
 from sd_scripts.toy import measure, worlds
 from tests.runs.learning import Learned, learn
 

@@ -12,7 +12,7 @@ from PIL import Image
 from sd_scripts.dataset import archives
 from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.scan import scan
-from sd_scripts.library.preflight import check_early
+from sd_scripts.runs.preflight import check_early
 from sd_scripts.schema import flat
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError

@@ -11,7 +11,7 @@ from PIL import Image
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.dataset.weights import terms_of
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
+from sd_scripts.families.zimage.objective import TERMS, ZImageObjectiveOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.objective import FluxFlowObjectiveOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sd_scripts.library import families
-from sd_scripts.library.networks import attach
-from sd_scripts.library.protocols import Condition, Geometry, Parts
+from sd_scripts import families
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.protocols import Condition, Geometry, Parts
 from sd_scripts.schema.runs import RUNS
 
 

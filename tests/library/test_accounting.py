@@ -12,10 +12,10 @@ import torch
 from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel, ZImageTransformer2DModel
 from torch import Tensor, nn
 
-from sd_scripts.library import families
-from sd_scripts.library.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes
-from sd_scripts.library.networks import attach
-from sd_scripts.library.protocols import Parts
+from sd_scripts import families
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes
 from sd_scripts.schema.network import FluxNetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
 from tests.library.batches import a_call
 

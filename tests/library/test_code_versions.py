@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sd_scripts.library.code_versions import versions_of
+from sd_scripts.library.memory.code_versions import versions_of
 from sd_scripts.schema.flat import parse_cli
 from sd_scripts.schema.runs import RUNS
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sd_scripts.library import families
-from sd_scripts.library.conditioned import Conditioned
-from sd_scripts.library.networks import attach
-from sd_scripts.library.objectives import make
-from sd_scripts.library.protocols import Batch
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts import families
+from sd_scripts.families.zimage.objective import ZImageObjectiveOptions
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.protocols import Batch
+from sd_scripts.library.objectives.make import make
+from sd_scripts.library.train.conditioned import Conditioned
 from sd_scripts.schema.network import NetworkOptions, ZImageNetworkOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.runs import RUNS

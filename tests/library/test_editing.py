@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.library.data.pipeline import Kept
-from sd_scripts.library.describing import about_caches, base_facts, dataset_facts, lines_about_pictures
-from sd_scripts.library.editing import check_control_area, check_prompts, control_area, control_size, encoder_devices, with_controls
-from sd_scripts.library.families.qwen_edit import QwenEdit
+from sd_scripts.library.train.describing import about_caches, base_facts, dataset_facts, lines_about_pictures
+from sd_scripts.library.train.editing import check_control_area, check_prompts, control_area, control_size, encoder_devices, with_controls
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import QwenImageModelOptions, SdxlModelOptions
 from sd_scripts.schema.prompts import PromptSpec

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.library.launch import main
+from sd_scripts.library.train.launch import main
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS

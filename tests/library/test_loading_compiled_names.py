@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library import families
+from sd_scripts import families
 from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.tools.tensor_files import open_file
 from sd_scripts.schema.runs import RUNS

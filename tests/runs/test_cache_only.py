@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.schema.command import SCRIPTS
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.command import SCRIPTS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
 from tests.forked import said_by_script
 from tests.runs.conftest import PATIENCE_SECONDS, Runs

@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library import families
-from sd_scripts.library.launch import main
+from sd_scripts import families
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS
 from tests.small_models import model_given
 

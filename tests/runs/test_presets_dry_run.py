@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.library.launch import main
+from sd_scripts.library.train.launch import main
 from sd_scripts.schema.flat import build, changed, read_toml, run_of
 from sd_scripts.schema.runs import RUNS
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sd_scripts.library.launch import main
+from sd_scripts.library.train.launch import main
 from sd_scripts.schema.flat import FlatField, asleep, fields, nearest
 from sd_scripts.schema.runs import SdxlNetwork
 

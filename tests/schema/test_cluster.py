@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from sd_scripts.runs.cluster import UNFINISHED, ClusterOptions, ClusterSection, files, manifest_problems
+from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.schema import flat
 from sd_scripts.schema.__main__ import main
-from sd_scripts.schema.cluster import UNFINISHED, ClusterOptions, ClusterSection, files, manifest_problems
-from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS, RunOptions
 

@@ -9,8 +9,8 @@ from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, Q
 from safetensors import safe_open
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from sd_scripts.library import families
-from sd_scripts.library.protocols import Preview
+from sd_scripts import families
+from sd_scripts.library.core.protocols import Preview
 from sd_scripts.schema.model import QwenImageModelOptions
 from sd_scripts.toy import autoencoder, build, edits, measure, qwen_edit, qwen_vae, worlds
 from sd_scripts.toy.build import Plan

@@ -11,12 +11,12 @@ from typing import Any
 
 from PIL import Image
 
-from sd_scripts.library import resume
-from sd_scripts.library.checkpoint import Checkpointer, Identity
-from sd_scripts.library.run_meta import write_meta
+from sd_scripts.library.train.checkpoint import Checkpointer, Identity
+from sd_scripts.library.train.run_meta import write_meta
+from sd_scripts.runs import resume
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.output import OutputOptions
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RUNS, RunOptions
 
 RUN = RUNS["sdxl", "network"]

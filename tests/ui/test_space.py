@@ -23,7 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from kohya_like import exporting, space
-from sd_scripts.library.families import family
+from sd_scripts.families import family
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RUNS

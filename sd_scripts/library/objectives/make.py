@@ -11,22 +11,23 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.weights import terms_of as term_weights
-from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
-from sd_scripts.library.objectives import noise as noises
-from sd_scripts.library.objectives.distances import distance_of
-from sd_scripts.library.objectives.energy import Energy, too_small
-from sd_scripts.library.objectives.flow_matching import Curvature, FlowMatching, Guidance, Interpretation
-from sd_scripts.library.objectives.levels import FromAnchors, FromDensity, LevelsOf
-from sd_scripts.library.objectives.regression import Regression, Times
-from sd_scripts.library.objectives.terms import COLOUR_TERMS, terms_of
-from sd_scripts.library.objectives.times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
-from sd_scripts.library.objectives.weights import anchor_weights, flow_weight_of, weight_of
-from sd_scripts.library.protocols import Kind, Objective, Path
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
-from sd_scripts.schema.ddpm import DdpmObjectiveOptions
+from sd_scripts.families.ddpm.options import DdpmObjectiveOptions
+from sd_scripts.families.lgt.energy import Energy, too_small
+from sd_scripts.families.lgt.options import LgtObjectiveOptions
+from sd_scripts.families.zimage.objective import ZImageObjectiveOptions
+from sd_scripts.library.core.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
+from sd_scripts.library.core.protocols import Kind, Objective, Path
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.lgt import LgtObjectiveOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+
+from . import noise as noises
+from .distances import distance_of
+from .flow_matching import Curvature, FlowMatching, Guidance, Interpretation
+from .levels import FromAnchors, FromDensity, LevelsOf
+from .regression import Regression, Times
+from .terms import COLOUR_TERMS, terms_of
+from .times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
+from .weights import anchor_weights, flow_weight_of, weight_of
 
 AnyObjectiveOptions = RegressionOptions | LgtObjectiveOptions
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts.families.zimage.objective import ZImageObjectiveOptions
 
 COLOUR_TERMS = ("lambda_struct", "lambda_light", "lambda_color", "lambda_tex")
 """Terms on luminance and colour, which need a map from latents to them."""

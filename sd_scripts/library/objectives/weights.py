@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.protocols import Kind, Path
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts.families.zimage.objective import ZImageObjectiveOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Kind, Path
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 

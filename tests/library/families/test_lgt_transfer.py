@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.families.lgt import STYLE, Lgt
-from sd_scripts.library.families.lgt_transfer import (
+from sd_scripts.families.lgt.model import STYLE, Lgt
+from sd_scripts.families.lgt.transfer import (
     Settings,
     begin,
     generate,
@@ -31,9 +30,10 @@ from sd_scripts.library.families.lgt_transfer import (
     sigma_of,
     transfer,
 )
-from sd_scripts.library.integrators import STEPS, Method
-from sd_scripts.library.protocols import Condition, Parts
-from sd_scripts.library.rng import rng_for
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.integrators import STEPS, Method
+from sd_scripts.library.core.protocols import Condition, Parts
+from sd_scripts.library.core.rng import rng_for
 
 DOUBLE = torch.float64
 STYLES = {"flat": (0.7, 0.4), "line": (-0.5, 1.5), "night": (0.0, 1.0)}

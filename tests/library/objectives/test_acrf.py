@@ -16,15 +16,16 @@ from torch import Tensor
 from sd_scripts.dataset.config import Subset
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.dataset.plan import Plan, make_plan
-from sd_scripts.library import diffusion
-from sd_scripts.library.objectives import FlowMatching, Regression, make
+from sd_scripts.families.zimage.objective import TERMS, ZImageObjectiveOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Batch, Losses
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import distance_of
+from sd_scripts.library.objectives.flow_matching import FlowMatching
 from sd_scripts.library.objectives.levels import FromAnchors
-from sd_scripts.library.objectives.make import times_of
+from sd_scripts.library.objectives.make import make, times_of
+from sd_scripts.library.objectives.regression import Regression
 from sd_scripts.library.objectives.weights import anchor_weights, flow_weight_of
-from sd_scripts.library.protocols import Batch, Losses
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.objective import FlowObjectiveOptions

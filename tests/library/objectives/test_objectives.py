@@ -9,11 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.objectives import make
-from sd_scripts.library.objectives.make import density_of, times_of
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Batch
+from sd_scripts.library.objectives.make import density_of, make, times_of
 from sd_scripts.library.objectives.noise import draws, multires, offset
-from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions
 

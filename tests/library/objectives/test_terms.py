@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sd_scripts.families.zimage.objective import TERMS, ZImageObjectiveOptions
 from sd_scripts.library.objectives.colours import fit_colours
 from sd_scripts.library.objectives.terms import COLOUR_TERMS, Compared, high_pass, terms_of, without_coarse
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
 from tests.library.objectives.references import all_terms
 
 FACTOR, MAGNITUDE = 4, 0.3

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.families.zimage import ZImage
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.zimage.model import ZImage
 from sd_scripts.library.tools.converting import convert
 from sd_scripts.library.tools.extracting import extract
 from sd_scripts.library.tools.merging import merge
