@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.predict import QwenImagePredict
 
 from . import console, processes
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.full import WholeNetwork, train_whole
 from sd_scripts.library.adapters.network import Network
@@ -18,7 +19,7 @@ from sd_scripts.library.train.metadata import DatasetFacts
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.network import NetworkOptions
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 NETWORK_FAMILIES = tuple(family for family, method in RUNS if method == "network")
 """Families that LoRA files are made for."""

@@ -18,15 +18,15 @@ import pytest
 import gui
 from kohya_like import exporting
 from sd_scripts.dataset.config import read_config
+from sd_scripts.families import RUNS, TOOLS
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.runs.cluster import ClusterOptions
 from sd_scripts.runs.rundir import LAST_WORDS
 from sd_scripts.schema import flat
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.predict import QwenImagePredict
 from sd_scripts.schema.prompts import FLAGS
-from sd_scripts.schema.runs import RUNS, SdxlNetwork
-from sd_scripts.schema.tools import TOOLS
 from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_text, prose, ticked
 
 OPTIONS = {name: field for run in reversed(RUNS.values()) for name, field in flat.fields(run).items()}

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sd_scripts.schema.tools import TOOLS
+from sd_scripts.families import TOOLS
 from tests.forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent

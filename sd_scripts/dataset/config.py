@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
 from sd_scripts.schema import sleeping
-from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
+from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import show_of
 from sd_scripts.schema.flat import FlatField

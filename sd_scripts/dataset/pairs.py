@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions, QwenImageModelOptions
+from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
+from sd_scripts.schema.model import ModelOptions
 
 from .images import EXTENSIONS
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
+from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.runs.command import launch_command, shown
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.flat import build, fail, read_toml
-from sd_scripts.schema.runs import SdxlNetwork
 
 from . import measure
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.core.protocols import Batch, Condition, Geometry, Parts
@@ -46,7 +47,7 @@ from sd_scripts.library.train.meter import peak_gib
 from sd_scripts.library.train.optim import make_optimizer
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 MODELS = {
     "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",

@@ -40,7 +40,7 @@ import optimum.quanto, psutil
 from PIL import Image
 from sd_scripts.library.render.predict import Predictor, Request
 from sd_scripts.schema import flat
-from sd_scripts.schema.predict import QwenImagePredict
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 
 options = flat.parse_tool(QwenImagePredict, sys.argv[1:])
 before = psutil.Process().memory_info().rss

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from report import median, report
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.train.session import Session
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.runs import RUNS
 
 STEPS_A_BLOCK = 5
 

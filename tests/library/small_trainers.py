@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.full import train_whole
 from sd_scripts.library.core.protocols import Batch
@@ -30,7 +31,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema import flat
 from sd_scripts.schema.network import NetworkOptions
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 from tests.library.batches import a_call
 
 GIVEN: dict[str, Any] = {

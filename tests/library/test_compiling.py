@@ -14,6 +14,7 @@ from PIL import Image
 from torch._dynamo.utils import counters
 
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.memory import compiling
@@ -21,7 +22,6 @@ from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import UNetMemoryOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.batches import a_call, trainable
 from tests.library.small_trainers import make, weights_of
 

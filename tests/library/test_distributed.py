@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 
+from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.parallel.peers import PeerLost, Peers, backend_of, join
 from sd_scripts.library.parallel.sharding import check_optimizer, gathered, own, shard, shared_out_optimizer_state, total_norm
@@ -31,7 +32,6 @@ from sd_scripts.schema.distributed import DistributedOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import build
 from sd_scripts.schema.optimizer import OptimizerOptions
-from sd_scripts.schema.runs import SdxlNetwork
 
 SECONDS = 60.0
 """Far more than any of this takes."""

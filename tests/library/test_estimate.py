@@ -18,6 +18,7 @@ from PIL import Image
 
 from kohya_like import presets
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.families.flux.loading import DEV
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.core.protocols import Parts
@@ -36,7 +37,7 @@ from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 MODELS = {
     "sd": "a/stable-diffusion-v1-5",

@@ -21,6 +21,7 @@ from transformers import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.qwen_edit import (
     loading as qwen,
@@ -35,11 +36,10 @@ from sd_scripts.families.qwen_edit import (
     templates as qwen_templates,
 )
 from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Parts, StateDict
 from sd_scripts.library.loading.common import config_of, shipped_configs
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import QwenImageModelOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.loading_in_small import assert_same, original_state, prefixed
 from tests.small_models import model_options, qwen_pipeline_of
 
@@ -451,8 +451,8 @@ def test_quantised_weights_are_those_of_reading_first_and_quantising_then(saved)
 
 
 def test_an_adapter_is_trained_on_a_transformer_in_eight_bits(saved):
+    from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
     from sd_scripts.library.adapters.attaching import attach
-    from sd_scripts.schema.network import QwenImageNetworkOptions
 
     parts = load(saved, transformer_quantization="qint8")
     before = {key: tensor.clone() for key, tensor in parts.backbone.state_dict().items()}

@@ -15,12 +15,12 @@ from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.zimage import loading as zimage
 from sd_scripts.families.zimage import original as original_zimage
 from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.core.diffusion import anchor_sigmas
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import shipped_configs
 from sd_scripts.library.memory import quantize
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import ZImageModelOptions
 from tests.library.loading_in_small import assert_same, original_state, prefixed
 from tests.small_models import zimage_pipeline_of
 

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.render.predicting.in_process import InProcess
@@ -26,7 +27,6 @@ from sd_scripts.library.render.predicting.serve import Worker
 from sd_scripts.library.render.predicting.work import Workbench, failed
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import free_path
-from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import shaken
 
 Event = Mapping[str, Any]

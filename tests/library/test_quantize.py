@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.families.common.pictures import place
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
@@ -28,7 +29,6 @@ from sd_scripts.library.loading.quantized import check_whole
 from sd_scripts.library.memory import quantize
 from sd_scripts.library.memory.packed import PackedLinear
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 from tests.library.batches import a_call
 
 FAMILIES = tuple(name for name, method in RUNS if method == "network")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.core.errors import OutOfMemory
 from sd_scripts.library.core.protocols import Batch
@@ -19,7 +20,6 @@ from sd_scripts.library.train.optim import make_optimizer
 from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.schema.memory import MemoryOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.equivalence import Kind
 from tests.library.small_trainers import make, trained
 

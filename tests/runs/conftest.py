@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.forked import forked
 from tests.small_models import model_given
 

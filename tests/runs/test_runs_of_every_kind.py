@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.families.common.pictures import as_pictures
 from sd_scripts.families.lgt import transfer as lgt_transfer
 from sd_scripts.families.lgt.evaluation import QUALITY
@@ -27,7 +28,6 @@ from sd_scripts.library.core.protocols import Preview
 from sd_scripts.library.data.views import see_file
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 from tests.runs.conftest import Runs
 from tests.runs.together import trained_together
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import docs
 from sd_scripts.schema.__main__ import PATH
 from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically, written_aside
 from sd_scripts.schema.flat import build
-from sd_scripts.schema.runs import SdxlNetwork
 
 OPTIONS = build(SdxlNetwork, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_name": "my cat's lora"})
 

@@ -170,3 +170,6 @@ def _mask_of(lengths: Sequence[int], longest: int, device: torch.device) -> Tens
 def _on(device: torch.device, numbers: Sequence[object]) -> Tensor:
     """Whole numbers on a device; from pinned memory a GPU fetches them without anybody waiting."""
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+FAMILY = Ddpm()

@@ -8,11 +8,15 @@ from pydantic import Field, model_validator
 
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.fields import Batch, Count, Fraction, NotNegative, Positive, Rate, Show, Side, Size, WholeNumber, raise_all
+from sd_scripts.schema.memory import UNetMemoryOptions
 from sd_scripts.schema.model import ModelOptions, level_problems
-from sd_scripts.schema.network import FullOptions
+from sd_scripts.schema.network import (
+    ScratchOptions,
+)
 from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SamplerSampleOptions
 from sd_scripts.schema.training import TrainingOptions
 
@@ -126,10 +130,9 @@ class DdpmDatasetOptions(DatasetOptions):
     """Chance that a picture is shown with an empty caption, by which the model learns what guidance (CFG) leads away from."""
 
 
-class DdpmNetworkOptions(FullOptions):
+class DdpmNetworkOptions(ScratchOptions):
     """The weights of the U-Net and of the caption encoder, all trained."""
 
-    train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = True
 
     text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=1)] = ()
@@ -177,3 +180,102 @@ class DdpmOutputOptions(ModelOutputOptions):
     save_model_as: Literal["safetensors", "diffusers"] = "safetensors"
     """How the model is written. safetensors: one file with U-Net, caption encoder, VAE, tokenizer and schedule, which `ddpm_sample.py`
     reads; diffusers: a folder with a part in each sub-folder."""
+
+
+class Ddpm(RunOptions):
+    """A small text-conditioned diffusion model, trained from nothing."""
+
+    family: ClassVar[str] = "ddpm"
+    method: ClassVar[str] = "scratch"
+    script: ClassVar[str] = "ddpm_train.py"
+    label: ClassVar[str] = "Small DDPM from scratch"
+
+    renamed: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("amp", "amp_dtype"), "mixed_precision"),
+        "attn_head_dim": "attention_head_dim",
+        "attn_heads": "attention_head_dim: a level has as many heads as fit into its channels",
+        "attn_resolutions": "attention_levels, which counts levels from 0 at full size",
+        **dict.fromkeys(("batch", "batch_size"), "train_batch_size"),
+        **dict.fromkeys(("caption_drop_prob", "cond_drop_prob"), "caption_dropout_rate"),
+        "channel_mults": "channel_multipliers",
+        "ckpt_keep_last": "save_last_n_states, or save_last_n_steps for saved models",
+        "compile_cudagraphs": "compile_mode reduce-overhead",
+        "compile_warmup_steps": "nothing: compiling is counted apart from training",
+        "config": "config_file, with a TOML file of this program's own names",
+        "cosine_s": "nothing: beta_schedule cosine has 0.008, as published",
+        "cudnn_benchmark": "cuda_cudnn_benchmark",
+        **dict.fromkeys(("curriculum_enabled", "curriculum_steps"), "nothing: put the pictures to begin with into a run of their own"),
+        "data_root": "train_data_dir",
+        **dict.fromkeys(("caption_field", "meta_dir", "tags_dir"), "in_json with captions, or a text file beside each picture"),
+        **dict.fromkeys(("failed_list", "min_tag_count", "require_512"), "nothing: leave pictures out of the folder"),
+        **dict.fromkeys(("prefetch_factor", "pin_memory", "persistent_workers"), "max_data_loader_n_workers"),
+        "decay_steps": "lr_decay_steps",
+        "dropout": "unet_dropout",
+        **dict.fromkeys(("ema_decay_fast", "ema_decay_slow", "ema_switch_step"), "ema_decay, which warms up by itself"),
+        **dict.fromkeys(("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_math_sdp"), "attention_backend"),
+        "eval_cfg": "sample_cfg_scale",
+        "eval_every": "sample_every_n_steps",
+        "eval_n": "sample_prompts, with a line for each picture",
+        "eval_prompts_file": "sample_prompts, with the path of the file",
+        "eval_sampler": "sample_sampler",
+        "eval_seed": "seed, or --d in a line of sample_prompts",
+        "eval_steps": "sample_steps",
+        "grad_accum_steps": "gradient_accumulation_steps",
+        "grad_checkpointing": "gradient_checkpointing",
+        "grad_clip_norm": "max_grad_norm",
+        "image_dir": "train_data_dir",
+        "image_size": "resolution",
+        "images_only": "nothing: pictures without captions train an unconditional model",
+        "latent_cache": "cache_latents",
+        "latent_cache_dir": "cache_dir",
+        **dict.fromkeys(
+            ("latent_cache_sharded", "latent_cache_index", "latent_cache_strict", "latent_cache_fallback", "latent_shard_cache_size"),
+            "nothing: entries of the cache are found by content, and missing ones are made",
+        ),
+        **dict.fromkeys(("latent_channels", "latent_downsample_factor", "vae_scaling_factor"), "nothing: the vae says it"),
+        "latent_dtype": "vae_dtype",
+        "latent_precompute": "--cache_only, which fills the cache and stops",
+        "log_every": "log_every_n_steps",
+        "lr": "learning_rate",
+        "max_steps": "max_train_steps",
+        "min_lr_ratio": "lr_scheduler_min_lr_ratio",
+        "mode": "vae: with one the model works in its latents, without in pixels",
+        "noise_schedule": "beta_schedule",
+        "num_res_blocks": "layers_per_block",
+        "num_workers": "max_data_loader_n_workers",
+        "out_dir": "output_dir",
+        "resume_ckpt": "resume",
+        **dict.fromkeys(
+            ("sanity_overfit_steps", "sanity_overfit_images", "sanity_overfit_max_loss"), "nothing: train on a few pictures first"
+        ),
+        "save_every": "save_every_n_steps",
+        "scheduler": "lr_scheduler",
+        "self_cond_prob": "self_conditioning_rate",
+        "tag_drop_prob": "caption_tag_dropout_rate",
+        "text_dim": "text_width",
+        "text_max_len": "max_token_length",
+        **dict.fromkeys(("text_merges_path", "text_vocab_path", "tokenizer_type"), "tokenizer, with a tokenizer.json"),
+        "tf32": "cuda_allow_tf32",
+        "timesteps": "num_train_timesteps",
+        "token_drop_prob": "caption_token_dropout_rate",
+        "use_scale_shift_norm": "scale_shift_norm",
+        "use_text_conditioning": "nothing: pictures without captions train an unconditional model",
+        "vae_freeze": "nothing: the vae is never trained",
+        "vae_pretrained": "vae",
+        "val_ratio": "validation_split",
+        "warmup_steps": "lr_warmup_steps",
+        "weight_decay": "optimizer_args with weight_decay=...",
+    }
+
+    model: DdpmModelOptions = DdpmModelOptions()
+    dataset: DdpmDatasetOptions
+    network: DdpmNetworkOptions = DdpmNetworkOptions()
+    optimizer: DdpmOptimizerOptions = DdpmOptimizerOptions()
+    training: DdpmTrainingOptions = DdpmTrainingOptions()
+    memory: UNetMemoryOptions = UNetMemoryOptions()
+    objective: DdpmObjectiveOptions = DdpmObjectiveOptions()
+    samples: DdpmSampleOptions = DdpmSampleOptions()
+    output: DdpmOutputOptions = DdpmOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (Ddpm,)

@@ -29,7 +29,7 @@ from .model import Ddpm
 from .options import DdpmModelOptions
 from .rendering import Settings, check_size, trained_size
 from .rendering import draw as draw_pixels
-from .sample_options import DrawSection
+from .tools import DrawSection
 
 MAX_SEED = 2**32
 """Seeds that are drawn stay below this, so that they can be typed again."""

@@ -33,9 +33,9 @@ from sd_scripts.library.loading.common import (
 from sd_scripts.library.loading.headers import CLIP, FLUX, T5, VAE, Header
 from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
-from sd_scripts.schema.model import FluxModelOptions
 
 from . import original as original_flux
+from .options import FluxModelOptions
 
 DEV, SCHNELL = (Path(__file__).parent / "configs" / version for version in ("dev", "schnell"))
 _PUBLISHED_T5 = (

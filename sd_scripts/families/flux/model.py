@@ -21,9 +21,9 @@ from sd_scripts.families.common.pictures import PictureFamily, evaluating, first
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
-from sd_scripts.schema.model import FluxModelOptions
 
 from . import loading
+from .options import FluxModelOptions
 
 if TYPE_CHECKING:
     from diffusers import FluxPipeline
@@ -298,3 +298,6 @@ def _tiny_transformer(text_width: int, pooled_width: int) -> FluxTransformer2DMo
         guidance_embeds=True,
         axes_dims_rope=(4, 6, 6),
     )
+
+
+FAMILY = Flux()

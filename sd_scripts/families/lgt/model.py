@@ -145,3 +145,6 @@ def _piece(piece: str, rows: Mapping[str, int]) -> tuple[str, float]:
         return (name.strip(), float(number)) if name.strip() else (piece, 1.0)
     except ValueError:
         return piece, 1.0
+
+
+FAMILY = Lgt()

@@ -15,17 +15,21 @@ from sd_scripts.schema.fields import (
     NotNegative,
     Positive,
     Rate,
-    Section,
     Show,
     Side,
     Size,
     WholeNumber,
     raise_all,
 )
+from sd_scripts.schema.memory import UNetMemoryOptions
 from sd_scripts.schema.model import ModelOptions, level_problems
-from sd_scripts.schema.network import FullOptions
+from sd_scripts.schema.network import (
+    ScratchOptions,
+)
+from sd_scripts.schema.objective import ObjectiveSection
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
 from sd_scripts.schema.training import TrainingOptions
 
@@ -128,10 +132,9 @@ class LgtDatasetOptions(DatasetOptions):
     """Chance that the style a sample is to take on is its own; otherwise it is one of the others, each equally likely."""
 
 
-class LgtNetworkOptions(FullOptions):
+class LgtNetworkOptions(ScratchOptions):
     """The weights of the U-Net, all trained."""
 
-    train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = False
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()
 
@@ -152,10 +155,8 @@ class LgtTrainingOptions(TrainingOptions):
     """Keep an exponential moving average of the trained weights; evaluations and saved files use it."""
 
 
-class LgtObjectiveOptions(Section):
+class LgtObjectiveOptions(ObjectiveSection):
     """The energy of a transferred latent, and what else the velocity field is trained on."""
-
-    title: ClassVar[str] = "Advanced Training"
 
     w_style: Annotated[NotNegative, Show(basic=True)] = 1.0
     """Weight of the style term: the sliced Wasserstein distance between patches of the transferred latent and patches of real pictures of
@@ -300,3 +301,46 @@ class LgtOutputOptions(ModelOutputOptions):
     save_model_as: Literal["safetensors", "diffusers"] = "safetensors"
     """How the model is written. safetensors: one file with U-Net, VAE and the names of the styles, which `lgt_infer.py` reads; diffusers: a
     folder with a part in each sub-folder."""
+
+
+class Lgt(RunOptions):
+    """Style transfer in the latents of a VAE, trained from nothing."""
+
+    family: ClassVar[str] = "lgt"
+    method: ClassVar[str] = "scratch"
+    script: ClassVar[str] = "lgt_train.py"
+    label: ClassVar[str] = "LGT style transfer"
+    renamed: ClassVar[dict[str, str]] = {
+        "accumulation_steps": "gradient_accumulation_steps",
+        "batch_size": "train_batch_size",
+        "data_root": "train_data_dir",
+        "eval_interval": "sample_every_n_epochs",
+        "full_eval_interval": "sample_every_n_epochs, with test_images_per_style",
+        "label_drop_prob": "caption_dropout_rate",
+        "num_encoder_blocks": "layers_per_block",
+        "num_decoder_blocks": "layers_per_block",
+        "num_epochs": "max_train_epochs",
+        "num_styles": "nothing: there are as many as folders",
+        "resume_checkpoint": "resume",
+        "save_dir": "output_dir",
+        "save_interval": "save_every_n_epochs",
+        "style_subdirs": "nothing: every sub-folder of train_data_dir is a style",
+        "temperature_lambda": "sample_temperature",
+        "use_amp": "mixed_precision",
+        "use_gradient_checkpointing": "checkpoint_steps",
+        "vel_reg_weight": "w_velocity",
+        "vel_smooth_weight": "w_velocity_tv",
+    }
+
+    model: LgtModelOptions = LgtModelOptions()
+    dataset: LgtDatasetOptions
+    network: LgtNetworkOptions = LgtNetworkOptions()
+    optimizer: LgtOptimizerOptions = LgtOptimizerOptions()
+    training: LgtTrainingOptions = LgtTrainingOptions()
+    memory: UNetMemoryOptions = UNetMemoryOptions()
+    objective: LgtObjectiveOptions = LgtObjectiveOptions()
+    samples: LgtSampleOptions = LgtSampleOptions()
+    output: LgtOutputOptions = LgtOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (Lgt,)

@@ -37,7 +37,7 @@ from .model import AVERAGE, Lgt, style_weights
 from .options import LgtModelOptions
 from .transfer import Settings, guess_source, num_calls
 from .transfer import transfer as transfer_latents
-from .transfer_options import TransferSection
+from .tools import TransferSection
 
 AUTO = "auto"
 SHEET_PAIRS = 64

@@ -35,11 +35,11 @@ from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.writing import write_folder, write_json, write_tokenizer
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import QwenImageModelOptions
 
 from . import original as original_qwen
 from . import processor as qwen_processor
 from . import templates as qwen_templates
+from .options import QwenImageModelOptions
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from sd_scripts.families.common.pictures import PictureFamily, evaluating, first
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import QwenImageModelOptions
 
 from . import loading
 from . import processor as qwen_processor
@@ -30,6 +29,7 @@ from . import sampling as qwen_sampling
 from . import templates as qwen_templates
 from . import tiny as tiny_qwen
 from .modulation import tabulate
+from .options import QwenImageModelOptions
 from .prompts import MAX_POSITIONS
 from .templates import MAX_CONTROLS
 
@@ -321,3 +321,6 @@ def _exact_times(transformer: nn.Module, t: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+FAMILY = QwenEdit()

@@ -31,6 +31,7 @@ from sd_scripts.dataset.plan import cache_folder
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.pictures import as_pictures, evaluating, place
+from sd_scripts.families.qwen_edit.predict_options import PredictModelOptions, PredictSection
 from sd_scripts.library.adapters.applying import AppliedAdapters, apply_adapters
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
@@ -61,12 +62,12 @@ from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
-from sd_scripts.schema.predict import LoadingSection, PredictModelOptions, PredictSection, QwenImagePredict
-from sd_scripts.schema.runs import QwenImageNetwork
 
 from . import yaml as qwen_yaml
 from .batches import CACHED, SHAPES, Entries, Grid, Picture, digest, grids_of, pictures_of, stacked, without_end
 from .model import QwenEdit
+from .options import QwenImageNetwork
+from .predict_options import LoadingSection, QwenImagePredict
 
 Pictures = Picture | Sequence[Picture]
 FILE = "pytorch_lora_weights.safetensors"

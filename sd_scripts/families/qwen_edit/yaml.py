@@ -14,10 +14,12 @@ from typing import Any
 
 import yaml
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.runs import RUNS, QwenImageNetwork, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
+from .options import QwenImageNetwork
 from .yaml_keys import PLAIN, PROGRAM, SEED_KEYS, Finding, Reader, Translation
 from .yaml_rules import GROUPS, RULES
 

@@ -33,7 +33,7 @@ class Translation:
     """Every value of the file by its dotted key, references resolved."""
     findings: list[Finding] = field(default_factory=list)
     predict: dict[str, object] = field(default_factory=dict)
-    """Options of prediction (schema.predict) that the file names besides."""
+    """Options of prediction (families.qwen_edit.predict_options) that the file names besides."""
 
     @property
     def values(self) -> dict[str, object]:

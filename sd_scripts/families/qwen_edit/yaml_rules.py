@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
-from sd_scripts.schema.dataset import QwenImageDatasetOptions
 from sd_scripts.schema.optimizer import OPTIMIZERS
 
+from .options import QwenImageDatasetOptions
 from .yaml_keys import DEFAULTS, NOT_NEEDED, NOT_READ, Reader, Rule
 
 RULES: dict[str, Rule] = {}

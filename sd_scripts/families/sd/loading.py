@@ -25,7 +25,8 @@ from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, read_j
 from sd_scripts.library.loading.headers import SD1, SD2, Header, what_is
 from sd_scripts.library.loading.source import Source
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import SdModelOptions
+
+from .options import SdModelOptions
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from transformers import CLIPTextModel
 from sd_scripts.families.common import pictures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
-from sd_scripts.schema.model import SdModelOptions
 
 from . import loading
+from .options import SdModelOptions
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -142,3 +142,6 @@ def _tiny_unet(text_width: int, second: bool) -> UNet2DConditionModel:
         norm_num_groups=8,
         use_linear_projection=second,
     )
+
+
+FAMILY = Sd()

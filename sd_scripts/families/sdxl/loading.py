@@ -15,7 +15,8 @@ from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import Dtypes, Parts
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec
 from sd_scripts.library.loading.headers import SDXL
-from sd_scripts.schema.model import SdxlModelOptions
+
+from .options import SdxlModelOptions
 
 SPEC = FamilySpec(
     name="sdxl",

@@ -17,9 +17,9 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from sd_scripts.families.common import pictures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
-from sd_scripts.schema.model import SdxlModelOptions
 
 from . import loading
+from .options import SdxlModelOptions
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionXLPipeline
@@ -156,3 +156,6 @@ def _tiny_unet(text_width: int, pooled_width: int) -> UNet2DConditionModel:
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=6 * 8 + pooled_width,
     )
+
+
+FAMILY = Sdxl()

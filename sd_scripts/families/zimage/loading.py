@@ -31,9 +31,9 @@ from sd_scripts.library.loading.common import (
 from sd_scripts.library.loading.headers import QWEN3, VAE, ZIMAGE, Header
 from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
-from sd_scripts.schema.model import ZImageModelOptions
 
 from . import original as original_zimage
+from .options import ZImageModelOptions
 
 _WORDS = TokenizerSpec(
     "tokenizer",

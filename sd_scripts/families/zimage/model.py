@@ -20,10 +20,10 @@ from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
-from sd_scripts.schema.model import ZImageModelOptions
 
 from . import loading
 from . import tiny as tiny_zimage
+from .options import ZImageModelOptions
 
 if TYPE_CHECKING:
     from diffusers import ZImagePipeline
@@ -161,3 +161,6 @@ def _pipeline_class() -> type[ZImagePipeline]:
     with quiet_transformers():
         from diffusers import ZImagePipeline
     return ZImagePipeline
+
+
+FAMILY = ZImage()

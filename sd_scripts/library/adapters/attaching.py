@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
+from sd_scripts.schema.network import NetworkOptions
 
 from .files import read
 from .fusing import SHARED

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.ddpm.options import DdpmNetworkOptions
 from sd_scripts.families.lgt.options import LgtNetworkOptions
+from sd_scripts.families.sdxl.options import SdxlFullOptions
+from sd_scripts.families.zimage.options import ZImageFullOptions
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import FullOptions, SdxlFullOptions, TransformerFullOptions, UNetFullOptions, ZImageFullOptions
+from sd_scripts.schema.network import FullOptions, TransformerFullOptions, UNetFullOptions
 
 from .layers import examples
 

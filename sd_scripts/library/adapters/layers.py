@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, TransformerNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import NetworkOptions, TransformerNetworkOptions, UNetNetworkOptions
 
 from .layer_names import Names, layers_of
 from .maths import AdapterLayer

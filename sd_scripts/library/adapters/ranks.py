@@ -9,12 +9,15 @@ from typing import Protocol
 from torch import nn
 
 from sd_scripts.families.flux.names import INPUTS, FluxNames, part_of
+from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.qwen_edit.names import QwenImageNames
 from sd_scripts.families.qwen_edit.names import part_of as part_of_qwen
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.families.zimage.names import ZImageNames
 from sd_scripts.families.zimage.names import part_of as part_of_zimage
+from sd_scripts.families.zimage.options import ZImageNetworkOptions
 from sd_scripts.schema.errors import Problem
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
+from sd_scripts.schema.network import NetworkOptions, UNetNetworkOptions
 
 from .layer_names import Names
 from .rates import Numbered, block_factor

@@ -320,7 +320,7 @@ class Batch:
     regularisation: Tensor | None = None
     """(B,) bool: the sample is a regularisation picture; None is as good as all False."""
     terms: dict[str, Tensor] = field(default_factory=dict)
-    """(B,) weight of a term of the loss by its name (schema.acrf.TERMS), where data sets or samples have weights of their own."""
+    """(B,) weight of a term of the loss by its name (schema.anchored_flow.TERMS), where data sets or samples have weights of their own."""
     step: int = 0
     """Optimizer step that the batch belongs to, from 0; -1 for held-out pictures."""
     progress: float = 0.0

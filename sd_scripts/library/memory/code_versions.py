@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sd_scripts.families.ddpm.options import DdpmModelOptions, DdpmObjectiveOptions
+from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.lgt.options import LgtObjectiveOptions
-from sd_scripts.families.zimage.objective import ZImageObjectiveOptions
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.families.zimage.options import ZImageModelOptions
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.memory import UNetMemoryOptions
-from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, ZImageModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.runs import RunOptions
 
@@ -62,7 +64,7 @@ def _calls(options: RunOptions) -> tuple[int, bool]:
     if isinstance(objective, DdpmObjectiveOptions) and isinstance(options.model, DdpmModelOptions) and options.model.self_conditioning:
         return 2, True
     prior = isinstance(objective, FlowObjectiveOptions) and objective.base_prior_weight > 0
-    if isinstance(objective, ZImageObjectiveOptions):
+    if isinstance(objective, AnchoredFlowOptions):
         guided = objective.cfg_training_scale != 1
         return 1 + prior + guided + (objective.curvature_weight > 0), prior or guided
     return 1 + prior, prior

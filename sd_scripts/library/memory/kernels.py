@@ -19,11 +19,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.lgt.options import LgtModelOptions
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.memory import MemoryOptions, UNetMemoryOptions
-from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, ZImageModelOptions
 from sd_scripts.schema.runs import RunOptions
 
 BACKENDS = {

@@ -18,9 +18,12 @@ import torch
 from torch import nn
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.families.flux.options import FluxModelOptions
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.core import blocks
 from sd_scripts.library.loading.weights import Finish
-from sd_scripts.schema.model import BaseModelOptions, FluxModelOptions, Quantization, QwenImageModelOptions, ZImageModelOptions
+from sd_scripts.schema.model import BaseModelOptions, Quantization
 
 from . import packed
 

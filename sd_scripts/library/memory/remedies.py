@@ -7,9 +7,12 @@ from typing import Literal
 import torch
 
 from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.lgt.options import LgtModelOptions, LgtObjectiveOptions
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.core.errors import OutOfMemory
-from sd_scripts.schema.model import BaseModelOptions, FluxModelOptions, QwenImageModelOptions, ZImageModelOptions
+from sd_scripts.schema.model import BaseModelOptions
 from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 

@@ -18,12 +18,13 @@ from sd_scripts.dataset.images import EXTENSIONS
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.pictures import visiting
 from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.families.flux.options import FluxSampleOptions
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.prompts import Defaults, nearest_size
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import FluxSampleOptions, SamplerSampleOptions
+from sd_scripts.schema.samples import SamplerSampleOptions
 
 from .sample import at_once, save_picture
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common.pictures import as_pictures, evaluating, place
 from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.families.qwen_edit.sampling import noise, schedule
 from sd_scripts.library.core.devices import device_of, precision_for
 from sd_scripts.library.core.protocols import Condition, Parts, Preview
 from sd_scripts.library.loading.common import tried
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.predict import QwenImagePredict
 
 from .predicting.adapters import Adapters, adapter_file
 from .predicting.kept import Kept
@@ -57,7 +57,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; see schema.predict for the meaning of each value."""
+    """What is asked for; see families.qwen_edit.predict_options for the meaning of each value."""
 
     prompt: str
     images: tuple[Image.Image | str | Path, ...] = ()

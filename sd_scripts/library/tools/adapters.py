@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.families import RUNS
 from sd_scripts.library.adapters.layer_names import LABELS, Family, Names, Target
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG
@@ -24,7 +25,6 @@ from sd_scripts.library.loading.source import find
 from sd_scripts.library.train.metadata import CONFIG
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.runs import RUNS
 
 from .models import TOY, Layers, built_in, open_model, published
 from .tensor_files import HASHES, Slot, TensorFile, open_file, rounded

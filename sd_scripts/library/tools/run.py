@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from sd_scripts.families import TOOLS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.tools import TOOLS, ToolOptions
+from sd_scripts.schema.tools import ToolOptions
 
 log = logging.getLogger("sd_scripts")
 

@@ -12,13 +12,14 @@ import torch
 import sd_scripts.toy
 from sd_scripts.dataset.buckets import Size, area_size
 from sd_scripts.dataset.plan import Plan
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions, QwenImageSampleOptions
 from sd_scripts.library.core.devices import device_of
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.loading.common import BASE, read_json
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
+from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.prompts import OPTION, PromptSpec
-from sd_scripts.schema.samples import QwenImageSampleOptions, SampleOptions
+from sd_scripts.schema.samples import SampleOptions
 
 AREA = 1024 * 1024
 """Pixels of a control picture as the published models take it."""

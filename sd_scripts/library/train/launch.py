@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.core.errors import OutOfMemory, TrainingError
 from sd_scripts.runs.launcher import REFUSED_FILE
 from sd_scripts.runs.preflight import check_early, check_settings, missing_packages
@@ -22,7 +23,6 @@ from sd_scripts.runs.rundir import RunDirectory, RunFolderLost
 from sd_scripts.runs.stopping import Stopped, StopRequest
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 
 if TYPE_CHECKING:
     from sd_scripts.library.parallel.peers import PeerLost

@@ -15,21 +15,18 @@ from pathlib import Path
 from typing import Literal
 
 from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.families.flux.options import FluxModelOptions, FluxNetworkOptions
 from sd_scripts.families.lgt.options import LgtModelOptions, LgtObjectiveOptions
-from sd_scripts.families.zimage.objective import ZImageObjectiveOptions
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions, QwenImageNetworkOptions
+from sd_scripts.families.sd.options import SdModelOptions
+from sd_scripts.families.zimage.options import ZImageModelOptions, ZImageNetworkOptions
 from sd_scripts.library.core.diffusion import anchor_sigmas
 from sd_scripts.library.core.protocols import Kind, StateDict, TrainingAdapter
 from sd_scripts.library.core.safetensors_file import serialise
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, UNetModelOptions, ZImageModelOptions
-from sd_scripts.schema.network import (
-    FluxNetworkOptions,
-    NetworkOptions,
-    QwenImageNetworkOptions,
-    TextNetworkOptions,
-    UNetNetworkOptions,
-    ZImageNetworkOptions,
-)
+from sd_scripts.schema.model import UNetModelOptions
+from sd_scripts.schema.network import NetworkOptions, TextNetworkOptions, UNetNetworkOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
@@ -297,7 +294,7 @@ _FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_
 def _anchors(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     """The noise levels that acrf has trained, in the sampler's order: pictures are made with as many steps, at these."""
     objective = options.objective
-    if not isinstance(objective, ZImageObjectiveOptions):
+    if not isinstance(objective, AnchoredFlowOptions):
         return {}
     texts = {"ss_scheduler_shift": str(base.shift)}
     if objective.objective == "acrf":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions
+from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .environment import DTYPES

@@ -12,10 +12,10 @@ from sd_scripts.families.common.samplers import FlowEuler, scheduler_for
 from sd_scripts.families.common.unet_loading import FLOW_SCHEDULER, scheduler_config
 from sd_scripts.families.sd import loading
 from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sd.options import SdModelOptions
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import make, shipped_configs
-from sd_scripts.schema.model import SdModelOptions
 from sd_scripts.schema.samples import SAMPLERS
 from tests.small_models import sd_pipeline_of
 

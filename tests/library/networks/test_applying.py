@@ -10,6 +10,7 @@ from optimum.quanto import freeze, qint8, quantize
 from safetensors.torch import load_file, save_file
 
 from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.library.adapters.applying import apply_adapters
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
@@ -18,7 +19,6 @@ from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import outputs, shaken
 
 ATTENTION, MLP = r"attn\.to_(q|out)", "img_mlp"

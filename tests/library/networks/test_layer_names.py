@@ -12,10 +12,13 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from sd_scripts.families.flux.model import Flux
+from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.families.sd.model import Sd
 from sd_scripts.families.sdxl.model import Sdxl
 from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageNetworkOptions
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.layer_names import layers_of
 from sd_scripts.library.adapters.layers import plan_layers
@@ -23,7 +26,7 @@ from sd_scripts.library.adapters.layouts import tensors_of
 from sd_scripts.library.adapters.maths import AdapterLayer
 from sd_scripts.library.adapters.names import Target, names_for, names_of
 from sd_scripts.library.core.protocols import ModelFamily, Parts, StateDict
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
+from sd_scripts.schema.network import NetworkOptions, UNetNetworkOptions
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sd_scripts.families import RUNS
 from sd_scripts.library.adapters import readers
 from sd_scripts.library.adapters.fusing import MAGNITUDE
 from sd_scripts.library.adapters.layer_names import Family, LayerNames
@@ -18,7 +19,6 @@ from sd_scripts.library.adapters.readers import Stored
 from sd_scripts.library.adapters.reading import place_of
 from sd_scripts.library.tools.models import published
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 
 TABLE = Path(__file__).parents[2] / "data" / "lora_readers.tsv"
 REST = ("sdxl", "flux", "qwen_edit")

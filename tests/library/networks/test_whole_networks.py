@@ -7,11 +7,13 @@ import torch
 
 from sd_scripts import families
 from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.flux.options import FluxFullOptions
+from sd_scripts.families.sdxl.options import SdxlFullOptions
 from sd_scripts.library.adapters.full import train_whole
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import FluxFullOptions, SdxlFullOptions, UNetFullOptions
+from sd_scripts.schema.network import UNetFullOptions
 
 
 def tiny(name: str) -> Parts:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.families import RUNS
 from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageFullOptions, ZImageModelOptions, ZImageNetworkOptions
 from sd_scripts.library.adapters.applying import apply_adapters
 from sd_scripts.library.adapters.files import export, read
 from sd_scripts.library.adapters.full import train_whole
@@ -29,9 +31,6 @@ from sd_scripts.library.train.describing import base_facts
 from sd_scripts.library.train.metadata import build
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import ZImageModelOptions
-from sd_scripts.schema.network import ZImageFullOptions, ZImageNetworkOptions
-from sd_scripts.schema.runs import RUNS
 from sd_scripts.schema.tools import ConvertSection
 from tests.library.networks.adapters_in_small import attached, outputs, shaken, zimage_output
 from tests.small_models import zimage_pipeline_of

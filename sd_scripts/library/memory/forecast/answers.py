@@ -15,13 +15,13 @@ import torch
 from sd_scripts import families
 from sd_scripts.dataset.plan import Plan as DataPlan
 from sd_scripts.families.common.made import CONFIGS as VAE_CONFIGS
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, Parts
 from sd_scripts.library.train.editing import control_area
 from sd_scripts.library.train.environment import CPU, with_global_batch
 from sd_scripts.runs.command import shown
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.model import QwenImageModelOptions
 from sd_scripts.schema.prompts import PromptSpec
 from sd_scripts.schema.runs import RunOptions
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.memory.swapping import ON_ONE_DEVICE
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import QwenImageModelOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .values import GIB, Forecast

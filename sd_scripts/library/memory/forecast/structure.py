@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from sd_scripts.families.flux.loading import SCHNELL
 from sd_scripts.families.qwen_edit.modulation import tabulate
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.adapters.applying import put_on_for_training
 from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, Parts
 from sd_scripts.library.loading.common import FamilySpec, dtypes_of, read_json
 from sd_scripts.library.loading.headers import Header, read_header, what_is
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import empty, leave_out
-from sd_scripts.schema.model import BaseModelOptions, ModelOptions, QwenImageModelOptions, ZImageModelOptions
+from sd_scripts.schema.model import BaseModelOptions, ModelOptions
 
 from .accounting import META
 

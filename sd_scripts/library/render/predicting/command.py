@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.tools.report import Report
 from sd_scripts.library.tools.run import Cancelled, ended_by_signals
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.predict import QwenImagePredict
 
 if TYPE_CHECKING:
     from .work import Event

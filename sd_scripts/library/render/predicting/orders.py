@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.predict import QwenImagePredict
 
 _OWN_KEYS = ("op", "id", "variants", "preview_every")
 _VARIANT_KEYS = ("lora", "lora_weight", "label")

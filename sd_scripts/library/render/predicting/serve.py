@@ -9,7 +9,8 @@ Requests
 
 `{"op": "predict", "id": "a1", ...}`: make pictures. `id` is any text that is not in use. All other keys are optional:
 
-* every option of `schema/predict.py` under its flat name: `prompt`, `images`, `negative_prompt`, `steps`, `true_cfg_scale`, `seed`, `size`
+* every option of `families/qwen_edit/predict_options.py` under its flat name:
+  `prompt`, `images`, `negative_prompt`, `steps`, `true_cfg_scale`, `seed`, `size`
   ([width, height]), `num_images`, `out` (folder of the files), `lora`, `lora_weight`, and those of the model:
   `pretrained_model_name_or_path`, `model_version`, `vae`, `text_encoder`, `control_resolution`, `transformer_quantization`,
   `text_encoder_quantization`, `vae_device`, `text_encoder_device`, `transformer_device`, `precision`, `vae_dtype`, `offload`, ...
@@ -65,11 +66,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.tools.run import Cancelled, ended_by_signals
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.predict import QwenImagePredict
 
 from .orders import Order, order_of
 

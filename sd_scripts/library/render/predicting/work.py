@@ -11,11 +11,11 @@ from typing import Any
 
 from PIL import Image
 
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.memory.remedies import is_out_of_memory
 from sd_scripts.library.render.predict import Predictor, Progress, Request, check_without_model
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import new_picture, written_aside
-from sd_scripts.schema.predict import QwenImagePredict
 
 from . import pictures
 from .memory import give_back

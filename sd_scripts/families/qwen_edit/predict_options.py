@@ -6,10 +6,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import NotNegative, Number, Section, Seed, Show, Size, raise_all
-from .files import out_problems
-from .model import QwenImageModelOptions, device_problems
-from .tools import ReportOptions, ToolOptions
+from sd_scripts.schema.fields import NotNegative, Number, Section, Seed, Show, Size, raise_all
+from sd_scripts.schema.files import out_problems
+from sd_scripts.schema.model import device_problems
+from sd_scripts.schema.tools import ReportOptions, ToolOptions
+
+from .options import QwenImageModelOptions
 
 
 class PredictModelOptions(QwenImageModelOptions):

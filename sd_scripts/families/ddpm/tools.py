@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from sd_scripts.schema.fields import Fraction, NotNegative, Section, Seed, Show, Size, raise_all
 from sd_scripts.schema.files import out_problems
 from sd_scripts.schema.model import device_problems
+from sd_scripts.schema.tools import ReportOptions, ToolOptions
 
 from .options import Clamp, DdpmSampler, StepSpacing
 
@@ -70,3 +71,25 @@ class DrawSection(Section):
     def _consistent(self) -> Self:
         raise_all(device_problems("device", self.device) + out_problems(self.out))
         return self
+
+
+class DdpmDraw(ToolOptions):
+    """Draw pictures with a small DDPM that was trained from nothing."""
+
+    name: ClassVar[str] = "ddpm_sample"
+    family: ClassVar[str] = "ddpm"
+    script: ClassVar[str] = "ddpm_sample.py"
+    label: ClassVar[str] = "Draw with a DDPM"
+    renamed: ClassVar[dict[str, str]] = {
+        "negative_prompt": "neg_prompt",
+        "cfg_scale": "cfg",
+        "guidance_scale": "cfg",
+        "num_inference_steps": "steps",
+        "num_images": "n",
+    }
+
+    draw: DrawSection
+    report: ReportOptions = ReportOptions()
+
+
+TOOLS: tuple[type[ToolOptions], ...] = (DdpmDraw,)

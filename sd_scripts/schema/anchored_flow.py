@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sd_scripts.schema.fields import Count, Fraction, NotNegative, Positive, Show, WholeNumber, raise_all
-from sd_scripts.schema.objective import FlowObjectiveOptions
+from .fields import Count, Fraction, NotNegative, Positive, Show, WholeNumber, raise_all
+from .objective import FlowObjectiveOptions
 
 TERMS = ("lambda_cosine", "lambda_fft", "alpha_hf", "beta_lf", "lambda_struct", "lambda_light", "lambda_color", "lambda_tex")
 """Weights of the further terms of the loss, which a data set or a sample may have of its own."""
@@ -22,8 +22,8 @@ _CURVATURE = Show(needs="objective=acrf", fold="Straight paths")
 _GUIDANCE = Show(fold="Guidance in training")
 
 
-class ZImageObjectiveOptions(FlowObjectiveOptions):
-    """The training objective of Z-Image."""
+class AnchoredFlowOptions(FlowObjectiveOptions):
+    """Flow matching at the steps of a few-step sampler (AC-RF), or at free times."""
 
     leading: ClassVar[tuple[str, ...]] = (
         *("objective", "turbo_steps", "jitter_scale", "anchor_weighting", "snr_gamma", "snr_floor", "timestep_sampling"),

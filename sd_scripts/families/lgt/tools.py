@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from sd_scripts.schema.fields import NotNegative, Positive, Section, Seed, Show, Size, raise_all
 from sd_scripts.schema.files import out_problems
 from sd_scripts.schema.model import device_problems
+from sd_scripts.schema.tools import ReportOptions, ToolOptions
 
 from .options import Integrator, TransferStart
 
@@ -58,3 +59,26 @@ class TransferSection(Section):
     def _consistent(self) -> Self:
         raise_all(device_problems("device", self.device) + out_problems(self.out))
         return self
+
+
+class LgtTransfer(ToolOptions):
+    """Give pictures another style, with a model that learned styles."""
+
+    name: ClassVar[str] = "lgt_infer"
+    family: ClassVar[str] = "lgt"
+    script: ClassVar[str] = "lgt_infer.py"
+    label: ClassVar[str] = "Transfer a style"
+    renamed: ClassVar[dict[str, str]] = {
+        "checkpoint": "ckpt",
+        "cfg_scale": "cfg",
+        "num_steps": "steps",
+        "source_style": "source",
+        "target_style": "target",
+        "temperature_lambda": "temperature",
+    }
+
+    transfer: TransferSection
+    report: ReportOptions = ReportOptions()
+
+
+TOOLS: tuple[type[ToolOptions], ...] = (LgtTransfer,)
