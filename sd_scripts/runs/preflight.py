@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sd_scripts.dataset.archives import archives_in
 from sd_scripts.dataset.buckets import problems_of
-from sd_scripts.library.train.schedules import factor_at, key_values
+from sd_scripts.runs.schedules import factor_at, key_values
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import is_hub_id, not_there
@@ -135,7 +135,7 @@ def _check_trackers(options: RunOptions) -> None:
 
 
 def _check_upload(options: RunOptions) -> None:
-    from sd_scripts.library.train.hub import check
+    from sd_scripts.runs.hub import check
 
     check(options.output)
 

@@ -35,9 +35,9 @@ from sd_scripts.schema.files import new_picture
 
 from .model import AVERAGE, Lgt, style_weights
 from .options import LgtModelOptions
+from .tools import TransferSection
 from .transfer import Settings, guess_source, num_calls
 from .transfer import transfer as transfer_latents
-from .tools import TransferSection
 
 AUTO = "auto"
 SHEET_PAIRS = 64

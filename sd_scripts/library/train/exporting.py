@@ -16,11 +16,11 @@ from sd_scripts.library.adapters.network import Network
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.parallel.peers import Peers
 from sd_scripts.library.parallel.sharding import gathered
+from sd_scripts.runs import hub
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 
-from . import hub
 from .checkpoint import room_for
 from .describing import base_facts
 from .metadata import DatasetFacts, build

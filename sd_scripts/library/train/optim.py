@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from sd_scripts.runs.schedules import Factor, factor_at, key_values
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.optimizer import OPTIMIZERS, OptimizerOptions
-
-from .schedules import Factor, factor_at, key_values
 
 Groups = Sequence[dict[str, Any]]
 """torch's parameter groups: params, lr (the peak rate of the group) and name."""
