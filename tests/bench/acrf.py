@@ -10,8 +10,8 @@ from the same noise. The advantage of a seed is the difference of its two shares
 The rule: acrf stays the default for models of few steps if the 95 % interval of its advantage at 8 steps on new words lies above 0 and it
 loses no more than 3 points on old words, by the mean; otherwise flow becomes the default.
 
-A second question, fixed before its runs too: without the prior, does acrf keep more of the old words than flow? It is worth asking for there
-if the 95 % interval of its advantage at 8 steps on old words lies above 0.
+A second question, fixed before its runs too: without the prior, does acrf keep more of the old words than flow? It is worth asking for
+there if the 95 % interval of its advantage at 8 steps on old words lies above 0.
 """
 
 from __future__ import annotations
