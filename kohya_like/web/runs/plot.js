@@ -132,7 +132,7 @@ export class Plot {
     const { lines } = shown;
     const named = lines.filter(({ words }) => words);
     // Of layers the lowest is drawn last.
-    const keys = (lines[0].filled ? named.reverse() : named).map(({ kind, words }) => make("span", { class: "kr-key", style: `--kl-key: var(--kl-plot-${kind})`, text: words }));
+    const keys = (lines[0].filled ? named.reverse() : named).map(({ kind, words }) => make("span", { class: `kr-key kr-key-${kind}`, style: `--kl-key: var(--kl-plot-${kind})`, text: words }));
     this.legend.replaceChildren(...keys);
     this.now = shown;
     const data = uPlot.join(lines.flatMap(({ steps, values, between = [] }) => [values, ...between].map((each) => [steps, each])));
@@ -183,7 +183,7 @@ export class Plot {
         ...(beside ? { [beside.scale]: { range: (_chart, _low, high) => [0, high / 0.96 || 1] } } : {}),
       },
       axes: [
-        { ...axis, grid: { show: false }, incrs: STRIDES, size: 24, gap: 6, space: 90, values: (_chart, found) => found.map(String) },
+        { ...axis, grid: { show: false }, incrs: STRIDES, size: 24, gap: 6, space: 60, values: (_chart, found) => found.map(String) },
         { ...axis, size: 52, gap: 8, splits: (_chart, _axis, low, high) => marks(low, high, this.height < 200 ? 4 : 5, log), filter: (_chart, found) => found, values: (_chart, found) => found.map(words) },
         ...(beside ? [{ ...axis, scale: beside.scale, side: 1, size: 52, grid: { show: false }, values: (_chart, found) => found.map((each) => figure(each, 2)) }] : []),
       ],

@@ -20,7 +20,7 @@ export function limits(values, log) {
 export function round(low, high, count) {
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const stride = [1, 2, 5, 10].map((digit) => digit * power).find((value) => value >= rough) || power;
+  const stride = [1, 2, 2.5, 5, 10].map((digit) => digit * power).find((value) => value >= rough) || power;
   const found = [];
   for (let value = Math.ceil(low / stride) * stride; value <= high + 1e-9 * stride; value += stride) found.push(Number(value.toPrecision(10)));
   return found;
