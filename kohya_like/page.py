@@ -63,9 +63,9 @@ def route() -> Route:
 
 
 def head() -> str:
-    """Tags that let the browser fetch our modules at once, before it has read which imports which. Libraries wait until they are used."""
-    ours = (name for name in modules() if not name.startswith("vendor/"))
-    return "".join(f'<link rel="modulepreload" href="{folder()}{name}">' for name in ours)
+    """Tags that let the browser fetch modules at once, before it has read which imports which. uPlot waits for a plot."""
+    first = (name for name in modules() if not name.startswith("vendor/uplot/"))
+    return "".join(f'<link rel="modulepreload" href="{folder()}{name}">' for name in first)
 
 
 def style_sheet() -> str:

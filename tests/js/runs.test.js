@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { few, heat, over, powerLimit } from "../../kohya_like/web/runs/gpus.js";
+import { few, heat, over, pieces, powerLimit } from "../../kohya_like/web/runs/gpus.js";
 import { pairOf, rowsOf, when } from "../../kohya_like/web/runs/matrix.js";
 import { partsOf } from "../../kohya_like/web/runs/times.js";
 
@@ -46,6 +46,12 @@ test("GPUs that keep silent are no zeros", () => {
   assert.equal(few({ numGpus: 2 }, [null, null]), "");
   assert.equal(heat(null), "not told");
   assert.match(heat(81), /hot$/);
+});
+
+test("a line of readings is broken where nobody looked or the driver was silent, and stays in its box", () => {
+  const rows = [[300, 0], [298, 50], [290, 100], [288, null], [286, 200], [284, -1]];
+  assert.deepEqual(pieces(rows, 100, 300), [["0.0 39.0", "2.0 20.0"], ["10.0 1.0"], ["14.0 1.0", "16.0 39.0"]]);
+  assert.deepEqual(pieces([[4, null]], 100, 300), []);
 });
 
 test("the limit of all is told only where each that is read has one", () => {

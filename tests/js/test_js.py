@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,4 +34,4 @@ def test_libraries_are_the_files_that_were_released() -> None:
             f"{name} is not that of {said['package']} {said['version']}"
         )
     for name in licences:
-        assert "Permission is hereby granted" in files[name].read_text(encoding="utf-8")
+        assert re.search(r"Permission is hereby granted|Apache License\s+Version 2.0", files[name].read_text(encoding="utf-8"))

@@ -96,7 +96,7 @@ def test_the_matrix_shows_every_pair_at_every_evaluation_and_is_read_by_keyboard
     visited = visit(place[0].url, width=1280)
     page = visited.page
     panel = runs_tab(page, "styles")
-    expect(panel.locator("thead th").all()[0]).to_have_text("From")
+    expect(panel.locator("thead th").first).to_have_text("From")
     table = panel.locator(".kr-matrix-table")
     expect(table.locator("thead th")).to_have_text(["From", "Source", "VAE", *(f"To {style}" for style in STYLES)])
     expect(table.locator("tbody th")).to_have_text(list(STYLES))

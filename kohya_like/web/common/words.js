@@ -30,3 +30,6 @@ export function bytes(count) {
 export function plural(count, one, many) {
   return `${count} ${count === 1 ? one : many}`;
 }
+
+// Day and time as they are written where the reader lives. when: a Date, or milliseconds.
+export const moment = (when) => new Date(when).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });

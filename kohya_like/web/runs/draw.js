@@ -6,7 +6,7 @@ import { make, say, sharp } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat, withToken } from "../common/studio.js";
-import { figure } from "../common/words.js";
+import { figure, moment } from "../common/words.js";
 import { pictureField } from "./picture.js";
 
 const DRAFT = "kl.draw";
@@ -271,10 +271,9 @@ export class Draw {
   list() {
     const rows = this.known.runs.filter((each) => each.name !== this.name);
     this.before.hidden = rows.length === 0;
-    const when = (each) => new Date(1000 * each.started).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
     this.before.replaceChildren(make("h3", { text: this.words.before }), make("ul", {}, ...rows.map((each) => make("li", {},
       make("button", { type: "button", class: "kl-link", text: this.words.title(each), onclick: () => { this.show(each.name); this.poll(); } }),
-      make("span", { class: "kr-note", text: ` ${when(each)}${each.state === "finished" ? "" : `, ${this.words.states[each.state].toLowerCase()}`}` })))));
+      make("span", { class: "kr-note", text: ` ${moment(1000 * each.started)}${each.state === "finished" ? "" : `, ${this.words.states[each.state].toLowerCase()}`}` })))));
   }
 
   resultView() {

@@ -5,7 +5,6 @@ import { make, say } from "../common/page.js";
 import { figure } from "../common/words.js";
 import { limits, marks, nearest } from "./scales.js";
 
-const UPLOT = "../vendor/uplot/uPlot.esm.js";
 const NARROWEST_PIXELS = 60;
 const STRIDES = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 /** @type {Promise<any> | null} */
@@ -118,7 +117,7 @@ export class Plot {
     this.slider.hidden = this.points.length === 0;
     this.point(this.cursor);
     if (isSeen && !uPlot) {
-      coming ??= import(UPLOT);
+      coming ??= import("../vendor/uplot/uPlot.esm.js");
       uPlot = (await coming).default;
       return this.paint();
     }

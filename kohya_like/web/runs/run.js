@@ -5,7 +5,7 @@ import { Console } from "../common/console.js";
 import { findAll, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { address, ask, Refused, repeat, withToken } from "../common/studio.js";
-import { bytes, duration, figure } from "../common/words.js";
+import { bytes, duration, figure, moment } from "../common/words.js";
 import { openTool } from "../tools/tools.js";
 import { Curve } from "./curve.js";
 import { Draw } from "./draw.js";
@@ -49,17 +49,10 @@ export function title(name) {
 export function date(name, unix) {
   const found = name.match(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)/);
   const when = found ? new Date(+found[1], found[2] - 1, +found[3], +found[4], +found[5], +found[6]) : unix ? new Date(unix * 1000) : null;
-  return when ? when.toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }) : "";
+  return when ? moment(when) : "";
 }
 
-export function badge() {
-  return make("span", { class: "kr-badge" });
-}
-
-export function setBadge(node, state, stopping) {
-  node.dataset.state = state;
-  say(node, stopping ? "Stopping" : WORDS[state] || state);
-}
+export const stateWords = (state, stopping) => (stopping ? "Stopping" : WORDS[state] || state);
 
 export class RunView {
   // options: compact, use(run) for "Use these settings", missing() when the run is gone
@@ -69,7 +62,7 @@ export class RunView {
     const compact = options.compact;
     this.heading = make(compact ? "h3" : "h2", { class: "kr-title", tabindex: -1 });
     this.when = make("span", { class: "kr-when" });
-    this.badge = badge();
+    this.badge = make("span", { class: "kr-badge" });
     this.phase = make("span", { class: "kr-phase" });
     this.count = make("span", { class: "kr-count" });
     this.bar = makeBar();
@@ -245,7 +238,8 @@ export class RunView {
     this.root.dataset.state = answer.state;
     say(this.heading, title(answer.name));
     say(this.when, `${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
-    setBadge(this.badge, answer.state, answer.stopping);
+    this.badge.dataset.state = answer.state;
+    say(this.badge, stateWords(answer.state, answer.stopping));
     this.progress(answer);
     const fresh = answer.generation !== this.have.generation;
     this.curve.update(answer, fresh);

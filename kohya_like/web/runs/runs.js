@@ -1,10 +1,11 @@
 // The two places of runs: one run beside the Start button (panel), and all of them in their tab (runs).
 
 import * as address from "../common/address.js";
-import { make, say } from "../common/page.js";
+import { html, render } from "../common/html.js";
+import { make } from "../common/page.js";
 import { ask, repeat } from "../common/studio.js";
 import { figure } from "../common/words.js";
-import { badge, date, RunView, setBadge, title } from "./run.js";
+import { date, RunView, stateWords, title } from "./run.js";
 
 export function panel({ element, root, props, watch }) {
   const view = new RunView({ compact: true, element, missing: () => view.follow("") });
@@ -30,7 +31,8 @@ export function panel({ element, root, props, watch }) {
 }
 
 export function runs({ element, root, props, trigger }) {
-  const rows = new Map();
+  let known = [];
+  let words = []; // that a run must have to be listed
   const view = new RunView({
     element,
     missing: () => choose(""),
@@ -39,18 +41,13 @@ export function runs({ element, root, props, trigger }) {
       trigger("submit");
     },
   });
-  const filter = make("input", { type: "search", placeholder: "Find a run", "aria-label": "Find a run", class: "kr-filter" });
-  const list = make("ul", { class: "kr-list" });
-  const none = make("p", { class: "kr-empty", text: "No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed." });
-  const nav = make("nav", { class: "kr-nav", "aria-label": "Runs" }, filter, list);
+  const none = make("p", { class: "kr-empty", hidden: true, text: "No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed." });
+  const nav = make("nav", { class: "kr-nav", "aria-label": "Runs" });
   const hint = make("p", { class: "kr-empty kr-hint", text: "Choose a run." });
   const detail = make("div", { class: "kr-detail" }, hint, view.root);
-  const columns = make("div", { class: "kr-columns-runs" }, nav, detail);
+  const columns = make("div", { class: "kr-columns-runs", hidden: true }, nav, detail);
   root.append(none, columns);
-  none.hidden = true;
-  columns.hidden = true;
-  const named = () => address.run();
-  let chosen = named() || sessionStorage.getItem("kl.run") || "";
+  let chosen = address.run() || sessionStorage.getItem("kl.run") || "";
   address.onRun((name) => name !== chosen && choose(name));
 
   // byHand: somebody has clicked it.
@@ -60,60 +57,39 @@ export function runs({ element, root, props, trigger }) {
     address.shows(name, byHand);
     view.follow(name);
     hint.hidden = name !== "";
-    for (const [each, row] of rows) row.button.setAttribute("aria-current", String(each === name));
+    draw();
     if (byHand && (matchMedia("(max-width: 800px)").matches || detail.getBoundingClientRect().top < 0)) detail.scrollIntoView({ block: "start" });
   }
 
-  function row(run) {
-    let found = rows.get(run.name);
-    if (!found) {
-      found = { name: make("span", { class: "kr-row-name" }), about: make("span", { class: "kr-row-about" }), badge: badge() };
-      found.button = make("button", { type: "button", class: "kr-row" }, make("span", { class: "kr-row-text" }, found.name, found.about), found.badge);
-      found.button.addEventListener("click", () => choose(run.name, true));
-      found.root = make("li", {}, found.button);
-      rows.set(run.name, found);
-    }
-    say(found.name, title(run.name));
-    const steps = run.steps ? `${run.step.toLocaleString()}\u00a0/\u00a0${run.steps.toLocaleString()}` : "";
-    const counts = [steps, run.loss === null ? "" : `loss\u00a0${figure(run.loss, 3)}`].filter(Boolean).join(" · ");
-    say(found.about, [date(run.name, run.started), counts].filter(Boolean).join("\n"));
-    setBadge(found.badge, run.state, run.stopping);
-    found.button.setAttribute("aria-current", String(run.name === chosen));
-    return found;
+  function row({ name, step, steps, loss, started, state, stopping }) {
+    const told = stateWords(state, stopping);
+    const counts = [steps ? `${step.toLocaleString()}\u00a0/\u00a0${steps.toLocaleString()}` : "", loss === null ? "" : `loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
+    return html`<li key=${name} hidden=${!words.every((word) => `${name} ${told}`.toLowerCase().includes(word))}>
+      <button type="button" class="kr-row" aria-current=${String(name === chosen)} onClick=${() => choose(name, true)}>
+        <span class="kr-row-text"><span class="kr-row-name">${title(name)}</span><span class="kr-row-about">${[date(name, started), counts].filter(Boolean).join("\n")}</span></span>
+        <span class="kr-badge" data-state=${state}>${told}</span></button></li>`;
   }
 
-  function sift() {
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const [name, each] of rows) {
-      const text = `${name} ${each.badge.textContent}`.toLowerCase();
-      each.root.hidden = !words.every((word) => text.includes(word));
-    }
+  function draw() {
+    const sift = (event) => {
+      words = event.currentTarget.value.toLowerCase().split(/\s+/).filter(Boolean);
+      draw();
+    };
+    render([html`<input type="search" placeholder="Find a run" aria-label="Find a run" class="kr-filter" hidden=${known.length < 6} onInput=${sift} />`,
+      html`<ul class="kr-list">${known.map(row)}</ul>`], nav);
   }
-
-  filter.addEventListener("input", sift);
 
   function show(runs) {
+    known = runs;
     none.hidden = runs.length > 0;
     columns.hidden = runs.length === 0;
-    filter.hidden = runs.length < 6;
-    const names = new Set(runs.map((run) => run.name));
-    for (const [name, each] of rows) {
-      if (!names.has(name)) {
-        each.root.remove();
-        rows.delete(name);
-      }
-    }
-    runs.forEach((run, place) => {
-      const node = row(run).root;
-      if (list.children[place] !== node) list.insertBefore(node, list.children[place] || null);
-    });
-    sift();
-    if (!names.has(chosen)) {
-      const missing = named();
+    draw();
+    if (!runs.some(({ name }) => name === chosen)) {
+      const missing = address.run();
       choose(runs.length ? runs[0].name : "");
       if (missing) view.note(`${missing} is not in the folders of this studio; this is the newest run.`);
     } else if (view.name !== chosen) choose(chosen);
-    else if (!named()) address.shows(chosen);
+    else if (!address.run()) address.shows(chosen);
   }
 
   repeat(element, async () => {

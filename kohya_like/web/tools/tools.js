@@ -8,7 +8,7 @@ import { make } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat } from "../common/studio.js";
-import { figure } from "../common/words.js";
+import { figure, moment } from "../common/words.js";
 
 const DRAFT = "kl.tools";
 const MAX_ROWS = 100;
@@ -128,7 +128,7 @@ export function tools({ root }) {
     before.hidden = rows.length === 0;
     const labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, label]));
     before.replaceChildren(make("h2", { id: "kl-tool-before", text: "Before" }), make("ul", { class: "kl-plain" }, ...rows.map((each) => make("li", {},
-      make("button", { type: "button", class: "kl-link", text: `${labels[each.tool]}, ${new Date(1000 * each.started).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })}`, onclick: () => { show(each.name); poll(); } }),
+      make("button", { type: "button", class: "kl-link", text: `${labels[each.tool]}, ${moment(1000 * each.started)}`, onclick: () => { show(each.name); poll(); } }),
       make("span", { class: "kl-facts", text: ` ${WORDS[each.state].toLowerCase()}` })))));
   }
 
