@@ -428,14 +428,14 @@ def test_seven_tabs_of_one_browser_all_follow_the_run_and_the_last_one_is_answer
     for page in pages[1:]:
         page.goto(place[0].url, wait_until="commit")
     for page in pages:
-        page.wait_for_selector("#kl-live .kr-smooth", timeout=60000)
+        page.wait_for_selector("#kl-live .kr-curve canvas", timeout=60000)
     before = [count_of(page, "#kl-live .kr-count") for page in pages]
     until(lambda: all(count_of(page, "#kl-live .kr-count") > step for page, step in zip(pages, before)))
     pages[-1].locator("#kl-network_dim").fill("-1")
     pages[-1].locator("#kl-print").click()
     pages[-1].wait_for_selector(".kl-problems:not([hidden])", timeout=60000)
     runs_tab(pages[-1], "under-way")
-    pages[-1].wait_for_selector("#kl-runs .kr-smooth")
+    pages[-1].wait_for_selector("#kl-runs .kr-curve canvas")
     for page in pages[1:]:
         page.close()
 
@@ -445,7 +445,7 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
     studio, supervisor, job = place
     page = visit(studio.url, quiet=False).page
     runs_tab(page, "under-way")
-    page.wait_for_selector("#kl-runs .kr-smooth")
+    page.wait_for_selector("#kl-runs .kr-curve canvas")
     studio.process.kill()
     studio.process.wait()
     expect(page.locator("#kl-runs .kr-status")).to_contain_text("does not answer", timeout=15000)
