@@ -189,6 +189,23 @@ install() {
   if [ -n "$changed" ]; then say "Installed in $venv."; else say "Everything is installed, nothing to do."; fi
 }
 
+install_node_tools() {  # what checks the page's modules; without node the tests say that they are skipped
+  local folder="$here/tests/js" lock
+  if [ ! -f "$folder/package-lock.json" ]; then return; fi
+  if ! command -v npm >/dev/null; then
+    say "There is no node; the page's modules are not checked."
+    return
+  fi
+  lock="$(cksum <"$folder/package-lock.json")"
+  if [ "$(cat "$folder/node_modules/.setup-stamp" 2>/dev/null || true)" = "$lock" ]; then return; fi
+  if (cd -- "$folder" && npm ci --engine-strict --no-audit --no-fund); then
+    say "$lock" >"$folder/node_modules/.setup-stamp"
+  else
+    rm -rf "$folder/node_modules"
+    say "npm could not install what checks the page's modules; the lines above say why. They are not checked."
+  fi
+}
+
 explain() {
   local version
   if version="$(version_of "$python")" && [ -n "$version" ]; then
@@ -229,6 +246,7 @@ case "$command" in
     ;;
   test)
     install requirements-test.txt
+    install_node_tools
     cd -- "$here"
     exec "$python" -m tests "$@"
     ;;

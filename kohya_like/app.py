@@ -13,11 +13,9 @@ from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
-from . import drawing, files, form, live, look, predict_routes, tools
+from . import drawing, files, live, look, page, predict_routes, tools
 from .context import Context
 from .guard import Guard
 from .inference import WorkerBackend
@@ -67,7 +65,7 @@ def make_context(output_dir: Path, allowed_dirs: Sequence[Path], is_private: boo
 def make_app(context: Context) -> gr.Blocks:
     """The page."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
-        form.part("top", {"token": context.token})
+        page.part("top", {"token": context.token})
         with gr.Tabs(elem_classes=["kl-tabs"]) as tabs:
             with gr.Tab("Train", id="train"):
                 door = train_tab.build(context, tabs)
@@ -85,28 +83,14 @@ def make_app(context: Context) -> gr.Blocks:
 def make_inference_app(context: Context) -> gr.Blocks:
     """The page of --inference_only: the Inference tab and nothing else."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
-        form.part("top", {"token": context.token})
+        page.part("top", {"token": context.token})
         inference_tab.build()
     return demo
 
 
-def script_routes() -> list[Route]:
-    """The page's scripts, which need no token."""
-
-    async def script(request: Request) -> Response:
-        # Only names that are listed here; the address carries a digest of the content.
-        name = str(request.path_params["name"])
-        content = form.script() if name == "form.js" else look.asset(name) if name in look.scripts() else None
-        if content is None:
-            return Response(status_code=404)
-        return look.served(content, request.headers.get("accept-encoding", ""))
-
-    return [live.script_route(), Route("/kl/assets/{name}", script)]
-
-
 def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
-    """Our routes beside gradio's: the page's scripts, and the live data, which needs the token."""
-    routes = [*script_routes(), *predict_routes.routes(predict_routes.studio_menu(context), context.desk)]
+    """Our routes beside gradio's: the page's modules, and the live data, which needs the token."""
+    routes = [page.route(), *predict_routes.routes(predict_routes.studio_menu(context), context.desk)]
     if inference_only:
         return routes
     return [
@@ -173,7 +157,8 @@ def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> t
         share=server.share,
         auth=server.auth,
         theme=look.theme(),
-        css=look.style_sheet(),
+        css=page.style_sheet(),
+        head=page.head(),
         app_kwargs=app_kwargs,
         run_history=False,
         ssr_mode=False,

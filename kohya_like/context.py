@@ -2,10 +2,10 @@
 
 How the tabs meet, all inside one gr.Blocks:
 - `tabs.train.build(context)` returns the TrainDoor that `tabs.runs.build(context)` finds in context.train.
-- `live.panel(context)` is one gr.HTML that shows one run live (curve, phase, speed, previews); its value is {"run": name of the run
+- `page.part("panel")` is one gr.HTML that shows one run live (curve, phase, speed, previews); its value is {"run": name of the run
   folder} or {"run": ""} for none, and an event that puts another name there makes it follow that run.
-- `live.routes(supervisor, token)` are the JSON routes it polls. The page sends the token in the header `x-kl-token`; the page script
-  finds it in `window.kl.token`, which the app sets before any component is mounted.
+- `live.routes(supervisor, token)` are the JSON routes it polls. The page sends the token in the header `x-kl-token`; the
+  part "top", which the app draws before all others, gives it to web/common/studio.js.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class View:
     num_steps: int
 
     def as_page(self) -> dict[str, Any]:
-        """The report as form.js shows it: facts, tables, notes."""
+        """The report as the page shows it: facts, tables, notes."""
         plan = self.plan
         table = plan.table()
         trained = [row for row in plan.pictures if not plan.subsets[row.subset].is_reg]

@@ -1,4 +1,4 @@
-"""The form: schema -> controls in the page, and what the page says -> flat values. The controls themselves are drawn by assets/form.js.
+"""The form: schema -> controls in the page, and what the page says -> flat values. The controls themselves are drawn by web/train/form.js.
 
 A control holds text, or true/false for a switch, exactly as the person left it; nothing is converted on the way. That way a wrong number
 is still there to be explained, a seed of 63 bits survives JavaScript, and an empty field can mean None.
@@ -13,8 +13,6 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
-
-import gradio as gr
 
 from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat
@@ -32,8 +30,6 @@ from .ways import WAYS
 Text = str | bool
 """What one control holds."""
 
-SCRIPTS = tuple(f"{name}.js" for name in "form address prompts starting memory desk imports field cluster tools viewer inference".split())
-"""In the order in which they build on each other."""
 _SEPARATORS = re.compile(r"[\s,]+")
 
 
@@ -151,7 +147,7 @@ def group_of(run: type[RunOptions], field: FlatField) -> str:
 
 
 def specification(field: FlatField, family: str = "") -> dict[str, Any]:
-    """One field of a family's runs, or of a tool, as form.js draws it; entries that say nothing are left out."""
+    """One field of a family's runs, or of a tool, as the page draws it; entries that say nothing are left out."""
     spec = {
         "name": field.name,
         "label": label(field.name, family),
@@ -176,7 +172,7 @@ def specification(field: FlatField, family: str = "") -> dict[str, Any]:
 
 @cache
 def schema_json() -> str:
-    """Everything form.js knows about the options, as JSON.
+    """Everything the page knows about the options, as JSON.
 
     `fields` holds each field once, whatever kinds of run have it; `runs` has for each kind its groups in page order, and in a group the
     numbers of its fields under the sentence about their section.
@@ -200,35 +196,6 @@ def schema_json() -> str:
     families = {name: facts.label for name, facts in FACTS.items()}
     rest = {"runs": runs, "families": families, "ways": [asdict(way) for way in WAYS]}
     return f'{{"fields":[{",".join(pool)}],{json.dumps(rest, ensure_ascii=False, separators=(",", ":"))[1:]}'
-
-
-def script() -> bytes:
-    """The scripts of the tabs that are forms with the schema before them, as they are served: one request."""
-    # "</" cannot stand in a script that somebody pastes into a page, and U+2028 ends a line in old engines.
-    data = schema_json().replace("</", "<\\/").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return f"window.klSchema={data};\n".encode() + b"\n".join(look.asset(name) for name in SCRIPTS)
-
-
-def part(name: str, value: Any = None, events: tuple[str, ...] = (), more_head: str = "", **identity: Any) -> gr.HTML:
-    """A gr.HTML whose inside form.js draws: `kl.mount(name, element, props, trigger, watch)`.
-
-    events are the names of its own events; more_head holds the tags of further scripts, which come first. A function, because gradio
-    writes stub files for subclasses. identity takes elem_id and elem_classes.
-    """
-    # Gradio learns the names of own events from the quoted words in this text.
-    return gr.HTML(
-        value,
-        html_template="<div class='kl-part'></div>",
-        js_on_load=f"window.kl.mount({json.dumps(name)}, element, props, trigger, watch, {json.dumps(events)});",
-        head=more_head + look.script_tag("form.js", script()),
-        apply_default_css=False,
-        **identity,
-    )
-
-
-def fieldset(group: str) -> gr.HTML:
-    """The controls of one group; its value is {"run": kind of run, "values": {name: text}} and always what the person sees."""
-    return part(f"fieldset:{group}", {"run": "", "values": {}}, elem_classes=["kl-fieldset"])
 
 
 def read(payloads: Iterable[Any]) -> tuple[type[RunOptions], dict[str, Any]]:

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OWN_ROUTES = "/kl/"
 """Our own JSON routes start like this; all of them need the token."""
-OPEN_ROUTES = "/kl/assets/"
-"""Scripts of the page, the same for everybody; they need no token."""
+OPEN_ROUTES = "/kl/web/"
+"""Modules of the page, the same for everybody; they need no token."""
 TOKEN_HEADER = "x-kl-token"
 SHARE_SUFFIX = ".gradio.live"
 """Where share links lie. Nobody else can point such a name at this computer, so it is no way around the list of names."""

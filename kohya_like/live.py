@@ -1,6 +1,6 @@
 """The JSON routes that the page polls for live runs, their pictures and files. Knows what is on disk; draws nothing.
 
-Every route but that of the script needs the token of the page, in the header `x-kl-token` or, for pictures and downloads, as
+Every route needs the token of the page, in the header `x-kl-token` or, for pictures and downloads, as
 `?token=`. Runs are named by folder name and looked up in the supervisor's list; files are single names inside a run folder. No path
 ever comes from the page.
 """
@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 from PIL import Image, UnidentifiedImageError
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -29,8 +28,7 @@ from sd_scripts.runs.command import shown
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-from . import causes, console, evaluations, gpu, look, monitor, tools
-from .context import Context
+from . import causes, console, evaluations, gpu, monitor, tools
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
 FOLD_BYTES = 4 << 20
@@ -47,32 +45,6 @@ BESIDE = frozenset({"tokenizer.json", "styles.json", "epochs.csv"})
 SIDE_FOLDERS = re.compile(r"profile|nonfinite-\d+")
 """Folders inside a run folder whose files can be downloaded: what a profile or a loss that is no number has left."""
 SIDE_FILES = PICTURES | {".json", ".txt"}
-
-
-SCRIPTS = (*(f"live_{name}.js" for name in "tools plot curve lines times gpus previews matrix picture draw".split()), "live.js")
-"""Each after those that it needs."""
-
-
-def panel(context: Context, elem_id: str = "kl-live") -> gr.HTML:
-    """One run, live and compact, for a place beside the Start button; its value is {"run": name of the run folder or ""}."""
-    return component("panel", elem_id)
-
-
-def script() -> bytes:
-    """The page's part of this module: its files as one."""
-    return b"\n".join(look.asset(name) for name in SCRIPTS)
-
-
-def component(kind: str, elem_id: str) -> gr.HTML:
-    """A gr.HTML that live.js draws: kind is `panel` or `runs`."""
-    return gr.HTML(
-        {"run": ""},
-        html_template='<div class="kl-live-root"></div>',
-        head=script_tag(),
-        js_on_load=f"window.kl.live({kind!r}, element, props, trigger, watch);",
-        apply_default_css=False,
-        elem_id=elem_id,
-    )
 
 
 @dataclass
@@ -398,7 +370,6 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
             return JSONResponse({"detail": str(err)}, 409)
 
     return [
-        script_route(),
         Route("/kl/runs", with_token(runs)),
         Route("/kl/run/{run}", with_job(run)),
         Route("/kl/run/{run}/machine", with_job(machine)),
@@ -410,20 +381,6 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]
-
-
-def script_route() -> Route:
-    """The route of the page's part of this module."""
-
-    def script_file(request: Request) -> Response:
-        return look.served(script(), request.headers.get("accept-encoding", ""))
-
-    return Route("/kl/assets/live/all.js", script_file)
-
-
-def script_tag() -> str:
-    """The tag for the page's part of this module, for components that use its small tools."""
-    return look.script_tag("live/all.js", script())
 
 
 def inside(folder: Path, name: str, endings: frozenset[str]) -> Path | None:

@@ -1,16 +1,8 @@
-"""How the studio looks: the order of the accordions, the theme, the style sheet and the page's own scripts."""
+"""How the studio looks: the order of the accordions, and the theme."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-from functools import cache
-from pathlib import Path
-
 import gradio as gr
-from starlette.responses import Response
-
-ASSETS = Path(__file__).resolve().parent / "assets"
 
 GROUPS = (
     "Model",
@@ -88,38 +80,3 @@ def theme() -> gr.themes.Base:
         link_text_color="*primary_700",
         link_text_color_dark="*primary_300",
     )
-
-
-@cache
-def asset(name: str) -> bytes:
-    """A file of the assets folder."""
-    return (ASSETS / name).read_bytes()
-
-
-def scripts() -> frozenset[str]:
-    """Names of the page's scripts."""
-    return frozenset(path.name for path in ASSETS.glob("*.js"))
-
-
-def style_sheet() -> str:
-    """All style sheets of the assets folder as one text, in alphabetical order of their names."""
-    return "\n".join(asset(path.name).decode() for path in sorted(ASSETS.glob("*.css")))
-
-
-@cache
-def _packed(content: bytes) -> bytes:
-    return gzip.compress(content)
-
-
-def served(content: bytes, accepted: str) -> Response:
-    """A script as the server answers with it: packed for a browser that says so, and kept by the browser, since its address changes with
-    it. accepted is the header accept-encoding."""
-    headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
-    if "gzip" in accepted:
-        content, headers = _packed(content), {**headers, "content-encoding": "gzip"}
-    return Response(content, media_type="text/javascript", headers=headers)
-
-
-def script_tag(name: str, content: bytes) -> str:
-    """The tag for a script at /kl/assets/; the digest in its address lets the browser keep it until it changes."""
-    return f'<script src="/kl/assets/{name}?v={hashlib.sha256(content).hexdigest()[:16]}"></script>'

@@ -1,6 +1,6 @@
 """What memory the run on the page would take, and what makes it fit: asks the training script in a process of its own.
 
-The script measures without weights and without a GPU (--estimate, --fit). This turns its lines of JSON into what assets/memory.js draws.
+The script measures without weights and without a GPU (--estimate, --fit). This turns its lines of JSON into what web/train/memory.js draws.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import gradio as gr
 
 from sd_scripts.schema.errors import OptionError
 
-from . import app, form, predict_routes
+from . import app, page, predict_routes
 from .inference import Backend, Event
 from .predict_routes import LoraFile, Menu
 from .predictions import ENDED, Desk
@@ -64,7 +64,7 @@ def menu_of(base: str, loras: Sequence[Path]) -> Menu:
 def make_page(title: str, token: str, menu: Menu, desk: Desk) -> gr.Blocks:
     """The page, with the endpoint `/predict`."""
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)) as demo:
-        form.part("top", {"token": token, "title": title, "tag": ""})
+        page.part("top", {"token": token, "title": title, "tag": ""})
         inference_tab.build()
         with gr.Row(visible=False):
             picture = gr.Image(type="filepath", label="picture")
@@ -134,7 +134,7 @@ def serve(title: str, base: str, loras: Sequence[Path], backend: Backend) -> Non
     with tempfile.TemporaryDirectory(prefix="predictions-") as folder:
         desk = Desk(backend, Path(folder), keep_results_seconds=KEEP_SECONDS)
         menu, token = menu_of(base, loras), secrets.token_urlsafe(24)
-        routes = [*app.script_routes(), *predict_routes.routes(menu, desk)]
+        routes = [page.route(), *predict_routes.routes(menu, desk)]
         demo, local, _ = app.serve(make_page(title, token, menu, desk), routes, token, server_of(os.environ))
         sys.stdout.write(f"The page is at {local}\n")
         sys.stdout.flush()

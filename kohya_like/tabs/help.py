@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gradio as gr
 
-from .. import form
+from .. import page
 
 GUIDE = """
 <div class="kl-card kl-guide">
@@ -44,4 +44,4 @@ choose it, uses the network.</dd>
 def build() -> None:
     """Makes the tab inside the surrounding gr.Tab."""
     gr.HTML(GUIDE, apply_default_css=False)
-    form.part("reference")
+    page.part("reference")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .. import form, live
+from .. import page
 
 
 def build() -> None:
     """Makes the tab inside the surrounding gr.Tab, or on a page of its own."""
-    form.part("inference", more_head=live.script_tag(), elem_id="kl-inference")
+    page.part("inference", elem_id="kl-inference")

@@ -1,4 +1,4 @@
-"""The Runs tab: all runs on disk, and one of them in full. live.js draws it; only "Use these settings" passes through gradio."""
+"""The Runs tab: all runs on disk, and one of them in full. web/runs/runs.js draws it; only "Use these settings" passes through gradio."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import gradio as gr
 
-from .. import live
+from .. import page
 from ..context import Context
 
 
 def build(context: Context) -> gr.HTML:
     """Makes the tab inside the surrounding gr.Tab. "Use these settings" goes through context.train, where there is one."""
-    view = live.component("runs", "kl-runs")
+    view = page.part("runs", {"run": ""}, look="kl-live", elem_id="kl-runs")
     door = context.train
     if door is not None:
         view.submit(using(context), inputs=view, outputs=list(door.outputs), queue=False, show_progress="hidden", api_visibility="private")

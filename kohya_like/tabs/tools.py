@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .. import form
+from .. import page
 
 
 def build() -> None:
     """Makes the tab inside the surrounding gr.Tab."""
-    form.part("tools", elem_id="kl-tools")
+    page.part("tools", elem_id="kl-tools")

@@ -30,13 +30,13 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
 
-from .. import dataset_view, files, form, gpu, importers, live, look, memory, presets, resuming
+from .. import dataset_view, files, form, gpu, importers, look, memory, page, presets, resuming
 from ..context import Context, TrainDoor
 from ..gpu_drivers import Readings
 from ..supervisor import Job
 
 Answer = dict[str, Any]
-"""What the desk shows next; form.js draws it. `seq` makes two equal answers different, so that both are shown."""
+"""What the desk shows next; web/train/desk.js draws it. `seq` makes two equal answers different, so that both are shown."""
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
@@ -373,25 +373,25 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
     desk = Desk(context)
     with gr.Row(elem_classes=["kl-columns"]):
         with gr.Column(scale=7, min_width=300, elem_classes=["kl-main"]):
-            welcome = form.part("welcome", {"runs": bool(context.supervisor.jobs())}, ("start_demo",))
+            welcome = page.part("welcome", {"runs": bool(context.supervisor.jobs())}, ("start_demo",))
             with gr.Column(elem_classes=["kl-card", "kl-start"]):
-                form.part("kinds")
-                picker = form.part("presets", desk.preset_list, ("choose_preset", "keep_preset"))
-            fieldsets = [form.fieldset(look.BASICS)]
-            form.part("toolbar")
-            fieldsets += [form.fieldset(group) for group in look.GROUPS if _is_used(group)]
+                page.part("kinds")
+                picker = page.part("presets", desk.preset_list, ("choose_preset", "keep_preset"))
+            fieldsets = [page.fieldset(look.BASICS)]
+            page.part("toolbar")
+            fieldsets += [page.fieldset(group) for group in look.GROUPS if _is_used(group)]
         with gr.Column(scale=5, min_width=300, elem_classes=["kl-side"]):
             with gr.Row(elem_classes=["kl-buttons"]):
                 start = gr.Button("Start training", variant="primary", elem_id="kl-start")
-                form.part("foresight", elem_classes=["kl-foresight"])
+                page.part("foresight", elem_classes=["kl-foresight"])
                 stop = gr.Button("Stop", elem_id="kl-stop")
                 show = gr.Button("Print command", elem_id="kl-print")
                 check = gr.Button("Check data set", elem_id="kl-check")
-            form.part("memory")
-            form.part("export", cluster_fields())
-            board = form.part("desk", None, elem_id="kl-desk")
-            following = live.panel(context)
-            keeper = form.part("keep", None, ("open_file", "save_file"))
+            page.part("memory")
+            page.part("cluster", cluster_fields())
+            board = page.part("desk", None, elem_id="kl-desk")
+            following = page.part("panel", {"run": ""}, look="kl-live", elem_id="kl-live")
+            keeper = page.part("keep", None, ("open_file", "save_file"))
     _wire(
         desk,
         _Parts(tuple(fieldsets), welcome, picker, board, following, keeper),
@@ -517,6 +517,6 @@ def _wire(desk: Desk, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
 
 
 def _request(event: gr.EventData) -> Mapping[str, Any]:
-    """What form.js sent along with an event of its own."""
+    """What the page sent along with an event of its own."""
     data = event._data
     return data if isinstance(data, Mapping) else {}

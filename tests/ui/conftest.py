@@ -22,7 +22,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Playwright, expect, sync_playwright
+
+from kohya_like.page import folder
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM_FLAGS = (
@@ -219,6 +221,31 @@ class Complaints:
 OTHER_PAGES = [pytest.param(*other, marks=pytest.mark.long) for other in ((1400, "dark"), (390, "light"))]
 WIDTHS_AND_THEMES = [(1400, "light"), (390, "dark"), *OTHER_PAGES]
 """Of pages that axe reads: wide and narrow ones, light and dark ones."""
+
+
+def in_module(page: Page, name: str, expression: str, given: Any = None) -> Any:
+    """What a JavaScript expression gives that calls one of the page's modules `it`, and `given` what is given."""
+    return page.evaluate(f"async given => {{ const it = await import('{folder()}{name}'); return {expression}; }}", given)
+
+
+PAINTED = """(plot, kind) => {
+  const canvas = plot.querySelector('canvas');
+  const probe = new OffscreenCanvas(1, 1).getContext('2d');
+  probe.fillStyle = getComputedStyle(plot).getPropertyValue(`--kl-plot-${kind}`).trim();
+  probe.fillRect(0, 0, 1, 1);
+  const wanted = probe.getImageData(0, 0, 1, 1).data;
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  const isMeant = (at) => [0, 1, 2, 3].every((place) => Math.abs(data[at + place] - wanted[place]) < 4);
+  const places = Array.from({ length: data.length / 4 }, (_, place) => place).filter((place) => isMeant(4 * place));
+  return places.map((place) => [place % canvas.width, Math.floor(place / canvas.width)]); }"""
+
+
+def painted(plot: Locator, kind: str) -> list[tuple[int, int]]:
+    """Columns and rows of the pixels of a plot that have the colour of its lines of this kind."""
+    expect(plot.locator("canvas")).to_be_visible()
+    return [(column, row) for column, row in plot.evaluate(PAINTED, kind)]
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from kohya_like import files, guard
 from kohya_like.guard import Guard, Throttle, hostname
+from kohya_like.page import folder
 from sd_scripts.schema.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,9 +94,11 @@ def test_our_own_routes_need_the_token(studio: Any) -> None:
         assert ask(studio, f"/kl/predict{path}", method)[0] == 401
     assert ask(studio, "/kl/tools/run/x", X_KL_Token=token_of(studio))[0] == 404
     assert ask(studio, "/kl/runs", X_KL_Token=token_of(studio))[0] == 200
-    assert ask(studio, "/kl/assets/form.js")[0] == 200
-    for name in ("..%2fapp.py", "form.css", "%2e%2e/%2e%2e/gui.py", "nothing.js"):
-        assert ask(studio, f"/kl/assets/{name}")[0] in (401, 404)
+    assert ask(studio, folder() + "main.js")[0] == 200
+    for name in ("..%2fapp.py", "common/common.css", "%2e%2e/%2e%2e/gui.py", "nothing.js", "../../../gui.py"):
+        assert ask(studio, folder() + name)[0] in (401, 404)
+    # Another version's address would be kept by browsers with this one's content.
+    assert ask(studio, "/kl/web/0000000000000000/main.js")[0] == 404
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/environ", "../../../etc/passwd", "gui.py", ".env", "http://127.0.0.1:1/x"])
@@ -146,8 +149,8 @@ def test_strangers_get_the_page_that_asks_for_the_password_and_nothing_else(stud
     studio = studios("--auth", "ada:correct-horse")
     paths = (
         "/gradio_api/heartbeat/x",
-        "/kl/assets/form.js",
-        "/kl/assets/live/all.js",
+        folder() + "main.js",
+        folder() + "schema.js",
         "/openapi.json",
         "/gradio_api/openapi.json",
         "/kl/runs",
@@ -160,9 +163,9 @@ def test_strangers_get_the_page_that_asks_for_the_password_and_nothing_else(stud
     status, headers, _ = ask(studio, "/login", "POST", body, Content_Type="application/x-www-form-urlencoded")
     assert status == 200
     cookie = headers["set-cookie"].partition(";")[0]
-    assert ask(studio, "/kl/assets/form.js", Cookie=cookie)[0] == 200
+    assert ask(studio, folder() + "main.js", Cookie=cookie)[0] == 200
     assert ask(studio, "/kl/runs", Cookie=cookie, X_KL_Token="guess")[0] == 401
-    assert ask(studio, "/kl/assets/form.js", Cookie=cookie + "x")[0] == 401
+    assert ask(studio, folder() + "main.js", Cookie=cookie + "x")[0] == 401
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def steps(page: Page, panel: str) -> int:
 
 def moves(page: Page, panel: str, by: int = 2) -> int:
     """Waits for the curve, and for the steps to go on; gives the step then shown."""
-    page.wait_for_selector(f"{panel} .kr-smooth", state="attached", timeout=PATIENCE)
+    page.wait_for_selector(f"{panel} .kr-stage canvas", state="attached", timeout=PATIENCE)
     before = steps(page, panel)
     until(lambda: steps(page, panel) >= before + by, seconds=PATIENCE / 1000)
     return steps(page, panel)

@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.samples import UNetSampleOptions
+from tests.ui.conftest import in_module
 
 pytestmark = pytest.mark.browser
 PIECES = (
@@ -41,7 +42,7 @@ PIECES = (
 
 
 def text_of(page: Page) -> str:
-    return str(page.evaluate("kl.values().values.sample_prompts"))
+    return str(in_module(page, "train/settings.js", "it.values().values.sample_prompts"))
 
 
 def specs(text: str) -> list[Any]:
@@ -55,7 +56,7 @@ def test_any_text_passes_through_the_rows_without_losing_a_character_and_they_re
     seed = secrets.randbits(32)
     draw = random.Random(seed)
     texts = ["".join(draw.choices(PIECES, k=draw.randint(0, 30))) for _ in range(3000)]
-    again = page.evaluate("texts => texts.map(text => kl.prompts.serialise(kl.prompts.parse(text)))", texts)
+    again = in_module(page, "train/prompt_lines.js", "given.map(text => it.serialise(it.parse(text)))", texts)
     assert again == texts, f"seed {seed}"
 
     flags = (" --w 512", " --h 768", " --d 7", " --n blurry,  low ", " --ss euler_a", " --s 9", " --l 4.5")
@@ -65,7 +66,7 @@ def test_any_text_passes_through_the_rows_without_losing_a_character_and_they_re
         lines.append(draw.choice(("a cat", "x--y", "ein\tStern", "(a:1.2) #b")) + "".join(draw.sample(flags, draw.randint(0, 5))) + blank)
         lines.append(draw.choice(("", "# a note --w 3", "   ", "  #")))
     text = draw.choice(("\n", "\r\n", "\x0b", "\u2028")).join(lines)
-    rows = page.evaluate("text => kl.prompts.parse(text).filter(line => line.flags)", text)
+    rows = in_module(page, "train/prompt_lines.js", "it.parse(given).filter(line => line.flags)", text)
     read = specs(text)
     assert len(rows) == len(read) == 400
     for row, spec in zip(rows, read):

@@ -16,7 +16,7 @@ from kohya_like import presets
 from kohya_like.supervisor import Job, JobSupervisor
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from tests.ui.conftest import WIDTHS_AND_THEMES, hearing
+from tests.ui.conftest import WIDTHS_AND_THEMES, hearing, painted
 from tests.ui.runs_on_disk import evaluated, made, style_run
 from tests.ui.standin_runs import SCRIPT, command, options, until
 
@@ -245,19 +245,19 @@ def test_the_curve_of_a_run_under_way_moves_by_small_polls_and_the_hidden_page_a
     before = count_of(page, "#kl-live .kr-count")
     until(lambda: count_of(page, "#kl-live .kr-count") > before)
     runs_tab(page, "under-way")
-    page.wait_for_selector("#kl-runs .kr-smooth")
+    curve = page.locator("#kl-runs .kr-curve")
     polls: list[Response] = []
     with hearing(
         page, "response", lambda answer: polls.append(answer) if "/kl/run/" in answer.url and "sample" not in answer.url else None
     ):
-        before, path = count_of(page), page.locator("#kl-runs .kr-smooth").get_attribute("d")
+        before, line = count_of(page), painted(curve, "smooth")
         until(lambda: count_of(page) > before + 2)
         # Those of the time before tell the whole run.
         polls.clear()
         until(lambda: count_of(page) >= 0 and len(polls) >= 3)
     sizes = sorted(len(answer.body()) for answer in polls)
     assert sizes[len(sizes) // 2] < 2500
-    assert page.locator("#kl-runs .kr-smooth").get_attribute("d") != path
+    assert painted(curve, "smooth") != line
     expect(page.locator("#kl-runs .kr-phase")).to_have_text("Training")
     expect(page.locator("#kl-runs .kr-count")).to_contain_text("left")
     page.get_by_role("tab", name="Help").click()
@@ -345,13 +345,43 @@ def test_the_curve_is_read_with_pointer_and_keyboard_and_its_layers_are_switched
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
     assert 40 < int(re.search(r"Step (\d+)", readout.inner_text()).group(1)) < 80
     curve = page.locator("#kl-runs .kr-curve")
-    assert curve.locator("circle.kr-validation").count() == 1 and curve.locator("path.kr-lr").count() == 0
-    for name, selector, count in (("Learning rate", "path.kr-lr", 1), ("Raw", "path.kr-raw", 0)):
-        curve.get_by_role("button", name=name).click()
-        assert curve.locator(selector).count() == count
-    line = curve.locator("path.kr-smooth").get_attribute("d")
+    assert painted(curve, "validation") and painted(curve, "smooth") and not painted(curve, "lr")
+    expect(curve.locator(".kr-legend")).to_have_text("rawsmoothedvalidation")
+    curve.get_by_role("button", name="Learning rate").click()
+    assert painted(curve, "lr")
+    curve.get_by_role("button", name="Raw").click()
+    expect(curve.locator(".kr-legend")).to_have_text("smoothedvalidationlearning rate")
+    line = painted(curve, "smooth")
     curve.get_by_role("button", name="Log scale").click()
-    assert curve.locator("path.kr-smooth").get_attribute("d") != line
+    assert painted(curve, "smooth") != line
+
+
+def test_a_part_of_the_curve_is_seen_large_by_dragging_and_by_keyboard_and_stays_while_the_run_goes_on(
+    place: Any, visit: Callable[..., Any]
+) -> None:
+    page = visit(place[0].url).page
+    runs_tab(page, "whole")
+    curve = page.locator("#kl-runs .kr-curve")
+    whole = curve.get_by_role("button", name="Whole run")
+    dots = len(painted(curve, "validation"))
+    box = curve.locator(".kr-stage").bounding_box()
+    expect(whole).to_be_hidden()
+    page.mouse.move(box["x"] + 100, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 200, box["y"] + 80, steps=4)
+    page.mouse.up()
+    expect(whole).to_be_visible()
+    assert len(painted(curve, "validation")) < dots
+    curve.get_by_role("button", name="Learning rate").click()
+    whole.click()
+    expect(whole).to_be_hidden()
+    slider = page.get_by_role("slider", name="Read the curve at a step")
+    expect(slider).to_be_focused()
+    page.keyboard.press("+")
+    expect(whole).to_be_visible()
+    page.keyboard.press("-")
+    page.keyboard.press("-")
+    expect(whole).to_be_hidden()
 
 
 def test_the_console_follows_its_end_but_not_while_somebody_reads_back(place: Any, visit: Callable[..., Any]) -> None:
@@ -398,14 +428,14 @@ def test_seven_tabs_of_one_browser_all_follow_the_run_and_the_last_one_is_answer
     for page in pages[1:]:
         page.goto(place[0].url, wait_until="commit")
     for page in pages:
-        page.wait_for_selector("#kl-live .kr-smooth", timeout=60000)
+        page.wait_for_selector("#kl-live .kr-curve canvas", timeout=60000)
     before = [count_of(page, "#kl-live .kr-count") for page in pages]
     until(lambda: all(count_of(page, "#kl-live .kr-count") > step for page, step in zip(pages, before)))
     pages[-1].locator("#kl-network_dim").fill("-1")
     pages[-1].locator("#kl-print").click()
     pages[-1].wait_for_selector(".kl-problems:not([hidden])", timeout=60000)
     runs_tab(pages[-1], "under-way")
-    pages[-1].wait_for_selector("#kl-runs .kr-smooth")
+    pages[-1].wait_for_selector("#kl-runs .kr-curve canvas")
     for page in pages[1:]:
         page.close()
 
@@ -415,7 +445,7 @@ def test_a_studio_killed_and_started_again_loses_nothing(place: Any, studios: Ca
     studio, supervisor, job = place
     page = visit(studio.url, quiet=False).page
     runs_tab(page, "under-way")
-    page.wait_for_selector("#kl-runs .kr-smooth")
+    page.wait_for_selector("#kl-runs .kr-curve canvas")
     studio.process.kill()
     studio.process.wait()
     expect(page.locator("#kl-runs .kr-status")).to_contain_text("does not answer", timeout=15000)

@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 from kohya_like import form
 from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
+from tests.ui.conftest import in_module
 
 pytestmark = pytest.mark.browser
 CLASS_PICTURES = ("instance_prompt", "class_prompt", "num_class_images", "reg_data_dir", "prior_loss_weight")
@@ -29,7 +30,7 @@ def choose(page: Page, family: str = "", way: str = "") -> None:
 
 def value(page: Page, name: str) -> Any:
     """What the form holds of an option, drawn or not."""
-    return page.evaluate("name => kl.values().values[name]", name)
+    return in_module(page, "train/settings.js", "it.values().values[given]", name)
 
 
 def saved(page: Page, path: Path) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def test_the_rows_of_choices_work_with_the_arrow_keys_and_show_where_the_focus_i
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     expect(page.locator("#kl-way-dreambooth")).to_be_checked()
-    assert page.evaluate("kl.values().run") == "sd/full"
+    assert in_module(page, "train/settings.js", "it.run") == "sd/full"
     expect(page.locator("#kl-way-about")).to_contain_text("one subject")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -195,7 +196,7 @@ def test_a_family_without_the_chosen_way_brings_its_own_and_knows_control_pictur
     page.locator("#kl-family-qwen_edit").check()
     expect(page.locator("#kl-way-lora")).to_be_checked()
     expect(page.locator("#kl-way-dreambooth")).to_be_disabled()
-    assert page.evaluate("kl.values().run") == "qwen_edit/network"
+    assert in_module(page, "train/settings.js", "it.run") == "qwen_edit/network"
     page.locator("#kl-prompt-0").fill("make it red --ci a.png --ci b.png")
     page.locator("#kl-prompt-0").press("Enter")
     page.locator(".kl-prompt-more summary").first.click()

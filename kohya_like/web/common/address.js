@@ -1,0 +1,67 @@
+// The address of what is seen: #train, #runs, #run=NAME, #tools ... A reload, a link, and the browser's back and forward lead there again.
+
+import { findAll } from "./page.js";
+
+const RUN = "#run=";
+const tabs = () => findAll(document, '[role="tab"]');
+const nameOf = (tab) => tab.textContent.trim().toLowerCase();
+const selected = () => tabs().find((tab) => tab.getAttribute("aria-selected") === "true");
+
+// Who is told the name of a run that the address leads to.
+const listeners = [];
+export const onRun = (listen) => listeners.push(listen);
+
+// The run that the address names, or "".
+export function run() {
+  if (!location.hash.startsWith(RUN)) return "";
+  try {
+    return decodeURIComponent(location.hash.slice(RUN.length));
+  } catch (error) {
+    console.info("The address names no run:", error.message);
+    return "";
+  }
+}
+
+const tabOf = (hash) => (hash.startsWith(RUN) ? "runs" : hash.slice(1));
+
+function put(hash, replace) {
+  if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](history.state, "", hash);
+}
+
+// The Runs tab shows a run. chosen: by a person, who may want to come back to the one before.
+export function shows(name, chosen) {
+  if (name && selected() && nameOf(selected()) === "runs") put(RUN + encodeURIComponent(name), !chosen || !location.hash.startsWith(RUN));
+}
+
+export function show(name) {
+  const tab = tabs().find((each) => nameOf(each) === name);
+  if (tab && tab !== selected()) tab.click();
+  return tab;
+}
+
+function follow() {
+  const tab = show(tabOf(location.hash));
+  if (run()) listeners.forEach((listen) => listen(run()));
+  return Boolean(tab);
+}
+
+export function open(name) {
+  put(RUN + encodeURIComponent(name));
+  follow();
+}
+
+// Tabs are also changed by the studio, so what counts is which one is selected. A page has its tabs some time after it is loaded.
+function begin() {
+  const list = document.querySelector('[role="tablist"]');
+  if (!list || !selected()) return false;
+  if (location.hash) follow();
+  new MutationObserver(() => {
+    const tab = selected();
+    if (tab && nameOf(tab) !== (tabOf(location.hash) || "train")) put(`#${nameOf(tab)}`);
+  }).observe(list, { attributes: true, attributeFilter: ["aria-selected"], subtree: true });
+  addEventListener("popstate", () => (location.hash ? follow() : tabs()[0].click()));
+  return true;
+}
+
+const waiting = new MutationObserver(() => begin() && waiting.disconnect());
+if (!begin()) waiting.observe(document.documentElement, { childList: true, subtree: true });

@@ -1,0 +1,64 @@
+// How the page talks with its studio.
+
+let token = ""; // only a page of this start of the studio has it
+
+export function enter(given) {
+  token = given || "";
+}
+
+export const address = (run, rest = "") => `/kl/run/${encodeURIComponent(run)}${rest}`;
+export const withToken = (path, more = "") => `${path}?token=${encodeURIComponent(token)}${more}`;
+
+export const headers = () => ({ "x-kl-token": token });
+
+export class Refused extends Error {
+  constructor(status, sentence) {
+    super(sentence);
+    this.status = status;
+  }
+}
+
+export async function ask(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers(), cache: "no-store" });
+  if (response.status === 401) reloadOnce();
+  const answer = await response.json();
+  if (!response.ok) throw new Refused(response.status, answer.detail || `The studio answered ${response.status}.`);
+  return answer;
+}
+
+export const post = (path, order) => ask(path, { method: "POST", body: JSON.stringify(order) });
+
+// A studio that was started again has a new token, and only a fresh page has it.
+function reloadOnce() {
+  const before = Number(sessionStorage.getItem("kl.reloaded") || 0);
+  if (Date.now() - before < 15000) return;
+  sessionStorage.setItem("kl.reloaded", String(Date.now()));
+  location.reload();
+}
+
+function seen(node) {
+  return node.isConnected && node.offsetParent !== null && !document.hidden;
+}
+
+// Calls `work` again and again; it returns the seconds until the next time. Nothing is asked while the node cannot be seen.
+export function repeat(node, work) {
+  let timer = null;
+  let busy = false;
+  async function turn() {
+    clearTimeout(timer);
+    if (busy) return;
+    let pause = 0.5;
+    if (seen(node)) {
+      busy = true;
+      try {
+        pause = await work();
+      } finally {
+        busy = false;
+      }
+    }
+    timer = setTimeout(turn, 1000 * pause);
+  }
+  document.addEventListener("visibilitychange", () => !document.hidden && turn());
+  turn();
+  return turn;
+}

@@ -1,0 +1,24 @@
+// The top of the page: its name, and the theme.
+
+import { make } from "./page.js";
+import { store, stored } from "./stored.js";
+import { enter } from "./studio.js";
+
+export function top({ root, props }) {
+  const { token, title = "kohya_like", tag = "the trainer you can trust" } = props.value || {};
+  enter(token);
+  const dark = () => document.body.classList.contains("dark");
+  const button = make("button", { type: "button", class: "kl-quiet kl-theme" });
+  const show = () => (button.textContent = dark() ? "Light" : "Dark");
+  button.addEventListener("click", () => {
+    document.body.classList.toggle("dark");
+    store("kl.theme", dark() ? "dark" : "light");
+    show();
+  });
+  const wanted = stored("kl.theme");
+  if (wanted && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", wanted === "dark");
+  show();
+  button.setAttribute("aria-label", "Switch between the light and the dark theme");
+  root.append(make("header", { class: "kl-top" }, make("div", { class: "kl-brand" }, make("span", { class: "kl-mark", "aria-hidden": "true" }),
+    make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), button));
+}

@@ -1,0 +1,35 @@
+// How numbers, sizes and times are written.
+
+export function figure(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+  return Number(value.toPrecision(digits)).toString();
+}
+
+export function duration(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  const minutes = Math.round(whole / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 24 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (count >= 1024 && unit < units.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${unit && count < 999.5 ? count.toPrecision(3) : Math.round(count)} ${units[unit]}`;
+}
+
+export function plural(count, one, many) {
+  return `${count} ${count === 1 ? one : many}`;
+}
+
+// Day and time as they are written where the reader lives. when: a Date, or milliseconds.
+export const moment = (when) => new Date(when).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });

@@ -1,0 +1,24 @@
+// The entry of the page: what draws each of its parts. Python's page.part() makes the places for them.
+
+import { top } from "./common/top.js";
+import { reference } from "./help/help.js";
+import { inference } from "./inference/inference.js";
+import { panel, runs } from "./runs/runs.js";
+import { tools } from "./tools/tools.js";
+import { cluster } from "./train/cluster.js";
+import { desk } from "./train/desk.js";
+import { fieldset, toolbar } from "./train/form.js";
+import { keep } from "./train/imports.js";
+import { memory } from "./train/memory.js";
+import { kinds, presets, welcome } from "./train/presets.js";
+import { foresight } from "./train/starting.js";
+
+const PARTS = { top, kinds, presets, welcome, fieldset, toolbar, foresight, memory, cluster, desk, keep, panel, runs, tools, inference, reference };
+
+// name: that of a part, and after a colon what it shall show. The rest is what gradio gives to a component's own code.
+export function mount(name, element, props, trigger, watch) {
+  const [kind, detail] = name.split(/:(.*)/);
+  const root = element.querySelector(".kl-part, .kl-live");
+  root.replaceChildren();
+  PARTS[kind]({ element, root, props, trigger, watch, detail });
+}

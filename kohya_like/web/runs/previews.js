@@ -1,0 +1,124 @@
+// The previews of a run, before and after.
+
+import { make, say, sharp } from "../common/page.js";
+import { address, withToken } from "../common/studio.js";
+
+export class Previews {
+  constructor(compact) {
+    this.compact = compact;
+    this.samples = [];
+    this.index = 0;
+    this.step = null; // null follows the newest
+    this.strip = make("div", { class: "kr-strip", role: "group", "aria-label": "Prompts" });
+    this.before = make("img", { class: "kr-before", alt: "" });
+    this.after = make("img", { class: "kr-after", alt: "" });
+    this.beforeLabel = make("span", { class: "kr-corner kr-corner-left" });
+    this.afterLabel = make("span", { class: "kr-corner kr-corner-right" });
+    this.picture = make("div", { class: "kr-pair" }, this.before, this.after, this.beforeLabel, this.afterLabel);
+    this.steps = make("input", { type: "range", min: 0, max: 0, value: 0, step: 1 });
+    this.steps.addEventListener("input", () => this.choose(Number(this.steps.value)));
+    this.stepText = make("span", { class: "kr-value" });
+    this.cut = make("input", { type: "range", min: 0, max: 100, value: 50, "aria-valuetext": "half before, half after" });
+    this.cut.addEventListener("input", () => this.wipe());
+    this.caption = make("p", { class: "kr-caption" });
+    this.sliders = make(
+      "div",
+      { class: "kr-sliders" },
+      make("label", {}, make("span", { class: "kr-name" }, "Step ", this.stepText), this.steps),
+      (this.cutLabel = make("label", {}, make("span", { class: "kr-name", text: "Before and after" }), this.cut)),
+    );
+    this.root = make("section", { class: "kr-previews", "aria-label": "Previews", hidden: true }, make("h3", { text: "Previews" }));
+    this.root.append(make("div", { class: "kr-viewer" }, this.picture, make("div", { class: "kr-beside" }, this.caption, this.sliders, this.strip)));
+    for (const image of [this.before, this.after]) sharp(image, this.picture);
+    this.wipe();
+  }
+
+  reset() {
+    this.samples = [];
+    this.step = null;
+    this.index = 0;
+    this.root.hidden = true;
+  }
+
+  update(run, samples) {
+    this.run = run;
+    this.samples = samples;
+    this.root.hidden = samples.length === 0;
+    if (samples.length) this.show();
+  }
+
+  url(sample, size) {
+    return withToken(address(this.run, `/sample/${encodeURIComponent(sample.file)}`), `&size=${size}&m=${sample.time || 0}`);
+  }
+
+  stepsOf(index) {
+    return this.samples.filter((sample) => sample.index === index);
+  }
+
+  choose(position) {
+    const steps = this.stepsOf(this.index);
+    this.step = position >= steps.length - 1 ? null : steps[position].step;
+    this.show();
+  }
+
+  show() {
+    const indices = [...new Set(this.samples.map((sample) => sample.index))].sort((a, b) => a - b);
+    if (!indices.includes(this.index)) this.index = indices[0];
+    const line = this.stepsOf(this.index);
+    const now = (this.step !== null && line.find((sample) => sample.step === this.step)) || line[line.length - 1];
+    const first = line[0];
+    this.steps.max = String(line.length - 1);
+    this.steps.value = String(line.indexOf(now));
+    this.steps.setAttribute("aria-valuetext", `step ${now.step}`);
+    this.steps.disabled = line.length < 2;
+    say(this.stepText, String(now.step));
+    this.place(this.after, now);
+    const alone = first === now;
+    this.place(this.before, alone ? null : first);
+    this.picture.classList.toggle("kr-alone", alone);
+    this.cutLabel.hidden = alone;
+    say(this.beforeLabel, alone ? "" : `step ${first.step}`);
+    say(this.afterLabel, `step ${now.step}`);
+    say(this.caption, now.prompt || "No prompt");
+    this.prompts(indices, now.step);
+  }
+
+  place(image, sample) {
+    image.hidden = sample === null;
+    if (sample === null) return;
+    const wanted = this.url(sample, "full");
+    if (image.getAttribute("src") !== wanted) image.setAttribute("src", wanted);
+    image.alt = `Preview at step ${sample.step}: ${sample.prompt}`;
+  }
+
+  prompts(indices, step) {
+    this.strip.hidden = indices.length < 2;
+    while (this.strip.children.length > indices.length) this.strip.lastChild.remove();
+    indices.forEach((index, place) => {
+      let button = this.strip.querySelectorAll("button")[place];
+      if (!button) {
+        button = make("button", { type: "button", class: "kr-thumb" }, sharp(make("img", { alt: "", loading: "lazy" })));
+        button.addEventListener("click", () => {
+          this.index = Number(button.dataset.index);
+          this.show();
+        });
+        this.strip.append(button);
+      }
+      const line = this.stepsOf(index);
+      const sample = line.find((each) => each.step === step) || line[line.length - 1];
+      button.dataset.index = String(index);
+      button.setAttribute("aria-pressed", String(index === this.index));
+      button.setAttribute("aria-label", `Prompt ${index + 1}: ${sample.prompt}`);
+      button.title = sample.prompt;
+      const wanted = this.url(sample, "thumb");
+      const image = button.querySelector("img");
+      if (image.getAttribute("src") !== wanted) image.setAttribute("src", wanted);
+    });
+  }
+
+  wipe() {
+    const share = Number(this.cut.value);
+    this.picture.style.setProperty("--kl-cut", `${share}%`);
+    this.cut.setAttribute("aria-valuetext", `${share} % before, ${100 - share} % after`);
+  }
+}

@@ -1,0 +1,375 @@
+// One run, live: what it does, how far it is, its figures, plots, pictures and files. Polls the JSON routes of live.py once a second while it
+// can be seen.
+
+import { Console } from "../common/console.js";
+import { findAll, make, say } from "../common/page.js";
+import { makeBar } from "../common/progress.js";
+import { address, ask, Refused, repeat, withToken } from "../common/studio.js";
+import { bytes, duration, figure, moment } from "../common/words.js";
+import { openTool } from "../tools/tools.js";
+import { Curve } from "./curve.js";
+import { Draw } from "./draw.js";
+import { Gpus } from "./gpus.js";
+import { Lines } from "./lines.js";
+import { Matrix } from "./matrix.js";
+import { Previews } from "./previews.js";
+import { Times } from "./times.js";
+
+const WORDS = {
+  queued: "Waiting",
+  running: "Running",
+  finished: "Finished",
+  stopped: "Stopped",
+  failed: "Failed",
+  died: "Died",
+  damaged: "Damaged",
+};
+const PHASES = {
+  load: "Loading the model",
+  scan: "Looking at the pictures",
+  cache: "Filling the cache",
+  rehearse: "Rehearsing",
+  warmup: "Warming up",
+  train: "Training",
+  sample: "Rendering previews",
+  save: "Saving",
+  validate: "Validating",
+  queued: "Waits for a free device",
+  finished: "Done",
+  stopped: "Stopped; can be resumed",
+  failed: "Ended with an error",
+  died: "Ended without a word",
+  damaged: "Its folder is damaged",
+};
+
+export function title(name) {
+  return name.replace(/^\d{8}-\d{6}(_\d+)?-/, "");
+}
+
+export function date(name, unix) {
+  const found = name.match(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)/);
+  const when = found ? new Date(+found[1], found[2] - 1, +found[3], +found[4], +found[5], +found[6]) : unix ? new Date(unix * 1000) : null;
+  return when ? moment(when) : "";
+}
+
+export const stateWords = (state, stopping) => (stopping ? "Stopping" : WORDS[state] || state);
+
+export class RunView {
+  // options: compact, use(run) for "Use these settings", missing() when the run is gone
+  constructor(options) {
+    this.options = options;
+    this.name = "";
+    const compact = options.compact;
+    this.heading = make(compact ? "h3" : "h2", { class: "kr-title", tabindex: -1 });
+    this.when = make("span", { class: "kr-when" });
+    this.badge = make("span", { class: "kr-badge" });
+    this.phase = make("span", { class: "kr-phase" });
+    this.count = make("span", { class: "kr-count" });
+    this.bar = makeBar();
+    this.status = make("p", { class: "kr-status", role: "status" });
+    this.tileBox = make("dl", { class: "kr-tiles" });
+    this.cause = make("div", { class: "kr-cause", hidden: true });
+    this.warnings = make("div", { class: "kr-warnings", hidden: true });
+    this.curve = new Curve(compact);
+    this.parts = new Lines({ compact, title: "Parts of the loss", about: "Read the parts of the loss at a step", smooth: true });
+    this.measures = new Lines({ compact, title: "Evaluations", about: "Read the evaluations at a step", smooth: false });
+    this.times = new Times(compact);
+    this.gpus = new Gpus(compact);
+    this.previews = new Previews(compact);
+    this.matrix = new Matrix(compact);
+    this.draw = new Draw(compact);
+    this.console = new Console();
+    this.files = make("section", { class: "kr-files", "aria-label": "Files", hidden: true }, make("h3", { text: "Files" }));
+    this.fileList = make("ul");
+    this.files.append(this.fileList);
+    this.actions = this.buttons();
+    this.root = make(
+      "article",
+      { class: compact ? "kr-run kr-compact" : "kr-run" },
+      make("header", { class: "kr-head" }, make("div", { class: "kr-names" }, this.heading, this.when), this.badge),
+      make("div", { class: "kr-line-two" }, this.phase, this.count),
+      this.bar.root,
+      compact ? null : this.actions,
+      this.status,
+      this.cause,
+      this.tileBox,
+      this.curve.root,
+      this.parts.root,
+      this.measures.root,
+      this.times.root,
+      this.gpus.root,
+      this.warnings,
+      this.previews.root,
+      this.matrix.root,
+      this.draw.root,
+      compact ? null : this.files,
+      this.console.root,
+    );
+    this.root.hidden = true;
+    this.forget();
+    this.poll = repeat(options.element, () => this.read());
+    repeat(options.element, () => this.readMachine());
+  }
+
+  buttons() {
+    const button = (label, work, kind = "") => make("button", { type: "button", class: `kr-button ${kind}`, text: label, onclick: work });
+    this.stop = button("Stop", () => this.order("stop", "Asked to stop: it finishes its step, saves its state and ends."));
+    this.kill = button("End now", () => this.order("stop?now=1", "Ended without waiting; Resume continues from the last saved state."), "kr-danger");
+    this.resume = button("Resume", () => this.order("resume", "Continues from the last saved state."), "kr-primary");
+    this.use = button("Use these settings", () => this.options.use(this.name));
+    this.copy = button("Copy command", () => this.copyCommand());
+    this.drawButton = button("Draw", () => this.draw.open());
+    return make("div", { class: "kr-actions", role: "group", "aria-label": "This run" }, this.stop, this.kill, this.resume, this.drawButton, this.use, this.copy);
+  }
+
+  forget() {
+    this.have = { generation: "", points: 0, console: -1, version: "" };
+    this.command = {};
+    this.partRows = [];
+    this.evaluates = false;
+    // In the order in which this run tells them.
+    this.tiles = new Map();
+    this.tileBox.replaceChildren();
+  }
+
+  follow(name) {
+    if (name === this.name) return;
+    this.name = name;
+    this.forget();
+    // It keeps its room until the new run is there: on a page that is short for a moment the browser scrolls to where nobody was.
+    this.root.style.visibility = "hidden";
+    this.root.hidden = this.root.hidden || !name;
+    this.root.dataset.state = "";
+    say(this.heading, title(name));
+    for (const node of [this.status, this.when, this.badge, this.phase, this.count]) say(node, "");
+    for (const node of [this.cause, this.warnings, this.files]) node.hidden = true;
+    this.previews.reset();
+    this.matrix.reset();
+    this.parts.reset();
+    this.measures.reset();
+    this.draw.reset();
+    this.gpus.reset();
+    this.curve.reset();
+    this.times.update([]);
+    this.console.update({ reset: true, lines: [], open: "" });
+    this.poll();
+  }
+
+  async read() {
+    const name = this.name;
+    if (!name) return 0.3;
+    const query = new URLSearchParams(Object.entries(this.have).map(([name, value]) => [name, String(value)]));
+    try {
+      const answer = await ask(address(name, `?${query}`));
+      if (name !== this.name) return 0;
+      this.show(answer);
+      if (!answer.complete) return 0.02;
+      return answer.state === "running" || answer.state === "queued" ? 1 : 4;
+    } catch (error) {
+      if (name === this.name) this.trouble(error);
+      return 2;
+    }
+  }
+
+  async readMachine() {
+    const name = this.name;
+    const running = !this.root.hidden && this.root.dataset.state === "running";
+    if (!running) {
+      this.gpus.root.hidden = true;
+      return 0.5;
+    }
+    try {
+      const answer = await ask(address(name, `/machine?since=${this.gpus.since}`));
+      if (name !== this.name) return 0;
+      this.gpus.update(answer);
+      this.usage(answer.usage);
+    } catch (error) {
+      // The other poll says so.
+      console.info("No readings of the machine:", error.message);
+    }
+    return 2;
+  }
+
+  trouble(error) {
+    // Of a run that was just chosen nothing is shown yet.
+    this.root.hidden = !this.name;
+    if (error instanceof Refused) {
+      if (error.status === 404) this.options.missing();
+      this.note(error.message);
+    } else {
+      this.lost = true;
+      this.note("The studio does not answer. Training is not affected; trying again …");
+    }
+  }
+
+  note(text) {
+    say(this.status, text);
+  }
+
+  async order(what, done) {
+    try {
+      await ask(address(this.name, `/${what}`), { method: "POST" });
+      this.note(done);
+    } catch (error) {
+      this.note(error.message);
+    }
+    this.poll();
+  }
+
+  async copyCommand() {
+    const shell = /win/i.test(navigator.platform) ? "powershell" : "sh";
+    const text = this.command[shell] || "";
+    try {
+      await navigator.clipboard.writeText(text);
+      this.note("The command is in the clipboard.");
+    } catch {
+      // Without https or with the permission refused there is no clipboard: show it for copying by hand.
+      this.note(text);
+    }
+  }
+
+  show(answer) {
+    if (this.lost) {
+      this.lost = false;
+      this.note("");
+    }
+    this.root.hidden = false;
+    this.root.style.visibility = "";
+    this.root.dataset.state = answer.state;
+    say(this.heading, title(answer.name));
+    say(this.when, `${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
+    this.badge.dataset.state = answer.state;
+    say(this.badge, stateWords(answer.state, answer.stopping));
+    this.progress(answer);
+    const fresh = answer.generation !== this.have.generation;
+    this.curve.update(answer, fresh);
+    this.figures(answer);
+    this.times.update(this.curve.points);
+    this.console.update(answer.console);
+    if (answer.samples) this.lists(answer);
+    this.partsOfLoss(answer, fresh);
+    this.why(answer);
+    this.have = { generation: answer.generation, points: this.curve.points.length, console: answer.console.offset, version: answer.version };
+    const active = answer.state === "running" || answer.state === "queued";
+    const buttons = findAll(this.actions, "button");
+    const focus = buttons.find((each) => each === document.activeElement);
+    this.stop.hidden = !active || answer.stopping;
+    this.kill.hidden = !answer.stopping;
+    this.resume.hidden = active || answer.state === "finished" || answer.state === "damaged" || Boolean(answer.cause && answer.cause.refused);
+    this.copy.hidden = !this.command.sh;
+    // The button that was pressed goes; the keyboard stays where it was.
+    if (focus && focus.hidden) buttons.find((each) => !each.hidden).focus();
+  }
+
+  partsOfLoss(answer, fresh) {
+    if (fresh) this.partRows = [];
+    this.partRows.length = Math.min(this.partRows.length, answer.first);
+    this.partRows.push(...answer.points.map((point, place) => [point[0], ...answer.parts[place]]));
+    this.parts.take(answer.part_names, this.partRows, this.evaluates && !this.options.compact);
+  }
+
+  progress(answer) {
+    const steps = answer.steps ? `${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? `${answer.step} steps` : "";
+    const parts = [];
+    let phase = PHASES[answer.phase] || answer.phase || "Starting";
+    if (answer.phase === "sample" && this.evaluates) phase = "Evaluating";
+    if (answer.phase === "cache") {
+      const cached = Object.entries(answer.cached).map(([what, [done, total]]) => `${what === "text" ? "captions" : "pictures"} ${done} of ${total}`);
+      if (cached.length) phase += `: ${cached.join(", ")}`;
+    }
+    if (answer.stopping) phase = answer.ends_in_seconds ? `Stopping: ends by force in ${duration(answer.ends_in_seconds)} at the latest` : "Stopping";
+    if (steps) parts.push(steps);
+    if (answer.eta_seconds !== null && answer.step) parts.push(`${duration(answer.eta_seconds)} left`);
+    say(this.phase, phase);
+    say(this.count, parts.join(" · "));
+    this.bar.show(answer.fraction, answer.state === "running");
+    this.bar.root.setAttribute("aria-valuetext", [phase, ...parts].join(", "));
+  }
+
+  figures(answer) {
+    const last = this.curve.points[this.curve.points.length - 1];
+    const rate = last ? last[5] : null;
+    const seconds = answer.seconds_per_step;
+    const speed = seconds ? (seconds >= 1 ? `${figure(seconds, 3)} s/step` : `${figure(1 / seconds, 3)} steps/s`) : null;
+    this.tile("Loss", answer.loss === null ? null : figure(answer.loss), last ? `smoothed ${figure(last[4])}` : "");
+    this.tile("Learning rate", rate === null ? null : figure(rate, 3), "");
+    this.tile("Speed", speed, answer.images_per_second ? `${figure(answer.images_per_second, 3)} pictures/s` : "");
+    this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null,
+      answer.forecast_gib ? `${figure(answer.forecast_gib, 3)} GiB were forecast` : "of the training");
+    const wait = answer.data_fetch && seconds ? (100 * answer.data_fetch) / seconds : null;
+    this.tile("Waiting for data", wait === null ? null : `${figure(wait, 2)} %`, "of a step");
+    this.session(answer);
+    if (answer.state !== "running") this.usage(null);
+  }
+
+  session({ session, total, sessions }) {
+    const pauses = (seconds) => (seconds >= 0.5 ? `, ${duration(seconds)} in pauses` : "");
+    const steps = session.steps === 1 ? "1 step" : `${session.steps.toLocaleString()} steps`;
+    this.tile("This session", session.steps ? duration(session.trained_seconds) : null, `${steps}${pauses(session.paused_seconds)}`);
+    const many = sessions > 1 || (sessions === 1 && !session.steps);
+    this.tile("In total", many ? duration(total.trained_seconds) : null, `${sessions} sessions${pauses(total.paused_seconds)}`.replace(/^1 sessions/, "1 session"));
+  }
+
+  usage(usage) {
+    this.tile("Processor", usage && usage.cpu_percent !== undefined ? `${Math.round(usage.cpu_percent)} %` : null, "100 % is one core");
+    this.tile("Memory now", usage ? `${figure(usage.memory_gib, 3)} GiB` : null, usage ? `of ${figure(usage.memory_total_gib, 3)} GiB` : "");
+  }
+
+  tile(name, value, note) {
+    let tile = this.tiles.get(name);
+    if (!tile) {
+      if (value === null) return;
+      tile = { value: make("dd", { class: "kr-figure" }), note: make("dd", { class: "kr-note" }) };
+      tile.root = make("div", { class: "kr-tile" }, make("dt", { text: name }), tile.value, tile.note);
+      this.tiles.set(name, tile);
+      this.tileBox.append(tile.root);
+    }
+    tile.root.hidden = value === null;
+    say(tile.value, value || "");
+    say(tile.note, note);
+  }
+
+  lists(answer) {
+    this.command = answer.command;
+    this.previews.update(answer.name, answer.samples);
+    this.evaluates = answer.evaluates;
+    this.matrix.update(answer);
+    this.measures.take(answer.measure_names, answer.measures, !this.options.compact);
+    this.draw.update(answer.name, answer.draws, answer.samples);
+    // Verify knows files for a base model, not models of a family that draws by itself.
+    this.drawsPictures = answer.draws !== "";
+    this.drawButton.hidden = !this.drawsPictures;
+    say(this.drawButton, this.draw.words.button);
+    this.warnings.hidden = answer.warnings.length === 0;
+    const items = answer.warnings.map(([text, count]) => make("li", { text: count > 1 ? `${text} (${count} times)` : text }));
+    this.warnings.replaceChildren(make("h3", { text: items.length === 1 ? "Warning" : "Warnings" }), make("ul", {}, ...items));
+    this.files.hidden = answer.files.length === 0;
+    const links = answer.files.map((file) => {
+      const href = withToken(address(answer.name, `/file/${file.name.split("/").map(encodeURIComponent).join("/")}`));
+      const about = [file.note, bytes(file.bytes)].filter(Boolean).join(" · ");
+      return make("li", {}, make("a", { href, download: file.name.split("/").pop(), text: file.name }), make("span", { class: "kr-size", text: about }), this.verifier(file));
+    });
+    this.fileList.replaceChildren(...links);
+  }
+
+  verifier(file) {
+    if (!/\.safetensors$/i.test(file.name) || this.drawsPictures) return null;
+    return make("button", { type: "button", class: "kr-button", text: "Verify", "aria-label": `Verify ${file.name}`, onclick: () => openTool("verify_lora", { model: file.path }) });
+  }
+
+  why(answer) {
+    const cause = answer.cause;
+    this.cause.hidden = !cause;
+    const key = JSON.stringify(cause || null);
+    if (!cause || key === this.causeShown) return;
+    this.causeShown = key;
+    const lines = cause.lines.length ? make("pre", { class: "kr-lines", tabindex: 0, "aria-label": "Last lines of the log", text: cause.lines.join("\n") }) : null;
+    this.cause.replaceChildren(
+      make("h3", { text: cause.text }),
+      cause.remedy ? make("p", { text: cause.remedy }) : null,
+      ...(lines ? [make("p", { class: "kr-note", text: "Last lines of the log" }), lines] : []),
+    );
+    // The newest line says most.
+    if (lines) lines.scrollTop = lines.scrollHeight;
+  }
+}

@@ -1,0 +1,140 @@
+// Files that fill the form: opened, dropped on the page, or named by their path; and the report of what became of each of their keys.
+
+import { copier, make, rich } from "../common/page.js";
+import { plural } from "../common/words.js";
+import { goTo } from "./form.js";
+import { fieldsOf, run } from "./settings.js";
+
+const MAX_TEXT_BYTES = 1 << 20;
+const MAX_HEADER_BYTES = 16 << 20;
+const VERDICTS = ["taken", "renamed", "not needed", "not supported"];
+
+// ---- reading
+
+const base64 = (blob) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(String(reader.result).replace(/^[^,]*,/, ""));
+  reader.onerror = () => reject(reader.error);
+  reader.readAsDataURL(blob);
+});
+
+// What the studio needs of a file. Of a .safetensors file that is its head, which says how long it is in its first 8 bytes; weights
+// stay where they are. A file that is too large to be settings is refused by its size alone.
+async function contentOf(file) {
+  if (!/\.safetensors$/i.test(file.name)) {
+    return { name: file.name, bytes: file.size, text: file.size > MAX_TEXT_BYTES ? "" : await file.text() };
+  }
+  const length = new DataView(await file.slice(0, 8).arrayBuffer());
+  const head = length.byteLength === 8 ? 8 + Number(length.getBigUint64(0, true)) : 8;
+  return { name: file.name, head, header: head > MAX_HEADER_BYTES ? "" : await base64(file.slice(0, head)) };
+}
+
+// ---- settings in a file
+
+export function keep({ root, trigger }) {
+  const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,.json,.yaml,.yml,.safetensors,text/plain", class: "kl-file" });
+  const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a settings or LoRA file on the studio's computer", autocomplete: "off", spellcheck: "false" });
+  const open = async (file) => file && trigger("open_file", await contentOf(file));
+  picked.addEventListener("change", async () => {
+    await open(picked.files[0]);
+    picked.value = "";
+  });
+  // Not named "path": gradio takes an object with a path for a file of its own and refuses it.
+  const loadPath = () => path.value.trim() && trigger("open_file", { where: path.value.trim() });
+  path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
+  const about = "Settings of this studio or of kohya's (TOML, JSON), or a LoRA file: its header tells how it was trained. You may also drop it on this page.";
+  const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
+    make("div", { class: "kl-row" },
+      make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
+      make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Open a file" }))),
+    make("div", { class: "kl-row" }, path, make("button", { type: "button", class: "kl-button", text: "Open", "aria-label": "Open the file at this path", onclick: loadPath })),
+    make("p", { class: "kl-note", text: about }));
+  const target = make("div", { class: "kl-drop", hidden: true, "aria-hidden": "true" }, make("p", { text: "Drop it to fill the form" }));
+  root.append(keep, target);
+  catchDrops(root, target, open);
+}
+
+// The whole page takes the file while the Train tab is in front.
+function catchDrops(root, target, open) {
+  let leaving = 0;
+  const concerns = (event) => root.offsetParent !== null && [...event.dataTransfer.types].includes("Files");
+  const hide = () => (target.hidden = true);
+  addEventListener("dragover", (event) => {
+    if (!concerns(event)) return;
+    event.preventDefault();
+    target.hidden = false;
+    // There is no event for a drag that ends elsewhere; while it goes on, this one comes every few hundred milliseconds.
+    clearTimeout(leaving);
+    leaving = setTimeout(hide, 800);
+  });
+  addEventListener("drop", (event) => {
+    hide();
+    if (!concerns(event)) return;
+    event.preventDefault();
+    open(event.dataTransfer.files[0]);
+  });
+}
+
+// ---- the report
+
+// Above the form: what of the file gave way to the rest of it.
+function warn(conflicts) {
+  document.querySelectorAll(".kl-conflicts").forEach((banner) => banner.remove());
+  if (!conflicts.length) return;
+  const banner = make("section", { class: "kl-card kl-conflicts", role: "alert", "aria-label": "What gave way" }, make("h2", { text: "Not everything in the file goes together here" }),
+    make("ul", {}, ...conflicts.map((text) => make("li", { text }))),
+    make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the note on what gave way", onclick: () => banner.remove() }));
+  document.querySelector(".kl-main").prepend(banner);
+  banner.scrollIntoView({ block: "nearest" });
+}
+
+// imported: {name, origin, label, rows: [{key, value, verdict, text}], missing: [{option, message}], conflicts: [text]}
+export function showImport(box, imported) {
+  box.hidden = !imported;
+  if (!imported) warn([]);
+  if (!imported) return;
+  const { name, origin, label, rows, missing, conflicts } = imported;
+  const count = (verdict) => rows.filter((row) => row.verdict === verdict).length;
+  const search = make("input", { type: "search", "aria-label": "Search what was read", placeholder: "Search what was read", autocomplete: "off" });
+  const status = make("p", { class: "kl-status", role: "status" });
+  const body = make("tbody");
+  const buttons = VERDICTS.filter(count).map((verdict) => {
+    const button = make("button", { type: "button", class: "kl-chip", "aria-pressed": "false", "data-verdict": verdict, text: `${verdict} ${count(verdict)}` });
+    button.addEventListener("click", () => {
+      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+      sift();
+    });
+    return button;
+  });
+  const shown = () => {
+    const pressed = buttons.filter((button) => button.getAttribute("aria-pressed") === "true").map((button) => button.dataset.verdict);
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const text = (row) => `${row.key} ${row.value} ${row.verdict} ${row.text}`.toLowerCase();
+    return rows.filter((row) => (!pressed.length || pressed.includes(row.verdict)) && words.every((word) => text(row).includes(word)));
+  };
+  const sift = () => {
+    const found = shown();
+    status.textContent = found.length === rows.length ? "" : plural(found.length, "row", "rows");
+    body.replaceChildren(...found.map((row) => make("tr", {}, make("th", { scope: "row" }, make("code", { text: row.key }), make("div", { class: "kl-value", text: row.value })),
+      make("td", {}, make("div", { class: "kl-verdict", "data-verdict": row.verdict, text: row.verdict }), ...rich(row.text)))));
+  };
+  search.addEventListener("input", sift);
+  const known = new Set(fieldsOf(run).map((spec) => spec.name));
+  const wanting = missing.map(({ option, message }) => make("li", {}, known.has(option)
+    ? make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) }) : make("span", { text: message })));
+  const all = () => [`${name}: ${origin}, ${label}`, ...missing.map(({ message }) => `missing\t${message}`),
+    ...shown().map((row) => [row.verdict, row.key, row.value, row.text].join("\t"))].join("\n");
+  const close = make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the import report", onclick: () => { box.hidden = true; document.getElementById("kl-load").focus(); } });
+  box.replaceChildren(...[
+    make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-imported", text: `What became of ${name}` }), make("div", {}, copier(all, "Copy the report"), close)),
+    make("p", { class: "kl-note", text: `${origin}${origin.includes(label) ? "" : `, ${label}`}. ${plural(rows.length, "key", "keys")} read.` }),
+    missing.length ? make("h3", { text: "Missing, to be filled in by you" }) : null,
+    missing.length ? make("ul", { class: "kl-missing" }, ...wanting) : null,
+    make("div", { class: "kl-row" }, ...buttons, search), status,
+    make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": "What became of each key" }, make("table", { class: "kl-table" },
+      make("thead", {}, make("tr", {}, ...["In the file", "Here"].map((text) => make("th", { scope: "col", text })))), body)),
+  ].filter(Boolean));
+  sift();
+  box.focus();
+  warn(conflicts);
+}

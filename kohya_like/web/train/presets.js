@@ -1,0 +1,114 @@
+// Where a form begins: model family and way to train, presets, the first visit.
+
+import schema from "../schema.js";
+import { makeChoice } from "../common/field.js";
+import { make } from "../common/page.js";
+import { store, stored } from "../common/stored.js";
+import { choose, fill } from "./form.js";
+import { familyOf, hasDraft, keyOf, onChange, run, way } from "./settings.js";
+
+export function kinds({ root }) {
+  const family = () => familyOf(run);
+  const families = makeChoice("Model family", "kl-family", Object.entries(schema.families), (name) => choose(name, way.name));
+  const ways = makeChoice("What is trained", "kl-way", schema.ways.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
+  const about = make("p", { class: "kl-note", id: "kl-way-about", role: "status" });
+  const having = (each) => Object.entries(schema.families).filter(([name]) => schema.runs[keyOf(name, each)]).map(([, label]) => label).join(", ");
+  const show = () => {
+    families.radios.get(family()).checked = true;
+    ways.radios.get(way.name).checked = true;
+    const absent = schema.ways.filter((each) => !schema.runs[keyOf(family(), each)]);
+    for (const each of schema.ways) ways.radios.get(each.name).disabled = absent.includes(each);
+    const words = [way.about, ...absent.map((each) => `${each.label} is for ${having(each)}.`)].join(" ");
+    if (about.textContent !== words) about.textContent = words;
+  };
+  onChange(show);
+  root.append(make("div", { class: "kl-kinds" }, families.root, ways.root), about);
+  show();
+}
+
+// ---- presets: choose, see what would change, use; keep one's own
+
+export function presets({ root, props, trigger, watch }) {
+  const picker = make("select", { id: "kl-preset" });
+  const view = make("div", { class: "kl-preset", "aria-live": "polite" });
+  const name = make("input", { type: "text", id: "kl-preset-name", placeholder: "Name of your preset", "aria-label": "Name of your preset", autocomplete: "off" });
+  const keep = () => trigger("keep_preset", { name: name.value });
+  const form = make("div", { class: "kl-row" }, name, make("button", { type: "button", class: "kl-button", text: "Save my settings", onclick: keep }));
+  const own = make("details", { class: "kl-own" }, make("summary", { text: "Save these settings as a preset" }), form);
+  // Seen with the keyboard only: past all the settings.
+  const start = () => document.getElementById("kl-start").focus();
+  const skip = make("button", { type: "button", class: "kl-button kl-skip", text: "Skip to Start training", onclick: start });
+  name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
+  picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run }) : view.replaceChildren()));
+  root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own, skip);
+
+  function list() {
+    const chosen = picker.value;
+    const offered = ((props.value || {}).presets || []).filter((preset) => preset.run === run);
+    const group = (label, items) => (items.length ? [make("optgroup", { label }, ...items.map((item) => make("option", { value: item.name, text: item.title })))] : []);
+    picker.replaceChildren(make("option", { value: "", text: "Choose a starting point …" }),
+      ...group("Built in", offered.filter((item) => !item.own)), ...group("Yours", offered.filter((item) => item.own)));
+    picker.value = offered.some((item) => item.name === chosen) ? chosen : "";
+  }
+
+  function show() {
+    const value = props.value || {};
+    list();
+    view.replaceChildren();
+    if (value.message) view.append(make("p", { class: "kl-note", text: value.message }));
+    const chosen = value.chosen;
+    if (!chosen) return;
+    picker.value = chosen.name;
+    view.append(make("p", { class: "kl-note", text: chosen.about }));
+    const use = () => {
+      fill(chosen.run, chosen.texts);
+      picker.value = "";
+      view.replaceChildren(make("p", { class: "kl-note", text: `The form now has the settings of ${chosen.title}. Your folders, prompts and names stayed where the preset does not set them.` }));
+      picker.focus();
+    };
+    const drop = () => {
+      picker.value = "";
+      view.replaceChildren();
+      picker.focus();
+    };
+    const rows = chosen.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: change.label }),
+      make("td", { text: change.before }), make("td", { text: change.after })));
+    if (rows.length) {
+      view.append(make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": "What the preset changes" },
+        make("table", { class: "kl-table" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: "Setting" }),
+          make("th", { scope: "col", text: "Now" }), make("th", { scope: "col", text: "With the preset" }))), make("tbody", {}, ...rows))));
+    } else {
+      view.append(make("p", { class: "kl-note", text: "The form has these settings already." }));
+    }
+    view.append(make("div", { class: "kl-row" },
+      make("button", { type: "button", class: "kl-button kl-strong", text: "Use this preset", onclick: use }),
+      make("button", { type: "button", class: "kl-quiet", text: "Not now", onclick: drop })));
+  }
+  watch("value", show);
+  let drawnFor = run;
+  onChange(() => {
+    // What was said about a preset is about another kind of run.
+    if (run !== drawnFor) view.replaceChildren();
+    drawnFor = run;
+    list();
+  });
+  show();
+}
+
+// ---- first visit
+
+export function welcome({ root, props, trigger }) {
+  const known = hasDraft() || stored("kl.seen") !== null || (props.value || {}).runs;
+  if (known) return;
+  const card = make("section", { class: "kl-card kl-welcome", "aria-labelledby": "kl-welcome" });
+  const close = () => {
+    store("kl.seen", true);
+    card.remove();
+  };
+  card.append(make("h2", { id: "kl-welcome", text: "New here? Watch a model learn something." }),
+    make("p", { text: "The demo teaches a tiny built-in model a shape it has never seen: a star. It needs no download and no GPU, takes a few minutes on any computer, and goes through every step that a real run does." }),
+    make("div", { class: "kl-row" },
+      make("button", { type: "button", class: "kl-button kl-strong", text: "Train the demo", onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
+      make("button", { type: "button", class: "kl-quiet", text: "I have my own pictures", onclick: close })));
+  root.append(card);
+}

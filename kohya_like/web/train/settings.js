@@ -1,0 +1,141 @@
+// What is in the form of the Train tab: the options of each kind of run, what somebody has typed, and what of it counts. Draws nothing.
+
+import schema from "../schema.js";
+import { store, stored } from "../common/stored.js";
+import { same } from "./texts.js";
+
+const DRAFT = "kl.draft";
+export const drafts = {}; // kind of run -> {option: text}
+const shared = {}; // option -> text, or null for the default, as the kind of run had it that was left last
+export const problems = new Map(); // option -> [sentence]
+export const wanted = new Set(); // options that the chosen way leaves out and somebody asked for
+const listeners = [];
+export let way = schema.ways[0];
+export let run = keyOf(Object.keys(schema.families)[0], way);
+
+export const values = () => ({ run, values: { ...drafts[run] } });
+export const onChange = (listen) => listeners.push(listen);
+export const tell = () => listeners.forEach((listen) => listen());
+export const hasDraft = () => stored(DRAFT) !== null;
+
+export function keyOf(family, chosen) {
+  return `${family}/${chosen.method}`;
+}
+
+export const familyOf = (key) => key.split("/")[0];
+export const specsOf = (block) => block.fields.map((index) => schema.fields[index]);
+export const groupsOf = (key) => schema.runs[key].groups;
+export const fieldsOf = (key) => groupsOf(key).flatMap((group) => group.blocks.flatMap(specsOf));
+export const blocksIn = (title) => (groupsOf(run).find((group) => group.title === title) || { blocks: [] }).blocks;
+export const fieldsIn = (title) => blocksIn(title).flatMap(specsOf);
+export const defaults = (key) => Object.fromEntries(fieldsOf(key).map((spec) => [spec.name, spec.default]));
+
+// An option that the chosen way leaves out is shown all the same when it has a value, since it will take effect, or a problem.
+export const isShown = (spec) => !way.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
+export const isGuest = (spec) => way.hidden.includes(spec.name);
+
+// A field sleeps until one of the options that it needs is on, has one of some values, or has none of them: see sleeping.py. One that
+// the kind of run does not have is no hindrance. What sleeps is kept here, greyed, and not written.
+const specOf = (name) => fieldsOf(run).find((spec) => spec.name === name);
+function isMet({ other, values, but }) {
+  const now = drafts[run][other.name];
+  if (values.length) return values.some((value) => same(other, String(now), value)) !== but;
+  if (other.control === "check") return now === true;
+  return String(now).trim() !== "" && !(other.control === "number" && Number(now) === 0);
+}
+
+export function hindrance(spec) {
+  const needs = (spec.needs || []).map((need) => ({ ...need, other: specOf(need.name) })).filter(({ other }) => other);
+  for (const need of needs) {
+    const deeper = hindrance(need.other);
+    if (deeper) return deeper;
+    if (isMet(need)) return null;
+  }
+  return needs.length ? needs : null;
+}
+
+export const needed = new Set(schema.fields.flatMap((spec) => (spec.needs || []).map(({ name }) => name)));
+
+// Without effect, and nobody has given it a value or asked for it: left out.
+export const isIdle = (spec) => !isChanged(spec) && !problems.has(spec.name) && !wanted.has(spec.name) && hindrance(spec) !== null;
+
+export function condition(needs) {
+  return needs.map(({ other, values, but }) => {
+    if (values.length) return `${other.label} is ${but ? "not " : ""}${values.join(" or ")}`;
+    if (other.control === "check") return `${other.label} is on`;
+    return `${other.label} is ${other.control === "number" && !other.optional ? "not 0" : "given"}`;
+  }).join(" or ");
+}
+export const ownerOf = (spec) => schema.ways.find((other) => other !== way && other.method === way.method && !other.hidden.includes(spec.name));
+
+export const isChanged = (spec) => !same(spec, drafts[run][spec.name], spec.default);
+
+function restore() {
+  for (const key of Object.keys(schema.runs)) drafts[key] = defaults(key);
+  // Each tab of the browser has a draft of its own; a new one begins with what was typed last in any.
+  const draft = stored(DRAFT, sessionStorage) || stored(DRAFT);
+  if (!draft || typeof draft !== "object" || !draft.runs) return;
+  for (const [key, values] of Object.entries(draft.runs)) {
+    if (!drafts[key]) continue;
+    for (const spec of fieldsOf(key)) {
+      const text = values[spec.name];
+      if (typeof text === typeof spec.default) drafts[key][spec.name] = text;
+    }
+  }
+  Object.assign(shared, draft.shared);
+  if (!drafts[draft.run]) return;
+  run = draft.run;
+  way = schema.ways.find((each) => each.name === draft.way && keyOf(familyOf(run), each) === run) || wayFor(run, drafts[run]);
+}
+
+let saving = 0;
+export function save() {
+  saving = 0;
+  const kept = {};
+  for (const key of Object.keys(drafts)) {
+    const different = fieldsOf(key).filter((spec) => drafts[key][spec.name] !== spec.default);
+    if (different.length || key === run) kept[key] = Object.fromEntries(different.map((spec) => [spec.name, drafts[key][spec.name]]));
+  }
+  for (const place of [sessionStorage, localStorage]) store(DRAFT, { run, way: way.name, runs: kept, shared }, place);
+}
+export function saveSoon() {
+  if (!saving) saving = setTimeout(save, 200);
+}
+addEventListener("pagehide", () => saving && save());
+
+// The way that settings are for: the one that has a place for every value, else the one that is chosen.
+export function wayFor(key, texts) {
+  const possible = schema.ways.filter((each) => keyOf(familyOf(key), each) === key);
+  const specs = fieldsOf(key);
+  const fits = (each) => !specs.some((spec) => each.hidden.includes(spec.name) && !same(spec, texts[spec.name], spec.default));
+  const fitting = possible.filter(fits);
+  return fitting.includes(way) ? way : fitting[0] || (possible.includes(way) ? way : possible[0]);
+}
+
+// From now on the form is for this kind of run and way.
+export function turn(key, next) {
+  run = key;
+  way = next;
+  problems.clear();
+  wanted.clear();
+}
+
+// What kinds of run share goes along, also past one that has it not: a value, and that somebody put it back to the default, which then
+// is each kind's own. What only one of them has stays with it and is there again later.
+export function carry(from, to) {
+  for (const spec of fieldsOf(from)) {
+    const text = drafts[from][spec.name];
+    shared[kindOf(spec)] = same(spec, text, spec.default) ? null : text;
+  }
+  for (const spec of fieldsOf(to)) {
+    const text = shared[kindOf(spec)];
+    // Each family has base models of its own; only the built-in one is there for all.
+    const keepsOwn = spec.ofFamily && familyOf(from) !== familyOf(to) && (text !== "toy" || !same(spec, drafts[to][spec.name], spec.default));
+    if (text !== undefined && !keepsOwn) drafts[to][spec.name] = text === null ? spec.default : text;
+  }
+}
+
+// The same option with other choices is another one, and so is a number with another default: an adapter's learning rate would ruin a model.
+const kindOf = (spec) => `${spec.name} ${spec.control} ${spec.choices || ""} ${spec.control === "number" ? spec.default : ""}`;
+
+restore();

@@ -1,0 +1,2 @@
+export function h(...given: any[]): any;
+export function render(...given: any[]): void;
