@@ -30,11 +30,12 @@ from sd_scripts.library.loading.common import (
     read_json,
     tokenizer_for,
 )
-from sd_scripts.library.loading.headers import CLIP, FLUX, T5, VAE, Header
+from sd_scripts.library.loading.headers import CLIP, T5, VAE, Header
 from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
 
 from . import original as original_flux
+from .facts import TRANSFORMER
 from .options import FluxModelOptions
 
 DEV, SCHNELL = (Path(__file__).parent / "configs" / version for version in ("dev", "schnell"))
@@ -49,7 +50,7 @@ SPEC = FamilySpec(
     name="flux",
     label="FLUX",
     needs="a FLUX.1 transformer (dev, schnell or Kontext)",
-    files=(FLUX,),
+    files=(TRANSFORMER,),
     pipelines=("FluxPipeline", "FluxKontextPipeline"),
     configs=DEV,
     parts={
@@ -66,6 +67,7 @@ SPEC = FamilySpec(
             class_name="CLIPTextModel",
             make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
             layout=original.clip,
+            folder_name=original.clip_in_folders,
             prefixes=("text_encoders.clip_l.transformer.",),
             kinds=(CLIP,),
             tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),

@@ -30,7 +30,7 @@ from sd_scripts.library.loading.common import (
     tokenizer_for,
     tried,
 )
-from sd_scripts.library.loading.headers import QWEN, QWEN_VAE, QWEN_VL, Header
+from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.writing import write_folder, write_json, write_tokenizer
@@ -39,6 +39,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from . import original as original_qwen
 from . import processor as qwen_processor
 from . import templates as qwen_templates
+from .facts import TEXT_ENCODER, TRANSFORMER, VAE
 from .options import QwenImageModelOptions
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ SPEC = FamilySpec(
     name="qwen_edit",
     label="Qwen-Image",
     needs="a Qwen-Image or Qwen-Image-Edit transformer",
-    files=(QWEN,),
+    files=(TRANSFORMER,),
     pipelines=tuple(sorted(set(qwen_templates.PIPELINES.values()))),
     configs=Path(__file__).parent / "configs",
     parts={
@@ -75,22 +76,24 @@ SPEC = FamilySpec(
             make=AutoencoderKLQwenImage.from_config,
             layout=original_qwen.vae,
             prefixes=("vae.",),
-            kinds=(QWEN_VAE,),
+            kinds=(VAE,),
         ),
         "te1": PartSpec(
             folder="text_encoder",
             class_name="Qwen2_5_VLForConditionalGeneration",
             make=lambda config: Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig.from_dict(config)),
             layout=original_qwen.text_encoder,
+            # transformers itself writes the names that it had at first.
+            folder_name=lambda name: original_qwen.text_encoder({})(name).name,
             prefixes=("text_encoders.qwen25_7b.transformer.",),
-            kinds=(QWEN_VL,),
+            kinds=(TEXT_ENCODER,),
             tokenizer=_WORDS,
             stem="model",
             # Rows of text are taken before the head, which some files leave out.
             stand_ins={"lm_head.weight": "model.language_model.embed_tokens.weight"},
         ),
     },
-    belongs={QWEN_VAE: "vae", QWEN_VL: "text_encoder"},
+    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 COMPANIONS = {
     "vae": Companion("vae", "the VAE", "qwen_image_vae.safetensors"),

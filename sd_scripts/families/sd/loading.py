@@ -22,10 +22,11 @@ from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import Dtypes, Parts
 from sd_scripts.library.loading import common
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, read_json
-from sd_scripts.library.loading.headers import SD1, SD2, Header, what_is
+from sd_scripts.library.loading.headers import Header, what_is
 from sd_scripts.library.loading.source import Source
 from sd_scripts.schema.errors import OptionError
 
+from .facts import FIRST, SECOND
 from .options import SdModelOptions
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ _CLIP_L = PartSpec(
     class_name="CLIPTextModel",
     make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
     layout=original.clip,
+    folder_name=original.clip_in_folders,
     # Files of the first months were written by a transformers without the level text_model.
     prefixes=("cond_stage_model.transformer.text_model.", "cond_stage_model.transformer."),
     tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
@@ -62,8 +64,8 @@ _CONFIGS = Path(__file__).parent / "configs"
 SPEC1 = FamilySpec(
     name="sd",
     label="SD 1.x / 2.x",
-    needs=f"{SD1} or {SD2} with UNet, VAE and text encoder",
-    files=(SD1, SD2),
+    needs=f"{FIRST} or {SECOND} with UNet, VAE and text encoder",
+    files=(FIRST, SECOND),
     pipelines=("StableDiffusionPipeline", "StableDiffusionImg2Img", "StableDiffusionInpaint", "StableDiffusionPipelineSafe"),
     configs=_CONFIGS / "sd1",
     parts={"backbone": unet.UNET, "vae": unet.AUTOENCODER, "te1": _CLIP_L},
@@ -88,7 +90,7 @@ def load(options: SdModelOptions, device: torch.device, dtype: Dtypes, without: 
     def refine(spec: FamilySpec, source: Source, header: Header | None) -> FamilySpec:
         if header is None:
             return SPEC2 if (source.path / "unet" / "config.json").is_file() and _second_in(source.path) else SPEC1
-        second = what_is(header) == SD2
+        second = what_is(header) == SECOND
         if second and options.prediction_type == "auto" and unet.prediction_in(header) is None:
             logger.warning(
                 "%s is a single file of SD 2.x, which does not say what its network predicts; epsilon is assumed, as for 2.0-base and "

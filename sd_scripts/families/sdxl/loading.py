@@ -14,15 +14,15 @@ from sd_scripts.families.common import unet_loading as unet
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import Dtypes, Parts
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec
-from sd_scripts.library.loading.headers import SDXL
 
+from .facts import CHECKPOINT
 from .options import SdxlModelOptions
 
 SPEC = FamilySpec(
     name="sdxl",
     label="SDXL",
-    needs=f"{SDXL} with UNet, VAE and both text encoders",
-    files=(SDXL,),
+    needs=f"{CHECKPOINT} with UNet, VAE and both text encoders",
+    files=(CHECKPOINT,),
     pipelines=("StableDiffusionXL",),
     configs=Path(__file__).parent / "configs",
     parts={
@@ -33,6 +33,7 @@ SPEC = FamilySpec(
             class_name="CLIPTextModel",
             make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
             layout=original.clip,
+            folder_name=original.clip_in_folders,
             prefixes=("conditioner.embedders.0.transformer.text_model.",),
             tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
             stem="model",

@@ -28,11 +28,12 @@ from sd_scripts.library.loading.common import (
     read_json,
     tokenizer_for,
 )
-from sd_scripts.library.loading.headers import QWEN3, VAE, ZIMAGE, Header
+from sd_scripts.library.loading.headers import VAE, Header
 from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
 
 from . import original as original_zimage
+from .facts import TEXT_ENCODER, TRANSFORMER
 from .options import ZImageModelOptions
 
 _WORDS = TokenizerSpec(
@@ -49,7 +50,7 @@ SPEC = FamilySpec(
     name="zimage",
     label="Z-Image",
     needs="a Z-Image transformer (Turbo or base)",
-    files=(ZIMAGE,),
+    files=(TRANSFORMER,),
     pipelines=("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"),
     configs=Path(__file__).parent / "configs",
     parts={
@@ -68,14 +69,14 @@ SPEC = FamilySpec(
             make=lambda config: Qwen3Model(Qwen3Config.from_dict(config)),
             layout=original_zimage.text_encoder,
             prefixes=("text_encoders.qwen3_4b.transformer.",),
-            kinds=(QWEN3,),
+            kinds=(TEXT_ENCODER,),
             extras=original_zimage.text_encoder_extras,
             tokenizer=_WORDS,
             stem="model",
             other_classes=("Qwen3ForCausalLM",),
         ),
     },
-    belongs={VAE: "vae", QWEN3: "text_encoder"},
+    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 COMPANIONS = {
     "vae": Companion("vae", "the VAE", "ae.safetensors"),
