@@ -40,5 +40,9 @@ class FamilyFacts:
     """The family's name on the page."""
     place: int
     """Where it stands in lists, from 0; two families never have the same."""
+    edits: bool
+    """Whether its models may take control images: an EditingFamily."""
+    lora_module: str | None
+    """What in kohya's programs trains such a LoRA, for headers; None for families without adapters."""
     signs: tuple[Sign, ...]
     """Kinds of its files and of those that are taken for them; the first that recognises a file counts."""

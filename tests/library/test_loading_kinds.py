@@ -16,7 +16,7 @@ from sd_scripts.library.loading.common import BASE, FamilySpec
 from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.schema.errors import OptionError
 
-SPECS: dict[str, FamilySpec] = {"sd": sd.SPEC1, "sdxl": sdxl.SPEC, "flux": flux.SPEC}
+SPECS: dict[str, FamilySpec] = {"sd": sd.SPEC, "sdxl": sdxl.SPEC, "flux": flux.SPEC}
 _UNET = "model.diffusion_model."
 _TO_K = "transformer_blocks.0.attn2.to_k.weight"
 

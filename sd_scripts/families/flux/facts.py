@@ -8,6 +8,8 @@ TRANSFORMER = "a FLUX transformer"
 FACTS = FamilyFacts(
     label="FLUX",
     place=2,
+    edits=False,
+    lora_module="networks.lora_flux",
     signs=(
         Sign("a FLUX.2 transformer", lambda names: names.has("double_stream_modulation_img.")),
         # Names are the same in bf16 and in fp8 files, which only add scales.

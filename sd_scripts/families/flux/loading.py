@@ -16,7 +16,7 @@ from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -93,6 +93,9 @@ COMPANIONS = {
     "te1": Companion("clip_l", "the text encoder CLIP-L", "clip_l.safetensors"),
     "te3": Companion("t5xxl", "the text encoder T5-XXL", "t5xxl_fp16.safetensors"),
 }
+_LAYOUT = "https://github.com/black-forest-labs/flux"
+VERSION_DEV = Version("flux1", "flux-1-dev", _LAYOUT, is_v2=False)
+VERSION_SCHNELL = Version("flux1", "flux-1-schnell", _LAYOUT, is_v2=False)
 MAX_TOKENS = {True: 512, False: 256}
 """Caption tokens that T5 reads for dev, which embeds guidance, and for schnell, which does not."""
 

@@ -18,6 +18,8 @@ def _is_vae(names: TensorNames) -> bool:
 FACTS = FamilyFacts(
     label="Qwen-Image-Edit",
     place=3,
+    edits=True,
+    lora_module="networks.lora_qwen_image",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("transformer_blocks.0.img_mod.1.")),
         Sign(VAE, _is_vae),

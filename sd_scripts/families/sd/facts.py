@@ -18,6 +18,8 @@ def _is_third(names: TensorNames) -> bool:
 FACTS = FamilyFacts(
     label="SD 1.5 / 2.x",
     place=1,
+    edits=False,
+    lora_module="networks.lora",
     signs=(
         Sign("an SD3 model", _is_third),
         Sign(FIRST, lambda names: names.starts("cond_stage_model.transformer.")),

@@ -23,6 +23,8 @@ def _is_unet(names: TensorNames) -> bool:
 FACTS = FamilyFacts(
     label="SDXL",
     place=0,
+    edits=False,
+    lora_module="networks.lora",
     signs=(
         Sign(CHECKPOINT, _is_checkpoint),
         Sign("an SDXL refiner", lambda names: names.starts("conditioner.embedders.0.model.")),

@@ -9,6 +9,8 @@ TEXT_ENCODER = "a Qwen3 text encoder"
 FACTS = FamilyFacts(
     label="Z-Image",
     place=4,
+    edits=False,
+    lora_module="networks.lora_zimage",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("noise_refiner.0.") and names.has("cap_pad_token", "all_x_embedder")),
         Sign(

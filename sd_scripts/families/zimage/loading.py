@@ -15,7 +15,7 @@ from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -82,6 +82,8 @@ COMPANIONS = {
     "vae": Companion("vae", "the VAE", "ae.safetensors"),
     "te1": Companion("text_encoder", "the text encoder Qwen3", "qwen_3_4b.safetensors"),
 }
+VERSION = Version("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image", is_v2=False)
+"""As musubi-tuner names it."""
 
 
 def load(options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
