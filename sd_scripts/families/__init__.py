@@ -12,7 +12,7 @@ from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions
 
 if TYPE_CHECKING:
-    from sd_scripts.library.core.protocols import ModelFamily, NewFamily
+    from sd_scripts.library.core.protocols import EditingFamily, ModelFamily, NewFamily
 
 
 def _found() -> dict[str, FamilyFacts]:
@@ -37,6 +37,11 @@ def family(name: str) -> ModelFamily:
     if name not in NAMES:
         raise OptionError(f"family: {name} is not known; there are {', '.join(NAMES)}")
     return cast("ModelFamily", import_module(f"{__name__}.{name}.model").FAMILY)
+
+
+def editor_of(family: ModelFamily) -> EditingFamily | None:
+    """The family as one whose models may take control images; None for others."""
+    return cast("EditingFamily", family) if FACTS[family.name].edits else None
 
 
 def maker_of(family: ModelFamily) -> NewFamily | None:

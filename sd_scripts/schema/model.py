@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -25,6 +26,15 @@ class ModelOptions(Section):
     """The model that training begins with; families that cannot make one need it."""
     vae_dtype: Literal["float", "fp16", "bf16"] = "float"
     """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
+
+    @property
+    def encoder_devices(self) -> tuple[str | None, str | None]:
+        """Devices on which the VAE and the text encoders encode; None is the training device."""
+        return None, None
+
+    def header_values(self) -> dict[str, object]:
+        """How the model was read, for the header of saved files, by kohya's names without ss_."""
+        raise NotImplementedError
 
 
 class BaseModelOptions(ModelOptions):
@@ -76,9 +86,23 @@ class UNetModelOptions(BaseModelOptions):
     weighted_captions: bool = False
     """Read (word:1.2), (word) and [word] in captions as attention weights."""
 
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {
+            "max_token_length": self.max_token_length,
+            "clip_skip": None,
+            "zero_terminal_snr": self.zero_terminal_snr,
+            "vae_name": file_name(self.vae),
+        }
+
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".pkl")
+
+
+def file_name(value: str | None) -> str | None:
+    """The name of a file or folder without those that it is in, for headers; None without one."""
+    return None if value is None else Path(value).name
 
 
 def is_hub_id(value: str) -> bool:

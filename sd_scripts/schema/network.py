@@ -48,6 +48,8 @@ class NetworkOptions(Section):
     """
 
     title: ClassVar[str] = "Network"
+    backbone: ClassVar[str]
+    """What a user calls the denoising network."""
 
     network_type: Literal["lora", "dora", "loha", "lokr", "oft"] = "lora"
     """Kind of adapter. lora is read by every program; dora, loha and lokr by ComfyUI and Forge, by others in part (verify_lora counts). oft
@@ -101,6 +103,11 @@ class NetworkOptions(Section):
         """Whether 3x3 convolutions get an adapter, too."""
         return False
 
+    @property
+    def shares_downs(self) -> bool:
+        """Whether layers that are one matrix in the original layout share a down matrix, as in kohya's files."""
+        return False
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
@@ -124,9 +131,9 @@ class TextNetworkOptions(NetworkOptions):
     """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
 
     @property
-    def leaves_texts_to_cache(self) -> bool:
-        """Whether train_text_encoder leaves an encoder as it is, so that its part of the texts can be cached all the same."""
-        return False
+    def frozen_encoders(self) -> tuple[str, ...]:
+        """Text encoders that train_text_encoder leaves as they are, so that their part of the texts can be cached all the same."""
+        return ()
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
@@ -137,6 +144,8 @@ class TextNetworkOptions(NetworkOptions):
 
 class UNetNetworkOptions(TextNetworkOptions):
     """The adapter on a UNet (Stable Diffusion, SDXL)."""
+
+    backbone: ClassVar[str] = "the UNet"
 
     conv_dim: Annotated[Rank | None, _CONVOLUTIONS] = None
     """Rank for 3x3 convolutions (ResNet blocks, down- and upsamplers); None leaves them alone."""
@@ -170,9 +179,10 @@ class UNetNetworkOptions(TextNetworkOptions):
 class TransformerNetworkOptions(NetworkOptions):
     """The adapter of a family whose text encoder, a large language model, stays as it is."""
 
+    backbone: ClassVar[str] = "the transformer"
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = False
-    leaves_texts_to_cache: ClassVar[bool] = False
+    frozen_encoders: ClassVar[tuple[str, ...]] = ()
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()
     loraplus_text_encoder_lr_ratio: ClassVar[float | None] = None
 
@@ -190,19 +200,28 @@ class FullOptions(Section):
     exclude_modules: Annotated[tuple[Expression, ...], _OF_UNET] = ()
     """Regular expressions on names of weights; matching ones stay as they are."""
 
+    @property
+    def part_rates(self) -> tuple[float, ...]:
+        """Learning rate of each part of a UNet in the original layout; empty for one rate."""
+        return ()
+
+    def trains(self, weight: str) -> bool:
+        """Whether a weight of the denoising network, by its name in the diffusers model, may be trained."""
+        return True
+
 
 class ScratchOptions(FullOptions):
     """The weights of a model that its run makes."""
 
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool]
-    leaves_texts_to_cache: ClassVar[bool] = False
+    frozen_encoders: ClassVar[tuple[str, ...]] = ()
 
 
 class UNetFullOptions(FullOptions):
     """The weights of a Stable Diffusion model: UNet and text encoders."""
 
-    leaves_texts_to_cache: ClassVar[bool] = False
+    frozen_encoders: ClassVar[tuple[str, ...]] = ()
 
     train_unet: bool = True
     """Train the denoising network, the UNet."""
@@ -224,5 +243,5 @@ class TransformerFullOptions(FullOptions):
 
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = False
-    leaves_texts_to_cache: ClassVar[bool] = False
+    frozen_encoders: ClassVar[tuple[str, ...]] = ()
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()

@@ -46,7 +46,7 @@ class RunOptions(Options):
     def _consistent(self) -> Self:
         problems = []
         network = self.network
-        if network.train_text_encoder and self.dataset.cache_text_encoder_outputs and not network.leaves_texts_to_cache:
+        if network.train_text_encoder and self.dataset.cache_text_encoder_outputs and not network.frozen_encoders:
             problems.append(
                 "train_text_encoder changes the text embeddings in every step, so cache_text_encoder_outputs must be off; "
                 "turn one of them off"

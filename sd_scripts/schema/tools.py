@@ -29,6 +29,8 @@ class ToolOptions(Options):
 
     name: ClassVar[str]
     """As in TOOLS and in the name of the script."""
+    work: ClassVar[str]
+    """What does the work: module:function, from the tool's first section to a Report."""
     family: ClassVar[str] = ""
     """The model family whose saved files the tool draws pictures with, from its options `ckpt` to `out`; empty for all other tools."""
     in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -88,6 +90,7 @@ class MergeLora(ToolOptions):
     """Merge LoRA files into a model, or into one another."""
 
     name: ClassVar[str] = "merge_lora"
+    work: ClassVar[str] = "sd_scripts.library.tools.merging:merge"
     script: ClassVar[str] = "networks/merge_lora.py"
     label: ClassVar[str] = "Merge LoRA"
     renamed: ClassVar[dict[str, str]] = {
@@ -164,6 +167,7 @@ class ExtractLora(ToolOptions):
     """Extract a LoRA from the difference of two models."""
 
     name: ClassVar[str] = "extract_lora"
+    work: ClassVar[str] = "sd_scripts.library.tools.extracting:extract"
     script: ClassVar[str] = "networks/extract_lora.py"
     label: ClassVar[str] = "Extract LoRA"
     renamed: ClassVar[dict[str, str]] = {
@@ -208,6 +212,7 @@ class ResizeLora(ToolOptions):
     """Change the rank of a LoRA file."""
 
     name: ClassVar[str] = "resize_lora"
+    work: ClassVar[str] = "sd_scripts.library.tools.resizing:resize"
     script: ClassVar[str] = "networks/resize_lora.py"
     label: ClassVar[str] = "Resize LoRA"
     renamed: ClassVar[dict[str, str]] = {
@@ -241,6 +246,7 @@ class ConvertLora(ToolOptions):
     """Convert a LoRA file between the names of kohya, diffusers and ComfyUI."""
 
     name: ClassVar[str] = "convert_lora"
+    work: ClassVar[str] = "sd_scripts.library.tools.converting:convert"
     script: ClassVar[str] = "networks/convert_lora.py"
     label: ClassVar[str] = "Convert LoRA"
     renamed: ClassVar[dict[str, str]] = {
@@ -272,6 +278,7 @@ class VerifyLora(ToolOptions):
     """Check a LoRA file: names, shapes, values, and which programs read it."""
 
     name: ClassVar[str] = "verify_lora"
+    work: ClassVar[str] = "sd_scripts.library.tools.verifying:verify"
     script: ClassVar[str] = "networks/verify_lora.py"
     label: ClassVar[str] = "Verify LoRA"
 
@@ -314,6 +321,7 @@ class EditMetadata(ToolOptions):
     """Show or edit the metadata of a .safetensors file without touching its tensors."""
 
     name: ClassVar[str] = "edit_metadata"
+    work: ClassVar[str] = "sd_scripts.library.tools.headers:edit"
     script: ClassVar[str] = "networks/edit_metadata.py"
     label: ClassVar[str] = "Metadata"
     in_place: ClassVar[tuple[tuple[str, str], ...]] = (("save_to", "model"),)

@@ -16,7 +16,7 @@ from sd_scripts.library.loading.common import BASE, FamilySpec
 from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.schema.errors import OptionError
 
-SPECS: dict[str, FamilySpec] = {"sd": sd.SPEC1, "sdxl": sdxl.SPEC, "flux": flux.SPEC}
+SPECS: dict[str, FamilySpec] = {"sd": sd.SPEC, "sdxl": sdxl.SPEC, "flux": flux.SPEC}
 _UNET = "model.diffusion_model."
 _TO_K = "transformer_blocks.0.attn2.to_k.weight"
 
@@ -57,6 +57,7 @@ FILES: dict[str, tuple[Shapes, str]] = {
         "an SD 1.x model",
     ),
     "sd2": ({"cond_stage_model.model.ln_final.bias": (1,), f"{_UNET}input_blocks.1.1.{_TO_K}": (320, 1024)}, "an SD 2.x model"),
+    "sd2 unclip": ({"cond_stage_model.model.ln_final.bias": (1,), f"{_UNET}label_emb.0.0.weight": (1,)}, "an SD 2.x model"),
     "sdxl": (
         {"conditioner.embedders.0.transformer.text_model.x": (1,), "conditioner.embedders.1.model.ln_final.bias": (1,)},
         "an SDXL checkpoint",
@@ -116,6 +117,13 @@ def sentence(name: str, value: Path, **more: str) -> str:
 @pytest.mark.parametrize("kind", FILES)
 def test_every_kind_of_file_has_its_name(tmp_path, kind):
     assert what_is(read_header(written(tmp_path, kind), "")) == FILES[kind][1]
+
+
+def test_no_family_takes_a_file_for_its_own_that_is_anothers(tmp_path):
+    for kind in FILES:
+        header = read_header(written(tmp_path, kind), "")
+        told = [name for name in families.NAMES if any(sign.recognises(header) for sign in families.FACTS[name].signs)]
+        assert len(told) <= 1, f"{kind} is told by {told}"
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -28,7 +28,7 @@ from tests.small_models import pipeline_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
 PUBLISHED = {
-    "sd1": (sd.SPEC1, {"backbone": 686, "vae": 248, "te1": 196}, 1130, "v1"),
+    "sd1": (sd.SPEC, {"backbone": 686, "vae": 248, "te1": 196}, 1130, "v1"),
     # The file has the 24th layer of the text encoder, its projection and scale as well; q, k and v are one tensor.
     "sd2": (sd.SPEC2, {"backbone": 686, "vae": 248, "te1": 372}, 1228, "v2"),
     "sdxl": (sdxl.SPEC, {"backbone": 1680, "vae": 248, "te1": 196, "te2": 517}, 2513, "xl_base"),
@@ -126,7 +126,7 @@ def test_known_places_of_the_published_sdxl_file():
 
 
 def test_known_places_of_the_published_sd_files():
-    first, second = full_size_of(sd.SPEC1), full_size_of(sd.SPEC2)
+    first, second = full_size_of(sd.SPEC), full_size_of(sd.SPEC2)
     names = {key: stored.name for key, stored in first.places("backbone").items()}
     assert names["up_blocks.0.upsamplers.0.conv.weight"] == "output_blocks.2.1.conv.weight"
     assert names["up_blocks.3.attentions.2.proj_out.weight"] == "output_blocks.11.1.proj_out.weight"

@@ -70,11 +70,11 @@ def test_a_folder_and_a_file_give_the_same_networks_ready_and_frozen(folder, sin
 
 
 def test_the_version_is_told_by_the_model(single, second):
-    spec = sd.SPEC2 if second else sd.SPEC1
+    spec = sd.SPEC2 if second else sd.SPEC
     assert sd.spec_of(load(single).backbone) is spec
     # Configuration beside the file counts when it is of the same version.
     assert configs_for(spec, single) == single.parent
-    assert configs_for(sd.SPEC1 if second else sd.SPEC2, single) != single.parent
+    assert configs_for(sd.SPEC if second else sd.SPEC2, single) != single.parent
 
 
 def test_files_of_the_first_months_without_a_level_of_names_are_read(tmp_path):
@@ -149,7 +149,7 @@ def test_the_vae_of_another_family_is_called_that(folder, tmp_path):
 
 
 def test_the_tokenizer_of_a_file_pads_as_its_version_does(second, tmp_path):
-    spec = (sd.SPEC2 if second else sd.SPEC1).parts["te1"].tokenizer
+    spec = (sd.SPEC2 if second else sd.SPEC).parts["te1"].tokenizer
     config = {"vocab_size": 514, "max_position_embeddings": 32}
     vocabulary = tmp_path / "models" / "tokenizer"
     vocabulary.mkdir(parents=True)

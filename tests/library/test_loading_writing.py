@@ -29,7 +29,7 @@ MODELS: dict[str, Callable[[], Parts]] = {
     "sdxl": lambda: Sdxl().tiny(),
 }
 KINDS = {"sd1": "an SD 1.x model", "sd2": "an SD 2.x model", "sdxl": "an SDXL checkpoint"}
-SPECS = {"sd1": sd.SPEC1, "sd2": sd.SPEC2, "sdxl": sdxl.SPEC}
+SPECS = {"sd1": sd.SPEC, "sd2": sd.SPEC2, "sdxl": sdxl.SPEC}
 PICTURE = Preview("a red star", negative_prompt="ugly", width=64, height=48, seed=11, steps=4, cfg_scale=5.0)
 
 

@@ -201,6 +201,11 @@ def clip(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     return lambda key: Stored(key.removeprefix("text_model."))
 
 
+def clip_in_folders(key: str) -> str:
+    """transformers before 5.6 and other programs want the level `text_model.` of CLIP in folders, and newer ones read it too."""
+    return f"text_model.{key.removeprefix('text_model.')}"
+
+
 _OPEN_CLIP_ENDS = {
     "embeddings.token_embedding.weight": Stored("token_embedding.weight"),
     "embeddings.position_embedding.weight": Stored("positional_embedding"),

@@ -17,7 +17,7 @@ from torch import nn
 
 from sd_scripts.families.common import made
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Beginning, Dtypes, Parts
+from sd_scripts.library.core.protocols import Beginning, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_json, read_networks
 from sd_scripts.schema.errors import OptionError, Problem
 
@@ -55,6 +55,8 @@ SPEC = FamilySpec(
         "vae": made.VAE_PART,
     },
 )
+
+VERSION = Version("ddpm", "text-ddpm", "diffusers", is_v2=None)
 
 
 def is_new(options: DdpmModelOptions) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sd_scripts.families.common import pictures, unet
-from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Parts, Preview, Version
 from sd_scripts.library.loading.common import config_of
 
 from . import caption_tokenizer, loading
@@ -56,6 +56,10 @@ class Ddpm(pictures.PictureFamily):
     def load(self, options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""
         return loading.load(options, device, dtype, without)
+
+    def version(self, parts: Parts) -> Version:
+        """See ModelFamily."""
+        return loading.VERSION
 
     def tiny(self) -> Parts:
         """A model in the latents of the built-in VAE with two levels and random (seeded) weights, float32, on the CPU, in eval mode."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.fields import Batch, Count, Fraction, NotNegative, Positive, Rate, Show, Side, Size, WholeNumber, raise_all
 from sd_scripts.schema.memory import UNetMemoryOptions
-from sd_scripts.schema.model import ModelOptions, level_problems
+from sd_scripts.schema.model import ModelOptions, file_name, level_problems
 from sd_scripts.schema.network import (
     ScratchOptions,
 )
@@ -106,6 +106,10 @@ class DdpmModelOptions(ModelOptions):
             problems.append("tokenizer: the model in pretrained_model_name_or_path brings its own; remove one of them")
         raise_all(problems)
         return self
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {"model_type": "ddpm", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
 
 
 class DdpmDatasetOptions(DatasetOptions):

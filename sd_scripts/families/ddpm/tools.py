@@ -77,6 +77,7 @@ class DdpmDraw(ToolOptions):
     """Draw pictures with a small DDPM that was trained from nothing."""
 
     name: ClassVar[str] = "ddpm_sample"
+    work: ClassVar[str] = "sd_scripts.families.ddpm.script:draw"
     family: ClassVar[str] = "ddpm"
     script: ClassVar[str] = "ddpm_sample.py"
     label: ClassVar[str] = "Draw with a DDPM"

@@ -16,7 +16,7 @@ from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -30,11 +30,12 @@ from sd_scripts.library.loading.common import (
     read_json,
     tokenizer_for,
 )
-from sd_scripts.library.loading.headers import CLIP, FLUX, T5, VAE, Header
+from sd_scripts.library.loading.headers import CLIP, T5, VAE, Header
 from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
 
 from . import original as original_flux
+from .facts import TRANSFORMER
 from .options import FluxModelOptions
 
 DEV, SCHNELL = (Path(__file__).parent / "configs" / version for version in ("dev", "schnell"))
@@ -49,7 +50,7 @@ SPEC = FamilySpec(
     name="flux",
     label="FLUX",
     needs="a FLUX.1 transformer (dev, schnell or Kontext)",
-    files=(FLUX,),
+    files=(TRANSFORMER,),
     pipelines=("FluxPipeline", "FluxKontextPipeline"),
     configs=DEV,
     parts={
@@ -66,6 +67,7 @@ SPEC = FamilySpec(
             class_name="CLIPTextModel",
             make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
             layout=original.clip,
+            folder_name=original.clip_in_folders,
             prefixes=("text_encoders.clip_l.transformer.",),
             kinds=(CLIP,),
             tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
@@ -91,6 +93,9 @@ COMPANIONS = {
     "te1": Companion("clip_l", "the text encoder CLIP-L", "clip_l.safetensors"),
     "te3": Companion("t5xxl", "the text encoder T5-XXL", "t5xxl_fp16.safetensors"),
 }
+_LAYOUT = "https://github.com/black-forest-labs/flux"
+VERSION_DEV = Version("flux1", "flux-1-dev", _LAYOUT, is_v2=False)
+VERSION_SCHNELL = Version("flux1", "flux-1-schnell", _LAYOUT, is_v2=False)
 MAX_TOKENS = {True: 512, False: 256}
 """Caption tokens that T5 reads for dev, which embeds guidance, and for schnell, which does not."""
 

@@ -20,7 +20,7 @@ from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, place, quiet_transformers
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
 
 from . import loading
 from .options import FluxModelOptions
@@ -46,6 +46,10 @@ class Flux(PictureFamily):
         Raises OptionError with a sentence for what cannot be read.
         """
         return loading.load(options, device, dtype, without)
+
+    def version(self, parts: Parts) -> Version:
+        """See ModelFamily."""
+        return loading.VERSION_DEV if parts.backbone.config.guidance_embeds else loading.VERSION_SCHNELL
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""

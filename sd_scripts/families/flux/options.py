@@ -13,7 +13,7 @@ from sd_scripts.schema.fields import (
     raise_all,
 )
 from sd_scripts.schema.memory import AdapterMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions
+from sd_scripts.schema.model import BaseModelOptions, file_name
 from sd_scripts.schema.network import (
     Indices,
     RankOrNone,
@@ -49,9 +49,16 @@ class FluxModelOptions(BaseModelOptions):
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the T5 encoder in 8 bits, which halves its memory while captions are encoded."""
 
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        values = {"model_type": "flux", "apply_t5_attn_mask": self.apply_t5_attn_mask, "guidance_scale": self.guidance_scale}
+        return values | ({"vae_name": file_name(self.ae)} if self.ae else {})
+
 
 class FluxNetworkOptions(TextNetworkOptions):
     """The adapter on a FLUX transformer."""
+
+    backbone: ClassVar[str] = "the transformer"
 
     train_t5xxl: Annotated[bool, Show(needs="train_text_encoder")] = False
     """With train_text_encoder, attach the adapter to T5-XXL as well as to CLIP-L."""
@@ -84,9 +91,14 @@ class FluxNetworkOptions(TextNetworkOptions):
     """Ranks for the five input layers: picture, time, vector, guidance, text; 0 leaves one out. Empty means none of them."""
 
     @property
-    def leaves_texts_to_cache(self) -> bool:
-        """Whether train_text_encoder leaves T5 as it is, so that its part of the texts can be cached all the same."""
-        return not self.train_t5xxl
+    def frozen_encoders(self) -> tuple[str, ...]:
+        """T5, unless it is trained, too."""
+        return () if self.train_t5xxl else ("te3",)
+
+    @property
+    def shares_downs(self) -> bool:
+        """See NetworkOptions."""
+        return not self.split_qkv
 
     @model_validator(mode="after")
     def _flux_agrees(self) -> Self:

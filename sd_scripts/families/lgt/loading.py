@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.common import made
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Beginning, Dtypes, Parts
+from sd_scripts.library.core.protocols import Beginning, Dtypes, Parts, Version
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_networks
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
@@ -61,6 +61,8 @@ SPEC = FamilySpec(
         "vae": made.VAE_PART,
     },
 )
+
+VERSION = Version("lgt", "latent-style-transfer", "diffusers", is_v2=None)
 
 
 def is_new(options: LgtModelOptions) -> bool:

@@ -22,7 +22,7 @@ from sd_scripts.schema.fields import (
     raise_all,
 )
 from sd_scripts.schema.memory import UNetMemoryOptions
-from sd_scripts.schema.model import ModelOptions, level_problems
+from sd_scripts.schema.model import ModelOptions, file_name, level_problems
 from sd_scripts.schema.network import (
     ScratchOptions,
 )
@@ -72,6 +72,10 @@ class LgtModelOptions(ModelOptions):
     def _architecture_fits_together(self) -> Self:
         raise_all(level_problems(self.base_channels, self.channel_multipliers, self.attention_levels, self.attention_head_dim))
         return self
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {"model_type": "lgt", "vae_name": file_name(self.vae)}
 
 
 class LgtDatasetOptions(DatasetOptions):

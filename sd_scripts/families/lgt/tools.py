@@ -65,6 +65,7 @@ class LgtTransfer(ToolOptions):
     """Give pictures another style, with a model that learned styles."""
 
     name: ClassVar[str] = "lgt_infer"
+    work: ClassVar[str] = "sd_scripts.families.lgt.script:transfer"
     family: ClassVar[str] = "lgt"
     script: ClassVar[str] = "lgt_infer.py"
     label: ClassVar[str] = "Transfer a style"

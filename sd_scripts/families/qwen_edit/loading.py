@@ -17,7 +17,7 @@ from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -30,7 +30,7 @@ from sd_scripts.library.loading.common import (
     tokenizer_for,
     tried,
 )
-from sd_scripts.library.loading.headers import QWEN, QWEN_VAE, QWEN_VL, Header
+from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.writing import write_folder, write_json, write_tokenizer
@@ -39,6 +39,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from . import original as original_qwen
 from . import processor as qwen_processor
 from . import templates as qwen_templates
+from .facts import TEXT_ENCODER, TRANSFORMER, VAE
 from .options import QwenImageModelOptions
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ SPEC = FamilySpec(
     name="qwen_edit",
     label="Qwen-Image",
     needs="a Qwen-Image or Qwen-Image-Edit transformer",
-    files=(QWEN,),
+    files=(TRANSFORMER,),
     pipelines=tuple(sorted(set(qwen_templates.PIPELINES.values()))),
     configs=Path(__file__).parent / "configs",
     parts={
@@ -75,27 +76,39 @@ SPEC = FamilySpec(
             make=AutoencoderKLQwenImage.from_config,
             layout=original_qwen.vae,
             prefixes=("vae.",),
-            kinds=(QWEN_VAE,),
+            kinds=(VAE,),
         ),
         "te1": PartSpec(
             folder="text_encoder",
             class_name="Qwen2_5_VLForConditionalGeneration",
             make=lambda config: Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig.from_dict(config)),
             layout=original_qwen.text_encoder,
+            # transformers itself writes the names that it had at first.
+            folder_name=lambda name: original_qwen.text_encoder({})(name).name,
             prefixes=("text_encoders.qwen25_7b.transformer.",),
-            kinds=(QWEN_VL,),
+            kinds=(TEXT_ENCODER,),
             tokenizer=_WORDS,
             stem="model",
             # Rows of text are taken before the head, which some files leave out.
             stand_ins={"lm_head.weight": "model.language_model.embed_tokens.weight"},
         ),
     },
-    belongs={QWEN_VAE: "vae", QWEN_VL: "text_encoder"},
+    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
+SIDE = "_default_side"
+"""Entry of model_index.json with the side of pictures in a model that was made for another size."""
 COMPANIONS = {
     "vae": Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
     "te1": Companion("text_encoder", "the text encoder Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors"),
 }
+_LAYOUT = "https://github.com/QwenLM/Qwen-Image"
+VERSIONS = {
+    "image": Version("qwen_image", "Qwen-Image", _LAYOUT, is_v2=False),
+    "edit": Version("qwen_image_edit", "Qwen-Image-Edit", _LAYOUT, is_v2=False),
+    "edit-2509": Version("qwen_image_edit", "Qwen-Image-Edit-Plus", _LAYOUT, is_v2=False),
+    "edit-2511": Version("qwen_image_edit", "Qwen-Image-Edit-2511", _LAYOUT, is_v2=False),
+}
+"""By model_version; as musubi-tuner names them."""
 
 
 def load(options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -130,7 +143,7 @@ def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None
         return
     index: dict[str, Any] = {"_class_name": qwen_templates.PIPELINES[parts.settings["model_version"]]}
     if parts.settings["area"] != qwen_templates.AREA:
-        index["_default_side"] = round(parts.settings["area"] ** 0.5)
+        index[SIDE] = round(parts.settings["area"] ** 0.5)
     if parts.processor is None:
         write_folder(SPEC, parts, path, dtype, metadata, index)
         return
@@ -212,7 +225,7 @@ def _check_fit(base: Base, given_names: Sequence[str], version: str) -> None:
 
 def _parts(base: Base, options: QwenImageModelOptions, version: str, modules: Mapping[str, nn.Module]) -> Parts:
     """The model of these networks."""
-    side = int(base.index.get("_default_side", 0))
+    side = int(base.index.get(SIDE, 0))
     area = side**2 or qwen_templates.AREA
     control_area = area if options.control_resolution is None else options.control_resolution**2
     pictures = None if version == "image" else qwen_processor.pictures_of(_picture_config(base))

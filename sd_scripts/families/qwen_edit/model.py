@@ -19,7 +19,9 @@ from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, in_tiles, place
 from sd_scripts.families.common.tiny import tiny_parts
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version
+from sd_scripts.library.loading.common import BASE, read_json
+from sd_scripts.library.loading.source import find
 from sd_scripts.schema.errors import OptionError
 
 from . import loading
@@ -52,6 +54,10 @@ class QwenEdit(PictureFamily):
         if options.modulation_table and "backbone" not in without:
             return tabulate(parts, torch.device("cuda") if torch.cuda.is_available() else device)
         return parts
+
+    def version(self, parts: Parts) -> Version:
+        """See ModelFamily."""
+        return loading.VERSIONS[parts.settings["model_version"]]
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; of version edit-2509."""
@@ -120,6 +126,16 @@ class QwenEdit(PictureFamily):
         """Fewest and most control pictures of a sample: none for image, one for edit, one to three for later versions."""
         most = MAX_CONTROLS[parts.settings["model_version"]]
         return min(1, most), most
+
+    def control_area(self, options: QwenImageModelOptions) -> int:
+        """See EditingFamily."""
+        if options.control_resolution is not None:
+            return options.control_resolution**2
+        name = options.pretrained_model_name_or_path
+        folder = find(BASE, name, self.name).path if name == "toy" else Path(name).expanduser()
+        index = folder / "model_index.json"
+        side = read_json(index, BASE).get(loading.SIDE) if index.is_file() else None
+        return qwen_templates.AREA if side is None else side * side
 
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) at which a control picture of this size is given to the VAE: the model's area, in its own aspect ratio."""

@@ -10,8 +10,16 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.families.common.original_unet import Stored
-from sd_scripts.library.adapters.layer_names import LayerNames, Prefixes
+from sd_scripts.families.common import reader_rules as rules
+from sd_scripts.library.adapters.architectures import Architecture, Prefixes
+from sd_scripts.library.adapters.layer_names import LayerNames, Names
+from sd_scripts.library.adapters.ranks import ChosenParts
+from sd_scripts.library.loading.common import Config
+
+from . import original
+from .facts import TRANSFORMER
+from .loading import SPEC, VERSIONS
+from .options import QwenImageNetworkOptions
 
 Part = Literal["image_attention", "text_attention", "mlp", "modulation"]
 
@@ -27,21 +35,26 @@ _PARTS: dict[str, Part] = {
     **dict.fromkeys(("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"), "mlp"),
     **dict.fromkeys(("img_mod.1", "txt_mod.1"), "modulation"),
 }
+# The parts of each choice of lora_targets; the last holds those of all others.
+_CHOICES: dict[str, tuple[Part, ...]] = {
+    "image_attention": ("image_attention",),
+    "attention": ("image_attention", "text_attention"),
+    "all": ("image_attention", "text_attention", "mlp"),
+    "all_with_modulation": ("image_attention", "text_attention", "mlp", "modulation"),
+}
 _IDLE = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 
 
 class QwenImageNames(LayerNames):
     """The maps of one Qwen-Image model."""
 
-    def __init__(self, layers: Iterable[str]) -> None:
-        """layers are names `<module>.<layer>` of the model; only the transformer's may carry an adapter."""
-        own = [name for name in layers if name.startswith("backbone.")]
-        super().__init__("qwen_edit", _as_it_is, own, _PREFIXES)
-        numbers = [number for name in own if (number := self.block(name)) is not None]
+    def __init__(self, architecture: Architecture, config: Config, layers: Iterable[str]) -> None:
+        super().__init__(architecture, config, layers)
+        numbers = [number for name in self.layers if (number := self.block(name)) is not None]
         self._num_blocks = max(numbers, default=-1) + 1
         last = f"backbone.transformer_blocks.{self._num_blocks - 1}"
         # Of the last block only the picture's side is read: its text queries and everything after its text attention go nowhere.
-        self.idle = frozenset(f"{last}.{path}" for path in _IDLE) & frozenset(own)
+        self.idle = frozenset(f"{last}.{path}" for path in _IDLE) & frozenset(self.layers)
 
     @property
     def num_blocks(self) -> int:
@@ -60,6 +73,31 @@ def part_of(name: str) -> Part | None:
     return None if match is None else _PARTS.get(match[2])
 
 
-def _as_it_is(name: str) -> Stored:
-    """The place of a tensor in the published layout, which is diffusers' own."""
-    return Stored(name)
+def _ranks(options: QwenImageNetworkOptions, names: Names) -> ChosenParts:
+    return ChosenParts(options, names, options.train_block_indices, part_of, _CHOICES, options.lora_targets)
+
+
+ARCHITECTURES = (
+    Architecture(
+        name="qwen_edit",
+        label="Qwen-Image",
+        spec=SPEC,
+        is_backbone=lambda config: True,
+        config_of=lambda header, shapes: original.config_of(shapes, header.has(original.CONTROLS_AT_ZERO)),
+        files=(TRANSFORMER,),
+        encoders=(),
+        version=VERSIONS["image"],
+        # Attention has the names and the width of that in FLUX's double blocks.
+        told_by=("qwen",),
+        prefixes=_PREFIXES,
+        layer_names=QwenImageNames,
+        ranks=_ranks,
+        has_one_alpha=False,
+        comfyui_endings="kohya",
+        readers={
+            "ComfyUI": rules.TRANSFORMER_COMFYUI,
+            "musubi-tuner": rules.TRANSFORMER_MUSUBI,
+            "diffusers": rules.TRANSFORMER_DIFFUSERS,
+        },
+    ),
+)

@@ -15,7 +15,7 @@ from sd_scripts.schema.fields import (
     raise_all,
 )
 from sd_scripts.schema.memory import AdapterMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions, device_problems
+from sd_scripts.schema.model import BaseModelOptions, device_problems, file_name
 from sd_scripts.schema.network import (
     Indices,
     TransformerNetworkOptions,
@@ -60,6 +60,20 @@ class QwenImageModelOptions(BaseModelOptions):
     def _devices_are_names(self) -> Self:
         raise_all([problem for name in ("vae_device", "text_encoder_device") for problem in device_problems(name, getattr(self, name))])
         return self
+
+    @property
+    def encoder_devices(self) -> tuple[str | None, str | None]:
+        """See ModelOptions."""
+        return self.vae_device, self.text_encoder_device
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {
+            "model_type": "qwen_image",
+            "max_token_length": self.max_token_length,
+            "transformer_quantization": self.transformer_quantization,
+            "vae_name": file_name(self.vae),
+        }
 
 
 class QwenImageDatasetOptions(DatasetOptions):

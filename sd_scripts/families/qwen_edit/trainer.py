@@ -745,7 +745,7 @@ class QwenImageEditTrainer:
     def _export(self, file: Path, precision: Any) -> None:
         assert self.network is not None
         parts, options = self.load_model(), self.options
-        texts = build(options, base_facts(parts), step=self.global_step, epoch=0)
+        texts = build(options, base_facts(self.family, parts), step=self.global_step, epoch=0)
         export(self.network, parts, file, save_model_as=options.output.save_model_as, precision=precision, metadata=texts)
 
     def load_lora(self, path: str | Path, weight: float = 1.0) -> None:

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.families.common.unet_signs import text_width
+from sd_scripts.schema.facts import FamilyFacts, Sign, TensorNames
 
-FACTS = FamilyFacts(label="SD 1.5 / 2.x", place=1)
+FIRST, SECOND = "an SD 1.x model", "an SD 2.x model"
+FIRST_UNET, SECOND_UNET = "the UNet of SD 1.x alone", "the UNet of SD 2.x alone"
+
+
+def _is_third(names: TensorNames) -> bool:
+    """SD3 in the published layout or in diffusers', whose attention has the names of other transformers' double blocks."""
+    others = names.has("double_blocks.0.", "single_transformer_blocks.0.", "transformer_blocks.0.img_mod.1.")
+    return names.has("joint_blocks.0.") or (names.has("transformer_blocks.0.attn.add_q_proj.") and not others)
+
+
+FACTS = FamilyFacts(
+    label="SD 1.5 / 2.x",
+    place=1,
+    edits=False,
+    lora_module="networks.lora",
+    signs=(
+        Sign("an SD3 model", _is_third),
+        Sign(FIRST, lambda names: names.starts("cond_stage_model.transformer.")),
+        Sign(SECOND, lambda names: names.starts("cond_stage_model.model.")),
+        Sign(FIRST_UNET, lambda names: text_width(names) == 768),
+        Sign(SECOND_UNET, lambda names: text_width(names) == 1024),
+    ),
+)

@@ -19,25 +19,26 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import unet_loading as unet
 from sd_scripts.families.common.tokenizers import TokenizerSpec
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading import common
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, read_json
-from sd_scripts.library.loading.headers import SD1, SD2, Header, what_is
+from sd_scripts.library.loading.headers import Header, what_is
 from sd_scripts.library.loading.source import Source
 from sd_scripts.schema.errors import OptionError
 
+from .facts import FIRST, SECOND
 from .options import SdModelOptions
 
 logger = logging.getLogger(__name__)
 
 
-def _is_second(config: dict[str, Any]) -> bool:
+def is_second(config: dict[str, Any]) -> bool:
     """Whether a UNet's configuration is one of SD 2.x: its transformers have linear projections, where SD 1.x has 1x1 convolutions."""
     return bool(config.get("use_linear_projection"))
 
 
 def _second_in(folder: Path) -> bool:
-    return _is_second(read_json(folder / "unet" / "config.json", common.BASE))
+    return is_second(read_json(folder / "unet" / "config.json", common.BASE))
 
 
 _CLIP_L = PartSpec(
@@ -45,6 +46,7 @@ _CLIP_L = PartSpec(
     class_name="CLIPTextModel",
     make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
     layout=original.clip,
+    folder_name=original.clip_in_folders,
     # Files of the first months were written by a transformers without the level text_model.
     prefixes=("cond_stage_model.transformer.text_model.", "cond_stage_model.transformer."),
     tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
@@ -59,23 +61,28 @@ _OPEN_CLIP_H = replace(
 )
 _CONFIGS = Path(__file__).parent / "configs"
 
-SPEC1 = FamilySpec(
+SPEC = FamilySpec(
     name="sd",
     label="SD 1.x / 2.x",
-    needs=f"{SD1} or {SD2} with UNet, VAE and text encoder",
-    files=(SD1, SD2),
+    needs=f"{FIRST} or {SECOND} with UNet, VAE and text encoder",
+    files=(FIRST, SECOND),
     pipelines=("StableDiffusionPipeline", "StableDiffusionImg2Img", "StableDiffusionInpaint", "StableDiffusionPipelineSafe"),
     configs=_CONFIGS / "sd1",
     parts={"backbone": unet.UNET, "vae": unet.AUTOENCODER, "te1": _CLIP_L},
     describes=lambda folder: not _second_in(folder),
 )
-SPEC2 = replace(SPEC1, configs=_CONFIGS / "sd2", parts={**SPEC1.parts, "te1": _OPEN_CLIP_H}, describes=_second_in)
+SPEC2 = replace(SPEC, configs=_CONFIGS / "sd2", parts={**SPEC.parts, "te1": _OPEN_CLIP_H}, describes=_second_in)
+_LAYOUT = "https://github.com/Stability-AI/generative-models"
+VERSION1 = Version("sd_v1", "stable-diffusion-v1", _LAYOUT, is_v2=False)
+VERSION2 = Version("sd_v2", "stable-diffusion-v2-512", _LAYOUT, is_v2=True)
+VERSION2_V = Version("sd_v2_768_v", "stable-diffusion-v2-768-v", _LAYOUT, is_v2=True)
+"""Of models that predict v."""
 
 
 def spec_of(backbone: nn.Module) -> FamilySpec:
-    """SPEC1 or SPEC2, whichever a UNet belongs to."""
+    """SPEC or SPEC2, whichever a UNet belongs to."""
     assert isinstance(backbone, UNet2DConditionModel), f"{type(backbone).__name__} is no UNet"
-    return SPEC2 if _is_second(dict(backbone.config)) else SPEC1
+    return SPEC2 if is_second(dict(backbone.config)) else SPEC
 
 
 def load(options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -87,17 +94,17 @@ def load(options: SdModelOptions, device: torch.device, dtype: Dtypes, without: 
 
     def refine(spec: FamilySpec, source: Source, header: Header | None) -> FamilySpec:
         if header is None:
-            return SPEC2 if (source.path / "unet" / "config.json").is_file() and _second_in(source.path) else SPEC1
-        second = what_is(header) == SD2
+            return SPEC2 if (source.path / "unet" / "config.json").is_file() and _second_in(source.path) else SPEC
+        second = what_is(header) == SECOND
         if second and options.prediction_type == "auto" and unet.prediction_in(header) is None:
             logger.warning(
                 "%s is a single file of SD 2.x, which does not say what its network predicts; epsilon is assumed, as for 2.0-base and "
                 "2.1-base. For 2.0 and 2.1 (768 pixels) and models made from them set prediction_type to v_prediction",
                 source.label,
             )
-        return SPEC2 if second else SPEC1
+        return SPEC2 if second else SPEC
 
-    return unet.load(SPEC1, options, device, dtype, lambda base: _settings(base, options), refine, without)
+    return unet.load(SPEC, options, device, dtype, lambda base: _settings(base, options), refine, without)
 
 
 def _settings(base: Base, options: SdModelOptions) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from transformers import CLIPTextModel
 
 from sd_scripts.families.common import pictures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
 
 from . import loading
 from .options import SdModelOptions
@@ -41,6 +41,12 @@ class Sd(pictures.PictureFamily):
         Raises OptionError with a sentence for what cannot be read.
         """
         return loading.load(options, device, dtype, without)
+
+    def version(self, parts: Parts) -> Version:
+        """See ModelFamily."""
+        if loading.spec_of(parts.backbone) is loading.SPEC:
+            return loading.VERSION1
+        return loading.VERSION2_V if parts.kind == "v_prediction" else loading.VERSION2
 
     def tiny(self, second: bool = False) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode; second makes it SD 2.x-like."""

@@ -30,6 +30,10 @@ class SdModelOptions(UNetModelOptions):
     """Read the text encoder's N-th last layer, 1 is the last; 2 is usual for models made from anime pictures. None takes the model's own
     way. Use the same number when you make pictures."""
 
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return super().header_values() | {"clip_skip": self.clip_skip}
+
 
 class SdDatasetOptions(DatasetOptions):
     """Pictures, captions, buckets and caches; sizes of Stable Diffusion 1.x."""

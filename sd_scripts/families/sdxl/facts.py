@@ -2,6 +2,32 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.families.common.unet_signs import text_width
+from sd_scripts.schema.facts import FamilyFacts, Sign, TensorNames
 
-FACTS = FamilyFacts(label="SDXL", place=0)
+CHECKPOINT = "an SDXL checkpoint"
+UNET = "the UNet of SDXL alone"
+
+
+def _is_checkpoint(names: TensorNames) -> bool:
+    # Detection of the whole checkpoint: its two encoders. The UNet alone is told apart below.
+    return names.starts("conditioner.embedders.1.model.") and names.starts("conditioner.embedders.0.transformer.")
+
+
+def _is_unet(names: TensorNames) -> bool:
+    # SD 2.x's unCLIP models have embeddings by the same name, beside their text encoder.
+    embeds_sizes = names.has("add_embedding.linear_1.weight", "label_emb.0.0.weight")
+    return not names.starts("cond_stage_model.") and (text_width(names) == 2048 or embeds_sizes)
+
+
+FACTS = FamilyFacts(
+    label="SDXL",
+    place=0,
+    edits=False,
+    lora_module="networks.lora",
+    signs=(
+        Sign(CHECKPOINT, _is_checkpoint),
+        Sign("an SDXL refiner", lambda names: names.starts("conditioner.embedders.0.model.")),
+        Sign(UNET, _is_unet),
+    ),
+)

@@ -12,17 +12,17 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import unet_loading as unet
 from sd_scripts.families.common.tokenizers import TokenizerSpec
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec
-from sd_scripts.library.loading.headers import SDXL
 
+from .facts import CHECKPOINT
 from .options import SdxlModelOptions
 
 SPEC = FamilySpec(
     name="sdxl",
     label="SDXL",
-    needs=f"{SDXL} with UNet, VAE and both text encoders",
-    files=(SDXL,),
+    needs=f"{CHECKPOINT} with UNet, VAE and both text encoders",
+    files=(CHECKPOINT,),
     pipelines=("StableDiffusionXL",),
     configs=Path(__file__).parent / "configs",
     parts={
@@ -33,6 +33,7 @@ SPEC = FamilySpec(
             class_name="CLIPTextModel",
             make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
             layout=original.clip,
+            folder_name=original.clip_in_folders,
             prefixes=("conditioner.embedders.0.transformer.text_model.",),
             tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
             stem="model",
@@ -48,6 +49,8 @@ SPEC = FamilySpec(
         ),
     },
 )
+
+VERSION = Version("sdxl_base_v1-0", "stable-diffusion-xl-v1-base", "https://github.com/Stability-AI/generative-models", is_v2=False)
 
 
 def load(options: SdxlModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:

@@ -16,7 +16,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.common import pictures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
 
 from . import loading
 from .options import SdxlModelOptions
@@ -40,6 +40,10 @@ class Sdxl(pictures.PictureFamily):
         Raises OptionError with a sentence for what cannot be read.
         """
         return loading.load(options, device, dtype, without)
+
+    def version(self, parts: Parts) -> Version:
+        """See ModelFamily."""
+        return loading.VERSION
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""

@@ -33,6 +33,11 @@ class SdxlFullOptions(UNetFullOptions):
     """Learning rate of each part of the UNet, 23 numbers: time and size embeddings, 9 input blocks, 3 middle blocks, 9 output blocks, the
     last layer; 0 freezes a part. Empty takes unet_lr everywhere."""
 
+    @property
+    def part_rates(self) -> tuple[float, ...]:
+        """See FullOptions."""
+        return self.block_lr
+
     @model_validator(mode="after")
     def _one_source_of_rates(self) -> Self:
         if self.block_lr and self.unet_lr is not None:

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.facts import FamilyFacts, Sign
 
-FACTS = FamilyFacts(label="Z-Image", place=4)
+TRANSFORMER = "a Z-Image transformer"
+TEXT_ENCODER = "a Qwen3 text encoder"
+FACTS = FamilyFacts(
+    label="Z-Image",
+    place=4,
+    edits=False,
+    lora_module="networks.lora_zimage",
+    signs=(
+        Sign(TRANSFORMER, lambda names: names.has("noise_refiner.0.") and names.has("cap_pad_token", "all_x_embedder")),
+        Sign(
+            TEXT_ENCODER,
+            lambda names: names.has("layers.0.self_attn.q_norm.weight") and names.has("layers.0.self_attn.q_proj.weight"),
+        ),
+    ),
+)

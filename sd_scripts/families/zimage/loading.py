@@ -15,7 +15,7 @@ from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
@@ -28,11 +28,12 @@ from sd_scripts.library.loading.common import (
     read_json,
     tokenizer_for,
 )
-from sd_scripts.library.loading.headers import QWEN3, VAE, ZIMAGE, Header
+from sd_scripts.library.loading.headers import VAE, Header
 from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
 
 from . import original as original_zimage
+from .facts import TEXT_ENCODER, TRANSFORMER
 from .options import ZImageModelOptions
 
 _WORDS = TokenizerSpec(
@@ -49,7 +50,7 @@ SPEC = FamilySpec(
     name="zimage",
     label="Z-Image",
     needs="a Z-Image transformer (Turbo or base)",
-    files=(ZIMAGE,),
+    files=(TRANSFORMER,),
     pipelines=("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"),
     configs=Path(__file__).parent / "configs",
     parts={
@@ -68,19 +69,21 @@ SPEC = FamilySpec(
             make=lambda config: Qwen3Model(Qwen3Config.from_dict(config)),
             layout=original_zimage.text_encoder,
             prefixes=("text_encoders.qwen3_4b.transformer.",),
-            kinds=(QWEN3,),
+            kinds=(TEXT_ENCODER,),
             extras=original_zimage.text_encoder_extras,
             tokenizer=_WORDS,
             stem="model",
             other_classes=("Qwen3ForCausalLM",),
         ),
     },
-    belongs={VAE: "vae", QWEN3: "text_encoder"},
+    belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 COMPANIONS = {
     "vae": Companion("vae", "the VAE", "ae.safetensors"),
     "te1": Companion("text_encoder", "the text encoder Qwen3", "qwen_3_4b.safetensors"),
 }
+VERSION = Version("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image", is_v2=False)
+"""As musubi-tuner names it."""
 
 
 def load(options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:

@@ -19,7 +19,7 @@ from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
 
 from . import loading
 from . import tiny as tiny_zimage
@@ -43,6 +43,10 @@ class ZImage(PictureFamily):
     def load(self, options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
         return loading.load(options, device, dtype, without)
+
+    def version(self, parts: Parts) -> Version:
+        """See ModelFamily."""
+        return loading.VERSION
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""

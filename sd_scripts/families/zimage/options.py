@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,7 +16,7 @@ from sd_scripts.schema.fields import (
     raise_all,
 )
 from sd_scripts.schema.memory import AdapterMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions
+from sd_scripts.schema.model import BaseModelOptions, file_name
 from sd_scripts.schema.network import (
     Indices,
     TransformerFullOptions,
@@ -50,6 +51,15 @@ class ZImageModelOptions(BaseModelOptions):
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
 
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {
+            "model_type": "z_image",
+            "max_token_length": self.max_token_length,
+            "transformer_quantization": self.transformer_quantization,
+            "vae_name": file_name(self.vae),
+        }
+
 
 class ZImageNetworkOptions(TransformerNetworkOptions):
     """The adapter on a Z-Image transformer."""
@@ -61,12 +71,25 @@ class ZImageNetworkOptions(TransformerNetworkOptions):
     """Numbers of the transformer blocks that get an adapter: all, or such as 0-14,29."""
 
 
+_BLOCKS = r"(layers|noise_refiner|context_refiner)\.\d+\."
+_TRAINED = {
+    "attention": re.compile(_BLOCKS + r"attention\."),
+    "mlp": re.compile(_BLOCKS + r"feed_forward\."),
+    "norm": re.compile(_BLOCKS + r"(attention\.norm_[qk]|attention_norm[12]|ffn_norm[12])\."),
+}
+"""Weights of each choice of trained_layers but all."""
+
+
 class ZImageFullOptions(TransformerFullOptions):
     """The weights of a Z-Image transformer; its text encoder stays as it is."""
 
     trained_layers: Literal["all", "attention", "mlp", "norm"] = "all"
     """Which layers of the blocks are trained; embeddings and the last layer only with all. target_modules and exclude_modules choose among
     them."""
+
+    def trains(self, weight: str) -> bool:
+        """See FullOptions."""
+        return self.trained_layers == "all" or _TRAINED[self.trained_layers].match(weight) is not None
 
 
 class ZImageSampleOptions(SampleOptions):

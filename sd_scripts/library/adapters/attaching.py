@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
@@ -19,7 +18,7 @@ from .files import read
 from .fusing import SHARED
 from .inject import inject, plain_weight, share_downs, take_shapes
 from .layer_names import Names, layers_of, split_rest
-from .layers import LayerPlan, backbone_name, plan_layers, plan_of_file
+from .layers import LayerPlan, plan_layers, plan_of_file
 from .maths import AdapterLayer, output_norm
 from .names import names_of
 from .network import ADAPTER, Network
@@ -50,7 +49,7 @@ def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str
     inject(parts, options.network_type, plans, options, ADAPTER)
     if given is not None and options.dim_from_weights:
         take_shapes(parts, given, ADAPTER)
-    if isinstance(options, FluxNetworkOptions) and not options.split_qkv:
+    if options.shares_downs:
         share_downs(_sharing(plans, given if options.dim_from_weights else None, names), names, parts, options.network_type, ADAPTER)
     network = Network(parts, options.network_type, plans, names)
     initialise(network, seed)
@@ -122,7 +121,7 @@ def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
     """A part of the file that would not be attached would silently be missing from the result."""
     problems = []
     for what, switch, rate, on, held in (
-        (backbone_name(options), "train_unet", "unet_lr", options.train_unet, any(plan.module == "backbone" for plan in plans)),
+        (options.backbone, "train_unet", "unet_lr", options.train_unet, any(plan.module == "backbone" for plan in plans)),
         (
             "the text encoders",
             "train_text_encoder",

@@ -27,7 +27,7 @@ from .maths import AdapterLayer, low_rank_update, product_distance
 from .names import names_of
 from .network import Network
 from .reading import adapters_of
-from .recognising import check_family
+from .recognising import check_architecture
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def read(path: Path, parts: Parts) -> dict[str, AdapterLayer]:
     """
     tensors, header = read_file(path)
     names = names_of(parts)
-    check_family(tensors, header, names, path.name)
+    check_architecture(tensors, header, names, path.name)
     found = adapters_of(tensors, header, names, path.name, _shapes(parts))
     if _is_silent_about_alpha(tensors, header):
         log.info("%s does not say its alpha; it is taken to be the rank of each layer, so the strength is 1", path.name)

@@ -11,26 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common import original_unet as original
-from sd_scripts.families.ddpm.options import DdpmNetworkOptions
-from sd_scripts.families.lgt.options import LgtNetworkOptions
-from sd_scripts.families.sdxl.options import SdxlFullOptions
-from sd_scripts.families.zimage.options import ZImageFullOptions
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import FullOptions, TransformerFullOptions, UNetFullOptions
+from sd_scripts.schema.network import FullOptions
 
 from .layers import examples
-
-WholeOptions = UNetFullOptions | TransformerFullOptions | DdpmNetworkOptions | LgtNetworkOptions
-
-_ZIMAGE_BLOCKS = r"(layers|noise_refiner|context_refiner)\.\d+\."
-_ZIMAGE_LAYERS = {
-    "attention": re.compile(_ZIMAGE_BLOCKS + r"attention\."),
-    "mlp": re.compile(_ZIMAGE_BLOCKS + r"feed_forward\."),
-    "norm": re.compile(_ZIMAGE_BLOCKS + r"(attention\.norm_[qk]|attention_norm[12]|ffn_norm[12])\."),
-}
-"""Weights of each choice of trained_layers but all."""
 
 
 class WholeNetwork:
@@ -81,7 +67,7 @@ class WholeNetwork:
         """Nothing: whole weights have no rules of their own."""
 
 
-def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily, dtype: torch.dtype = torch.float32) -> WholeNetwork:
+def train_whole(parts: Parts, options: FullOptions, family: ModelFamily, dtype: torch.dtype = torch.float32) -> WholeNetwork:
     """Unfreezes the weights that the options ask for; everything else stays frozen. Networks with trained weights have them in dtype.
 
     A text encoder's weights that no output depends on (the last layer, where the last but one is read) stay as they are: without a
@@ -104,11 +90,9 @@ def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily, dtype:
     return network
 
 
-def _unet_rates(parts: Parts, options: WholeOptions, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
+def _unet_rates(parts: Parts, options: FullOptions, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
     """Group and rate of each trained weight of the UNet or transformer."""
-    names = [name for name, _ in parts.backbone.named_parameters()]
-    if isinstance(options, ZImageFullOptions) and options.trained_layers != "all":
-        names = [name for name in names if _ZIMAGE_LAYERS[options.trained_layers].match(name)]
+    names = [name for name, _ in parts.backbone.named_parameters() if options.trains(name)]
     kept = _filtered(names, options, problems)
     rate_of = _block_rates(parts, options, names, problems)
     rates = {f"backbone.{name}": rate_of(name) for name in kept}
@@ -138,10 +122,10 @@ def _filtered(names: list[str], options: FullOptions, problems: list[Problem]) -
 
 
 def _block_rates(
-    parts: Parts, options: WholeOptions, names: list[str], problems: list[Problem]
+    parts: Parts, options: FullOptions, names: list[str], problems: list[Problem]
 ) -> Callable[[str], tuple[str, float | None]]:
     """Group and rate of a UNet's weight by its name; block_lr gives each part of the original layout its own."""
-    block_lr = options.block_lr if isinstance(options, SdxlFullOptions) else ()
+    block_lr = options.part_rates
     if not block_lr:
         return lambda name: ("unet", options.unet_lr)
     stored = {name: where.name for name, where in original.places(original.unet, names, dict(parts.backbone.config)).items()}
@@ -175,7 +159,7 @@ def _block_rates(
     return rate
 
 
-def _text_rates(parts: Parts, options: WholeOptions, family: ModelFamily, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
+def _text_rates(parts: Parts, options: FullOptions, family: ModelFamily, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
     """Group and rate of each trained weight of the text encoders."""
     given = options.text_encoder_lr
     encoders = sorted(parts.text_encoders)

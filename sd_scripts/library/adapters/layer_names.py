@@ -12,23 +12,16 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading.common import Config
 
-Family = Literal["sd1", "sd2", "sdxl", "flux", "qwen_edit", "zimage"]
-LABELS: dict[Family, str] = {
-    "sd1": "SD 1.x",
-    "sd2": "SD 2.x",
-    "sdxl": "SDXL",
-    "flux": "FLUX.1",
-    "qwen_edit": "Qwen-Image",
-    "zimage": "Z-Image",
-}
+from .architectures import Architecture
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Target:
 class Names(Protocol):
     """What writing and reading files need to know about the layer names of one model."""
 
-    family: Family
+    architecture: Architecture
     layers: tuple[str, ...]
     """Every layer that can carry an adapter, in the order of the model."""
     idle: frozenset[str]
@@ -106,15 +99,6 @@ class Names(Protocol):
     def num_blocks(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Prefixes:
-    """How the name of a layer begins, by module: the first is written, all are read."""
-
-    kohya: Mapping[str, tuple[str, ...]]
-    diffusers: Mapping[str, tuple[str, ...]]
-    comfyui: Mapping[str, tuple[str, ...]]
-
-
 def text_encoder_name(layer: str) -> str:
     """The path that every other tool uses: transformers 5 dropped the `text_model.` level of one CLIP class, files keep it; T5 has none."""
     return f"text_model.{layer}" if layer.startswith("encoder.layers.") else layer
@@ -137,8 +121,12 @@ def adaptable_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def layers_of(parts: Parts) -> dict[str, nn.Module]:
     """The plain linear and convolution layers of backbone and text encoders, by `<module>.<layer>`."""
-    modules = {"backbone": parts.backbone, **parts.text_encoders}
-    return {f"{module}.{layer}": base for module, model in modules.items() for layer, base in adaptable_layers(model).items()}
+    return layers_in({"backbone": parts.backbone, **parts.text_encoders})
+
+
+def layers_in(networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The plain linear and convolution layers of networks by name, by `<module>.<layer>`."""
+    return {f"{module}.{layer}": base for module, network in networks.items() for layer, base in adaptable_layers(network).items()}
 
 
 def flat(path: str) -> str:
@@ -149,21 +137,25 @@ def flat(path: str) -> str:
 class LayerNames(ABC):
     """The maps of one model, both ways; the way back is a look-up among the layers that the model really has."""
 
-    def __init__(self, family: Family, stored: Callable[[str], Stored], layers: Iterable[str], prefixes: Prefixes) -> None:
-        """stored gives the place of a backbone's tensor in the original layout; layers are names `<module>.<layer>`."""
-        self.family: Family = family
-        self.layers = tuple(layers)
+    def __init__(self, architecture: Architecture, config: Config, layers: Iterable[str]) -> None:
+        """config is the backbone's; layers are names `<module>.<layer>`, of which those that may carry an adapter are taken."""
+        self.architecture = architecture
+        self.layers = tuple(name for name in layers if architecture.carries_adapters(name.partition(".")[0]))
         self.idle: frozenset[str] = frozenset()
-        self._prefixes = prefixes
+        self._prefixes = prefixes = architecture.prefixes
         self._original: dict[str, str] = {}
         self._fused: dict[str, Target] = {}
         self._paths: dict[str, dict[str, Target]] = {module: {} for module in ("backbone", *prefixes.kohya)}
-        self._place_backbone(stored)
+        self._place_backbone(self._stored(config))
         for name in self.layers:
             module, _, layer = name.partition(".")
             self._paths[module].setdefault(flat(layer), Target((name,)))
             if module != "backbone":
                 self._paths[module][flat(text_encoder_name(layer))] = Target((name,))
+
+    def _stored(self, config: Config) -> Callable[[str], Stored]:
+        """The place of a backbone's tensor in the layout that kohya's and ComfyUI's names are from: the original one."""
+        return self.architecture.spec.parts["backbone"].layout(config)
 
     def _place_backbone(self, stored: Callable[[str], Stored]) -> None:
         """Groups the backbone's layers by the matrix of the original layout that they are."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.network import NetworkOptions, TransformerNetworkOptions, UNetNetworkOptions
@@ -46,21 +45,12 @@ def examples(names: Iterable[str], limit: int = _EXAMPLES) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def backbone_name(options: NetworkOptions) -> str:
-    """What a user calls the backbone."""
-    return "the transformer" if isinstance(options, FluxNetworkOptions | TransformerNetworkOptions) else "the UNet"
-
-
 def trained_modules(parts: Parts, options: NetworkOptions) -> list[str]:
     """Modules that get an adapter, backbone first; a text encoder with rate 0 is left as it is unless it has values to keep from a file."""
     modules = ["backbone"] if options.train_unet else []
     if options.train_text_encoder:
-        modules += [module for module in sorted(parts.text_encoders) if module != "te3" or _wants_t5(options)]
+        modules += [module for module in sorted(parts.text_encoders) if module not in options.frozen_encoders]
     return [module for module in modules if options.network_weights is not None or explicit_rate(options, module) != 0]
-
-
-def _wants_t5(options: NetworkOptions) -> bool:
-    return isinstance(options, FluxNetworkOptions) and options.train_t5xxl
 
 
 def plan_layers(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], names: Names) -> list[LayerPlan]:
@@ -169,13 +159,13 @@ def _empty_problems(
         if module in covered:
             continue
         if isinstance(options, TransformerNetworkOptions):
-            problems.append(Problem("target_modules", f"{left_nothing} {backbone_name(options)} to train; change them"))
+            problems.append(Problem("target_modules", f"{left_nothing} {options.backbone} to train; change them"))
             continue
         switch = "train_unet" if module == "backbone" else "train_text_encoder"
         problems.append(
             Problem(
                 switch,
-                f"{switch} is on, but {left_nothing} {backbone_name(options) if module == 'backbone' else module}; "
+                f"{switch} is on, but {left_nothing} {options.backbone if module == 'backbone' else module}; "
                 f"change them or turn {switch} off",
             )
         )

@@ -3,9 +3,9 @@
 - kohya: `lora_unet_input_blocks_4_1_proj_in.lora_down.weight`, with `.alpha`, and `.dora_scale` for dora; loha and lokr by LyCORIS's names.
   diffusers leaves `.dora_scale` out when it reads (with a warning), so a dora for diffusers needs the diffusers layout; ComfyUI divides
   by the length of the base weight instead of the updated one, so it shows a dora slightly differently.
-- comfyui: the same tensors under `diffusion_model.<original path>` and `text_encoders.<clip>.transformer.<path>`; for Z-Image under
-  `diffusion_model.<diffusers path>` with `lora_A` and `lora_B`, and the alpha. diffusers and ComfyUI read these files as they are, ComfyUI
-  not those with kohya's names.
+- comfyui: the same tensors under `diffusion_model.<original path>` and `text_encoders.<clip>.transformer.<path>`; with
+  `lora_A` and `lora_B` and the alpha where most files of an architecture are written so. diffusers and ComfyUI read these files as they
+  are, ComfyUI not all of those with kohya's names.
 - diffusers: `unet.down_blocks.1.attentions.0.proj_in.lora_A.weight` for lora and dora, the lengths of dora under peft's name, which
   diffusers reads, and as `.dora_scale`, which ComfyUI reads and diffusers leaves out.
 - peft: `unet.<layer>.hada_w1_a` with peft's configuration of each network as JSON in the header (`kohya_like.peft_config`). For what
@@ -15,8 +15,8 @@
 Nothing in the last two carries an alpha that all readers respect, so the scale is multiplied into one of the matrices, and every reader's
 default, alpha = rank, is right.
 
-Where kohya's name stands for several layers (FLUX) and no single adapter does what theirs do together (lokr, or a dora on some of them),
-each layer stands under `lycoris_<its own path>`, as SimpleTuner writes it and ComfyUI reads it.
+Where kohya's name stands for several layers and no single adapter does what theirs do together (lokr, or a dora on some of them), each
+layer stands under `lycoris_<its own path>`, as SimpleTuner writes it and ComfyUI reads it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PEFT_CONFIG = "kohya_like.peft_config"
 LAYOUT = "kohya_like.layout"
 
 _KOHYA_REST = {"lora_A.weight": "lora_down.weight", "lora_B.weight": "lora_up.weight", MAGNITUDE: "dora_scale"}
-_COMFYUI_REST = {MAGNITUDE: "dora_scale"}
-"""As most files for Z-Image are written: lora_A and lora_B, with an alpha."""
+_PEFT_REST = {MAGNITUDE: "dora_scale"}
+"""lora_A and lora_B, with an alpha."""
 
 
 def layout_for(kind: Kind, save_model_as: SaveModelAs) -> Layout:
@@ -59,9 +59,8 @@ def tensors_of(adapters: Mapping[str, AdapterLayer], names: Names, layout: Layou
     tensors: StateDict = {}
     if layout in ("kohya", "comfyui"):
         stem_of = names.to_kohya if layout == "kohya" else names.to_comfyui
-        # diffusers' reader of UNet files loses the alphas of attention layers when they differ.
-        agreeing = adapters if names.family in ("flux", "qwen_edit", "zimage") or layout == "comfyui" else _one_alpha(adapters)
-        endings = _COMFYUI_REST if names.family == "zimage" and layout == "comfyui" else _KOHYA_REST
+        agreeing = adapters if layout == "comfyui" or not names.architecture.has_one_alpha else _one_alpha(adapters)
+        endings = _PEFT_REST if layout == "comfyui" and names.architecture.comfyui_endings == "peft" else _KOHYA_REST
         for stem, adapter in _stems(agreeing, names, stem_of):
             tensors |= _kohya_tensors(stem, adapter, dtype, endings)
         return tensors, {LAYOUT: layout}

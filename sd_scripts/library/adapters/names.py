@@ -1,105 +1,53 @@
-"""The layer names of a model: from its loaded networks, or from its family's published configuration alone."""
+"""The layer names of a model: from its loaded networks, or from its published configuration alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel, ZImageTransformer2DModel
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
-from sd_scripts.families.common.unet_names import UNetNames
-from sd_scripts.families.flux.names import FluxNames
-from sd_scripts.families.qwen_edit.names import QwenImageNames
-from sd_scripts.families.zimage.names import ZImageNames
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.schema.outside import json_of
+from sd_scripts.library.loading.common import BASE, config_of, read_json
 
-from .layer_names import LABELS, Family, LayerNames, Names, Target, adaptable_layers, layers_of
+from .architectures import Architecture, architecture_of, architectures
+from .layer_names import LayerNames, Names, Target, layers_in, layers_of
 
-__all__ = ["Family", "Names", "Target", "names_for", "names_of"]
+__all__ = ["Names", "Target", "names_for", "names_of", "networks_of"]
 
 
 def names_of(parts: Parts) -> LayerNames:
     """The names of a loaded model. Raises ValueError for a backbone whose names nobody has written down."""
-    layers = layers_of(parts)
-    if isinstance(parts.backbone, FluxTransformer2DModel):
-        return _names("flux", dict(parts.backbone.config), layers)
-    if isinstance(parts.backbone, QwenImageTransformer2DModel):
-        return QwenImageNames(layers)
-    if isinstance(parts.backbone, ZImageTransformer2DModel):
-        return ZImageNames(layers)
-    if isinstance(parts.backbone, UNet2DConditionModel):
-        config = dict(parts.backbone.config)
-        return _names(_unet_family(config), config, layers)
-    raise ValueError(f"no adapter names are known for a {type(parts.backbone).__name__}")
+    config, kind = config_of(parts.backbone), type(parts.backbone)
+    # Sharing a network out gives it a class of its own below the one it had.
+    architecture = architecture_of((one.__name__ for one in kind.__mro__), config)
+    if architecture is None:
+        raise ValueError(f"no adapter names are known for a {kind.__name__}")
+    return architecture.layer_names(architecture, config, layers_of(parts))
 
 
-def names_for(family: Family, folder: Path | None = None) -> LayerNames:
-    """The names of a model that is not loaded; takes under a second, and no memory for weights.
+def names_for(architecture: str, folder: Path | None = None) -> LayerNames:
+    """The names of a model that is not loaded, by the name of its architecture; takes under a second, and no memory for weights.
 
     folder: a diffusers folder whose configurations describe the networks; None takes those of the published model.
     """
-    return _published(family) if folder is None else _described(family, folder)
+    return _published(architecture) if folder is None else _described(architectures()[architecture], folder)
 
 
-@lru_cache(maxsize=len(LABELS))
-def _published(family: Family) -> LayerNames:
-    return _described(family, _FAMILIES / _FOLDERS.get(family, f"{family}/configs"))
+@cache
+def _published(architecture: str) -> LayerNames:
+    found = architectures()[architecture]
+    return _described(found, found.spec.configs)
 
 
-_FAMILIES = Path(__file__).parents[2] / "families"
-_FOLDERS: dict[Family, str] = {"flux": "flux/configs/dev", "sd1": "sd/configs/sd1", "sd2": "sd/configs/sd2"}
-"""Folders of published configurations that are not named as their family."""
-_ALONE: dict[Family, tuple[type[nn.Module], type[LayerNames]]] = {
-    "qwen_edit": (QwenImageTransformer2DModel, QwenImageNames),
-    "zimage": (ZImageTransformer2DModel, ZImageNames),
-}
-"""Transformers whose text encoders never carry an adapter, and their names."""
+def _described(architecture: Architecture, folder: Path) -> LayerNames:
+    networks = networks_of(architecture, folder)
+    return architecture.layer_names(architecture, config_of(networks["backbone"]), layers_in(networks))
 
 
-def _described(family: Family, folder: Path) -> LayerNames:
-    """Builds the networks without values, for the names of their layers."""
-    if family in _ALONE:
-        transformer, names = _ALONE[family]
-        with torch.device("meta"):
-            made = transformer.from_config(_config(folder, "transformer"))
-        return names(f"backbone.{layer}" for layer in adaptable_layers(made))
-    backbone = _config(folder, "transformer" if family == "flux" else "unet")
-    encoders = {"te1": _config(folder, "text_encoder")}
-    if family in ("sdxl", "flux"):
-        encoders["te2" if family == "sdxl" else "te3"] = _config(folder, "text_encoder_2")
+def networks_of(architecture: Architecture, folder: Path) -> dict[str, nn.Module]:
+    """The networks that carry adapters, on the meta device, from the configurations in a diffusers folder."""
+    parts = {name: part for name, part in architecture.spec.parts.items() if architecture.carries_adapters(name)}
     with torch.device("meta"):
-        model = FluxTransformer2DModel if family == "flux" else UNet2DConditionModel
-        modules: dict[str, nn.Module] = {"backbone": model.from_config(backbone)}
-        for module, config in encoders.items():
-            modules[module] = _encoder(config)
-    layers = [f"{module}.{layer}" for module, network in modules.items() for layer in adaptable_layers(network)]
-    return _names(family, dict(modules["backbone"].config), layers)
-
-
-def _encoder(config: dict[str, Any]) -> nn.Module:
-    kind = config["architectures"][0]
-    if kind == "T5EncoderModel":
-        return T5EncoderModel(T5Config.from_dict(config))
-    classes = {"CLIPTextModel": CLIPTextModel, "CLIPTextModelWithProjection": CLIPTextModelWithProjection}
-    return classes[kind](CLIPTextConfig.from_dict(config))
-
-
-def _config(folder: Path, part: str) -> dict[str, Any]:
-    return json_of((folder / part / "config.json").read_text(encoding="utf-8"))
-
-
-def _names(family: Family, backbone_config: Mapping[str, Any], layers: Iterable[str]) -> LayerNames:
-    return FluxNames(backbone_config, layers) if family == "flux" else UNetNames(family, backbone_config, layers)
-
-
-def _unet_family(config: Mapping[str, Any]) -> Family:
-    """SDXL's UNet takes sizes as well as times; SD 2.x's has linear projections where SD 1.x's has convolutions."""
-    if config.get("addition_embed_type") == "text_time":
-        return "sdxl"
-    return "sd2" if config.get("use_linear_projection") else "sd1"
+        return {name: part.make(read_json(folder / part.folder / "config.json", BASE)) for name, part in parts.items()}

@@ -1,6 +1,6 @@
 """What the tensors of an adapter file mean, whoever wrote it. Knows contents of files; opening them is the business of `files`.
 
-Understood are the names of kohya, LyCORIS, diffusers, peft, ComfyUI, ai-toolkit, SimpleTuner, OneTrainer and x-flux.
+Understood are the names of kohya, LyCORIS, diffusers, peft, ComfyUI, ai-toolkit, SimpleTuner, OneTrainer and XLabs.
 """
 
 from __future__ import annotations

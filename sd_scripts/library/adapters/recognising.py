@@ -1,4 +1,4 @@
-"""Which model family an adapter file is for, from its names, and from its header where names do not tell."""
+"""Which architecture an adapter file is for, from its names, and from its header where names do not tell."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from collections.abc import Collection, Mapping
 
 from sd_scripts.schema.errors import OptionError
 
-from .layer_names import LABELS, Family, Names
+from .architectures import Architecture, architectures
+from .layer_names import Names
 from .names import names_for
 from .reading import place_of
 
 _SHARE = 0.9
-# FLUX and Qwen-Image share the names of the attention in their double blocks, and its width.
-_ALIKE: tuple[Family, ...] = ("flux", "qwen_edit")
-_VERSIONS: tuple[tuple[str, Family], ...] = (("flux", "flux"), ("qwen", "qwen_edit"))
 
 
-def other_family(keys: Collection[str], header: Mapping[str, str], names: Names) -> Family | None:
-    """The family that a file is plainly for, when that is another than that of the names; None in any doubt."""
+def other_architecture(keys: Collection[str], header: Mapping[str, str], names: Names) -> Architecture | None:
+    """What a file is plainly for, when that is another architecture than that of the names; None in any doubt."""
+    own = names.architecture
     fitting = sum(place_of(key, names) is not None for key in keys)
     if fitting == len(keys):
-        found = family_in_header(header)
-        return found if found != names.family and {found, names.family} <= set(_ALIKE) else None
-    return _by_names(keys, names.family, fitting)
+        found = architecture_in_header(header)
+        return found if own.told_by and found is not own else None
+    return _by_names(keys, own, fitting)
 
 
-def check_family(keys: Collection[str], header: Mapping[str, str], names: Names, file: str) -> None:
-    """Raises OptionError for a file that is plainly for another family than that of the names; any doubt is left to reading it."""
-    other = other_family(keys, header, names)
+def check_architecture(keys: Collection[str], header: Mapping[str, str], names: Names, file: str) -> None:
+    """Raises OptionError for a file that is plainly for another model than that of the names; any doubt is left to reading it."""
+    other = other_architecture(keys, header, names)
     if other is not None:
         raise OptionError(
-            f"{file} is a LoRA for {LABELS[other]}, but the model is {LABELS[names.family]}; give a file that was made for this model"
+            f"{file} is a LoRA for {other.label}, but the model is {names.architecture.label}; give a file that was made for this model"
         )
 
 
-def family_in_header(header: Mapping[str, str]) -> Family | None:
-    """The family that a trainer has written into the header, for those whose names do not always tell; None without."""
-    texts = [header.get(key, "").lower() for key in ("ss_base_model_version", "modelspec.architecture")]
-    return next((family for start, family in _VERSIONS if any(text.startswith(start) for text in texts)), None)
+def architecture_in_header(header: Mapping[str, str]) -> Architecture | None:
+    """What a trainer has written into the header, for architectures whose names do not always tell; None without."""
+    texts = [header.get(key, "") for key in ("ss_base_model_version", "modelspec.architecture")]
+    return next((one for one in architectures().values() if any(map(one.is_named, texts))), None)
 
 
-def _by_names(keys: Collection[str], own: Family, fitting: int) -> Family | None:
-    """The family that nearly all names fit, and more than fit this one."""
-    fits = {family: sum(place_of(key, names_for(family)) is not None for key in keys) for family in LABELS if family != own}
-    best = max(fits, key=lambda family: fits[family])
-    return best if fits[best] > fitting and fits[best] >= _SHARE * len(keys) else None
+def _by_names(keys: Collection[str], own: Architecture, fitting: int) -> Architecture | None:
+    """The architecture that nearly all names fit, and more than fit this one."""
+    others = [one for one in architectures().values() if one is not own]
+    fits = {one.name: sum(place_of(key, names_for(one.name)) is not None for key in keys) for one in others}
+    best = max(others, key=lambda one: fits[one.name])
+    return best if fits[best.name] > fitting and fits[best.name] >= _SHARE * len(keys) else None

@@ -99,6 +99,20 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Version:
+    """A model by the words that headers of saved files have for it."""
+
+    kohya: str
+    """ss_base_model_version."""
+    modelspec: str
+    """modelspec.architecture."""
+    layout: str
+    """modelspec.implementation for names in the original layout: it names the layout, not the program."""
+    is_v2: bool | None
+    """ss_v2; None where kohya's programs know no such model."""
+
+
+@dataclass(frozen=True)
 class Geometry:
     """How a picture was cut, in pixels: its (width, height), (left, top) of the crop after resizing, (width, height) of the result."""
 
@@ -165,6 +179,10 @@ class ModelFamily(Protocol):
         """
         ...
 
+    def version(self, parts: Parts) -> Version:
+        """What saved files say that they, or their model, are."""
+        ...
+
     def num_controls(self, parts: Parts) -> tuple[int, int]:
         """Fewest and most control pictures that a sample has; (0, 0) for models that do not edit."""
         ...
@@ -203,6 +221,10 @@ class ModelFamily(Protocol):
 
 class EditingFamily(ModelFamily, Protocol):
     """A family whose models edit pictures; what it adds is asked of models with num_controls above 0."""
+
+    def control_area(self, options: Any) -> int:
+        """Pixels of a control picture as the VAE gets it, found without loading the model. Raises OptionError for a broken folder."""
+        ...
 
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) at which a control picture of this size is given to the VAE."""

@@ -69,6 +69,8 @@ class PartSpec:
     """Tensors that a file may lack because nothing reads them, and the tensors of the same shape that stand for them."""
     other_classes: tuple[str, ...] = ()
     """Classes that hold the same network, and more that nobody reads, by whose names its configuration may go."""
+    folder_name: Callable[[str], str] = str
+    """The name of a tensor in the diffusers layout, where that is not the network's own."""
 
     def is_class(self, name: str | None) -> bool:
         """Whether a configuration of the class of this name describes the network."""
@@ -82,7 +84,7 @@ class FamilySpec:
     name: str
     """As in families.NAMES; `toy` is looked for under it."""
     label: str
-    """As in "you chose SDXL"."""
+    """As in "you chose ..."."""
     needs: str
     """What a single file must be, for the sentence about a wrong one."""
     files: tuple[str, ...]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sd_scripts.families import FACTS
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.facts import Sign, TensorNames
 from sd_scripts.schema.outside import json_of
 
 MAX_HEADER_BYTES = 100_000_000
@@ -106,105 +108,43 @@ def _check_start(path: Path, option: str, start: bytes) -> None:
         )
 
 
-_ORIGINAL_UNET = "model.diffusion_model."
-_TO_K = "transformer_blocks.0.attn2.to_k.weight"
-_CROSS_ATTENTION = tuple(
-    prefix + block + _TO_K
-    for prefix, blocks in (
-        (_ORIGINAL_UNET, ("input_blocks.1.1.", "input_blocks.4.1.")),
-        ("", ("input_blocks.1.1.", "input_blocks.4.1.", "down_blocks.0.attentions.0.", "down_blocks.1.attentions.0.")),
-    )
-    for block in blocks
-)
-
-SD1 = "an SD 1.x model"
-SD2 = "an SD 2.x model"
-SDXL = "an SDXL checkpoint"
-FLUX = "a FLUX transformer"
 VAE = "a VAE alone"
 CLIP = "a CLIP text encoder"
 T5 = "a T5 text encoder"
-QWEN = "a Qwen-Image transformer"
-QWEN_VAE = "a VAE of Qwen-Image alone"
-QWEN_VL = "a Qwen2.5-VL text encoder"
-ZIMAGE = "a Z-Image transformer"
-QWEN3 = "a Qwen3 text encoder"
 LORA = "a LoRA file"
 UNKNOWN = "an unknown kind of file"
 
 
 def what_is(header: Header) -> str:
-    """The kind of model in a file, as a noun for a sentence: "an SDXL checkpoint", "a LoRA file", ..., or "an unknown kind of file"."""
-    for what, recognises in _KINDS:
-        if recognises(header):
-            return what
-    return UNKNOWN
+    """The kind of model in a file, as a noun for a sentence: "a VAE alone", "a LoRA file", ..., or "an unknown kind of file"."""
+    signs = (*_FIRST, *(sign for facts in FACTS.values() for sign in facts.signs), *_LAST)
+    return next((sign.what for sign in signs if sign.recognises(header)), UNKNOWN)
 
 
-def _is_sdxl(header: Header) -> bool:
-    # Detection of the whole checkpoint: its two encoders. The UNet alone is told apart below.
-    return header.starts("conditioner.embedders.1.model.") and header.starts("conditioner.embedders.0.transformer.")
-
-
-def _text_width(header: Header) -> int:
-    """Width of the text that the UNet's first cross-attention reads; 0 where there is none."""
-    return next((header.shapes[key][-1] for key in _CROSS_ATTENTION if header.shapes.get(key)), 0)
-
-
-def _is_vae(header: Header) -> bool:
+def _is_vae(names: TensorNames) -> bool:
     prefixes = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "first_stage_model.", "loss.", "model_ema.")
-    return header.has("decoder.conv_in.weight") and all(key.startswith(prefixes) for key in header.shapes)
+    return names.has("decoder.conv_in.weight") and all(key.startswith(prefixes) for key in names.shapes)
 
 
-def _is_qwen_vae(header: Header) -> bool:
-    """Convolutions over time as well, in either layout; Wan's first VAE is of the same form."""
-    film = len(header.shapes.get("decoder.conv_in.weight", ())) == 5 and header.starts("encoder.down_blocks.0.conv1.")
-    return film or (header.starts("encoder.downsamples.") and header.starts("decoder.upsamples."))
+def _is_unet(names: TensorNames) -> bool:
+    ends = names.has("up_blocks.0.resnets.0.conv1.weight", "conv_norm_out.weight")
+    return ends and names.has("down_blocks.0.resnets.0.conv1.weight") and not _is_vae(names)
 
 
-_KINDS = (
-    ("an empty file", lambda h: not h.shapes),
-    (LORA, lambda h: h.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
-    ("a textual inversion", lambda h: h.starts("emb_params", "clip_g", "clip_l") and len(h.shapes) < 5),
-    (
-        "a ControlNet",
-        lambda h: h.has(
-            "control_model.",
-            "controlnet_cond_embedding",
-            "controlnet_down_blocks",
-            "controlnet_blocks",
-            "controlnet_x_embedder",
-            "input_hint_block",
-        ),
-    ),
-    (SDXL, _is_sdxl),
-    ("an SDXL refiner", lambda h: h.starts("conditioner.embedders.0.model.")),
-    ("a FLUX.2 transformer", lambda h: h.has("double_stream_modulation_img.")),
-    ("a Chroma transformer", lambda h: h.has("distilled_guidance_layer.")),
-    ("a HunyuanVideo transformer", lambda h: h.has("double_blocks.0.img_attn_qkv.")),
-    # Names are the same in bf16 and in fp8 files, which only add scales.
-    (FLUX, lambda h: h.has("double_blocks.0.", "single_transformer_blocks.0.")),
-    ("an SD3 model", lambda h: h.has("joint_blocks.0.")),
-    (QWEN, lambda h: h.has("transformer_blocks.0.img_mod.1.")),
-    (ZIMAGE, lambda h: h.has("noise_refiner.0.") and h.has("cap_pad_token", "all_x_embedder")),
-    ("an SD3 model", lambda h: h.has("transformer_blocks.0.attn.add_q_proj.")),
-    (SD1, lambda h: h.starts("cond_stage_model.transformer.")),
-    (SD2, lambda h: h.starts("cond_stage_model.model.")),
-    ("the UNet of SDXL alone", lambda h: _text_width(h) == 2048 or h.has("add_embedding.linear_1.weight", "label_emb.0.0.weight")),
-    ("the UNet of SD 1.x alone", lambda h: _text_width(h) == 768),
-    ("the UNet of SD 2.x alone", lambda h: _text_width(h) == 1024),
-    (
-        "a UNet alone",
-        lambda h: (
-            h.has("down_blocks.0.resnets.0.conv1.weight")
-            and h.has("up_blocks.0.resnets.0.conv1.weight", "conv_norm_out.weight")
-            and not _is_vae(h)
-        ),
-    ),
-    (QWEN_VAE, _is_qwen_vae),
-    (VAE, _is_vae),
-    (QWEN_VL, lambda h: h.has("visual.blocks.0.attn.qkv.weight") and h.has("layers.0.self_attn.q_proj.weight")),
-    (QWEN3, lambda h: h.has("layers.0.self_attn.q_norm.weight") and h.has("layers.0.self_attn.q_proj.weight")),
-    (T5, lambda h: h.has("block.0.layer.0.SelfAttention.q.weight")),
-    (CLIP, lambda h: h.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
+_CONTROLS = ("control_model.", "controlnet_cond_embedding", "controlnet_down_blocks", "controlnet_blocks", "controlnet_x_embedder")
+_FIRST = (
+    Sign("an empty file", lambda names: not names.shapes),
+    Sign(LORA, lambda names: names.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
+    Sign("a textual inversion", lambda names: names.starts("emb_params", "clip_g", "clip_l") and len(names.shapes) < 5),
+    Sign("a ControlNet", lambda names: names.has(*_CONTROLS, "input_hint_block")),
+    Sign("a Chroma transformer", lambda names: names.has("distilled_guidance_layer.")),
+    Sign("a HunyuanVideo transformer", lambda names: names.has("double_blocks.0.img_attn_qkv.")),
 )
+"""What may have names of a family's files, too."""
+_LAST = (
+    Sign("a UNet alone", _is_unet),
+    Sign(VAE, _is_vae),
+    Sign(T5, lambda names: names.has("block.0.layer.0.SelfAttention.q.weight")),
+    Sign(CLIP, lambda names: names.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
+)
+"""Networks of several families, which files of whole models hold as well."""

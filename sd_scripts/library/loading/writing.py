@@ -164,7 +164,7 @@ def _write_weights(
     tensors = {}
     for name, tensor in tensors_of(module).items():
         wanted = _precision(tensor, dtype)
-        tensors[_folder_name(part, name)] = Lazy(tuple(tensor.shape), wanted, lambda tensor=tensor, wanted=wanted: tensor.to("cpu", wanted))
+        tensors[part.folder_name(name)] = Lazy(tuple(tensor.shape), wanted, lambda tensor=tensor, wanted=wanted: tensor.to("cpu", wanted))
     shards = _shards(tensors, shard_bytes)
     if len(shards) == 1:
         write_file(folder / f"{part.stem}.safetensors", tensors, metadata)
@@ -175,16 +175,6 @@ def _write_weights(
     total = sum(tensor.num_bytes for tensor in tensors.values())
     places = {key: name for name, shard in files.items() for key in shard}
     write_json(folder / f"{part.stem}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def _folder_name(part: PartSpec, name: str) -> str:
-    """transformers before 5.6 and other programs want the level `text_model.` of CLIP, and newer ones read it too.
-
-    Of Qwen2.5-VL transformers itself writes the names that it had at first.
-    """
-    if part.class_name == "Qwen2_5_VLForConditionalGeneration":
-        return part.layout({})(name).name
-    return f"text_model.{name}" if part.class_name == "CLIPTextModel" and not name.startswith("text_model.") else name
 
 
 def _shards(tensors: Mapping[str, Lazy], limit: int) -> list[dict[str, Lazy]]:

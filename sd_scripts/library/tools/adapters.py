@@ -13,12 +13,13 @@ from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families import RUNS
-from sd_scripts.library.adapters.layer_names import LABELS, Family, Names, Target
+from sd_scripts.library.adapters.architectures import architectures
+from sd_scripts.library.adapters.layer_names import Names, Target
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG
 from sd_scripts.library.adapters.maths import AdapterLayer, Kind
 from sd_scripts.library.adapters.reading import adapters_of, place_of, refusal, split_key
-from sd_scripts.library.adapters.recognising import family_in_header
+from sd_scripts.library.adapters.recognising import architecture_in_header
 from sd_scripts.library.core.protocols import StateDict
 from sd_scripts.library.loading.headers import LORA, read_header, what_is
 from sd_scripts.library.loading.source import find
@@ -26,7 +27,7 @@ from sd_scripts.library.train.metadata import CONFIG
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 
-from .models import TOY, Layers, built_in, open_model, published
+from .models import TOY, Layers, built_in, known, open_model, published
 from .tensor_files import HASHES, Slot, TensorFile, open_file, rounded
 
 DTYPES: dict[str, torch.dtype] = {
@@ -35,25 +36,6 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp8_e4m3fn": torch.float8_e4m3fn,
 }
-FAMILIES: tuple[Family, ...] = ("sdxl", "flux", "qwen_edit", "zimage", "sd1", "sd2")
-ARCHITECTURES: dict[Family, str] = {
-    "sd1": "stable-diffusion-v1",
-    "sd2": "stable-diffusion-v2-768-v",
-    "sdxl": "stable-diffusion-xl-v1-base",
-    "flux": "flux-1-dev",
-    "qwen_edit": "Qwen-Image",
-    "zimage": "Z-Image",
-}
-"""modelspec's names."""
-BASE_VERSIONS: dict[Family, str] = {
-    "sd1": "sd_v1",
-    "sd2": "sd_v2",
-    "sdxl": "sdxl_base_v1-0",
-    "flux": "flux1",
-    "qwen_edit": "qwen_image",
-    "zimage": "z_image",
-}
-"""kohya's names."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +140,8 @@ def group_of(target: Target, names: Names) -> tuple[str, ...]:
 def layers_for(file: TensorFile, base_model: str | None) -> tuple[Layers, bool]:
     """The layers a file is for, and whether their sizes are known to be the file's own.
 
-    From base_model, or the published model of the family that the names in the file fit best, which is told by the shapes where names
-    do not tell it. Raises OptionError for a file with names that the family does not have.
+    From base_model, or the published model of the architecture that the names in the file fit best, which is told by the shapes where names
+    do not tell it. Raises OptionError for a file with names that it does not have.
     """
     layers, sized = nearest_layers(file, base_model)
     if any(place_of(name, layers.names) is None for name in file.slots):
@@ -172,9 +154,9 @@ def nearest_layers(file: TensorFile, base_model: str | None) -> tuple[Layers, bo
     base = base_of(file, base_model) or _built_in_base(file)
     if base is not None:
         return open_model(base, "base_model").layers, True
-    fits = {family: _fit(file, published(family)) for family in FAMILIES}
-    told = family_in_header(file.metadata)
-    best = max(fits, key=lambda family: (fits[family], family == told))
+    fits = {name: _fit(file, published(name)) for name in architectures()}
+    told = architecture_in_header(file.metadata)
+    best = max(fits, key=lambda name: (fits[name], told is not None and name == told.name))
     return published(best), fits[best][1] > 0
 
 
@@ -182,7 +164,7 @@ def base_of(file: TensorFile, base_model: str | None) -> str | None:
     """The model that base_model names; for `toy` the built-in one that the names in the file fit best."""
     if base_model != TOY:
         return base_model
-    folders = [built_in(family, "base_model") for family in FAMILIES if family != "sd2"]
+    folders = dict.fromkeys(built_in(one, "base_model") for one in architectures().values())
     return max(folders, key=lambda folder: _fit(file, open_model(folder, "base_model").layers))
 
 
@@ -214,12 +196,12 @@ def _fit(file: TensorFile, layers: Layers) -> tuple[int, int]:
 def _unknown_family(file: TensorFile, layers: Layers, base_model: str | None) -> str:
     unknown = [name for name in file.slots if place_of(name, layers.names) is None]
     if len(unknown) == len(file.slots):
-        return (
-            f"{file.path.name}: its names, such as {examples(unknown, 3)}, are those of no model known here ({', '.join(LABELS.values())})"
-        )
+        return f"{file.path.name}: its names, such as {examples(unknown, 3)}, are those of no model known here ({known('and')})"
     text = refusal(file.path.name, unknown, len(file.slots))
     hint = (
-        "" if base_model is not None else f" The nearest is {LABELS[layers.family]}; give base_model if it is for a model of another size"
+        ""
+        if base_model is not None
+        else f" The nearest is {layers.architecture.label}; give base_model if it is for a model of another size"
     )
     return f"{text}.{hint}"
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.adapters.layer_names import LABELS
 from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG, layout_for, tensors_of
 from sd_scripts.library.adapters.maths import AdapterLayer, product_distance
 from sd_scripts.schema.errors import OptionError
@@ -57,11 +56,11 @@ def convert(options: ConvertSection) -> Report:
         target.unlink()
         raise
     lines = [
-        f"converted {source.label} ({LABELS[layers.family]}, {_counts(kinds)}) to {texts[LAYOUT]} names: {target.name}, "
+        f"converted {source.label} ({layers.architecture.label}, {_counts(kinds)}) to {texts[LAYOUT]} names: {target.name}, "
         f"{size_text(target.stat().st_size)}",
         f"read back: largest relative difference of a layer {distance:.2g}",
     ]
-    values = {"family": layers.family, "layout": texts[LAYOUT], "kinds": dict(kinds), "largest_relative_difference": distance}
+    values = {"family": layers.architecture.name, "layout": texts[LAYOUT], "kinds": dict(kinds), "largest_relative_difference": distance}
     return Report(lines, values)
 
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.adapters.layer_names import LABELS
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.layouts import tensors_of
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import ExtractSection
 
-from .adapters import ARCHITECTURES, BASE_VERSIONS, DTYPES, in_precision, network_texts, with_alpha
+from .adapters import DTYPES, in_precision, network_texts, with_alpha
 from .low_rank import Limit, clamped, decompose, squared_error, squared_norm
 from .merging import divided, matrices
 from .models import TOY, Model, built_in, open_model
@@ -97,7 +96,7 @@ def _opened(options: ExtractSection) -> tuple[Model, Model, Path]:
     for option, value in (("model_tuned", options.model_tuned), ("model_org", options.model_org)):
         try:
             is_toy = value == TOY and bool(models)
-            models.append(open_model(built_in(models[0].layers.family, option) if is_toy else value, option))
+            models.append(open_model(built_in(models[0].layers.architecture, option) if is_toy else value, option))
         except OptionError as err:
             problems += err.problems
     target = Path(options.save_to).expanduser()
@@ -106,8 +105,8 @@ def _opened(options: ExtractSection) -> tuple[Model, Model, Path]:
     if problems:
         raise OptionError(problems)
     tuned, base = models
-    if base.layers.family != tuned.layers.family:
-        labels = LABELS[base.layers.family], LABELS[tuned.layers.family]
+    if base.layers.architecture is not tuned.layers.architecture:
+        labels = base.layers.architecture.label, tuned.layers.architecture.label
         raise OptionError(f"model_tuned: {tuned.label} is for {labels[1]}, but {base.label} for {labels[0]}; they must be of one family")
     theirs = tuned.layers.shapes
     wrong = [name for name, shape in base.layers.shapes.items() if name.startswith("backbone.") and theirs.get(name) != shape]
@@ -202,13 +201,13 @@ def _other_differences(base: Model, tuned: Model, modules: Sequence[str], layers
 def _header(base: Model, tuned: Model, options: ExtractSection, found: Found) -> dict[str, str]:
     ranks = [change.rank for change in found.changes.values() if not change.wide]
     wide = [change.rank for change in found.changes.values() if change.wide]
-    family = base.layers.family
+    version = base.layers.architecture.version
     return network_texts(ranks or wide, [float(options.dim)], wide if ranks else ()) | {
-        "ss_v2": str(family == "sd2"),
-        "ss_base_model_version": BASE_VERSIONS[family],
+        "ss_v2": str(version.is_v2),
+        "ss_base_model_version": version.kohya,
         "ss_sd_model_name": base.label,
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": f"{ARCHITECTURES[family]}/lora",
+        "modelspec.architecture": f"{version.modelspec}/lora",
         "modelspec.title": Path(options.save_to).stem,
         "modelspec.description": f"extracted from {tuned.label}, relative error {found.relative:.3g}",
     }
@@ -217,7 +216,7 @@ def _header(base: Model, tuned: Model, options: ExtractSection, found: Found) ->
 def _report(base: Model, tuned: Model, target: Path, found: Found) -> Report:
     ranks = [change.rank for change in found.changes.values()]
     lines = [
-        f"extracted {len(ranks)} layers of {tuned.label} over {base.label} ({LABELS[base.layers.family]}): {target.name}, "
+        f"extracted {len(ranks)} layers of {tuned.label} over {base.label} ({base.layers.architecture.label}): {target.name}, "
         f"{size_text(target.stat().st_size)}, ranks {min(ranks)} to {max(ranks)}",
         f"relative error {found.relative:.4f} (0 is the whole change, 1 none of it); {found.same} layers are the same in both models",
     ]

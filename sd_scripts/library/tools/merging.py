@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.adapters.layer_names import LABELS, Names
+from sd_scripts.library.adapters.layer_names import Names
 from sd_scripts.library.adapters.layouts import SaveModelAs, tensors_of
 from sd_scripts.library.adapters.maths import AdapterLayer
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import MergeSection
 
 from .adapters import (
-    ARCHITECTURES,
     DTYPES,
     AdapterFile,
     header_of_new,
@@ -67,16 +66,14 @@ def merge_files(options: MergeSection) -> Report:
         spool.finish(_header(sources, files[0], texts, sorted(ranks.elements()), alpha, options.save_model_as))
     relative = math.sqrt(error / energy) if energy else 0.0
     how = "exactly" if options.new_rank is None else f"with a relative error of {relative:.2g}"
-    lines = [
-        f"merged {len(files)} LoRA files for {LABELS[files[0].layers.family]} {how}: {target.name}, {size_text(target.stat().st_size)}, "
-        f"{sum(ranks.values())} layers, rank {_range(ranks)}"
-    ]
+    label, size = files[0].layers.architecture.label, size_text(target.stat().st_size)
+    lines = [f"merged {len(files)} LoRA files for {label} {how}: {target.name}, {size}, {sum(ranks.values())} layers, rank {_range(ranks)}"]
     values = {"relative_error": relative, "ranks": {str(rank): count for rank, count in sorted(ranks.items())}, "alpha": alpha}
     return Report(lines, values)
 
 
 def _opened(options: MergeSection, target: Path) -> list[AdapterFile]:
-    """The files on the layers of the first one's family. Raises OptionError with every problem of every file."""
+    """The files on the layers of the first one's model. Raises OptionError with every problem of every file."""
     problems: list[Problem] = []
     files: list[AdapterFile] = []
     if target.suffix != ".safetensors":
@@ -90,9 +87,8 @@ def _opened(options: MergeSection, target: Path) -> list[AdapterFile]:
             files.append(file)
         except OptionError as err:
             problems += err.problems
-    families = list(dict.fromkeys(file.layers.family for file in files))
-    if len(families) > 1:
-        held = ", ".join(f"{file.label} is for {LABELS[file.layers.family]}" for file in files)
+    if len({file.layers.architecture.name for file in files}) > 1:
+        held = ", ".join(f"{file.label} is for {file.layers.architecture.label}" for file in files)
         problems.append(Problem("models", f"models: these files are for different models: {held}"))
     if problems:
         raise OptionError(problems)
@@ -176,9 +172,10 @@ def _common_rank(file: AdapterFile) -> int:
 def _header(
     sources: Sequence[TensorFile], first: AdapterFile, texts: Mapping[str, str], ranks: Sequence[int], alpha: float, layout: SaveModelAs
 ) -> dict[str, str]:
-    changes = network_texts(ranks, [alpha]) | {"ss_v2": str(first.layers.family == "sd2")} | dict(texts)
+    version = first.layers.architecture.version
+    changes = network_texts(ranks, [alpha]) | {"ss_v2": str(version.is_v2)} | dict(texts)
     changes["modelspec.sai_model_spec"] = "1.0.1"
-    changes["modelspec.architecture"] = f"{ARCHITECTURES[first.layers.family]}/lora"
+    changes["modelspec.architecture"] = f"{version.modelspec}/lora"
     changes["modelspec.merged_from"] = ", ".join(source.path.stem for source in sources)
     return {key: text for key, text in header_of_new(sources, changes).items() if key != "ss_network_args"}
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.original_unet import Stored, assembled, from_original
-from sd_scripts.library.adapters.layer_names import LABELS
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.maths import AdapterLayer, merged_weight
 from sd_scripts.library.loading.writing import folder_aside
@@ -179,7 +178,7 @@ def _on_model(value: str, model: Model) -> AdapterFile:
     opened = open_adapter(value, "models")
     if model.without_text_encoders:
         # The text encoders' names, to know what is left out; the backbone's are the model's own.
-        others = published(model.layers.family).names
+        others = published(model.layers.architecture.name).names
         slots = {name: slot for name, slot in opened.slots.items() if not is_of_encoder(name, others)}
         opened = TensorFile(opened.path, slots, opened.metadata, opened.data_start)
     try:
@@ -273,7 +272,7 @@ def _report(merge: Merge, target: Path, size: int) -> Report:
     tally = merge.tally
     names = ", ".join(f"{file.label} x {strength:g}" for file, strength in merge.files)
     lines = [
-        f"merged {names} into {merge.model.label} ({LABELS[merge.model.layers.family]}): {len(tally.layers)} layers changed",
+        f"merged {names} into {merge.model.label} ({merge.model.layers.architecture.label}): {len(tally.layers)} layers changed",
         f"written: {target.name}, {size_text(size)}; rounding changed the update by {100 * tally.relative:.2g} %",
     ]
     if tally.relative > 0.5:

@@ -22,18 +22,6 @@ from sd_scripts.schema.tools import ToolOptions
 
 log = logging.getLogger("sd_scripts")
 
-# Where each tool's work is done: module of the library, function from the tool's section to a Report.
-_WORK = {
-    "merge_lora": ("library.tools.merging", "merge"),
-    "extract_lora": ("library.tools.extracting", "extract"),
-    "resize_lora": ("library.tools.resizing", "resize"),
-    "convert_lora": ("library.tools.converting", "convert"),
-    "verify_lora": ("library.tools.verifying", "verify"),
-    "edit_metadata": ("library.tools.headers", "edit"),
-    "ddpm_sample": ("families.ddpm.script", "draw"),
-    "lgt_infer": ("families.lgt.script", "transfer"),
-}
-
 
 class Cancelled(BaseException):
     """A signal asked the process to end; what was written aside is removed on the way out."""
@@ -53,11 +41,11 @@ def start(options: ToolOptions) -> int:
     """Does the work and tells about it; returns the exit code."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    module, function = _WORK[options.name]
+    module, _, function = options.work.partition(":")
     try:
         with ended_by_signals():
             _spare_inputs(options)
-            work = getattr(importlib.import_module(f"sd_scripts.{module}"), function)
+            work = getattr(importlib.import_module(module), function)
             report = work(getattr(options, next(iter(type(options).model_fields))))
             if options.report.report is not None:
                 report.write(Path(options.report.report).expanduser())

@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.adapters.layer_names import LABELS, Family, LayerNames
+from sd_scripts.library.adapters.architectures import Architecture
+from sd_scripts.library.adapters.layer_names import LayerNames
 from sd_scripts.library.adapters.layers import examples
 from sd_scripts.library.adapters.layouts import PEFT_CONFIG
 from sd_scripts.library.adapters.maths import AdapterLayer, Kind, low_rank_update
 from sd_scripts.library.adapters.readers import Stored, layers_read
 from sd_scripts.library.adapters.reading import place_of
-from sd_scripts.library.adapters.recognising import other_family
+from sd_scripts.library.adapters.recognising import other_architecture
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.tools import VerifySection
 
 from .adapters import by_layer, nearest_layers, on_layers, open_adapter
 from .low_rank import product_norm
-from .models import Layers
+from .models import Layers, known
 from .report import Report, size_text, table
 from .tensor_files import Slot, TensorFile
 
@@ -68,18 +69,19 @@ def verify(options: VerifySection) -> Report:
         found.problems.append(f"{len(others)} keys belong to no kind of adapter that is known here: {examples(others, 3)}")
     for stem, slots in Bar(stems.items(), desc="checking", unit="layer", delay=2, leave=False):
         _check_layer(stem, slots, found)
-    family, names = _check_family(file, options, found)
+    architecture, names = _check_architecture(file, options, found)
     _check_zeros(found)
     style = next((name for starts, name in _STYLES if any(key.startswith(starts) for key in file.slots)), "other")
     if PEFT_CONFIG in file.metadata:
         style = "peft"
     largest = sorted(found.norms.items(), key=lambda item: -item[1])[: options.num_largest]
     readers = {} if names is None else _readers(stems, found, names)
-    lines = _lines(file, found, family, style, readers, largest)
+    label = "unknown" if architecture is None else architecture.label
+    lines = _lines(file, found, label, style, readers, largest)
     values = {
         "problems": found.problems,
         "notes": found.notes,
-        "family": family,
+        "family": None if architecture is None else architecture.name,
         "names": style,
         "kinds": dict(Counter(found.kinds.values())),
         "ranks": {str(rank): count for rank, count in sorted(found.ranks.items())},
@@ -141,28 +143,28 @@ def _factor_norm(tensors: Mapping[str, Tensor], name: str) -> float:
     return product_norm(tensors[f"{name}_a"], tensors[f"{name}_b"].flatten(1))
 
 
-def _check_family(file: TensorFile, options: VerifySection, found: Findings) -> tuple[Family | None, LayerNames | None]:
-    """The family that the file is for, and the names of the model's layers when they are that family's; finds what does not fit."""
+def _check_architecture(file: TensorFile, options: VerifySection, found: Findings) -> tuple[Architecture | None, LayerNames | None]:
+    """What the file is for, and the names of the model's layers when the model is of that architecture; finds what does not fit."""
     layers, sized = nearest_layers(file, options.base_model)
-    family = layers.family
+    architecture = layers.architecture
     unknown = [name for name in file.slots if place_of(name, layers.names) is None]
-    other = other_family(file.slots, file.metadata, layers.names)
+    other = other_architecture(file.slots, file.metadata, layers.names)
     if other is not None and unknown:
         # By the widths as well, since some names are those of several families.
-        other = nearest_layers(file, None)[0].family
+        other = nearest_layers(file, None)[0].architecture
     if other is not None:
-        found.problems.append(f"it is a LoRA for {LABELS[other]}, but the model is {LABELS[family]}; give a base_model of that family")
+        found.problems.append(f"it is a LoRA for {other.label}, but the model is {architecture.label}; give a base_model of that family")
         return other, None
     if len(unknown) == len(file.slots):
-        models = LABELS[family] if options.base_model is not None else f"any model known here ({', '.join(LABELS.values())})"
+        models = architecture.label if options.base_model is not None else f"any model known here ({known('and')})"
         found.problems.append(f"none of its {len(unknown)} keys belongs to a layer of {models}, such as {examples(unknown, 3)}")
         return None, None
     if unknown:
-        found.problems.append(f"{len(unknown)} of {len(file.slots)} keys fit no layer of {LABELS[family]}: {examples(unknown, 3)}")
+        found.problems.append(f"{len(unknown)} of {len(file.slots)} keys fit no layer of {architecture.label}: {examples(unknown, 3)}")
     if not sized:
-        found.notes.append(f"no layer has the size of the published {LABELS[family]}; give base_model to check the sizes")
+        found.notes.append(f"no layer has the size of the published {architecture.label}; give base_model to check the sizes")
     _check_fit(file, layers, sized, unknown, found)
-    return family, layers.names
+    return architecture, layers.names
 
 
 def _readers(stems: Mapping[str, Mapping[str, Slot]], found: Findings, names: LayerNames) -> dict[str, int]:
@@ -201,7 +203,7 @@ def _check_zeros(found: Findings) -> None:
 def _lines(
     file: TensorFile,
     found: Findings,
-    family: Family | None,
+    label: str,
     style: str,
     readers: Mapping[str, int],
     largest: Sequence[tuple[str, float]],
@@ -214,7 +216,7 @@ def _lines(
     lines = [
         f"{file.path.name}: {size_text(file.path.stat().st_size)}, {len(file.slots)} tensors, "
         f"{', '.join(_dtype(dtype) for dtype in file.dtypes)}",
-        f"family: {LABELS.get(family, 'unknown') if family else 'unknown'}; names: {style}; layers: {kinds}",
+        f"family: {label}; names: {style}; layers: {kinds}",
         f"ranks: {ranks}; alpha / rank: {scales}",
     ]
     if readers:

@@ -8,39 +8,20 @@ from pathlib import Path
 
 from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.families.ddpm.caption_encoder import CaptionEncoder
 from sd_scripts.families.lgt.evaluation import Sources
-from sd_scripts.library.adapters.names import names_of
-from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.data.pipeline import Kept
 from sd_scripts.runs.resume import Start
 from sd_scripts.schema.runs import RunOptions
 
-from .metadata import BaseFacts, DatasetFacts, Version
+from .metadata import BaseFacts, DatasetFacts
 from .run_meta import devices
 
-_QWEN_VERSIONS: dict[str, Version] = {
-    "image": "qwen-image",
-    "edit": "qwen-edit",
-    "edit-2509": "qwen-edit-2509",
-    "edit-2511": "qwen-edit-2511",
-}
 
-
-def base_facts(parts: Parts) -> BaseFacts:
+def base_facts(family: ModelFamily, parts: Parts) -> BaseFacts:
     """What the saved file's header says about the base model."""
-    if isinstance(parts.text_encoders.get("te1"), CaptionEncoder):
-        return BaseFacts(parts.source, parts.kind, "ddpm")
-    if "styles" in parts.settings:
-        return BaseFacts(parts.source, parts.kind, "lgt")
-    family = names_of(parts).family
-    if family == "flux":
-        return BaseFacts(parts.source, parts.kind, "flux-dev" if parts.backbone.config.guidance_embeds else "flux-schnell")
-    if family == "qwen_edit":
-        return BaseFacts(parts.source, parts.kind, _QWEN_VERSIONS[parts.settings["model_version"]])
-    if family == "zimage":
-        return BaseFacts(parts.source, parts.kind, "z-image", parts.scheduler_config.get("shift", 1.0), parts.training_adapter)
-    return BaseFacts(parts.source, parts.kind, family)
+    shift = parts.scheduler_config.get("shift", 1.0)
+    return BaseFacts(parts.source, parts.kind, family.version(parts), shift, parts.training_adapter)
 
 
 def dataset_facts(plan: Plan, total_steps: int) -> DatasetFacts:

@@ -57,7 +57,7 @@ class Exporter:
                 parts = replace(parts, backbone=self.whole_backbone(weights))
         if not self.peers.is_first:
             return
-        texts = build(self.options, base_facts(parts), step=step, epoch=self.epoch_of(step), dataset=self.facts)
+        texts = build(self.options, base_facts(self.family, parts), step=step, epoch=self.epoch_of(step), dataset=self.facts)
         with room_for(f"{path.name}", path.parent):
             if isinstance(output, AdapterOutputOptions):
                 assert isinstance(self.network, Network)

@@ -12,68 +12,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from sd_scripts.families.ddpm.options import DdpmModelOptions
-from sd_scripts.families.flux.options import FluxModelOptions, FluxNetworkOptions
-from sd_scripts.families.lgt.options import LgtModelOptions, LgtObjectiveOptions
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions, QwenImageNetworkOptions
-from sd_scripts.families.sd.options import SdModelOptions
-from sd_scripts.families.zimage.options import ZImageModelOptions, ZImageNetworkOptions
+from sd_scripts.families import FACTS
 from sd_scripts.library.core.diffusion import anchor_sigmas
-from sd_scripts.library.core.protocols import Kind, StateDict, TrainingAdapter
+from sd_scripts.library.core.protocols import Kind, StateDict, TrainingAdapter, Version
 from sd_scripts.library.core.safetensors_file import serialise
 from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.model import UNetModelOptions
-from sd_scripts.schema.network import NetworkOptions, TextNetworkOptions, UNetNetworkOptions
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+from sd_scripts.schema.network import NetworkOptions, TextNetworkOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection, RegressionOptions
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
-Version = Literal[
-    "sd1",
-    "sd2",
-    "sdxl",
-    "flux-dev",
-    "flux-schnell",
-    "qwen-image",
-    "qwen-edit",
-    "qwen-edit-2509",
-    "qwen-edit-2511",
-    "z-image",
-    "ddpm",
-    "lgt",
-]
 
 _MINIMAL = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args")
-_SAI, _FLUX = "https://github.com/Stability-AI/generative-models", "https://github.com/black-forest-labs/flux"
-_QWEN = "https://github.com/QwenLM/Qwen-Image"
-_VERSIONS: dict[Version, tuple[str, str, str]] = {
-    "sd1": ("sd_v1", "stable-diffusion-v1", _SAI),
-    "sd2": ("sd_v2", "stable-diffusion-v2-512", _SAI),
-    "sdxl": ("sdxl_base_v1-0", "stable-diffusion-xl-v1-base", _SAI),
-    "flux-dev": ("flux1", "flux-1-dev", _FLUX),
-    "flux-schnell": ("flux1", "flux-1-schnell", _FLUX),
-    "qwen-image": ("qwen_image", "Qwen-Image", _QWEN),
-    "qwen-edit": ("qwen_image_edit", "Qwen-Image-Edit", _QWEN),
-    "qwen-edit-2509": ("qwen_image_edit", "Qwen-Image-Edit-Plus", _QWEN),
-    "qwen-edit-2511": ("qwen_image_edit", "Qwen-Image-Edit-2511", _QWEN),
-    "z-image": ("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),
-    "ddpm": ("ddpm", "text-ddpm", "diffusers"),
-    "lgt": ("lgt", "latent-style-transfer", "diffusers"),
-}
-"""ss_base_model_version, modelspec.architecture, and modelspec.implementation for names in the original layout: it names the layout, not
-the program. The texts of published models are those of kohya's library/sai_model_spec.py and train_util.py, and of musubi-tuner for
-Qwen-Image and Z-Image."""
-_LORA_MODULES = (
-    (FluxNetworkOptions, "networks.lora_flux"),
-    (QwenImageNetworkOptions, "networks.lora_qwen_image"),
-    (ZImageNetworkOptions, "networks.lora_zimage"),
-)
-"""Families whose lora has a module of its own in kohya's programs."""
-_NETWORK_MODULES = {"lora": "networks.lora", "dora": "networks.lora", "loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
+_NETWORK_MODULES = {"loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
 _PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow", "sample": "sample"}
 # Kept out of the settings in the header: they say where things are or how this start came about, not what was trained.
 _NOT_SETTINGS = ("resume", "log_tracker_name", "wandb_run_name", "sample_prompts", "vae_device", "text_encoder_device")
@@ -92,14 +46,6 @@ class BaseFacts:
     """Of its scheduler, which places the sampler's steps."""
     training_adapter: TrainingAdapter | None = None
     """What was on it in training and is not in the file."""
-
-    @property
-    def texts(self) -> tuple[str, str, str]:
-        """kohya's name of the version, modelspec's of the architecture and of the original layout."""
-        named, architecture, layout = _VERSIONS[self.version]
-        if self.version == "sd2" and self.kind == "v_prediction":
-            return "sd_v2_768_v", "stable-diffusion-v2-768-v", layout
-        return named, architecture, layout
 
 
 @dataclass(frozen=True)
@@ -178,14 +124,12 @@ def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
 
 def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     network = options.network
-    texts = {"ss_base_model_version": base.texts[0]}
-    if base.version not in ("ddpm", "lgt"):
-        texts["ss_v2"] = str(base.version == "sd2")
+    texts = {"ss_base_model_version": base.version.kohya}
+    if base.version.is_v2 is not None:
+        texts["ss_v2"] = str(base.version.is_v2)
     if not isinstance(network, NetworkOptions):
         return texts
-    module = _NETWORK_MODULES[network.network_type]
-    if module == "networks.lora":
-        module = next((own for kind, own in _LORA_MODULES if isinstance(network, kind)), module)
+    module = _NETWORK_MODULES.get(network.network_type) or FACTS[options.family].lora_module
     arguments = {"algo": "locon" if network.network_type == "dora" else network.network_type} if network.network_type != "lora" else {}
     if network.network_type == "dora":
         arguments["dora_wd"] = "True"
@@ -206,16 +150,15 @@ _ARGUMENTS = ("rank_dropout", "module_dropout", "network_reg_dims", "network_reg
 
 
 def _own_arguments(network: NetworkOptions) -> tuple[str, ...]:
-    """The network arguments that only a family's adapter has, by the names of kohya's scripts."""
-    own = {UNetNetworkOptions, FluxNetworkOptions, QwenImageNetworkOptions, ZImageNetworkOptions}.intersection(type(network).__mro__)
-    return tuple(name for kind in own for name in kind.model_fields if name not in TextNetworkOptions.model_fields)
+    """The network arguments that not every adapter has, by the names of kohya's scripts."""
+    return tuple(name for name in type(network).model_fields if name not in TextNetworkOptions.model_fields)
 
 
 def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[str, str]:
     """modelspec 1.0.1."""
     output = options.output
     width, height = options.dataset.resolution
-    _, architecture, layout = base.texts
+    architecture, layout = base.version.modelspec, base.version.layout
     adapter = isinstance(output, AdapterOutputOptions)
     texts = {
         "sai_model_spec": "1.0.1",
@@ -240,9 +183,9 @@ _REGRESSION = ("loss_type", "huber_schedule", "huber_scale", "huber_c")
 """Options of the distance between prediction and target."""
 
 
-def _timestep_range(objective: RegressionOptions | LgtObjectiveOptions) -> str:
+def _timestep_range(objective: ObjectiveSection) -> str:
     """First and last of the 1000 steps that training sees."""
-    return "0,1000" if isinstance(objective, LgtObjectiveOptions) else f"{objective.min_timestep},{objective.max_timestep}"
+    return f"{objective.min_timestep},{objective.max_timestep}" if isinstance(objective, RegressionOptions) else "0,1000"
 
 
 def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: str | None) -> dict[str, str]:
@@ -275,7 +218,7 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         "prior_loss_weight": options.dataset.prior_loss_weight,
         "training_comment": output.training_comment,
     }
-    if not isinstance(objective, LgtObjectiveOptions):
+    if isinstance(objective, RegressionOptions):
         values |= {name: getattr(objective, name) for name in _REGRESSION}
     if options.model.pretrained_model_name_or_path is not None:
         values |= {"sd_model_name": Path(base).name, "new_sd_model_hash": base_hash}
@@ -283,7 +226,7 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         values |= {"network_dropout": network.network_dropout or None, "scale_weight_norms": network.scale_weight_norms}
     if isinstance(objective, FlowObjectiveOptions):
         values |= {name: getattr(objective, name) for name in _FLOW}
-    return _kohya(values | _model(options) | (_noise(objective) if isinstance(objective, ObjectiveOptions) else {}))
+    return _kohya(values | options.model.header_values() | (_noise(objective) if isinstance(objective, ObjectiveOptions) else {}))
 
 
 _FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_sampling", "sigmoid_scale", "model_prediction_type") + (
@@ -311,37 +254,6 @@ def _training_adapter(base: BaseFacts) -> dict[str, str]:
         "ss_training_adapter": adapter.name,
         "ss_training_adapter_sha256": adapter.sha256,
         "ss_training_adapter_multiplier": str(adapter.strength),
-    }
-
-
-def _model(options: RunOptions) -> dict[str, object]:
-    """How the base model was read."""
-    model = options.model
-    if isinstance(model, FluxModelOptions):
-        values: dict[str, object] = {
-            "model_type": "flux",
-            "apply_t5_attn_mask": model.apply_t5_attn_mask,
-            "guidance_scale": model.guidance_scale,
-        }
-        return values | ({"vae_name": Path(model.ae).name} if model.ae else {})
-    if isinstance(model, QwenImageModelOptions | ZImageModelOptions):
-        return {
-            "model_type": "qwen_image" if isinstance(model, QwenImageModelOptions) else "z_image",
-            "max_token_length": model.max_token_length,
-            "transformer_quantization": model.transformer_quantization,
-            "vae_name": None if model.vae is None else Path(model.vae).name,
-        }
-    if isinstance(model, DdpmModelOptions):
-        vae = None if model.vae is None else Path(model.vae).name
-        return {"model_type": "ddpm", "max_token_length": model.max_token_length, "vae_name": vae}
-    if isinstance(model, LgtModelOptions):
-        return {"model_type": "lgt", "vae_name": Path(model.vae).name}
-    assert isinstance(model, UNetModelOptions)
-    return {
-        "max_token_length": model.max_token_length,
-        "clip_skip": model.clip_skip if isinstance(model, SdModelOptions) else None,
-        "zero_terminal_snr": model.zero_terminal_snr,
-        "vae_name": None if model.vae is None else Path(model.vae).name,
     }
 
 

@@ -254,7 +254,7 @@ class Session:
             grid=self.family.grid,
             processes=accelerator.num_processes,
             accumulation=options.training.gradient_accumulation_steps,
-            control_size=control_size(options.model),
+            control_size=control_size(self.family, options.model),
             terms=loss_weights.terms_of(options.objective),
         )
         if options.output.save_best and not plan.held_out:
@@ -273,7 +273,7 @@ class Session:
     def _prompts(self) -> list[PromptSpec]:
         options = self.options
         prompts = read_prompts(Defaults(options.samples, options.dataset.resolution, self.family.grid, options.training.seed))
-        return with_controls(prompts, options.samples, self.plan)
+        return with_controls(prompts, self.plan)
 
     def _sources(self) -> Sources | None:
         """The pictures that evaluations transfer, see `sources`."""
@@ -444,7 +444,7 @@ class Session:
     def _fill(self, parts: Parts) -> DataPipeline:
         """Brings the encoders to their devices, and the caches to what this run needs."""
         options, accelerator = self.options, self.accelerator
-        check_control_area(options.model, parts)
+        check_control_area(self.family, options.model, parts)
         self.work = "cache"
         self.phases.enter("cache")
         data = DataPipeline(

@@ -36,7 +36,7 @@ def with_settings(parts: Parts, **settings: object) -> Parts:
 def of_kind(parts: Parts, prediction_type: str, zero_terminal_snr: bool = False) -> Parts:
     """The same networks, said to be of another kind."""
     options = SdModelOptions(pretrained_model_name_or_path="tiny", prediction_type=prediction_type, zero_terminal_snr=zero_terminal_snr)
-    config = scheduler_config(parts.scheduler_config, options, loading.SPEC1.configs)
+    config = scheduler_config(parts.scheduler_config, options, loading.SPEC.configs)
     return replace(parts, scheduler_config=config, path=diffusion.path_of(config), kind=diffusion.kind_of(config))
 
 
@@ -158,7 +158,7 @@ def test_schedulers_of_the_first_months_are_read_as_the_pipeline_reads_them(samp
     assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("spec, text_layers", [(loading.SPEC1, 72), (loading.SPEC2, 138)], ids=["sd1", "sd2"])
+@pytest.mark.parametrize("spec, text_layers", [(loading.SPEC, 72), (loading.SPEC2, 138)], ids=["sd1", "sd2"])
 def test_the_full_size_networks_get_adapters_on_kohyas_layers(spec, text_layers):
     with torch.device("meta"):
         made = {name: make(spec, name, config, "", name) for name, config in shipped_configs(spec)}

@@ -19,7 +19,7 @@ from tests.small_models import flux_pipeline_of, pipeline_of, sd_pipeline_of
 
 
 def family_of(parts: Parts) -> ModelFamily:
-    return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd, "qwen_edit": QwenEdit, "zimage": ZImage}[names_of(parts).family]()
+    return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd, "qwen_edit": QwenEdit, "zimage": ZImage}[names_of(parts).architecture.name]()
 
 
 def attached(parts: Parts, options: NetworkOptions, seed: int = 0) -> Network:
@@ -39,7 +39,8 @@ def shaken(network: Network, seed: int = 1) -> Network:
 
 def diffusers_pipeline(parts: Parts) -> DiffusionPipeline:
     """diffusers' own pipeline of a model; the networks are shared, not copied."""
-    return {"sdxl": pipeline_of, "flux": flux_pipeline_of, "sd1": sd_pipeline_of, "sd2": sd_pipeline_of}[names_of(parts).family](parts)
+    pipelines = {"sdxl": pipeline_of, "flux": flux_pipeline_of, "sd1": sd_pipeline_of, "sd2": sd_pipeline_of}
+    return pipelines[names_of(parts).architecture.name](parts)
 
 
 def render(parts: Parts, prompt: str = "a red star") -> torch.Tensor:

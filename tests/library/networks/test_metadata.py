@@ -11,6 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from sd_scripts.families import RUNS
+from sd_scripts.families.sdxl.loading import VERSION
 from sd_scripts.families.sdxl.options import SdxlModelOptions, SdxlNetwork
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.core.protocols import Parts
@@ -20,6 +22,7 @@ from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.distributed import DistributedOptions
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.output import AdapterOutputOptions
+from sd_scripts.schema.runs import RunOptions
 from tests.library.networks.adapters_in_small import attached, shaken
 
 SECRET = "/home/somebody/secret"
@@ -45,7 +48,7 @@ FACTS = DatasetFacts(
 
 
 def build(run: SdxlNetwork, **changes: object) -> dict[str, str]:
-    return metadata.build(run, BaseFacts("base", "v_prediction", "sdxl"), **{"step": 100, "epoch": 2, "dataset": FACTS, **changes})
+    return metadata.build(run, BaseFacts("base", "v_prediction", VERSION), **{"step": 100, "epoch": 2, "dataset": FACTS, **changes})
 
 
 def test_kohyas_keys_have_kohyas_formats() -> None:
@@ -150,3 +153,13 @@ def test_equal_runs_write_equal_bytes(tmp_path: Path, parts: Parts) -> None:
     for name in ("a", "b"):
         export(network, parts, tmp_path / f"{name}.safetensors", metadata=build(options()))
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
+def test_every_model_says_how_it_was_read_without_naming_a_folder(run: type[RunOptions]) -> None:
+    kind = run.model_fields["model"].annotation
+    assert kind is not None
+    files = {name: "/somewhere/x.safetensors" for name in ("vae", "ae") if name in kind.model_fields}
+    values = kind(pretrained_model_name_or_path="toy", **files).header_values()
+    assert values["vae_name"] == "x.safetensors"
+    assert "/somewhere" not in str(values)

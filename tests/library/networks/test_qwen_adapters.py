@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.library.adapters.architectures import architectures
 from sd_scripts.library.adapters.files import export, read
-from sd_scripts.library.adapters.layer_names import LABELS, Family, layers_of
+from sd_scripts.library.adapters.layer_names import layers_of
 from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.adapters.names import names_for, names_of
@@ -156,9 +157,9 @@ def test_a_layer_is_found_under_every_writers_name_and_its_alpha_counts(
         assert ("does not say its alpha" in caplog.text) == (alpha is None)
 
 
-def some_keys(family: Family, layout: str, path: Path) -> Path:
-    """A file with the names of a family's published model and next to nothing in it."""
-    names = names_for(family)
+def some_keys(architecture: str, layout: str, path: Path) -> Path:
+    """A file with the names of an architecture's published model and next to nothing in it."""
+    names = names_for(architecture)
     stem_of = {"kohya": names.to_kohya, "diffusers": names.to_diffusers}[layout]
     save_file({f"{stem_of(name)}.lora_A.weight": torch.ones(1, 1) for name in names.layers}, path)
     return path
@@ -166,12 +167,12 @@ def some_keys(family: Family, layout: str, path: Path) -> Path:
 
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
 def test_a_lora_of_another_family_is_named(layout: str, qwen: Parts, flux: Parts, parts: Parts, tmp_path: Path) -> None:
-    models = {"qwen_edit": qwen, "flux": flux, "sdxl": parts}
+    models, known = {"qwen_edit": qwen, "flux": flux, "sdxl": parts}, architectures()
     for made_for, model in (("flux", "qwen_edit"), ("sdxl", "qwen_edit"), ("qwen_edit", "flux"), ("qwen_edit", "sdxl"), ("sdxl", "flux")):
         file = some_keys(made_for, layout, tmp_path / f"{made_for}.safetensors")
         with pytest.raises(OptionError) as told:
             read(file, models[model])
-        assert f"{file.name} is a LoRA for {LABELS[made_for]}, but the model is {LABELS[model]}" in str(told.value)
+        assert f"{file.name} is a LoRA for {known[made_for].label}, but the model is {known[model].label}" in str(told.value)
 
 
 def test_names_that_two_families_share_are_told_apart_by_the_header(qwen: Parts, tmp_path: Path) -> None:

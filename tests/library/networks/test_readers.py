@@ -12,7 +12,7 @@ import torch
 from sd_scripts.families import RUNS
 from sd_scripts.library.adapters import readers
 from sd_scripts.library.adapters.fusing import MAGNITUDE
-from sd_scripts.library.adapters.layer_names import Family, LayerNames
+from sd_scripts.library.adapters.layer_names import LayerNames
 from sd_scripts.library.adapters.layouts import layout_for, tensors_of
 from sd_scripts.library.adapters.maths import KINDS, AdapterLayer, Kind
 from sd_scripts.library.adapters.readers import Stored
@@ -22,7 +22,7 @@ from sd_scripts.schema import flat
 
 TABLE = Path(__file__).parents[2] / "data" / "lora_readers.tsv"
 REST = ("sdxl", "flux", "qwen_edit")
-FAMILIES: tuple[Family, ...] = ("sdxl", "sd1", "sd2", "flux", "qwen_edit", "zimage")
+ARCHITECTURES = ("sdxl", "sd1", "sd2", "flux", "qwen_edit", "zimage")
 _KEY = re.compile(r"(.+?)\.((?:lora|hada|lokr|oft)_.+|alpha|dora_scale)")
 
 
@@ -39,9 +39,9 @@ def held(kind: Kind, rows: int, is_wide: bool) -> AdapterLayer:
     return AdapterLayer(kind, {rest: torch.zeros(shape) for rest, shape in shapes[kind].items()}, 1.0)
 
 
-def stored(family: Family, layout: str, kind: Kind) -> tuple[dict[str, Stored], LayerNames]:
+def stored(architecture: str, layout: str, kind: Kind) -> tuple[dict[str, Stored], LayerNames]:
     """The layers of a file with an adapter on everything that this kind can stand on, as our own code writes it."""
-    layers = published(family)
+    layers = published(architecture)
     adapters = {}
     for name, module in layers.modules.items():
         target = layers.names.fused(name)
@@ -58,10 +58,10 @@ def stored(family: Family, layout: str, kind: Kind) -> tuple[dict[str, Stored], 
 
 
 @pytest.mark.parametrize(
-    ("family", "kinds"),
-    [("zimage", KINDS), ("sd1", ("lora", "dora")), *(pytest.param(family, KINDS, marks=pytest.mark.long) for family in FAMILIES)],
+    ("architecture", "kinds"),
+    [("zimage", KINDS), ("sd1", ("lora", "dora")), *(pytest.param(name, KINDS, marks=pytest.mark.long) for name in ARCHITECTURES)],
 )
-def test_the_layers_said_to_be_read_are_those_that_other_programs_read(family: Family, kinds: tuple[Kind, ...]) -> None:
+def test_the_layers_said_to_be_read_are_those_that_other_programs_read(architecture: str, kinds: tuple[Kind, ...]) -> None:
     rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     measured = {tuple(row[1:4]): {} for row in rows}
     for program, *about, read, there, digest in rows:
@@ -69,28 +69,27 @@ def test_the_layers_said_to_be_read_are_those_that_other_programs_read(family: F
     wrong = []
     for kind in kinds:
         for layout in dict.fromkeys(layout_for(kind, asked) for asked in ("kohya", "diffusers", "comfyui")):
-            found, names = stored(family, layout, kind)
+            found, names = stored(architecture, layout, kind)
             told = {
                 program: (len(read), len(found), hashlib.sha256("\n".join(sorted(read)).encode()).hexdigest()[:12])
                 for program, read in readers.layers_read(found, names).items()
             }
-            wrong += (
-                [] if told == measured[family, layout, kind] else [f"{layout} {kind}: {told}, measured {measured[family, layout, kind]}"]
-            )
+            expected = measured[architecture, layout, kind]
+            wrong += [] if told == expected else [f"{layout} {kind}: {told}, measured {expected}"]
     assert wrong == []
 
 
 @pytest.mark.parametrize(
-    ("family", "run"), [("sd1", "sd"), ("zimage", "zimage"), *(pytest.param(f, f, marks=pytest.mark.long) for f in REST)]
+    ("architecture", "run"), [("sd1", "sd"), ("zimage", "zimage"), *(pytest.param(f, f, marks=pytest.mark.long) for f in REST)]
 )
-def test_the_default_names_are_those_that_most_programs_read_and_the_option_says_which(family: Family, run: str) -> None:
+def test_the_default_names_are_those_that_most_programs_read_and_the_option_says_which(architecture: str, run: str) -> None:
     """For a LoRA on the layers that get one by default."""
     option = flat.fields(RUNS[run, "network"])["save_model_as"]
     saying = re.finditer(r"(kohya|diffusers|comfyui)'s?(?: \([^)]*\))? by ([A-Za-z-]+(?:, [A-Za-z-]+)*)", option.help)
     told = {match[1]: match[2].split(", ") for match in saying}
-    layers, measured = published(family), {}
+    layers, measured = published(architecture), {}
     for layout in option.choices:
-        found, names = stored(family, layout, "lora")
+        found, names = stored(architecture, layout, "lora")
         usual = {
             stem: layer
             for stem, layer in found.items()

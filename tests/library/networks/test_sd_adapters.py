@@ -77,7 +77,7 @@ def test_files_have_kohyas_and_comfyuis_names(sd_pair: Pair, tmp_path: Path) -> 
         stems[layout] = {key.rpartition(".lora_down")[0] for key in load_file(file) if ".lora_down" in key}
     assert "lora_unet_mid_block_attentions_0_proj_in" in stems["kohya"]
     assert "lora_te_text_model_encoder_layers_0_mlp_fc1" in stems["kohya"]
-    clip = {"sd1": "clip_l", "sd2": "clip_h"}[names_of(parts).family]
+    clip = {"sd1": "clip_l", "sd2": "clip_h"}[names_of(parts).architecture.name]
     assert "diffusion_model.middle_block.1.proj_in" in stems["comfyui"]
     assert f"text_encoders.{clip}.transformer.text_model.encoder.layers.0.mlp.fc1" in stems["comfyui"]
 

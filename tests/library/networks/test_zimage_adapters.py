@@ -390,9 +390,16 @@ def test_a_training_adapter_that_is_none_is_a_sentence(helped: dict, qwen: Parts
 
 def test_the_header_says_what_was_trained_at_which_noise_levels_and_with_which_training_adapter(helped: dict) -> None:
     parts = loaded(helped, training_adapter_multiplier=0.5, scheduler_shift=2.0)
-    values = {**helped, "training_adapter_multiplier": 0.5, "train_data_dir": "toy:star", "turbo_steps": 4, "network_dim": 16}
+    values = {
+        **helped,
+        "training_adapter_multiplier": 0.5,
+        "train_data_dir": "toy:star",
+        "objective": "acrf",
+        "turbo_steps": 4,
+        "network_dim": 16,
+    }
     run = flat.build(RUNS["zimage", "network"], values)
-    texts = build(run, base_facts(parts), step=5, epoch=1)
+    texts = build(run, base_facts(ZImage(), parts), step=5, epoch=1)
     assert (texts["modelspec.architecture"], texts["modelspec.prediction_type"]) == ("Z-Image/lora", "flow")
     assert texts["modelspec.implementation"] == "https://github.com/Tongyi-MAI/Z-Image"
     assert (texts["ss_base_model_version"], texts["ss_network_module"]) == ("z_image", "networks.lora_zimage")
@@ -403,6 +410,9 @@ def test_the_header_says_what_was_trained_at_which_noise_levels_and_with_which_t
     assert texts["ss_training_adapter_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert not [text for text in texts.values() if str(file.parent) in text]
     plain = build(
-        flat.build(RUNS["zimage", "network"], {**values, "objective": "flow", "turbo_steps": 8}), base_facts(parts), step=5, epoch=1
+        flat.build(RUNS["zimage", "network"], {**values, "objective": "flow", "turbo_steps": 8}),
+        base_facts(ZImage(), parts),
+        step=5,
+        epoch=1,
     )
     assert "ss_acrf_sigmas" not in plain and "ss_turbo_steps" not in plain

@@ -15,7 +15,6 @@ import torch
 from sd_scripts import families
 from sd_scripts.dataset.plan import Plan as DataPlan
 from sd_scripts.families.common.made import CONFIGS as VAE_CONFIGS
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, Parts
 from sd_scripts.library.train.editing import control_area
 from sd_scripts.library.train.environment import CPU, with_global_batch
@@ -62,7 +61,7 @@ def questions_of(options: RunOptions, plan: DataPlan, prompts: Sequence[PromptSp
         previews,
         None if largest is None else (largest.size, len(set(captions)), options.samples.sample_cfg_scale),
         max((len(spec.controls) for spec in prompts), default=0),
-        control_area(options.model) if isinstance(options.model, QwenImageModelOptions) else 0,
+        control_area(families.family(options.family), options.model) or 0,
     )
 
 

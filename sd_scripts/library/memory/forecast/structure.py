@@ -30,7 +30,7 @@ from .accounting import META
 _COMPANIONS = ("vae", "ae", "text_encoder", "clip_l", "t5xxl")
 """Options that name a network beside the base model's own."""
 EVERYTHING = ("backbone", "vae", "te1", "te2", "te3")
-_SPECS = {"sd": "sd:SPEC1", "sdxl": "sdxl:SPEC", "flux": "flux:SPEC", "qwen_edit": "qwen_edit:SPEC", "zimage": "zimage:SPEC"}
+_SPECS = {"sd": "sd:SPEC", "sdxl": "sdxl:SPEC", "flux": "flux:SPEC", "qwen_edit": "qwen_edit:SPEC", "zimage": "zimage:SPEC"}
 
 
 @dataclass(frozen=True)
