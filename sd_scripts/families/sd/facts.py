@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.facts import FamilyFacts, NetworkFacts
 
-FACTS = FamilyFacts(label="SD 1.5 / 2.x", place=1)
+FACTS = FamilyFacts(
+    label="SD 1.5 / 2.x",
+    place=1,
+    edits=False,
+    companions=("vae",),
+    whole_files=True,
+    network=NetworkFacts(
+        # SD 1.x has eight heads on every level.
+        head_sizes=lambda model: (40, 80, 160),
+        text_lengths_vary=lambda model: False,
+        always_masked=False,
+        mostly_weights=False,
+        guided_together=True,
+        quantized_encoder=None,
+        vae_in_16_bits=True,
+    ),
+)

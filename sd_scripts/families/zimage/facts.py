@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.facts import FamilyFacts, NetworkFacts
 
-FACTS = FamilyFacts(label="Z-Image", place=4)
+FACTS = FamilyFacts(
+    label="Z-Image",
+    place=4,
+    edits=False,
+    companions=("vae", "text_encoder"),
+    whole_files=False,
+    network=NetworkFacts(
+        head_sizes=lambda model: (128,),
+        text_lengths_vary=lambda model: True,
+        always_masked=False,
+        mostly_weights=True,
+        guided_together=True,
+        quantized_encoder="te1",
+        vae_in_16_bits=True,
+    ),
+)
