@@ -6,12 +6,14 @@ import ast
 from pathlib import Path
 
 from sd_scripts.families import RUNS
+from sd_scripts.schema.anchored_flow import TERMS
 from sd_scripts.schema.flat import fields
 
 ENGINE = Path(__file__).parents[1] / "sd_scripts"
-READERS = [file for folder in ("library", "dataset") for file in (ENGINE / folder).rglob("*.py")]
-# Prompts, what a launcher is told, and the table that style_weights is, are read by modules that the page uses too.
-READERS += [ENGINE / "schema" / name for name in ("prompts.py", "command.py", "lgt.py")]
+READERS = [file for folder in ("library", "dataset", "families", "runs") for file in (ENGINE / folder).rglob("*.py")]
+READERS = [file for file in READERS if not file.name.endswith("options.py")]
+# Prompts, and the table that style_weights is, are read by modules that the page uses too.
+READERS += [ENGINE / "schema" / "prompts.py", ENGINE / "families" / "lgt" / "options.py"]
 
 
 def read_attributes() -> set[str]:
@@ -24,7 +26,8 @@ def read_attributes() -> set[str]:
     return names
 
 
-READ = read_attributes()
+# dataset.weights reads the terms of a loss by their names.
+READ = read_attributes() | set(TERMS)
 
 
 def test_a_component_reads_every_option() -> None:

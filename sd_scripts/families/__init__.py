@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.predict import PredictOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions
 
@@ -30,6 +31,12 @@ RUNS: dict[tuple[str, str], type[RunOptions]] = {(run.family, run.method): run f
 _TOOLS = [import_module(f"{__name__}.{name}.tools").TOOLS for name in NAMES if (Path(__file__).parent / name / "tools.py").is_file()]
 TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS, *_TOOLS) for tool in tools}
 """Tools by name: those for files of any family, and those of one."""
+PREDICTS: dict[str, type[PredictOptions]] = {
+    name: import_module(f"{__name__}.{name}.predict_options").PREDICT
+    for name in NAMES
+    if (Path(__file__).parent / name / "predict_options.py").is_file()
+}
+"""Prediction with a loaded model, by family; the others have no script for it."""
 
 
 def family(name: str) -> ModelFamily:

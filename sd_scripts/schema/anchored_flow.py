@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .fields import Count, Fraction, NotNegative, Positive, Show, WholeNumber, raise_all
+from .model import ModelOptions
 from .objective import FlowObjectiveOptions
 
 TERMS = ("lambda_cosine", "lambda_fft", "alpha_hf", "beta_lf", "lambda_struct", "lambda_light", "lambda_color", "lambda_tex")
@@ -96,3 +97,9 @@ class AnchoredFlowOptions(FlowObjectiveOptions):
                 [f"{self.anchor_weighting} weighs pure noise, the one step of turbo_steps = 1, by 0; raise snr_floor or choose uniform"]
             )
         return self
+
+    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+        """Those of flow matching, guidance on some rows, and the curvature term's."""
+        calls, prior = super().network_calls(model)
+        guided = self.cfg_training_scale != 1
+        return calls + guided + (self.curvature_weight > 0), prior or guided

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from .errors import Problem
 from .fields import Fraction, NotNegative, Number, Positive, Section, Show, WholeNumber, raise_all
+from .model import ModelOptions
 
 _HUBER = Show(needs="loss_type=huber|smooth_l1")
 _TIMES = Show(needs="objective=flow")
@@ -17,6 +20,23 @@ class ObjectiveSection(Section):
     """The training objective of any family."""
 
     title: ClassVar[str] = "Advanced Training"
+
+    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+        """In how many ways the network is called, with and without gradient, adapter and text; and whether with some rows only."""
+        raise NotImplementedError
+
+    @property
+    def compares_samples(self) -> bool:
+        """Whether a sample's loss depends on the others of its batch."""
+        raise NotImplementedError
+
+    def style_problems(self, styles: Collection[str]) -> list[Problem]:
+        """What is wrong with styles that the objective names, where the data has these; nothing where it names none."""
+        return []
+
+    def size_problems(self, sides: Collection[tuple[int, int]]) -> list[Problem]:
+        """What is wrong with comparing latents of these sides (h, w); nothing where places are not compared with each other."""
+        return []
 
 
 class RegressionOptions(ObjectiveSection):
@@ -44,6 +64,15 @@ class RegressionOptions(ObjectiveSection):
     """Standard deviation of logit_normal."""
     discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift (FLUX: and sigma); above 1 trains more on noisy times."""
+
+    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+        """One: with gradient, adapter and text."""
+        return 1, False
+
+    @property
+    def compares_samples(self) -> bool:
+        """Each sample has a loss of its own."""
+        return False
 
     @model_validator(mode="after")
     def _times_are_a_range(self) -> Self:
@@ -100,7 +129,10 @@ class FlowObjectiveOptions(RegressionOptions):
     huber_schedule: Annotated[Literal["constant", "exponential", "snr"], _HUBER] = "constant"
     """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
     ratio."""
-    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "qwen_shift", "mode", "sigma"] = "shift"
+    size_shifts: ClassVar[dict[str, tuple[int, float]]] = {}
+    """What of timestep_sampling shifts by the image's size: tokens and mu at the upper end of the line, see times.resolution_shift."""
+
+    timestep_sampling: str = "shift"
     """Density of the training times; each family says which of them it has."""
     mode_scale: Annotated[float, Field(ge=-1, le=1.75), _TIMES] = 1.29
     """Weight of mode sampling (Esser et al. 2024): above 0 favours the middle, below 0 the ends."""
@@ -115,3 +147,8 @@ class FlowObjectiveOptions(RegressionOptions):
     """Self-distillation: regularisation pictures teach the network to stay what the base model is, by the distance to the base's own
     velocity times this, instead of by their pixels. Keeps what a distilled model can do. For adapters; needs regularisation pictures
     (num_class_images makes them). 0 trains on them as on pictures."""
+
+    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+        """One, and the base model's on regularisation pictures."""
+        prior = self.base_prior_weight > 0
+        return 1 + prior, prior

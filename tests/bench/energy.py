@@ -17,11 +17,11 @@ import torch
 from report import median, report, resident_mib
 from torch import Tensor
 
+from sd_scripts.families.lgt.energy import Energy
 from sd_scripts.families.lgt.model import Lgt
 from sd_scripts.families.lgt.options import LgtModelOptions, LgtObjectiveOptions
 from sd_scripts.library.core.diffusion import FlowPath
 from sd_scripts.library.core.protocols import Batch, Beginning, Condition, Parts
-from sd_scripts.library.objectives.make import make
 
 ROUNDS = 5
 STYLES = ("flat", "line", "night")
@@ -97,7 +97,7 @@ def parts_of_the_loss(size: int) -> None:
         network = Free(torch.randn(size, *latents, requires_grad=True))
         figures: dict[str, float] = {}
         for part, given in PARTS.items():
-            objective = make(LgtObjectiveOptions(**{**NONE, "w_flow": 1e-9, "ode_integration_steps": 1, **given}), FlowPath(), "velocity")
+            objective = Energy(FlowPath(), LgtObjectiveOptions(**{**NONE, "w_flow": 1e-9, "ode_integration_steps": 1, **given}))
 
             def step(objective=objective, batch=batch, network=network) -> None:  # type: ignore[no-untyped-def]
                 objective(network, batch, 0).loss.sum().backward()
@@ -114,7 +114,7 @@ def one_integration(size: int, num_steps: int, again: str) -> None:
     parts.backbone.requires_grad_(True).train()
     batch = batch_of(size, LATENTS["16x16x16"], lambda style: Lgt().encode_prompts(parts, [style])[0])
     given = LgtObjectiveOptions(w_flow=0.0, ode_integration_steps=num_steps, checkpoint_steps=again == "yes")
-    objective = make(given, parts.path, parts.kind)
+    objective = Energy(parts.path, given)
 
     def step() -> None:
         parts.backbone.zero_grad(set_to_none=True)

@@ -41,7 +41,6 @@ from sd_scripts.library.memory.forecast.accounting import AsOnDevice
 from sd_scripts.library.memory.forecast.structure import conditions_of, latents_of, structure_of
 from sd_scripts.library.memory.quantize import Report, quantize_network
 from sd_scripts.library.memory.quantize import blocks_of as quantized_blocks_of
-from sd_scripts.library.objectives import make as objectives
 from sd_scripts.library.train.conditioned import Conditioned
 from sd_scripts.library.train.meter import peak_gib
 from sd_scripts.library.train.optim import make_optimizer
@@ -141,7 +140,7 @@ def make(name: str, levers: str, size: int, batch: int, device: torch.device, sm
     network = attach(parts, options.network, family.adapter_targets(parts, False), 0)
     arranged = arrange(parts, options, device)
     optimizer = make_optimizer(options.optimizer, network.parameter_groups(options.network, options.optimizer.learning_rate))
-    objective = objectives.make(options.objective, parts.path, parts.kind, parts.scheduler_config)
+    objective = family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config)
     network.train()
     data = random_batch(name, shapes, size, batch, device)
 

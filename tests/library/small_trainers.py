@@ -20,7 +20,6 @@ from sd_scripts.library.core.protocols import Batch
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.memory.arranging import arrange
 from sd_scripts.library.memory.quantize import quantize_network
-from sd_scripts.library.objectives import make as objectives
 from sd_scripts.library.train import stepping
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity
 from sd_scripts.library.train.meter import Phases
@@ -160,7 +159,7 @@ def make(kind: tuple[str, str], folder: Path, seed: int = 0, dtype: torch.dtype 
         family,
         parts,
         network,
-        objectives.make(options.objective, parts.path, parts.kind, parts.scheduler_config),
+        family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config),
         MadeUp(kind[0], samples, batch, accumulation, trained_encoders, dtype),
         optimizer,
         Checkpointer(run, options.output, Identity("s", "d", 1), lambda step: step // 4, steps),

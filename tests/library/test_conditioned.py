@@ -93,7 +93,7 @@ def test_an_adapter_of_each_flow_family_is_held_to_its_base_on_regularisation_im
     network = attach(parts, options.network, family.adapter_targets(parts, False), 3)
     conditions = [condition for _, condition in samples]
     model = Conditioned(family, parts, network, conditions, dict)
-    objective = make(options.objective, parts.path, parts.kind, parts.scheduler_config)
+    objective = family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config)
     x0, is_reg = torch.stack([latents for latents, _ in samples]), torch.tensor([False, True])
     batch = Batch(x0, conditions, torch.arange(2), torch.ones(2), CAPTIONS[:2], regularisation=is_reg)
     with torch.no_grad():

@@ -15,6 +15,7 @@ from PIL import Image
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.families.qwen_edit.sampling import schedule
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.core.protocols import Parts, Preview
@@ -164,7 +165,7 @@ def test_the_estimate_is_the_clean_latent_that_the_velocity_points_at(predictor:
     (preview,) = predictor.prepared(request)
     positive, _ = QWEN.conditions_of(predictor.parts, [preview])
     QWEN.draw(predictor.parts, [preview], positive, None, lambda step, total, latents: states.append(latents))
-    sigmas = predict.schedule("auto", predictor.parts.scheduler_config, 3, 16, predict.CPU).sigmas
+    sigmas = schedule("auto", predictor.parts.scheduler_config, 3, 16, predict.CPU).sigmas
     with torch.no_grad():
         velocity = QWEN.denoise(predictor.parts, states[0], sigmas[1:2], positive)
     torch.testing.assert_close(seen[1].clean, (states[0] - sigmas[1] * velocity)[0], rtol=1e-4, atol=1e-4)

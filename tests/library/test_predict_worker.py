@@ -19,6 +19,7 @@ from PIL import Image
 
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.render.predicting.in_process import InProcess
@@ -74,7 +75,7 @@ def request_of(base: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 def done_with(bench: Workbench, given: Mapping[str, Any], cancelled: Callable[[], bool] = lambda: False) -> list[Event]:
     events: list[Event] = []
-    bench.carry_out(order_of(given, {}), events.append, cancelled)
+    bench.carry_out(order_of(QwenImagePredict, given, {}), events.append, cancelled)
     return events
 
 
@@ -162,7 +163,7 @@ def test_comparing_gives_all_variants_from_the_same_seeds_and_one_picture_of_all
 
 def test_cancelling_ends_between_steps_and_keeps_what_was_finished(request_of: Callable[..., dict[str, Any]], bench: Workbench) -> None:
     events: list[Event] = []
-    order = order_of(request_of(num_images=2, steps=5), {})
+    order = order_of(QwenImagePredict, request_of(num_images=2, steps=5), {})
     bench.carry_out(order, events.append, lambda: sum(event["event"] == "step" for event in events) >= 7)
     assert kinds(events).count("step") == 7 and events[-1]["event"] == "cancelled"
     assert len(events[-1]["files"]) == 1 and Path(events[-1]["files"][0]).is_file()
@@ -210,13 +211,19 @@ def test_an_error_of_the_machinery_is_told_too(error: Exception, words: str) -> 
 )
 def test_a_wrong_request_is_refused_with_a_sentence(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words.replace("?", r"\?")):
-        order_of({"id": "a", "prompt": "x", "pretrained_model_name_or_path": "toy", **changes}, {})
+        order_of(QwenImagePredict, {"id": "a", "prompt": "x", "pretrained_model_name_or_path": "toy", **changes}, {})
 
 
 def test_a_request_leaves_to_the_worker_what_it_does_not_say() -> None:
-    order = order_of({"id": "a", "prompt": "x"}, {"pretrained_model_name_or_path": "toy", "steps": 9, "lora": ["a"], "lora_weight": [0.5]})
+    order = order_of(
+        QwenImagePredict,
+        {"id": "a", "prompt": "x"},
+        {"pretrained_model_name_or_path": "toy", "steps": 9, "lora": ["a"], "lora_weight": [0.5]},
+    )
     assert order.options.predict.steps == 9 and order.variants[0].lora == ("a",) and order.variants[0].lora_weight == (0.5,)
-    compared = order_of({"id": "a", "prompt": "x", "variants": [{}]}, {"pretrained_model_name_or_path": "toy", "lora": ["a"]})
+    compared = order_of(
+        QwenImagePredict, {"id": "a", "prompt": "x", "variants": [{}]}, {"pretrained_model_name_or_path": "toy", "lora": ["a"]}
+    )
     assert compared.variants[0].lora == () and compared.options.loading.lora == ()
 
 
@@ -229,7 +236,7 @@ class Pipes:
     def __init__(self) -> None:
         self.lines, self.requests = self._pipe()
         events, out = self._pipe()
-        self.worker = Worker(out, {})
+        self.worker = Worker(QwenImagePredict, out, {})
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.worker.greet()
         self.threads = [
@@ -321,7 +328,7 @@ def test_quit_ends_what_runs_and_what_waits(pipes: Pipes, request_of: Callable[.
 
 
 def test_the_same_events_come_without_a_worker(request_of: Callable[..., dict[str, Any]], base: Path) -> None:
-    backend = InProcess({"pretrained_model_name_or_path": str(base), "steps": 2})
+    backend = InProcess(QwenImagePredict, {"pretrained_model_name_or_path": str(base), "steps": 2})
     given = request_of()
     del given["pretrained_model_name_or_path"], given["op"], given["steps"]
     assert not backend.holds_memory()
@@ -334,7 +341,7 @@ def test_the_same_events_come_without_a_worker(request_of: Callable[..., dict[st
 
 
 def test_cancelling_and_leaving_end_a_request_without_a_worker(request_of: Callable[..., dict[str, Any]]) -> None:
-    backend, events = InProcess(), []
+    backend, events = InProcess(QwenImagePredict), []
     for event in backend.submit(request_of(steps=300)):
         events.append(event)
         if event["event"] == "step":
@@ -347,7 +354,7 @@ def test_cancelling_and_leaving_end_a_request_without_a_worker(request_of: Calla
 
 
 def test_requests_from_several_threads_wait_for_one_another(request_of: Callable[..., dict[str, Any]]) -> None:
-    backend = InProcess()
+    backend = InProcess(QwenImagePredict)
     found: dict[str, list[Event]] = {}
 
     def ask(id: str) -> None:

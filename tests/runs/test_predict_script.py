@@ -67,7 +67,10 @@ def test_the_script_makes_pictures_from_any_folder_and_names_them(base: Path, co
 
 def test_wrong_options_are_sentences_without_loading_anything(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        command.main(["--steps", "0", "--size", "64,7", "--lora", "a", "--lora_weight", "1", "2", "--vae_device", "gpu", "--promt", "x"])
+        command.main(
+            QwenImagePredict,
+            ["--steps", "0", "--size", "64,7", "--lora", "a", "--lora_weight", "1", "2", "--vae_device", "gpu", "--promt", "x"],
+        )
     assert end.value.code == 2
     text = capsys.readouterr().err
     for part in ("steps", "size", "lora_weight has 2 numbers for 1 files", "'gpu' is not a device", "Did you mean prompt?"):
@@ -76,7 +79,7 @@ def test_wrong_options_are_sentences_without_loading_anything(capsys: pytest.Cap
 
 def test_what_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command.main([])
+        command.main(QwenImagePredict, [])
     text = capsys.readouterr().err
     assert "pretrained_model_name_or_path is missing" in text and "prompt is missing" in text
 
@@ -86,8 +89,9 @@ def test_files_that_are_not_there_end_with_code_2_and_all_their_names(
 ) -> None:
     with pytest.raises(SystemExit) as end:
         command.main(
+            QwenImagePredict,
             ["--pretrained_model_name_or_path", str(base), "--prompt", "x", "--images", "gone.png", "--lora", "none.safetensors"]
-            + ["--out", str(tmp_path)]
+            + ["--out", str(tmp_path)],
         )
     assert end.value.code == 2
     text = capsys.readouterr().err

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.core.protocols import Kind, Objective, Parts, Path, Preview
+from sd_scripts.library.objectives.make import make
 
 TILE = 512
 """Pixels: side of the tiles in which large pictures are decoded, where that is asked for."""
@@ -144,6 +146,21 @@ class PictureFamily(ABC):
     def num_controls(self, parts: Parts) -> tuple[int, int]:
         """None: most families make pictures from text alone."""
         return 0, 0
+
+    def objective(
+        self,
+        options: Any,
+        path: Path,
+        kind: Kind,
+        scheduler_config: Mapping[str, Any] = MappingProxyType({}),
+        colours: Tensor | None = None,
+    ) -> Objective:
+        """Noise prediction or flow matching, as the options say; see objectives.make."""
+        return make(options, path, kind, scheduler_config, colours)
+
+    def equipped(self, parts: Parts, options: Any, device: torch.device) -> Parts:
+        """The parts as they are: most families have nothing to put on them."""
+        return parts
 
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
         """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""

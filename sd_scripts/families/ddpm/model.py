@@ -6,19 +6,24 @@ Shapes: B samples, C channels, h w sides (those of the pictures H W, or of a VAE
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sd_scripts.families.common import pictures, unet
-from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.families.common import pictures, structures, unet
+from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Kind, Objective, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Path as DiffusionPath
 from sd_scripts.library.loading.common import config_of
+from sd_scripts.library.objectives.make import make
+from sd_scripts.library.objectives.regression import Regression
 
 from . import caption_tokenizer, loading
-from .options import DdpmModelOptions
+from .options import DdpmModelOptions, DdpmObjectiveOptions
 
 TEXT = "text"
 """Entry of a condition with the states (L, D) of its caption, without padding."""
@@ -78,6 +83,32 @@ class Ddpm(pictures.PictureFamily):
         )
         captions = ("a red star at the top left", "a blue ring")
         return self.build(options, Beginning(0, ((64, 64),), self.files(options, captions)), torch.device("cpu"), torch.float32)
+
+    def objective(
+        self,
+        options: DdpmObjectiveOptions,
+        path: DiffusionPath,
+        kind: Kind,
+        scheduler_config: Mapping[str, Any] = MappingProxyType({}),
+        colours: Tensor | None = None,
+    ) -> Objective:
+        """That of other U-Nets, with self-conditioning; see protocols.ModelFamily."""
+        made = make(options, path, kind, scheduler_config, colours)
+        assert isinstance(made, Regression), f"{type(made).__name__} has no self-conditioning"
+        return replace(made, self_conditioning_rate=options.self_conditioning_rate)
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """text of the caption itself: its tokenizer is there; see protocols.ModelFamily."""
+        with torch.no_grad():
+            return self.encode_prompts(parts, [caption] * batch)
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What the caption encoder makes of captions of this length; see protocols.ModelFamily."""
+        encoder = parts.text_encoders[name]
+        shape = batch, min(encoder.config.max_length, structures.num_tokens(caption) + 64)
+        mask = torch.ones(shape, dtype=torch.bool, device=structures.META)
+        states: Tensor = encoder(torch.zeros_like(mask, dtype=torch.long), mask)
+        return states
 
     def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
         """Scaled latents (B, C, h, w), float32, of RGB pictures (B, 3, H, W) in [-1, 1]; without a VAE the pictures themselves.

@@ -166,6 +166,11 @@ class DdpmObjectiveOptions(ObjectiveOptions):
     self_conditioning_rate: Annotated[Fraction, Show(needs="self_conditioning")] = 0.5
     """Chance that a sample is trained with the network's own estimate instead of none."""
 
+    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+        """One, and with self-conditioning one that makes estimates for some rows."""
+        assert isinstance(model, DdpmModelOptions), f"{type(model).__name__} is not the model of this objective"
+        return (2, True) if model.self_conditioning else (1, False)
+
 
 class DdpmSampleOptions(SamplerSampleOptions):
     """Previews of a model trained from nothing."""

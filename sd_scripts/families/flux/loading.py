@@ -169,7 +169,7 @@ def _check_fit(networks: Mapping[str, Found], given_names: Sequence[str]) -> Non
 
 def _parts(base: Base, options: FluxModelOptions, modules: Mapping[str, nn.Module]) -> Parts:
     """The model of these networks."""
-    _settle_t5(modules["te3"])
+    settle_t5(modules["te3"])
     guidance_embeds = bool(modules["backbone"].config.guidance_embeds)
     words = base.tokenizers["te3"]
     return Parts(
@@ -189,7 +189,7 @@ def _parts(base: Base, options: FluxModelOptions, modules: Mapping[str, nn.Modul
     )
 
 
-def _settle_t5(encoder: nn.Module) -> None:
+def settle_t5(encoder: nn.Module) -> None:
     """One embedding instead of two equal ones; in fp16, which T5's MLPs overflow, their last layers in float32, as in transformers."""
     encoder.encoder.embed_tokens.weight = encoder.shared.weight
     if encoder.shared.weight.dtype == torch.float16:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,11 +17,13 @@ from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, place, quiet_transformers
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.loading.headers import Header
 
 from . import loading
 from .options import FluxModelOptions
@@ -64,6 +67,28 @@ class Flux(PictureFamily):
         parts = tiny_parts(networks, tokenizers, loading.published_scheduler(guidance_embeds=True), settings)
         parts.denoising = {"guidance_scale": 1.0}
         return parts
+
+    def published(self, options: FluxModelOptions, header: Header | None) -> tuple[Parts, str]:
+        """dev, or schnell where the name says so; see protocols.PublishedFamily."""
+        schnell = "schnell" in Path(options.pretrained_model_name_or_path).name.lower()
+        spec = replace(loading.SPEC, configs=loading.SCHNELL) if schnell else loading.SPEC
+        settings = {"t5xxl_max_token_length": options.t5xxl_max_token_length or loading.MAX_TOKENS[not schnell]}
+        parts, label = structures.published(spec, self.tiny(), options, header, settings)
+        loading.settle_t5(parts.text_encoders["te3"])
+        return parts, label
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """t5, as long as the captions where padding is hidden, and pooled; see protocols.ModelFamily."""
+        config, limit = parts.backbone.config, parts.settings["t5xxl_max_token_length"]
+        length = min(limit, structures.num_tokens(caption)) if parts.settings["apply_t5_attn_mask"] else limit
+        return structures.texts_of(parts, batch, {"t5": (length, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What T5 makes of texts with their padding, or CLIP of a chunk; see protocols.ModelFamily."""
+        encoder = parts.text_encoders[name]
+        if name == "te1":
+            return structures.read_clip(encoder, batch)
+        return structures.read(encoder, batch, parts.settings["t5xxl_max_token_length"])
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: t5 (L, D) and pooled (P,), in the encoders' precision.

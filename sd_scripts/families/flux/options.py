@@ -114,6 +114,8 @@ class FluxFullOptions(TransformerFullOptions):
 class FluxFlowObjectiveOptions(FlowObjectiveOptions):
     """The training objective of FLUX."""
 
+    size_shifts: ClassVar[dict[str, tuple[int, float]]] = {"flux_shift": (4096, 1.15)}
+
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
     """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
     discrete_flow_shift; flux_shift = sigmoid shifted by the picture's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted

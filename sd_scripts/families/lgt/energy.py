@@ -13,7 +13,7 @@ Shapes: B samples, C latent channels, h w latent sides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +25,7 @@ from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.integrators import ORDERS, integrate
 from sd_scripts.library.core.protocols import Batch, Denoiser, Losses, Path
 from sd_scripts.library.core.rng import rng_for
-from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.errors import OptionError
 
 from .options import LgtObjectiveOptions
 from .similarity import chosen_positions, self_similarity
@@ -86,7 +86,7 @@ class Energy:
     def _transfer(self, model: Denoiser, batch: Batch, seed: int) -> dict[str, Tensor]:
         """What the parts other than flow are, of latents on their way from a noise level of their own to the picture, and there."""
         options = self.options
-        problems = too_small(options, {tuple(latents.shape[-2:]) for latents in (batch.x0, *batch.references)})
+        problems = options.size_problems({(latents.shape[-2], latents.shape[-1]) for latents in (batch.x0, *batch.references)})
         if problems:
             raise OptionError(problems)
         start = options.min_start + (options.max_start - options.min_start) * drawn_times(batch, seed, "start")
@@ -191,17 +191,3 @@ def of_equal_sizes(latents: Sequence[Tensor]) -> list[Tensor]:
     for one in latents:
         by_sides.setdefault(one.shape[-2:], []).append(one)
     return [torch.cat(some) for some in by_sides.values()]
-
-
-def too_small(options: LgtObjectiveOptions, sides: Collection[tuple[int, int]]) -> list[Problem]:
-    """What is wrong with comparing latents of these sides (h, w)."""
-    least = min(min(pair) for pair in sides)
-    problems = []
-    too_large = [str(size) for size in options.swd_scales if size > least]
-    if options.w_style and too_large:
-        text = f"swd_scales: patches of {', '.join(too_large)} latent pixels are larger than the smallest latents, with {least} a side"
-        problems.append(Problem("swd_scales", f"{text}; leave them out, or train on larger pictures"))
-    if options.w_content and options.descriptor_size // 2 >= least:
-        text = f"descriptor_size: patches of {options.descriptor_size} latent pixels stick out of latents with {least} a side"
-        problems.append(Problem("descriptor_size", f"{text}; choose a smaller one, or train on larger pictures"))
-    return problems

@@ -8,19 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sd_scripts.families.common import pictures, unet
-from sd_scripts.library.core.protocols import Beginning, Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Beginning, Condition, Dtypes, Geometry, Kind, Objective, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Path as DiffusionPath
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.loading.common import config_of
 from sd_scripts.schema.errors import OptionError, Problem
 
 from . import loading
-from .options import LgtModelOptions
+from .energy import Energy
+from .options import LgtModelOptions, LgtObjectiveOptions
 
 STYLE = "style"
 """Entry of a condition with the weights (S + 1,) of the rows of the table of styles; the last row is the average of all styles."""
@@ -79,6 +82,26 @@ class Lgt(pictures.PictureFamily):
         last = parts.backbone.conv_out
         last.weight.copy_(torch.randn(last.weight.shape, generator=rng_for(0, 0, "tiny")) * math.sqrt(1 / last.weight[0].numel()))
         return parts
+
+    def objective(
+        self,
+        options: LgtObjectiveOptions,
+        path: DiffusionPath,
+        kind: Kind,
+        scheduler_config: Mapping[str, Any] = MappingProxyType({}),
+        colours: Tensor | None = None,
+    ) -> Objective:
+        """The energy of transferred latents; see protocols.ModelFamily."""
+        assert kind == "velocity", f"the energy is of networks that predict a velocity, not {kind}"
+        return Energy(path, options)
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """The style that the caption names; see protocols.ModelFamily."""
+        return self.encode_prompts(parts, [caption] * batch)
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """Never asked for: styles are rows of a table, and there is no text encoder."""
+        raise AssertionError(name)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """The weights of the table's rows for each name of a style, or mixture of several; see style_weights."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.errors import Problem
 from sd_scripts.schema.fields import (
     VAST,
     Batch,
@@ -258,6 +260,36 @@ class LgtObjectiveOptions(ObjectiveSection):
     def weight_of_style(self) -> dict[str, float]:
         """style_weights as a table."""
         return {name.strip(): float(weight) for name, _, weight in (text.rpartition("=") for text in self.style_weights)}
+
+    def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
+        """Inversion without gradient; with it the first step, whose input needs none, and the later ones, whose input does."""
+        return 3, False
+
+    @property
+    def compares_samples(self) -> bool:
+        """Whether patches of several samples are compared together."""
+        return self.swd_pooling != "sample"
+
+    def style_problems(self, styles: Collection[str]) -> list[Problem]:
+        """What is wrong with style_weights."""
+        unknown = [name for name in self.weight_of_style if name not in styles]
+        if not unknown:
+            return []
+        text = f"style_weights: the data set has no style {', '.join(map(repr, unknown))}; it has {', '.join(sorted(styles))}"
+        return [Problem("style_weights", f"{text}. Correct the name, or leave it out")]
+
+    def size_problems(self, sides: Collection[tuple[int, int]]) -> list[Problem]:
+        """What is wrong with comparing patches of latents of these sides (h, w)."""
+        least = min(min(pair) for pair in sides)
+        problems = []
+        too_large = [str(size) for size in self.swd_scales if size > least]
+        if self.w_style and too_large:
+            text = f"swd_scales: patches of {', '.join(too_large)} latent pixels are larger than the smallest latents, with {least} a side"
+            problems.append(Problem("swd_scales", f"{text}; leave them out, or train on larger pictures"))
+        if self.w_content and self.descriptor_size // 2 >= least:
+            text = f"descriptor_size: patches of {self.descriptor_size} latent pixels stick out of latents with {least} a side"
+            problems.append(Problem("descriptor_size", f"{text}; choose a smaller one, or train on larger pictures"))
+        return problems
 
 
 class LgtSampleOptions(SampleOptions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts, Sign, TensorNames
+from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign, TensorNames
 
 TRANSFORMER = "a Qwen-Image transformer"
 VAE = "a VAE of Qwen-Image alone"
@@ -19,6 +19,17 @@ FACTS = FamilyFacts(
     label="Qwen-Image-Edit",
     place=3,
     edits=True,
+    companions=("vae", "text_encoder"),
+    whole_files=False,
+    network=NetworkFacts(
+        head_sizes=lambda model: (128,),
+        text_lengths_vary=lambda model: True,
+        always_masked=False,
+        mostly_weights=True,
+        guided_together=False,
+        quantized_encoder="te1",
+        vae_in_16_bits=True,
+    ),
     lora_module="networks.lora_qwen_image",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("transformer_blocks.0.img_mod.1.")),

@@ -16,11 +16,13 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, in_tiles, place
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version
 from sd_scripts.library.loading.common import BASE, read_json
+from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.loading.source import find
 from sd_scripts.schema.errors import OptionError
 
@@ -51,9 +53,13 @@ class QwenEdit(PictureFamily):
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
         parts = loading.load(options, device, dtype, without)
         qwen_prompts.check_positions(parts.text_encoders["te1"])
-        if options.modulation_table and "backbone" not in without:
-            return tabulate(parts, torch.device("cuda") if torch.cuda.is_available() else device)
-        return parts
+        return (
+            parts if "backbone" in without else self.equipped(parts, options, torch.device("cuda") if torch.cuda.is_available() else device)
+        )
+
+    def equipped(self, parts: Parts, options: QwenImageModelOptions, device: torch.device) -> Parts:
+        """The parts with tables in place of the modulation, where the options say so; see protocols.ModelFamily."""
+        return tabulate(parts, device) if options.modulation_table else parts
 
     def version(self, parts: Parts) -> Version:
         """See ModelFamily."""
@@ -77,6 +83,26 @@ class QwenEdit(PictureFamily):
         parts = tiny_parts(networks, {"te1": tokenizer}, loading.published_scheduler(), settings)
         parts.processor = None if pictures is None else qwen_processor.PictureProcessor(pictures, tokenizer)
         return parts
+
+    def published(self, options: QwenImageModelOptions, header: Header | None) -> tuple[Parts, str]:
+        """The version that the options or the name say; see protocols.PublishedFamily."""
+        version, name = options.model_version, Path(options.pretrained_model_name_or_path).name.lower()
+        if version == "auto":
+            version = next((one for one in ("edit-2511", "edit-2509", "edit") if one in name), "image")
+        area = qwen_templates.AREA if options.control_resolution is None else options.control_resolution**2
+        settings = {"max_token_length": options.max_token_length, "area": qwen_templates.AREA, "control_area": area}
+        changes = {"backbone": {"zero_cond_t": True}} if version == "edit-2511" else {}
+        return structures.published(loading.SPEC, self.tiny_version(version), options, header, settings, changes)
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """text, as long as the instructions in their template and the rows of their control pictures; see protocols.ModelFamily."""
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 12) + num_controls * _picture_tokens(parts)
+        return structures.texts_of(parts, batch, {"text": (length, parts.backbone.config.joint_attention_dim)})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What Qwen2.5-VL makes of instructions in their template; see protocols.ModelFamily."""
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 64)
+        return structures.read(parts.text_encoders[name], batch, length)
 
     @torch.no_grad()
     def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
@@ -246,22 +272,42 @@ class QwenEdit(PictureFamily):
         """Scaled latents (B, 16, h, w), float32, of requests with these conditions, each from noise of its own seed."""
         first = first_of(requests, self.grid)
         device, _ = place(parts.backbone)
-        height, width = first.height // 8, first.width // 8
-        scheduler = qwen_sampling.schedule(first.sampler, parts.scheduler_config, first.steps, height * width // 4, device)
+        scheduler = _schedule(parts, first, device)
 
         def predict(conditions: Sequence[Condition]) -> qwen_sampling.Predict:
             return lambda x_t, t: self.denoise(parts, x_t, t, conditions)
 
-        start = qwen_sampling.noise([request.seed for request in requests], height, width).to(device)
-        return qwen_sampling.draw(
-            start, scheduler, predict(positive), None if negative is None else predict(negative), first.cfg_scale, on_step
-        )
+        away = None if negative is None else predict(negative)
+        return qwen_sampling.draw(self.start(requests).to(device), scheduler, predict(positive), away, first.cfg_scale, on_step)
+
+    def sigmas(self, parts: Parts, request: Preview) -> list[float]:
+        """Noise levels of the steps of a request; see protocols.EditingFamily."""
+        sigmas: list[float] = _schedule(parts, request, torch.device("cpu")).sigmas.tolist()
+        return sigmas
+
+    def start(self, requests: Sequence[Preview]) -> Tensor:
+        """Noise (B, 16, h, w) of requests of one size, each of its seed."""
+        first = requests[0]
+        return qwen_sampling.noise([request.seed for request in requests], first.height // 8, first.width // 8)
 
     def control_pixels(self, parts: Parts, picture: Any) -> Tensor:
         """A control picture as the VAE gets it, (3, H, W) in [-1, 1]."""
         width, height = self.control_size(parts, picture.size)
         prepared: Tensor = VaeImageProcessor(vae_scale_factor=self.grid).preprocess(picture.convert("RGB"), height, width)
         return prepared[0]
+
+
+def _schedule(parts: Parts, request: Preview, device: torch.device) -> Any:
+    """The scheduler of a request, for a picture of its size."""
+    num_tokens = (request.height // 8) * (request.width // 8) // 4
+    return qwen_sampling.schedule(request.sampler, parts.scheduler_config, request.steps, num_tokens, device)
+
+
+def _picture_tokens(parts: Parts) -> int:
+    """Rows of text that a control picture has: of 384 x 384 pixels for the later editing models, of 1024 x 1024 for the first, each of
+    28 x 28 pixels."""
+    side = 1024 if parts.settings["model_version"] == "edit" else 384
+    return (side // 28) ** 2 + 8
 
 
 def linear_layers(parts: Parts) -> list[str]:

@@ -31,7 +31,7 @@ class ModulationTable(nn.Module):
         self._kept = (source, rows)
 
     @property
-    def kept(self) -> list[Tensor]:
+    def host_tensors(self) -> list[Tensor]:
         """What is in main memory: the layer's weights, and the table."""
         source, rows = self._kept
         return [*source.parameters(), rows]

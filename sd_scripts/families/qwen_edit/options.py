@@ -103,6 +103,9 @@ class QwenImageNetworkOptions(TransformerNetworkOptions):
 class QwenFlowObjectiveOptions(FlowObjectiveOptions):
     """The training objective of Qwen-Image."""
 
+    # scheduler_config.json: max_image_seq_len, max_shift. Tokens are the picture's own, without those of control pictures.
+    size_shifts: ClassVar[dict[str, tuple[int, float]]] = {"qwen_shift": (8192, 0.9)}
+
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "qwen_shift", "mode", "sigma"] = "shift"
     """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
     discrete_flow_shift; qwen_shift = sigmoid shifted by the picture's size, as Qwen-Image is sampled; mode (mode_scale); sigma = uniform

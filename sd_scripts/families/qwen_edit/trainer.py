@@ -31,7 +31,7 @@ from sd_scripts.dataset.plan import cache_folder
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.pictures import as_pictures, evaluating, place
-from sd_scripts.families.qwen_edit.predict_options import PredictModelOptions, PredictSection
+from sd_scripts.families.qwen_edit.predict_options import PredictModelOptions, QwenPredictSection
 from sd_scripts.library.adapters.applying import AppliedAdapters, apply_adapters
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
@@ -44,7 +44,6 @@ from sd_scripts.library.core.rng import rng_for, seed_for
 from sd_scripts.library.data.cache import CODE_REVISION, Cache, CorruptEntry, fingerprint, key_of
 from sd_scripts.library.memory.arranging import arrange
 from sd_scripts.library.memory.quantize import is_quantized, quantize_network
-from sd_scripts.library.objectives import make as objectives
 from sd_scripts.library.render.predict import Predictor, Progress, Request, devices_for
 from sd_scripts.library.render.predicting.memory import give_back
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity, State, read_state, remove_leftovers
@@ -62,12 +61,13 @@ from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
+from sd_scripts.schema.predict import LoadingSection
 
 from . import yaml as qwen_yaml
 from .batches import CACHED, SHAPES, Entries, Grid, Picture, digest, grids_of, pictures_of, stacked, without_end
-from .model import QwenEdit
+from .model import FAMILY, QwenEdit
 from .options import QwenImageNetwork
-from .predict_options import LoadingSection, QwenImagePredict
+from .predict_options import QwenImagePredict
 
 Pictures = Picture | Sequence[Picture]
 FILE = "pytorch_lora_weights.safetensors"
@@ -413,7 +413,7 @@ class QwenImageEditTrainer:
         numbers = torch.arange(self._num_samples, self._num_samples + len(x0))
         self._num_samples += len(x0)
         batch = Batch(x0, conditions, numbers, torch.ones(len(x0), device=device), [""] * len(x0))
-        objective = objectives.make(options.objective, parts.path, parts.kind, parts.scheduler_config)
+        objective = FAMILY.objective(options.objective, parts.path, parts.kind, parts.scheduler_config)
         precision = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(with_precision(options, device).training.mixed_precision)
         with torch.autocast(device.type, dtype=precision) if precision is not None else nullcontext():
             losses = objective(Conditioned(self.family, parts, network, conditions, dict), batch, options.training.seed)
@@ -677,7 +677,7 @@ class QwenImageEditTrainer:
         devices = dict(self.predict_devices)
         loading = LoadingSection(transformer_device=devices.pop("transformer_device", None))
         model = PredictModelOptions.model_validate({**self.options.model.model_dump(), **devices})
-        options = QwenImagePredict(model=model, loading=loading, predict=PredictSection(serve=True))
+        options = QwenImagePredict(model=model, loading=loading, predict=QwenPredictSection(serve=True))
         kept = self.network is not None or self._merged
         if not kept and not self.lora and (weights := self.options.network.network_weights):
             # model.lora.pretrained_weight, which an adapter that is trained has begun with.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.unet_signs import text_width
-from sd_scripts.schema.facts import FamilyFacts, Sign, TensorNames
+from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign, TensorNames
 
 FIRST, SECOND = "an SD 1.x model", "an SD 2.x model"
 FIRST_UNET, SECOND_UNET = "the UNet of SD 1.x alone", "the UNet of SD 2.x alone"
@@ -19,6 +19,18 @@ FACTS = FamilyFacts(
     label="SD 1.5 / 2.x",
     place=1,
     edits=False,
+    companions=("vae",),
+    whole_files=True,
+    network=NetworkFacts(
+        # SD 1.x has eight heads on every level.
+        head_sizes=lambda model: (40, 80, 160),
+        text_lengths_vary=lambda model: False,
+        always_masked=False,
+        mostly_weights=False,
+        guided_together=True,
+        quantized_encoder=None,
+        vae_in_16_bits=True,
+    ),
     lora_module="networks.lora",
     signs=(
         Sign("an SD3 model", _is_third),

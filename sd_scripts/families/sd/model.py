@@ -14,11 +14,13 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextModel
 
-from sd_scripts.families.common import pictures, unet
+from sd_scripts.families.common import pictures, structures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.loading.headers import Header, what_is
 
 from . import loading
+from .facts import SECOND
 from .options import SdModelOptions
 
 if TYPE_CHECKING:
@@ -62,6 +64,23 @@ class Sd(pictures.PictureFamily):
             }
         settings = {"max_token_length": 75, "weighted_captions": False, "clip_skip": None}
         return unet.tiny_parts(loading.spec_of(networks["backbone"]), networks, {"te1": tokenizer}, settings)
+
+    def published(self, options: SdModelOptions, header: Header | None) -> tuple[Parts, str]:
+        """SD 1.5, or 2.1 where the name or the file says so; see protocols.PublishedFamily."""
+        name = Path(options.pretrained_model_name_or_path).name.lower()
+        second = "diffusion-2" in name or (header is not None and what_is(header) == SECOND)
+        settings = {key: getattr(options, key) for key in ("max_token_length", "weighted_captions", "clip_skip")}
+        return structures.published(loading.SPEC2 if second else loading.SPEC1, self.tiny(), options, header, settings)
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """prompt_embeds of one length for all captions; see protocols.ModelFamily."""
+        return structures.texts_of(
+            parts, batch, {"prompt_embeds": (structures.clip_tokens(parts), parts.backbone.config.cross_attention_dim)}
+        )
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What CLIP makes of a chunk; see protocols.ModelFamily."""
+        return structures.read_clip(parts.text_encoders[name], batch)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D), in the encoder's precision.

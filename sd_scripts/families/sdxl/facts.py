@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.unet_signs import text_width
-from sd_scripts.schema.facts import FamilyFacts, Sign, TensorNames
+from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign, TensorNames
 
 CHECKPOINT = "an SDXL checkpoint"
 UNET = "the UNet of SDXL alone"
@@ -24,6 +24,17 @@ FACTS = FamilyFacts(
     label="SDXL",
     place=0,
     edits=False,
+    companions=("vae",),
+    whole_files=True,
+    network=NetworkFacts(
+        head_sizes=lambda model: (64,),
+        text_lengths_vary=lambda model: False,
+        always_masked=False,
+        mostly_weights=False,
+        guided_together=True,
+        quantized_encoder=None,
+        vae_in_16_bits=False,
+    ),
     lora_module="networks.lora",
     signs=(
         Sign(CHECKPOINT, _is_checkpoint),

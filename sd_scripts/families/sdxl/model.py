@@ -14,9 +14,10 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.common import pictures, unet
+from sd_scripts.families.common import pictures, structures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.loading.headers import Header
 
 from . import loading
 from .options import SdxlModelOptions
@@ -58,6 +59,20 @@ class Sdxl(pictures.PictureFamily):
             }
         settings = {"max_token_length": 75, "weighted_captions": False, "force_zeros_for_empty_prompt": True}
         return unet.tiny_parts(loading.SPEC, networks, tokenizers, settings)
+
+    def published(self, options: SdxlModelOptions, header: Header | None) -> tuple[Parts, str]:
+        """SDXL 1.0; see protocols.PublishedFamily."""
+        settings = {"max_token_length": options.max_token_length, "weighted_captions": options.weighted_captions}
+        return structures.published(loading.SPEC, self.tiny(), options, header, settings)
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """prompt_embeds of one length for all captions, and pooled; see protocols.ModelFamily."""
+        width, pooled = parts.backbone.config.cross_attention_dim, parts.text_encoders["te2"].config.projection_dim
+        return structures.texts_of(parts, batch, {"prompt_embeds": (structures.clip_tokens(parts), width), "pooled": (pooled,)})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What CLIP makes of a chunk; see protocols.ModelFamily."""
+        return structures.read_clip(parts.text_encoders[name], batch)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition: prompt_embeds (L, D) and pooled (P,), in the encoders' precision.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts, Sign
+from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign
 
 TRANSFORMER = "a Z-Image transformer"
 TEXT_ENCODER = "a Qwen3 text encoder"
@@ -10,6 +10,17 @@ FACTS = FamilyFacts(
     label="Z-Image",
     place=4,
     edits=False,
+    companions=("vae", "text_encoder"),
+    whole_files=False,
+    network=NetworkFacts(
+        head_sizes=lambda model: (128,),
+        text_lengths_vary=lambda model: True,
+        always_masked=False,
+        mostly_weights=True,
+        guided_together=True,
+        quantized_encoder="te1",
+        vae_in_16_bits=True,
+    ),
     lora_module="networks.lora_zimage",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("noise_refiner.0.") and names.has("cap_pad_token", "all_x_embedder")),

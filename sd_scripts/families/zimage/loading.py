@@ -89,8 +89,8 @@ VERSION = Version("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image",
 def load(options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
     """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
 
-    Networks named in `without` are not read. A training adapter is on the transformer afterwards. Raises OptionError with every problem
-    that can be seen before weights are read.
+    Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read, also with a
+    training adapter, which is put on afterwards.
     """
     file = options.training_adapter
     further: list[Callable[[], object]] = [] if file is None else [lambda: adapter(file, "training_adapter")]
@@ -104,12 +104,7 @@ def load(options: ZImageModelOptions, device: torch.device, dtype: Dtypes, witho
     if "te1" not in base.tokenizers and base.networks["te1"].tensors:
         base.tokenizers["te1"] = tokenizer_for(base, "te1")
     _check_fit(base, given_names, options)
-    parts = read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, modules))
-    if file is not None and "backbone" not in without:
-        from sd_scripts.library.adapters.applying import put_on_for_training
-
-        parts.training_adapter = put_on_for_training(parts, Path(file).expanduser(), options.training_adapter_multiplier)
-    return parts
+    return read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, modules))
 
 
 def published_scheduler() -> Config:

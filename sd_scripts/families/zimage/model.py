@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families.common import structures
 from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, place, quiet_transformers
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.loading.headers import Header
 
 from . import loading
 from . import tiny as tiny_zimage
@@ -42,7 +44,17 @@ class ZImage(PictureFamily):
 
     def load(self, options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
-        return loading.load(options, device, dtype, without)
+        parts = loading.load(options, device, dtype, without)
+        return parts if "backbone" in without else self.equipped(parts, options, device)
+
+    def equipped(self, parts: Parts, options: ZImageModelOptions, device: torch.device) -> Parts:
+        """The parts with the training adapter on the transformer; see protocols.ModelFamily."""
+        if options.training_adapter is not None:
+            from sd_scripts.library.adapters.applying import put_on_for_training
+
+            file = Path(options.training_adapter).expanduser()
+            parts.training_adapter = put_on_for_training(parts, file, options.training_adapter_multiplier)
+        return parts
 
     def version(self, parts: Parts) -> Version:
         """See ModelFamily."""
@@ -57,6 +69,20 @@ class ZImage(PictureFamily):
             transformer, vae = tiny_zimage.tiny_zimage_transformer(), tiny_vae(16, 0.3611, 0.1159)
         networks = {"backbone": transformer, "vae": vae, "te1": encoder}
         return tiny_parts(networks, {"te1": tokenizer}, loading.published_scheduler(), {"max_token_length": 512})
+
+    def published(self, options: ZImageModelOptions, header: Header | None) -> tuple[Parts, str]:
+        """Z-Image, of which Turbo and the base model are alike; see protocols.PublishedFamily."""
+        return structures.published(loading.SPEC, self.tiny(), options, header, {"max_token_length": options.max_token_length})
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """text, as long as the captions in their template; see protocols.ModelFamily."""
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 12)
+        return structures.texts_of(parts, batch, {"text": (length, parts.backbone.config.cap_feat_dim)})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What Qwen3 makes of captions in their template; see protocols.ModelFamily."""
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 64)
+        return structures.read(parts.text_encoders[name], batch, length)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition, text (L, D), in the encoder's precision: the last but one hidden states, without padding.

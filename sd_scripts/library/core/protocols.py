@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, ClassVar, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from PIL import Image
@@ -60,6 +61,14 @@ class TrainingAdapter(Protocol):
     def disabled(self) -> AbstractContextManager[None]:
         """Inside, the model is what it was without this adapter; others stay."""
         ...
+
+
+@runtime_checkable
+class InHostRam(Protocol):
+    """A layer that keeps tensors in host RAM, outside of its parameters."""
+
+    @property
+    def host_tensors(self) -> list[Tensor]: ...
 
 
 @dataclass
@@ -195,6 +204,32 @@ class ModelFamily(Protocol):
         """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
         ...
 
+    def objective(
+        self,
+        options: Any,
+        path: Path,
+        kind: Kind,
+        scheduler_config: Mapping[str, Any] = MappingProxyType({}),
+        colours: Tensor | None = None,
+    ) -> Objective:
+        """The objective that the options of a run's section ask for; see objectives.make, which makes those that families share."""
+        ...
+
+    def equipped(self, parts: Parts, options: Any, device: torch.device) -> Parts:
+        """Loaded parts with what the model options put on them besides weights, such as an adapter for training, made on `device`.
+
+        Networks are changed in place.
+        """
+        ...
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """Text part of the conditions of so many captions as long as this one, on the meta device, as are the networks."""
+        ...
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What the text encoder of this name makes of so many captions as long as this one, on the meta device, as is the encoder."""
+        ...
+
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default, by module name (backbone, te1, ...); conv adds 3x3 convolutions."""
         ...
@@ -219,8 +254,22 @@ class ModelFamily(Protocol):
         ...
 
 
-class EditingFamily(ModelFamily, Protocol):
-    """A family whose models edit pictures; what it adds is asked of models with num_controls above 0."""
+class PublishedFamily(ModelFamily, Protocol):
+    """A family whose models are loaded; the counterpart of NewFamily."""
+
+    def published(self, options: Any, header: Any) -> tuple[Parts, str]:
+        """The published model that these options most likely mean, on the meta device, and its name for people.
+
+        header: of the file that the options name; None for a hub id. Raises OptionError for a file of another family.
+        """
+        ...
+
+
+class EditingFamily(PublishedFamily, Protocol):
+    """A family whose models edit pictures; controls are asked of models with num_controls above 0.
+
+    Parts.settings has `model_version`, as people call it, and `area`, the pixels of a picture where nobody says otherwise.
+    """
 
     def control_area(self, options: Any) -> int:
         """Pixels of a control picture as the VAE gets it, found without loading the model. Raises OptionError for a broken folder."""
@@ -236,6 +285,33 @@ class EditingFamily(ModelFamily, Protocol):
 
         A condition has both together under `text`, and the encoded control pictures under `control_0`, `control_1`, ...
         """
+        ...
+
+    def control_pixels(self, parts: Parts, picture: Image.Image) -> Tensor:
+        """A control picture as the VAE gets it, (3, H, W) in [-1, 1]."""
+        ...
+
+    def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
+        """Conditions of the requests' prompts, and of their negative prompts where guidance is on."""
+        ...
+
+    def sigmas(self, parts: Parts, request: Preview) -> list[float]:
+        """Noise levels of the steps of a request, from 1 down to 0: one more than there are steps."""
+        ...
+
+    def start(self, requests: Sequence[Preview]) -> Tensor:
+        """Noise (B, C, h, w), float32, of the seed of each request, from which `draw` sets out."""
+        ...
+
+    def draw(
+        self,
+        parts: Parts,
+        requests: Sequence[Preview],
+        positive: Sequence[Condition],
+        negative: Sequence[Condition] | None,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
+        """Scaled latents (B, C, h, w), float32, of requests with these conditions, each from noise of its own seed."""
         ...
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from sd_scripts.dataset.instructions import instructions_of_run
 from sd_scripts.dataset.plan import Plan, SampleRef, caption_of, texts_of_run
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import Progress
-from sd_scripts.families.lgt.options import LgtDatasetOptions
 from sd_scripts.library.core.protocols import Batch, Condition, ModelFamily, Parts
 from sd_scripts.schema.dataset import DatasetOptions
 
@@ -29,7 +28,7 @@ from .controls import check_controls
 from .encoding import Encoding, Rows
 from .fill import Job, Tensors, fill, in_groups
 from .prefetch import Prefetcher
-from .styles import StyleDraws
+from .styles import StyleDraws, StyleOptions
 from .views import Look, Seen, View, cached_view, control_views, geometry_of, normalised, see, see_control, view_of, with_outside
 
 logger = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ class DataPipeline:
         self._empty: Condition | None = None
         self._parts: Parts | None = None
         self._encoding: Encoding | None = None
-        self._styles = StyleDraws(plan, options, seed) if isinstance(options, LgtDatasetOptions) else None
+        self._styles = StyleDraws(plan, cast(StyleOptions, options), seed) if options.by_style else None
         self._picture_groups: list[list[Look]] = []
         self._text_groups: list[list[str]] = []
         self._row_groups: list[list[Rows]] = []

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from sd_scripts.dataset.buckets import Size
 from sd_scripts.dataset.draws import fraction_for
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.families.lgt.options import LgtDatasetOptions
 
 from .views import View, cached_view
 
@@ -17,10 +16,17 @@ Cuts = list[tuple[int, int]]
 """(picture, resolution) pairs."""
 
 
+class StyleOptions(Protocol):
+    """What options of a data set of styles have besides."""
+
+    num_references: int
+    same_style_rate: float
+
+
 class StyleDraws:
     """The goals and references of a run's samples. A style is the caption of its pictures; the empty one stands for all of them."""
 
-    def __init__(self, plan: Plan, options: LgtDatasetOptions, seed: int) -> None:
+    def __init__(self, plan: Plan, options: StyleOptions, seed: int) -> None:
         self._plan, self._options, self._seed = plan, options, seed
         self._cuts: dict[str, Cuts] = {}
         self._in_bucket: dict[Size, dict[str, Cuts]] = {}

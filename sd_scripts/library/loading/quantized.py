@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sd_scripts.families import FACTS
 from sd_scripts.library.core.protocols import Dtypes, Parts
 from sd_scripts.library.memory import quantize
 from sd_scripts.schema.model import BaseModelOptions
@@ -29,7 +30,7 @@ def read_quantized(
     parts_of makes the parts of the networks. Without adapters each block is quantised as soon as it is read; with them afterwards, because
     what is added to few bits is lost in rounding.
     """
-    chosen = quantize.chosen(options, without)
+    chosen = quantize.chosen(options, FACTS[base.spec.name].network.quantized_encoder, without)
     at_once = {} if adapters else chosen
     with quantize.while_reading({name: found.module for name, found in base.networks.items()}, at_once) as finishing:
         dtypes = dtypes_of(base.networks, dtype, options.vae_dtype)

@@ -141,7 +141,7 @@ def _signature(block: nn.Module) -> tuple[Any, ...]:
 
 
 def _fill_tables(network: nn.Module) -> None:
-    """Computes what Z-Image's transformer keeps of its first call, which no compiler can follow."""
+    """Computes the positions that some transformers keep of their first call, which no compiler can follow."""
     embedder = getattr(network, "rope_embedder", None)
     if embedder is not None and embedder.freqs_cis is None:
         embedder.freqs_cis = embedder.precompute_freqs_cis(embedder.axes_dims, embedder.axes_lens, theta=embedder.theta)

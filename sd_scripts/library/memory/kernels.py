@@ -18,11 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sd_scripts.families.ddpm.options import DdpmModelOptions
-from sd_scripts.families.flux.options import FluxModelOptions
-from sd_scripts.families.lgt.options import LgtModelOptions
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
-from sd_scripts.families.zimage.options import ZImageModelOptions
+from sd_scripts.families import FACTS
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.memory import MemoryOptions, UNetMemoryOptions
@@ -89,7 +85,8 @@ def check(options: RunOptions, device: torch.device, network: nn.Module | None =
     if name == "auto":
         return
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(options.training.mixed_precision, torch.float32)
-    masked, heads = _has_masks(options), _head_sizes(options) if network is None else head_sizes_of(network)
+    masked = _has_masks(options)
+    heads = FACTS[options.family].network.head_sizes(options.model) if network is None else head_sizes_of(network)
     if all(_works(BACKENDS[name], head, dtype, device, masked) for head in heads):
         return
     working = [
@@ -99,7 +96,7 @@ def check(options: RunOptions, device: torch.device, network: nn.Module | None =
     ]
     call = f"heads of {' and '.join(map(str, heads))} numbers in {str(dtype).removeprefix('torch.')}"
     padded = " with a mask, which hides the padding of shorter texts" if masked else ""
-    spared = masked and not isinstance(options.model, DdpmModelOptions)
+    spared = masked and not FACTS[options.family].network.always_masked
     hint = " (train_batch_size 1 needs no mask)" if spared and _works(BACKENDS[name], heads[0], dtype, device, False) else ""
     text = f"{name} cannot compute {call} on this {device.type.upper()}{padded}{hint}; here work {', '.join(['auto', *working])}"
     raise OptionError(Problem("attention_backend", f"attention_backend: {text}"))
@@ -124,24 +121,10 @@ def head_sizes_of(network: nn.Module) -> tuple[int, ...]:
     return tuple(sorted({module.inner_dim // module.heads for module in attentions}))
 
 
-def _head_sizes(options: RunOptions) -> tuple[int, ...]:
-    """Numbers of each attention head in published models, and in those that a run makes."""
-    model = options.model
-    if isinstance(model, DdpmModelOptions | LgtModelOptions):
-        return (model.attention_head_dim,)
-    # SD 1.x has eight heads on every level.
-    return {"sd": (40, 80, 160), "sdxl": (64,)}.get(options.family, (128,))
-
-
 def _has_masks(options: RunOptions) -> bool:
-    """Whether attention is told what is padding: always by DDPM, by others where the texts of a batch differ in length."""
-    model = options.model
-    if isinstance(model, DdpmModelOptions):
-        return True
-    varying = isinstance(model, QwenImageModelOptions | ZImageModelOptions) or (
-        isinstance(model, FluxModelOptions) and model.apply_t5_attn_mask
-    )
-    return varying and options.dataset.train_batch_size > 1
+    """Whether attention is told what is padding."""
+    network = FACTS[options.family].network
+    return network.always_masked or (network.text_lengths_vary(options.model) and options.dataset.train_batch_size > 1)
 
 
 # What is global.

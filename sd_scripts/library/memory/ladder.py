@@ -12,7 +12,6 @@ from typing import Protocol
 
 import torch
 
-from sd_scripts.families.lgt.options import LgtObjectiveOptions
 from sd_scripts.library.core.protocols import Batch, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.memory import MemoryOptions
@@ -62,7 +61,7 @@ def check_alone(memory: MemoryOptions, processes: int) -> None:
 def ladder_of(options: RunOptions, arranged: Arranged, trainer: Splits, say: Callable[[str], None]) -> Ladder:
     """The levers that a run with these options has left."""
     rungs: list[Rung] = []
-    if not _compares_samples(options):
+    if not options.objective.compares_samples:
         rungs.append(smaller_batches(trainer, options.dataset.train_batch_size))
     rungs += recomputing_more(options, arranged.parts)
     made = arranged.compilation
@@ -72,11 +71,6 @@ def ladder_of(options: RunOptions, arranged: Arranged, trainer: Splits, say: Cal
     if not fixed:
         rungs.append(swapping_more(arranged.swap))
     return Ladder(rungs, say)
-
-
-def _compares_samples(options: RunOptions) -> bool:
-    """Whether a sample's loss depends on the others of its batch."""
-    return isinstance(options.objective, LgtObjectiveOptions) and options.objective.swd_pooling != "sample"
 
 
 # Levers.

@@ -1,8 +1,8 @@
 """Hold frozen networks in 8 or 4 bits: the linear layers of their blocks, one block at a time, with the error of each.
 
 Layers around the blocks keep their precision: they are 0.2 % of a transformer's weights, and everything passes through them. So do the
-convolutions of a U-Net, inside of its blocks too. Of Qwen2.5-VL the visual part (8 %) stays as well, because its errors would be in every
-row that instructions on a picture share, and embeddings, which are looked up and not multiplied.
+convolutions of a U-Net, inside of its blocks too. Of a text encoder that sees, the visual part (8 %) stays as well, because its errors
+would be in every row that instructions on a picture share, and embeddings, which are looked up and not multiplied.
 
 qint8 and qfloat8 are those of optimum-quanto, fp8 and nf4 are our own (packed.py).
 """
@@ -18,9 +18,6 @@ import torch
 from torch import nn
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.flux.options import FluxModelOptions
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
-from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.core import blocks
 from sd_scripts.library.loading.weights import Finish
 from sd_scripts.schema.model import BaseModelOptions, Quantization
@@ -30,7 +27,7 @@ from . import packed
 logger = logging.getLogger(__name__)
 
 _BLOCKS = ("model.language_model.layers", "layers", "encoder.block")
-"""Lists of blocks, by their names in the text encoders that have them: Qwen2.5-VL, Qwen3, T5."""
+"""Lists of blocks, by their names in transformers' text encoders."""
 
 
 def blocks_of(network: nn.Module) -> list[str]:
@@ -110,13 +107,12 @@ def quantize_network(network: nn.Module, kind: str) -> Report:
     return report
 
 
-def chosen(options: BaseModelOptions, without: Collection[str]) -> dict[str, Quantization]:
-    """Kind of quantisation of each network that is quantised, but not of those named in `without`."""
+def chosen(options: BaseModelOptions, encoder: str | None, without: Collection[str]) -> dict[str, Quantization]:
+    """Kind of quantisation of each network that is quantised, but not of those named in `without`. encoder: the text encoder that
+    text_encoder_quantization is about, if there is that option."""
     wanted: dict[str, Quantization] = {"backbone": options.transformer_quantization}
-    if isinstance(options, FluxModelOptions):
-        wanted["te3"] = options.text_encoder_quantization
-    elif isinstance(options, QwenImageModelOptions | ZImageModelOptions):
-        wanted["te1"] = options.text_encoder_quantization
+    if encoder is not None:
+        wanted[encoder] = options.text_encoder_quantization  # type: ignore[attr-defined]
     return {name: kind for name, kind in wanted.items() if kind != "none" and name not in without}
 
 

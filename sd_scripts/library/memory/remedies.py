@@ -6,11 +6,7 @@ from typing import Literal
 
 import torch
 
-from sd_scripts.families.ddpm.options import DdpmModelOptions
-from sd_scripts.families.flux.options import FluxModelOptions
-from sd_scripts.families.lgt.options import LgtModelOptions, LgtObjectiveOptions
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
-from sd_scripts.families.zimage.options import ZImageModelOptions
+from sd_scripts.families import FACTS
 from sd_scripts.library.core.errors import OutOfMemory
 from sd_scripts.schema.model import BaseModelOptions
 from sd_scripts.schema.network import NetworkOptions
@@ -32,9 +28,11 @@ Levers = list[tuple[bool, str]]
 
 def _caching(options: RunOptions, on_gpu: bool) -> Levers:
     data, model = options.dataset, options.model
-    whole = isinstance(model, QwenImageModelOptions | ZImageModelOptions) and model.text_encoder_quantization == "none"
     return [
-        (whole, "text_encoder_quantization = qint8, half the memory of the text encoder"),
+        (
+            getattr(model, "text_encoder_quantization", "") == "none",
+            "text_encoder_quantization = qint8, half the memory of the text encoder",
+        ),
         (data.vae_batch_size > 1, f"vae_batch_size = 1 instead of {data.vae_batch_size}"),
         (
             "text_encoder_batch_size" in type(data).model_fields and data.text_encoder_batch_size > 1,
@@ -61,17 +59,11 @@ def _training(options: RunOptions, on_gpu: bool) -> Levers:
     batch, accumulation = data.train_batch_size, training.gradient_accumulation_steps
     adapter = isinstance(network, NetworkOptions)
     wide = adapter and (network.network_dim > 32 or network.wants_convolutions)
-    model = options.model
-    small = isinstance(model, DdpmModelOptions | LgtModelOptions)
-    objective = options.objective
-    energy = objective if isinstance(objective, LgtObjectiveOptions) else None
-    less = _less_of_the_network(options, on_gpu)
-    # Their weights are most of what is on the device.
-    large = isinstance(model, FluxModelOptions | QwenImageModelOptions | ZImageModelOptions)
+    less, large = _less_of_the_network(options, on_gpu), FACTS[options.family].network.mostly_weights
     return [
         *(less[:1] if large else []),
         (
-            energy is not None and not energy.checkpoint_steps,
+            not getattr(options.objective, "checkpoint_steps", True),
             "checkpoint_steps on: memory hardly grows with ode_integration_steps any more, same result",
         ),
         (not memory.gradient_checkpointing, "gradient_checkpointing on: the largest saving, about a third slower, same result"),
@@ -99,11 +91,11 @@ def _training(options: RunOptions, on_gpu: bool) -> Levers:
         (not adapter and options.optimizer.optimizer_type != "Adafactor", "optimizer_type = Adafactor, which keeps almost no state"),
         (on_gpu and adapter and options.optimizer.optimizer_type in ("AdamW", "Prodigy"), "optimizer_type = AdamW8bit"),
         (
-            small and model.pretrained_model_name_or_path is None,
+            options.method == "scratch" and options.model.pretrained_model_name_or_path is None,
             "a smaller model: half of base_channels is a quarter of the weights, and fewer attention_levels need less",
         ),
         (
-            not adapter and not small and not network.target_modules,
+            options.method == "full" and not network.target_modules,
             "target_modules = attn: train only a part of the weights, or a LoRA",
         ),
         (training.use_ema, "use_ema off"),

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.weights import terms_of as term_weights
-from sd_scripts.families.ddpm.options import DdpmObjectiveOptions
-from sd_scripts.families.lgt.energy import Energy, too_small
-from sd_scripts.families.lgt.options import LgtObjectiveOptions
 from sd_scripts.library.core.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
-from sd_scripts.library.core.protocols import Kind, Objective, Path
+from sd_scripts.library.core.protocols import Kind, Path
 from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection
 
 from . import noise as noises
 from .distances import distance_of
@@ -26,10 +23,8 @@ from .flow_matching import Curvature, FlowMatching, Guidance, Interpretation
 from .levels import FromAnchors, FromDensity, LevelsOf
 from .regression import Regression, Times
 from .terms import COLOUR_TERMS, terms_of
-from .times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
+from .times import UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
 from .weights import anchor_weights, flow_weight_of, weight_of
-
-AnyObjectiveOptions = RegressionOptions | LgtObjectiveOptions
 
 
 def density_of(options: ObjectiveOptions | FlowObjectiveOptions, sides: tuple[int, int]) -> Density:
@@ -39,10 +34,9 @@ def density_of(options: ObjectiveOptions | FlowObjectiveOptions, sides: tuple[in
             return mode(options.mode_scale)
         if options.timestep_sampling == "sigma":
             return shifted(UNIFORM, options.discrete_flow_shift)
-        if options.timestep_sampling == "flux_shift":
-            return shifted(logit_normal(0.0, options.sigmoid_scale), resolution_shift(sides))
-        if options.timestep_sampling == "qwen_shift":
-            return shifted(logit_normal(0.0, options.sigmoid_scale), resolution_shift(sides, QWEN_MOST))
+        if options.timestep_sampling in options.size_shifts:
+            shift = resolution_shift(sides, options.size_shifts[options.timestep_sampling])
+            return shifted(logit_normal(0.0, options.sigmoid_scale), shift)
     return {
         "uniform": lambda: UNIFORM,
         "sigmoid": lambda: logit_normal(0.0, options.sigmoid_scale),
@@ -117,40 +111,37 @@ def levels_of(options: FlowObjectiveOptions, path: Path, scheduler_config: Mappi
     )
 
 
-def num_anchors(options: AnyObjectiveOptions) -> int:
+def num_anchors(options: ObjectiveSection) -> int:
     """How many samples in a row see every noise level that is trained; 0 where levels are not dealt."""
     return options.turbo_steps if isinstance(options, AnchoredFlowOptions) and options.objective == "acrf" else 0
 
 
-def wants_empty_text(options: AnyObjectiveOptions) -> bool:
+def wants_empty_text(options: ObjectiveSection) -> bool:
     """Whether the objective asks the network for its answer to the empty caption."""
     return isinstance(options, AnchoredFlowOptions) and options.cfg_training_scale > 1
 
 
-def check_prior(options: AnyObjectiveOptions, has_regularisation: bool) -> None:
+def check_prior(options: ObjectiveSection, has_regularisation: bool) -> None:
     """Raises OptionError where the objective compares regularisation pictures with the base model, and the data has none."""
     if isinstance(options, FlowObjectiveOptions) and options.base_prior_weight and not has_regularisation:
         text = "base_prior_weight compares with the base model on regularisation pictures, and the data set has none"
         raise OptionError(Problem("base_prior_weight", f"{text}; add a subset with is_reg = true or reg_data_dir, or set it to 0"))
 
 
-def wants_colours(options: AnyObjectiveOptions, own_terms: Collection[str]) -> bool:
+def wants_colours(options: ObjectiveSection, own_terms: Collection[str]) -> bool:
     """Whether a term of the loss looks at colours: of the run, or of own_terms that data sets and pictures have weights for."""
     return any(weight > 0 or name in own_terms for name, weight in term_weights(options).items() if name in COLOUR_TERMS)
 
 
-def check_styles(options: AnyObjectiveOptions, styles: Collection[str]) -> None:
+def check_styles(options: ObjectiveSection, styles: Collection[str]) -> None:
     """Raises OptionError where the objective has weights for styles that are not among those of the data."""
-    unknown = [name for name in options.weight_of_style if name not in styles] if isinstance(options, LgtObjectiveOptions) else []
-    if unknown:
-        text = f"style_weights: the data set has no style {', '.join(map(repr, unknown))}; it has {', '.join(sorted(styles))}"
-        raise OptionError(Problem("style_weights", f"{text}. Correct the name, or leave it out"))
+    if problems := options.style_problems(styles):
+        raise OptionError(problems)
 
 
-def check_sides(options: AnyObjectiveOptions, sides: Collection[tuple[int, int]]) -> None:
+def check_sides(options: ObjectiveSection, sides: Collection[tuple[int, int]]) -> None:
     """Raises OptionError where latents of sides (h, w) are too small for what the objective compares in them."""
-    problems = too_small(options, sides) if isinstance(options, LgtObjectiveOptions) else []
-    if problems:
+    if problems := options.size_problems(sides):
         raise OptionError(problems)
 
 
@@ -180,24 +171,22 @@ def flow_matching_of(
 
 
 def make(
-    options: AnyObjectiveOptions,
+    options: ObjectiveSection,
     path: Path,
     kind: Kind,
     scheduler_config: Mapping[str, Any] = MappingProxyType({}),
     colours: Tensor | None = None,
-) -> Objective:
-    """The objective of a model whose network predicts `kind` on `path`, and is sampled by the diffusers scheduler of this configuration.
+) -> Regression | FlowMatching:
+    """The objective of a model whose network predicts `kind` on `path`, and is sampled by the diffusers scheduler of this configuration; of
+    a family without one of its own, see ModelFamily.objective.
 
     colours (3, C) maps latents to luminance and two colours; terms that look at them cannot do without. Raises OptionError for weights and
     levels that the model cannot have.
     """
-    if isinstance(options, LgtObjectiveOptions):
-        assert kind == "velocity"
-        return Energy(path, options)
     if isinstance(options, FlowObjectiveOptions):
         assert kind == "velocity"
         return flow_matching_of(options, path, scheduler_config, colours)
-    assert isinstance(options, ObjectiveOptions)
+    assert isinstance(options, ObjectiveOptions), f"{type(options).__name__} makes an objective of its own"
     return Regression(
         path,
         kind,
@@ -205,5 +194,4 @@ def make(
         noise_of(options),
         distance_of(options, path),
         weight_of(options, kind, path),
-        self_conditioning_rate=options.self_conditioning_rate if isinstance(options, DdpmObjectiveOptions) else 0.0,
     )

@@ -49,19 +49,14 @@ def shifted(density: Density, shift: float) -> Density:
     )
 
 
-def resolution_shift(sides: tuple[int, int], most: tuple[int, float] = (4096, 1.15)) -> float:
-    """The shift e^mu that FLUX is sampled with at latent sides (h, w): mu is linear in the tokens, 0.5 at 256 and 1.15 at 4096.
+def resolution_shift(sides: tuple[int, int], most: tuple[int, float]) -> float:
+    """The shift e^mu of a model that is sampled by the image's size, at latent sides (h, w): mu is linear in the tokens, 0.5 at 256.
 
-    A token is a patch of 2 x 2 latents (Black Forest Labs, flux/sampling.py, get_lin_function). most: tokens and mu at the other end of
-    the line for models that are sampled with other figures.
+    A token is a patch of 2 x 2 latents (Black Forest Labs, sampling.py, get_lin_function). most: tokens and mu at the other end of the
+    line.
     """
     tokens = (sides[0] // 2) * (sides[1] // 2)
     return math.exp(0.5 + (most[1] - 0.5) * (tokens - 256) / (most[0] - 256))
-
-
-QWEN_MOST = (8192, 0.9)
-"""The other end of Qwen-Image's line (its scheduler_config.json: max_image_seq_len, max_shift). Tokens are the picture's own, without
-those of control pictures."""
 
 
 def mode(scale: float) -> Density:

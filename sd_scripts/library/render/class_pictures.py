@@ -17,8 +17,6 @@ import torch
 from sd_scripts.dataset.images import EXTENSIONS
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.pictures import visiting
-from sd_scripts.families.ddpm.options import DdpmModelOptions
-from sd_scripts.families.flux.options import FluxSampleOptions
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.schema.errors import OptionError, Problem
@@ -75,7 +73,7 @@ def wanted(options: RunOptions, grid: int) -> ClassPictures | None:
     data = options.dataset
     if not data.num_class_images:
         return None
-    if isinstance(options.model, DdpmModelOptions) and options.model.pretrained_model_name_or_path is None:
+    if options.method == "scratch" and options.model.pretrained_model_name_or_path is None:
         text = "num_class_images: a new model can make no pictures yet; set it to 0, or give pictures of your own in reg_data_dir"
         raise OptionError(Problem("num_class_images", text))
     folder = Path(data.reg_data_dir) if data.reg_data_dir else Path(options.output.output_dir) / FOLDER / _digest(options)
@@ -99,7 +97,7 @@ def _request(options: RunOptions, grid: int, number: int) -> Preview:
         steps=samples.sample_steps,
         cfg_scale=samples.sample_cfg_scale,
         sampler=samples.sample_sampler if isinstance(samples, SamplerSampleOptions) else "auto",
-        guidance=samples.sample_guidance_scale if isinstance(samples, FluxSampleOptions) else 3.5,
+        guidance=getattr(samples, "sample_guidance_scale", Preview.guidance),
     )
 
 

@@ -16,15 +16,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sd_scripts import families
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common.pictures import as_pictures, evaluating, place
-from sd_scripts.families.qwen_edit.model import QwenEdit
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
-from sd_scripts.families.qwen_edit.sampling import noise, schedule
 from sd_scripts.library.core.devices import device_of, precision_for
-from sd_scripts.library.core.protocols import Condition, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, EditingFamily, Parts, Preview
 from sd_scripts.library.loading.common import tried
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.predict import PredictOptions
 
 from .predicting.adapters import Adapters, adapter_file
 from .predicting.kept import Kept
@@ -57,7 +56,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; see families.qwen_edit.predict_options for the meaning of each value."""
+    """What is asked for; see schema.predict for the meaning of each value."""
 
     prompt: str
     images: tuple[Image.Image | str | Path, ...] = ()
@@ -106,7 +105,7 @@ OnStep = Callable[[Progress], None]
 class Predictor:
     """A loaded model. Not for several threads at once."""
 
-    def __init__(self, family: QwenEdit, parts: Parts, devices: Devices | None = None, offload: bool = False) -> None:
+    def __init__(self, family: EditingFamily, parts: Parts, devices: Devices | None = None, offload: bool = False) -> None:
         """Takes over parts that are loaded, wherever they are. offload keeps each network in main memory while another one works."""
         self.family, self.parts, self.devices, self.offload = family, parts, devices or Devices(), offload
         for name, module in parts.modules().items():
@@ -116,10 +115,11 @@ class Predictor:
         self.thumbnails = Thumbnails(family, parts)
 
     @classmethod
-    def load(cls, options: QwenImagePredict) -> Predictor:
+    def load(cls, options: PredictOptions) -> Predictor:
         """The model that options name. Raises OptionError for what cannot be read and for devices that are not here."""
         devices = devices_for(options)
-        chosen = QwenEdit()
+        chosen = families.editor_of(families.family(options.family))
+        assert chosen is not None, f"{options.family} does not edit"
         together = len(set(devices.names().values())) == 1 and not options.loading.offload
         dtype = precision_for(options.loading.precision, devices.transformer)
         parts = chosen.load(options.model, devices.transformer if together else CPU, dtype)
@@ -257,9 +257,7 @@ class Predictor:
 
     def _watching(self, preview: Preview, index: int, on_step: OnStep) -> Callable[[int, int, Tensor], None]:
         """The family's step function that tells on_step, with the clean picture as the last two steps see it."""
-        height, width = preview.height // 8, preview.width // 8
-        sigmas = schedule(preview.sampler, self.parts.scheduler_config, preview.steps, height * width // 4, CPU).sigmas.tolist()
-        before = noise([preview.seed], height, width)[0]
+        sigmas, before = self.family.sigmas(self.parts, preview), self.family.start([preview])[0]
 
         def watch(step: int, steps: int, latents: Tensor) -> None:
             nonlocal before
@@ -288,27 +286,27 @@ class Predictor:
                 torch.cuda.empty_cache()
 
 
-def check_without_model(request: Request, others: Sequence[Sequence[str]] = ()) -> None:
+def check_without_model(request: Request, grid: int, others: Sequence[Sequence[str]] = ()) -> None:
     """What can be told before anything is loaded. Raises OptionError with every file that is not there or cannot be read, and for a size
-    off the grid. others: further adapter files."""
+    off the family's grid. others: further adapter files."""
     problems: list[Problem] = []
     tried(problems, lambda: read_pictures(request.images))
     for name in dict.fromkeys(file for files in (request.lora, *others) for file in files):
         tried(problems, lambda name=name: adapter_file(name))
     if request.size is not None:
-        problems += size_problems(request.size, QwenEdit.grid)
+        problems += size_problems(request.size, grid)
     if problems:
         raise OptionError(problems)
 
 
-def devices_for(options: QwenImagePredict) -> Devices:
+def devices_for(options: PredictOptions) -> Devices:
     """Where each network works: as the options say, else on the first GPU, else on the CPU. Raises OptionError for devices not here."""
     model, loading = options.model, options.loading
     problems: list[Problem] = []
     best = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
     transformer = tried(problems, lambda: device_of("transformer_device", loading.transformer_device, best)) or best
-    vae = tried(problems, lambda: device_of("vae_device", model.vae_device, transformer))
-    encoder = tried(problems, lambda: device_of("text_encoder_device", model.text_encoder_device, transformer))
+    vae = tried(problems, lambda: device_of("vae_device", getattr(model, "vae_device", None), transformer))
+    encoder = tried(problems, lambda: device_of("text_encoder_device", getattr(model, "text_encoder_device", None), transformer))
     if problems:
         raise OptionError(problems)
     assert vae is not None and encoder is not None

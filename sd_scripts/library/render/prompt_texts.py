@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sd_scripts.families.qwen_edit.model import QwenEdit
-from sd_scripts.library.core.protocols import Condition, ModelFamily, Parts, Preview
+from sd_scripts.families import editor_of
+from sd_scripts.library.core.protocols import Condition, EditingFamily, ModelFamily, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import PromptSpec
 
@@ -27,8 +27,9 @@ def with_known_texts(family: ModelFamily, parts: Parts, prompts: Sequence[Prompt
     if some and not family.separate_texts:
         return family
     requests = _readable(prompts)
-    if isinstance(family, QwenEdit):
-        known = {_key(request): _at_home(family.conditions_of(parts, [request])) for request in requests}
+    editor = editor_of(family)
+    if editor is not None:
+        known = {_key(request): _at_home(editor.conditions_of(parts, [request])) for request in requests}
         return _with(family, conditions_of=_conditions_of(known))
     texts = {text for request in requests for text in (request.prompt, *([request.negative_prompt] if request.cfg_scale > 1 else []))}
     # One at a time: what a text becomes does not depend on the others.
@@ -71,7 +72,7 @@ Conditions = tuple[list[Condition], list[Condition] | None]
 
 
 def _conditions_of(known: dict[tuple[Any, ...], Conditions]) -> Any:
-    def conditions_of(self: QwenEdit, parts: Parts, requests: Sequence[Preview]) -> Conditions:
+    def conditions_of(self: EditingFamily, parts: Parts, requests: Sequence[Preview]) -> Conditions:
         found = [known.get(_key(request)) for request in requests]
         if None in found:
             return super(type(self), self).conditions_of(parts, requests)

@@ -543,7 +543,7 @@ class Session:
             self.family,
             parts,
             network,
-            objectives.make(options.objective, parts.path, parts.kind, parts.scheduler_config, self._colours(parts, data)),
+            self.family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config, self._colours(parts, data)),
             data,
             optimizer,
             Checkpointer(run, options.output, self.identity, self.plan.epoch_of, self.total_steps),

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.ddpm.model import FAMILY, Ddpm
 from sd_scripts.families.ddpm.options import DdpmModelOptions, DdpmObjectiveOptions
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.diffusion import NoiseSchedulePath
 from sd_scripts.library.core.protocols import Batch, Beginning, Condition, Denoiser, Parts
 from sd_scripts.library.core.rng import rng_for
-from sd_scripts.library.objectives.make import make
 from sd_scripts.library.objectives.regression import Regression
 from sd_scripts.library.train.conditioned import Conditioned
 from tests.small_models import SMALL_DDPM
@@ -53,7 +52,7 @@ def test_losses_of_a_zero_and_of_the_best_prediction_are_the_published_levels(
 ) -> None:
     path = diffusion.path_of(config)
     assert isinstance(path, NoiseSchedulePath)
-    made = make(DdpmObjectiveOptions(min_snr_gamma=5.0), path, "v_prediction")
+    made = FAMILY.objective(DdpmObjectiveOptions(min_snr_gamma=5.0), path, "v_prediction")
     assert isinstance(made, Regression)
     # Errors are squares of linear forms, so picture and noise of one deviation up or down integrate them exactly; every step once.
     picture, noise = torch.tensor([1.0, 1.0, -1.0, -1.0]) * variance**0.5, torch.tensor([1.0, -1.0, 1.0, -1.0])
@@ -109,7 +108,7 @@ def test_some_samples_are_told_their_own_estimate_and_the_others_none() -> None:
     parts, seed = model(True), torch.randint(2**31, ()).item()
     parts.backbone.requires_grad_(True)
     watched, rate = Watched(parts.backbone), 0.5
-    objective = make(DdpmObjectiveOptions(self_conditioning_rate=rate), parts.path, parts.kind)
+    objective = FAMILY.objective(DdpmObjectiveOptions(self_conditioning_rate=rate), parts.path, parts.kind)
     assert isinstance(objective, Regression)
     first = next(number for number in range(100) if 0 < len(chosen(seed, batch_of(6, number), rate)) < 6)
     batch = batch_of(6, first)
@@ -129,7 +128,7 @@ def test_some_samples_are_told_their_own_estimate_and_the_others_none() -> None:
 
 def test_a_sample_is_told_the_same_in_any_batch() -> None:
     parts, seed = model(True), torch.randint(2**31, ()).item()
-    objective = make(DdpmObjectiveOptions(self_conditioning_rate=0.5), parts.path, parts.kind)
+    objective = FAMILY.objective(DdpmObjectiveOptions(self_conditioning_rate=0.5), parts.path, parts.kind)
     batch, whole = batch_of(5, 30), denoiser(parts, 5)
     with torch.no_grad():
         together = objective(whole, batch, seed).loss
@@ -143,7 +142,9 @@ def test_nothing_is_estimated_for_nobody(takes_estimate: bool, rate: float, call
     parts = model(takes_estimate)
     watched = Watched(parts.backbone)
     with torch.no_grad():
-        loss = make(DdpmObjectiveOptions(self_conditioning_rate=rate), parts.path, parts.kind)(denoiser(parts, 3), batch_of(3), 0).loss
+        loss = FAMILY.objective(DdpmObjectiveOptions(self_conditioning_rate=rate), parts.path, parts.kind)(
+            denoiser(parts, 3), batch_of(3), 0
+        ).loss
     assert len(watched.inputs) == calls and loss.isfinite().all()
 
 
@@ -152,5 +153,7 @@ def test_no_call_is_made_for_a_batch_in_which_nobody_is_chosen() -> None:
     watched = Watched(parts.backbone)
     first = next(number for number in range(200) if not chosen(seed, batch_of(2, number), rate))
     with torch.no_grad():
-        make(DdpmObjectiveOptions(self_conditioning_rate=rate), parts.path, parts.kind)(denoiser(parts, 2), batch_of(2, first), seed)
+        FAMILY.objective(DdpmObjectiveOptions(self_conditioning_rate=rate), parts.path, parts.kind)(
+            denoiser(parts, 2), batch_of(2, first), seed
+        )
     assert len(watched.inputs) == 1 and watched.inputs[0][:, 3:].abs().max() == 0

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
+from sd_scripts import families
 from sd_scripts.dataset.weights import terms_of
 from sd_scripts.families.lgt.energy import Energy
 from sd_scripts.families.lgt.options import INTEGRATORS, LgtObjectiveOptions
@@ -22,7 +23,6 @@ from sd_scripts.library.core.integrators import ORDERS
 from sd_scripts.library.core.protocols import Batch, Condition
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.objectives import make as objectives
-from sd_scripts.library.objectives.make import make
 from sd_scripts.schema.errors import OptionError
 
 STYLES = ("line", "flat")
@@ -32,7 +32,7 @@ PARTS = {"w_style": "swd", "w_content": "ssm", "w_flow": "flow", "w_low": "low",
 
 def energy(**given: object) -> Energy:
     """Transfers begin in noise unless it is said otherwise, so that a network without meaning has its states where they are expected."""
-    made = make(LgtObjectiveOptions(**{"energy_start": "noise", **given}), FlowPath(), "velocity")
+    made = families.family("lgt").objective(LgtObjectiveOptions(**{"energy_start": "noise", **given}), FlowPath(), "velocity")
     assert isinstance(made, Energy)
     return made
 

@@ -16,7 +16,6 @@ from sd_scripts import families
 from sd_scripts.dataset.plan import Plan as DataPlan
 from sd_scripts.families.common.made import CONFIGS as VAE_CONFIGS
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, Parts
-from sd_scripts.library.train.editing import control_area
 from sd_scripts.library.train.environment import CPU, with_global_batch
 from sd_scripts.runs.command import shown
 from sd_scripts.runs.rundir import RunDirectory
@@ -26,7 +25,7 @@ from sd_scripts.schema.runs import RunOptions
 
 from .estimate import Forecaster
 from .fitting import Plan, plan_for
-from .structure import EVERYTHING, cast, is_absent
+from .structure import EVERYTHING, is_absent, settle
 from .values import CARDS, GIB, Bucket, Forecast, Questions, Size
 
 log = logging.getLogger("sd_scripts")
@@ -61,7 +60,6 @@ def questions_of(options: RunOptions, plan: DataPlan, prompts: Sequence[PromptSp
         previews,
         None if largest is None else (largest.size, len(set(captions)), options.samples.sample_cfg_scale),
         max((len(spec.controls) for spec in prompts), default=0),
-        control_area(families.family(options.family), options.model) or 0,
     )
 
 
@@ -104,7 +102,7 @@ class Estimate:
             parts = maker.build(options.model, beginning, CPU, dtypes, EVERYTHING)
         else:
             parts = maker.load(options.model, CPU, dtypes, EVERYTHING)
-        cast(parts, {**dtypes, "vae": torch.float32})
+        settle(parts, {**dtypes, "vae": torch.float32})
         return parts
 
     def answer(self, card_gib: float | None) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 import psutil
 import torch
 
-from sd_scripts.dataset.buckets import area_size
+from sd_scripts.families import FACTS
 from sd_scripts.families.common.pictures import TILE
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.memory.swapping import spread
 from sd_scripts.library.render.sample import at_once
+from sd_scripts.library.train.editing import control_size
 from sd_scripts.library.train.trained import dtypes_of_run, trained_encoders
 from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
@@ -269,8 +270,8 @@ class Forecaster:
 
     def _control(self, size: tuple[int, int], options: RunOptions) -> tuple[int, int]:
         """The size of a control picture with the sides of this one."""
-        asked = getattr(options.model, "control_resolution", None)
-        return area_size(size, asked**2 if asked is not None else self._questions.control_area or size[0] * size[1])
+        sized = control_size(options.model)
+        return size if sized is None else sized(size)
 
     def _scaled(self, size: tuple[int, int], options: RunOptions) -> tuple[int, int]:
         """A size of the data at the resolution of the options."""
@@ -330,8 +331,8 @@ def _packed(one: Training, quantization: str) -> tuple[int, int]:
 
 def _encoders(options: RunOptions, scales: Scales, names: list[str] | None = None) -> int:
     """Bytes of text encoders, the large one in 8 bits where the options say so."""
-    kind = getattr(options.model, "text_encoder_quantization", "none")
-    large = "te3" if "te3" in scales.encoders else "te1"
+    large = FACTS[options.family].network.quantized_encoder
+    kind = "none" if large is None else options.model.text_encoder_quantization  # type: ignore[attr-defined]
     chosen = scales.encoders if names is None else names
     return sum(scales.packed_encoder(name) if kind != "none" and name == large else scales.encoders[name] for name in chosen)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.families import FACTS
 from sd_scripts.library.memory.swapping import ON_ONE_DEVICE
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
@@ -251,7 +251,7 @@ def _fewer_bits(options: RunOptions, forecast: Forecast, predict: Predict, card:
 
 
 def _vae(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
-    if options.model.vae_dtype == "float" and forecast.worst.name != "training" and options.family != "sdxl":
+    if options.model.vae_dtype == "float" and forecast.worst.name != "training" and FACTS[options.family].network.vae_in_16_bits:
         yield {"vae_dtype": "bf16"}, "the VAE in bf16: pictures change below what is seen"
 
 
@@ -265,11 +265,9 @@ def _resolution(options: RunOptions, forecast: Forecast, predict: Predict, card:
 
 
 def _controls(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
-    if isinstance(options.model, QwenImageModelOptions):
-        cost = "control images are seen in less detail, training images as before"
-        yield from _largest(
-            lambda side: {"control_resolution": side}, options.model.control_resolution or 1024, cost, options, predict, card
-        )
+    if "control_resolution" in type(options.model).model_fields:
+        cost, now = "control images are seen in less detail, training images as before", getattr(options.model, "control_resolution", None)
+        yield from _largest(lambda side: {"control_resolution": side}, now or 1024, cost, options, predict, card)
 
 
 def _largest(at: Callable[[int], dict[str, Any]], now: int, cost: str, options: RunOptions, predict: Predict, card: int) -> Tried:

@@ -42,8 +42,6 @@ class Questions:
     """Of style transfer: (width, height) of the largest source, number of styles and cfg_scale."""
     num_controls: int = 0
     """Control pictures of a preview."""
-    control_area: int = 0
-    """Pixels of control pictures that are not cut as their target is."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Phase:
     at_home: int = 0
     """Of training: bytes of host RAM for swapped blocks, with gradients and optimizer where they are trained."""
     tables: int = 0
-    """Of training: bytes of host RAM for the modulation of Qwen-Image and its tables."""
+    """Of training: bytes of host RAM for layers that are kept there, and tables of what they give."""
     offloaded: int = 0
     """Of training: bytes of host RAM for what recomputed blocks begin with."""
     weights: int = 0

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.ddpm.caption_encoder import CaptionEncoder
-from sd_scripts.families.qwen_edit.modulation import ModulationTable
+from sd_scripts.families import FACTS
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.full import train_whole
 from sd_scripts.library.adapters.inject import all_adapter_tensors
 from sd_scripts.library.core.blocks import blocks_of
-from sd_scripts.library.core.protocols import Condition, ModelFamily, Parts
+from sd_scripts.library.core.protocols import Condition, InHostRam, ModelFamily, Parts
 from sd_scripts.library.memory.arranging import arrange
 from sd_scripts.library.train.environment import DTYPES
 from sd_scripts.library.train.optim import STATE_BYTES, make_optimizer
@@ -28,15 +27,13 @@ from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes, rounded
-from .structure import conditions_of, latents_of, num_tokens
+from .structure import conditions_of, latents_of
 from .values import Bucket, Questions, Size
 
 log = logging.getLogger("sd_scripts")
 
 _NOT_ON_META = ("AdamW8bit", "PagedAdamW8bit", "Lion8bit", "Prodigy")
 """Optimizers that do not run on the meta device, so that what is known of their state counts."""
-_GUIDED_TOGETHER = ("sd", "sdxl", "zimage", "ddpm", "lgt")
-"""Families whose previews ask the network for both sides of guidance at once."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Training:
     frozen: int
     """Weights of the denoising network, and of an adapter for training alone, that are not trained."""
     tables: int
-    """What `modulation_table` keeps in main memory."""
+    """What layers keep in host RAM outside of their weights."""
     trained: int
     """Trained weights: the adapter, or the network itself."""
     num_trained: int
@@ -126,21 +123,9 @@ class Scales:
         return max((self._reading(name, batch) for name in self.parts.text_encoders), default=0)
 
     def _reading(self, name: str, batch: int) -> int:
-        encoder = self.parts.text_encoders[name]
         with torch.no_grad(), self._mode(None), Ledger() as ledger:
-            _read(encoder, batch, self._tokens(name))
+            self.family.read_like(self.parts, name, self.questions.caption, batch)
         return int(ledger.peak)
-
-    def _tokens(self, name: str) -> int:
-        """Tokens that a text encoder reads at once."""
-        config: Any = self.parts.text_encoders[name].config
-        settings = self.parts.settings
-        if "t5xxl_max_token_length" in settings and name == "te3":
-            return int(settings["t5xxl_max_token_length"])
-        if "t5xxl_max_token_length" in settings or "weighted_captions" in settings:
-            return min(77, int(config.max_position_embeddings))
-        limit = config.max_length if isinstance(self.parts.text_encoders[name], CaptionEncoder) else settings["max_token_length"]
-        return int(min(limit, num_tokens(self.questions.caption) + 64))
 
     def latents(self, size: Size, batch: int) -> Tensor:
         """Latents (batch, C, h, w) of pictures of this size."""
@@ -157,7 +142,7 @@ class Scales:
 
     def drawing(self, size: Size, batch: int, cfg_scale: float, controls: Sequence[Size]) -> int:
         """The most that a preview's steps have besides weights. controls: (width, height) of its control pictures."""
-        both = 2 if cfg_scale not in (0, 1) and self.family.name in _GUIDED_TOGETHER else 1
+        both = 2 if cfg_scale not in (0, 1) and FACTS[self.family.name].network.guided_together else 1
         with torch.no_grad(), self._mode(None):
             latents = self.latents(size, batch)
             conditions = self._conditions(self.parts, size, batch * both, controls)
@@ -194,7 +179,9 @@ class Scales:
         entries, activations = self._pass(options, parts, weights, bucket)
         return Training(
             frozen=bytes_of(weight for key, weight in frozen.items() if key not in own),
-            tables=bytes_of(tensor for module in parts.backbone.modules() if isinstance(module, ModulationTable) for tensor in module.kept),
+            tables=bytes_of(
+                tensor for module in parts.backbone.modules() if isinstance(module, InHostRam) for tensor in module.host_tensors
+            ),
             trained=bytes_of(weights),
             num_trained=sum(weight.numel() for weight in weights),
             optimizer=state,
@@ -229,7 +216,7 @@ class Scales:
                     prediction = self.family.denoise(parts, latents, torch.rand(batch), conditions)
                     loss = nn.functional.mse_loss(prediction.float(), torch.empty_like(latents), reduction="none").mean()
                     for name in trained_encoders(options, parts):
-                        loss = loss + _read(parts.text_encoders[name], batch, self._tokens(name)).float().mean()
+                        loss = loss + self.family.read_like(parts, name, self.questions.caption, batch).float().mean()
                 backward(loss)
                 if not fused:
                     # What no gradient reaches gets one of zeros.
@@ -263,19 +250,6 @@ def _optimizer(options: RunOptions, groups: Sequence[dict[str, Any]], weights: S
     except (RuntimeError, NotImplementedError, TypeError):
         # A class of the user's own that computes with numbers.
         return int(STATE_BYTES["AdamW"] * sum(weight.numel() for weight in weights)), 0, False
-
-
-def _read(encoder: nn.Module, batch: int, tokens: int) -> Tensor:
-    """A text encoder's result for so many captions of so many tokens."""
-    if isinstance(encoder, CaptionEncoder):
-        result = encoder(
-            torch.zeros(batch, tokens, dtype=torch.long, device=META), torch.ones(batch, tokens, dtype=torch.bool, device=META)
-        )
-        return result
-    ids = torch.zeros(batch, tokens, dtype=torch.long, device=META)
-    language: Any = getattr(getattr(encoder, "model", None), "language_model", encoder)
-    found = language(input_ids=ids, output_hidden_states=True)
-    return found.last_hidden_state if "last_hidden_state" in found else found.hidden_states[-1]
 
 
 def _let_go(weight: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What the script qwen_image_predict.py does: make the pictures that the command line asks for, or serve requests."""
+"""What a script for prediction does: make the pictures that the command line asks for, or serve requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.tools.report import Report
 from sd_scripts.library.tools.run import Cancelled, ended_by_signals
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.predict import PredictOptions
 
 if TYPE_CHECKING:
     from .work import Event
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("sd_scripts")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Does what the command line asks for. Ends the process: 0 done; 1 failed; 2 wrong options; 130 cancelled."""
+def main(kind: type[PredictOptions], argv: Sequence[str] | None = None) -> None:
+    """Does what the command line asks for, with a model of the family that has these options.
+
+    Ends the process: 0 done; 1 failed; 2 wrong options; 130 cancelled.
+    """
     try:
-        options = flat.parse_tool(QwenImagePredict, sys.argv[1:] if argv is None else list(argv))
+        options = flat.parse_tool(kind, sys.argv[1:] if argv is None else list(argv))
     except OptionError as err:
-        flat.fail(err, QwenImagePredict.script)
+        flat.fail(err, kind.script)
     # Set before any library reads them.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     raise SystemExit(start(options))
 
 
-def start(options: QwenImagePredict) -> int:
+def start(options: PredictOptions) -> int:
     """Makes the pictures and names their files; returns the exit code."""
     try:
         with ended_by_signals():
@@ -65,7 +68,7 @@ def start(options: QwenImagePredict) -> int:
     return 0
 
 
-def _made(options: QwenImagePredict) -> list[Event]:
+def _made(options: PredictOptions) -> list[Event]:
     """Makes the pictures with a bar on standard error; the events."""
     from .orders import Order, variant_of
     from .work import Workbench

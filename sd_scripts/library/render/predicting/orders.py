@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.predict import PredictOptions
 
 _OWN_KEYS = ("op", "id", "variants", "preview_every")
 _VARIANT_KEYS = ("lora", "lora_weight", "label")
@@ -31,20 +31,20 @@ class Order:
     """A predict request."""
 
     id: str
-    options: QwenImagePredict
+    options: PredictOptions
     variants: tuple[Variant, ...]
     compares: bool
     """Whether variants were asked for, and with them a picture of all."""
     preview_every: int
 
     @property
-    def model(self) -> QwenImagePredict:
+    def model(self) -> PredictOptions:
         """The options that decide what is loaded; equal for orders that one loaded model serves."""
         loading = self.options.loading.model_copy(update={"lora": (), "lora_weight": ()})
-        return QwenImagePredict(model=self.options.model, loading=loading, predict=type(self.options.predict)(serve=True))
+        return type(self.options)(model=self.options.model, loading=loading, predict=type(self.options.predict)(serve=True))
 
 
-def order_of(given: Mapping[str, object], defaults: Mapping[str, object]) -> Order:
+def order_of(kind: type[PredictOptions], given: Mapping[str, object], defaults: Mapping[str, object]) -> Order:
     """The order in a predict request. defaults: values of options that the request leaves out. Raises OptionError with every problem."""
     problems: list[Problem] = []
     values = {**defaults, **{key: value for key, value in given.items() if key not in _OWN_KEYS}}
@@ -52,10 +52,10 @@ def order_of(given: Mapping[str, object], defaults: Mapping[str, object]) -> Ord
         values = {key: value for key, value in values.items() if key not in _PER_REQUEST or key in given}
     options = None
     try:
-        options = flat.build(QwenImagePredict, values)
+        options = flat.build(kind, values)
     except OptionError as err:
         problems += err.problems
-    variants = _variants(given, options, defaults, problems)
+    variants = _variants(kind, given, options, defaults, problems)
     preview_every = given.get("preview_every", 1)
     if not isinstance(preview_every, int) or isinstance(preview_every, bool) or preview_every < 0:
         problems.append(Problem("preview_every", f"preview_every: {preview_every!r} is not a whole number of steps, 0 or more"))
@@ -66,7 +66,11 @@ def order_of(given: Mapping[str, object], defaults: Mapping[str, object]) -> Ord
 
 
 def _variants(
-    given: Mapping[str, object], options: QwenImagePredict | None, defaults: Mapping[str, object], problems: list[Problem]
+    kind: type[PredictOptions],
+    given: Mapping[str, object],
+    options: PredictOptions | None,
+    defaults: Mapping[str, object],
+    problems: list[Problem],
 ) -> tuple[Variant, ...]:
     if "variants" not in given:
         return () if options is None else (variant_of(options),)
@@ -86,7 +90,7 @@ def _variants(
             )
         values = {**defaults, "serve": True, **{key: item.get(key, []) for key in _PER_REQUEST}}
         try:
-            loading = flat.build(QwenImagePredict, values, from_cli=True).loading
+            loading = flat.build(kind, values, from_cli=True).loading
         except OptionError as err:
             problems += [Problem("variants", f"variants: number {number}: {problem}") for problem in err.problems]
             continue
@@ -101,6 +105,6 @@ def _variant(lora: tuple[str, ...], weights: tuple[float, ...], label: str = "")
     return Variant(label or " + ".join(names) or "base", lora, weights)
 
 
-def variant_of(options: QwenImagePredict) -> Variant:
+def variant_of(options: PredictOptions) -> Variant:
     """The adapters that the options themselves name."""
     return _variant(options.loading.lora, options.loading.lora_weight)

@@ -1,4 +1,4 @@
-"""The worker that `qwen_image_predict.py --serve` is: requests as JSON lines on standard input, events as JSON lines on standard output.
+"""What a script for prediction is with `--serve`: requests as JSON lines on standard input, events as JSON lines on standard output.
 
 Standard output carries events and nothing else; what libraries print, and lines for people, go to standard error. One request is worked on
 at a time, in the order of arrival. The worker ends when standard input closes (what runs is cancelled), on `quit`, and on SIGTERM.
@@ -9,7 +9,7 @@ Requests
 
 `{"op": "predict", "id": "a1", ...}`: make pictures. `id` is any text that is not in use. All other keys are optional:
 
-* every option of `families/qwen_edit/predict_options.py` under its flat name:
+* every option of the family's `predict_options.py` under its flat name:
   `prompt`, `images`, `negative_prompt`, `steps`, `true_cfg_scale`, `seed`, `size`
   ([width, height]), `num_images`, `out` (folder of the files), `lora`, `lora_weight`, and those of the model:
   `pretrained_model_name_or_path`, `model_version`, `vae`, `text_encoder`, `control_resolution`, `transformer_quantization`,
@@ -66,11 +66,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.tools.run import Cancelled, ended_by_signals
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.predict import PredictOptions
 
 from .orders import Order, order_of
 
@@ -81,11 +81,11 @@ PROTOCOL = 1
 MAX_LINE_CHARACTERS = 1 << 20
 
 
-def serve(options: QwenImagePredict) -> int:
+def serve(options: PredictOptions) -> int:
     """Answers requests until standard input closes; options are the defaults of what requests leave out. Returns the exit code."""
     defaults = {name: value for name, value in flat.changed(options).items() if name != "serve"}
     with _events_alone() as out:
-        worker = Worker(out, defaults)
+        worker = Worker(type(options), out, defaults)
         lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
         reader = threading.Thread(target=worker.read, args=(lines,), name="requests", daemon=True)
         try:
@@ -103,8 +103,9 @@ def serve(options: QwenImagePredict) -> int:
 class Worker:
     """Reads requests in one thread and works on them, one after the other, in another: the one that calls `work`."""
 
-    def __init__(self, out: IO[str], defaults: Mapping[str, object]) -> None:
-        self._out, self._defaults = out, defaults
+    def __init__(self, kind: type[PredictOptions], out: IO[str], defaults: Mapping[str, object]) -> None:
+        """kind: the options of the family whose models it loads."""
+        self._kind, self._out, self._defaults = kind, out, defaults
         self._write_lock, self._lock = threading.Lock(), threading.Lock()
         self._queue: queue.SimpleQueue[Order | _Free | None] = queue.SimpleQueue()
         self._waiting: list[str] = []
@@ -201,7 +202,7 @@ class Worker:
             self._refuse(None, f"id: {ident} is in use; give every request its own")
             return
         try:
-            order = order_of(given, self._defaults)
+            order = order_of(self._kind, given, self._defaults)
         except OptionError as err:
             problems = [{"option": problem.option, "message": str(problem)} for problem in err.problems]
             self._refuse(ident, str(err), problems)

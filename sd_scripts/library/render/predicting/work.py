@@ -11,11 +11,11 @@ from typing import Any
 
 from PIL import Image
 
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.library.memory.remedies import is_out_of_memory
 from sd_scripts.library.render.predict import Predictor, Progress, Request, check_without_model
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import new_picture, written_aside
+from sd_scripts.schema.predict import PredictOptions
 
 from . import pictures
 from .memory import give_back
@@ -42,14 +42,14 @@ class Workbench:
 
     def __init__(self) -> None:
         self._predictor: Predictor | None = None
-        self._model: QwenImagePredict | None = None
+        self._model: PredictOptions | None = None
 
     def carry_out(self, order: Order, emit: Emit, cancelled: Callable[[], bool]) -> None:
         """Does what the order asks for and emits its events, the last of which is done, failed or cancelled."""
         job = _Job(order, emit, cancelled)
         try:
             job.check()
-            check_without_model(request_of(order), [variant.lora for variant in order.variants])
+            check_without_model(request_of(order), order.options.model.grid, [variant.lora for variant in order.variants])
             predictor = self._loaded(order, job)
             job.check()
             job.run(predictor)

@@ -1,0 +1,84 @@
+"""Networks without weights: the published model on the meta device, and calls of its text encoders. What a forecast measures.
+
+Shapes: B captions, L tokens, D text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.library.core.protocols import Condition, Parts
+from sd_scripts.library.loading.common import BASE, Config, FamilySpec, check_kind, read_json
+from sd_scripts.library.loading.headers import Header
+from sd_scripts.library.loading.source import find
+from sd_scripts.library.loading.weights import empty, leave_out
+from sd_scripts.schema.model import BaseModelOptions
+
+META = torch.device("meta")
+
+
+def published(
+    spec: FamilySpec,
+    like: Parts,
+    options: BaseModelOptions,
+    header: Header | None,
+    settings: Mapping[str, Any],
+    changes: Mapping[str, Config] | None = None,
+) -> tuple[Parts, str]:
+    """The parts of `like` with networks of the published configuration, on the meta device, and what the model is called.
+
+    header: of the file that the options name, if it is one. settings: what differs from those of `like`. changes: entries of a network's
+    configuration that differ. Raises OptionError for a file of another family.
+    """
+    if header is not None:
+        check_kind(spec, header, find(BASE, options.pretrained_model_name_or_path, spec.name))
+    networks: dict[str, nn.Module] = {}
+    for name, part in spec.parts.items():
+        config = {**read_json(spec.configs / part.folder / "config.json", BASE), **(changes or {}).get(name, {})}
+        networks[name] = empty(lambda part=part, config=config: part.make(config))  # type: ignore[misc]
+        leave_out(networks[name])
+    parts = replace(
+        like,
+        backbone=networks["backbone"],
+        vae=networks["vae"],
+        text_encoders={name: networks[name] for name in spec.tokenizers},
+        processor=None,
+        source=options.pretrained_model_name_or_path,
+        settings={**like.settings, **settings},
+    )
+    return parts, spec.label
+
+
+def num_tokens(caption: str) -> int:
+    """Tokens of a caption, without its tokenizer: the most that English prose has, one for each three letters."""
+    return len(caption) // 3 + 2
+
+
+def texts_of(parts: Parts, batch: int, shapes: Mapping[str, tuple[int, ...]]) -> list[Condition]:
+    """Conditions with entries of these shapes, in the precision of the denoising network, on the meta device."""
+    dtype = next(parts.backbone.parameters()).dtype
+    return [{name: torch.empty(shape, device=META, dtype=dtype) for name, shape in shapes.items()} for _ in range(batch)]
+
+
+def read(encoder: nn.Module, batch: int, tokens: int) -> Tensor:
+    """States (B, L, D) that a text encoder of transformers makes of so many captions of so many tokens."""
+    language: Any = getattr(getattr(encoder, "model", None), "language_model", encoder)
+    found = language(input_ids=torch.zeros(batch, tokens, dtype=torch.long, device=META), output_hidden_states=True)
+    return found.last_hidden_state if "last_hidden_state" in found else found.hidden_states[-1]
+
+
+def read_clip(encoder: nn.Module, batch: int) -> Tensor:
+    """States that a CLIP text encoder makes of one chunk of so many captions."""
+    config: Any = encoder.config
+    return read(encoder, batch, min(77, int(config.max_position_embeddings)))
+
+
+def clip_tokens(parts: Parts) -> int:
+    """Rows of text that a U-Net is given: chunks of 75 tokens, each with its beginning and end."""
+    chunks: int = parts.settings["max_token_length"] // 75
+    return 77 * chunks
