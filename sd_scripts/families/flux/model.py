@@ -72,7 +72,8 @@ class Flux(PictureFamily):
         """dev, or schnell where the name says so; see protocols.PublishedFamily."""
         schnell = "schnell" in Path(options.pretrained_model_name_or_path).name.lower()
         spec = replace(loading.SPEC, configs=loading.SCHNELL) if schnell else loading.SPEC
-        settings = {"t5xxl_max_token_length": options.t5xxl_max_token_length or loading.MAX_TOKENS[not schnell]}
+        length = options.t5xxl_max_token_length or loading.MAX_TOKENS[not schnell]
+        settings = {"t5xxl_max_token_length": length, "apply_t5_attn_mask": options.apply_t5_attn_mask}
         parts, label = structures.published(spec, self.tiny(), options, header, settings)
         loading.settle_t5(parts.text_encoders["te3"])
         return parts, label

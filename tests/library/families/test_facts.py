@@ -57,3 +57,9 @@ def test_the_published_network_has_the_heads_of_the_facts_and_texts_like_its_own
 
 def _widths(condition: Condition) -> dict[str, tuple[int, int]]:
     return {name: (rows.ndim, rows.shape[-1]) for name, rows in condition.items()}
+
+
+def test_a_forecast_of_flux_counts_no_padding_where_the_options_hide_it() -> None:
+    family, options = families.family("flux"), model_options("flux", pretrained_model_name_or_path="a/b", apply_t5_attn_mask=True)
+    (condition,) = family.texts_like(structure_of(family, options, {}).parts, SHORT, 1, 0)
+    assert len(condition["t5"]) < 10
