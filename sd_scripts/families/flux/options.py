@@ -12,7 +12,7 @@ from sd_scripts.schema.fields import (
     Show,
     raise_all,
 )
-from sd_scripts.schema.memory import AdapterMemoryOptions
+from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions
 from sd_scripts.schema.network import (
     Indices,
@@ -147,7 +147,6 @@ class FluxNetwork(_FluxRun):
     label: ClassVar[str] = "FLUX LoRA"
 
     network: FluxNetworkOptions = FluxNetworkOptions()
-    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     output: FluxAdapterOutputOptions = FluxAdapterOutputOptions()
 
 
@@ -160,6 +159,7 @@ class FluxFull(_FluxRun):
 
     network: FluxFullOptions = FluxFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 

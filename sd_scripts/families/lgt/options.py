@@ -21,7 +21,7 @@ from sd_scripts.schema.fields import (
     WholeNumber,
     raise_all,
 )
-from sd_scripts.schema.memory import UNetMemoryOptions
+from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import ModelOptions, level_problems
 from sd_scripts.schema.network import (
     ScratchOptions,
@@ -337,7 +337,7 @@ class Lgt(RunOptions):
     network: LgtNetworkOptions = LgtNetworkOptions()
     optimizer: LgtOptimizerOptions = LgtOptimizerOptions()
     training: LgtTrainingOptions = LgtTrainingOptions()
-    memory: UNetMemoryOptions = UNetMemoryOptions()
+    memory: UNetFullMemoryOptions = UNetFullMemoryOptions()
     objective: LgtObjectiveOptions = LgtObjectiveOptions()
     samples: LgtSampleOptions = LgtSampleOptions()
     output: LgtOutputOptions = LgtOutputOptions()

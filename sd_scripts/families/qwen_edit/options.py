@@ -14,7 +14,6 @@ from sd_scripts.schema.fields import (
     Side,
     raise_all,
 )
-from sd_scripts.schema.memory import AdapterMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions, device_problems
 from sd_scripts.schema.network import (
     Indices,
@@ -129,7 +128,6 @@ class QwenImageNetwork(RunOptions):
     model: QwenImageModelOptions
     dataset: QwenImageDatasetOptions
     network: QwenImageNetworkOptions = QwenImageNetworkOptions()
-    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     objective: QwenFlowObjectiveOptions = QwenFlowObjectiveOptions()
     samples: QwenImageSampleOptions = QwenImageSampleOptions()
     output: QwenImageAdapterOutputOptions = QwenImageAdapterOutputOptions()

@@ -12,7 +12,7 @@ from sd_scripts.schema.fields import (
     Side,
     Size,
 )
-from sd_scripts.schema.memory import UNetAdapterMemoryOptions
+from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import UNetModelOptions
 from sd_scripts.schema.network import (
     UNetFullOptions,
@@ -56,7 +56,6 @@ class SdNetwork(_SdRun):
     label: ClassVar[str] = "SD 1.5 / 2.x LoRA"
 
     network: UNetNetworkOptions = UNetNetworkOptions()
-    memory: UNetAdapterMemoryOptions = UNetAdapterMemoryOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
@@ -69,6 +68,7 @@ class SdFull(_SdRun):
 
     network: UNetFullOptions = UNetFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: UNetFullMemoryOptions = UNetFullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 

@@ -10,7 +10,7 @@ from sd_scripts.schema.fields import (
     Rate,
     raise_all,
 )
-from sd_scripts.schema.memory import UNetAdapterMemoryOptions
+from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import UNetModelOptions
 from sd_scripts.schema.network import (
     _OF_UNET,
@@ -54,7 +54,6 @@ class SdxlNetwork(_SdxlRun):
     label: ClassVar[str] = "SDXL LoRA"
 
     network: UNetNetworkOptions = UNetNetworkOptions()
-    memory: UNetAdapterMemoryOptions = UNetAdapterMemoryOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
@@ -67,6 +66,7 @@ class SdxlFull(_SdxlRun):
 
     network: SdxlFullOptions = SdxlFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: UNetFullMemoryOptions = UNetFullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 

@@ -14,7 +14,7 @@ from sd_scripts.schema.fields import (
     Show,
     raise_all,
 )
-from sd_scripts.schema.memory import AdapterMemoryOptions
+from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions
 from sd_scripts.schema.network import (
     Indices,
@@ -104,7 +104,6 @@ class ZImageNetwork(_ZImageRun):
     label: ClassVar[str] = "Z-Image LoRA"
 
     network: ZImageNetworkOptions = ZImageNetworkOptions()
-    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     output: ZImageAdapterOutputOptions = ZImageAdapterOutputOptions()
 
 
@@ -117,6 +116,7 @@ class ZImageFull(_ZImageRun):
 
     network: ZImageFullOptions = ZImageFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
     @model_validator(mode="after")
