@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.imported import Importer
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions
 
@@ -30,6 +32,13 @@ RUNS: dict[tuple[str, str], type[RunOptions]] = {(run.family, run.method): run f
 _TOOLS = [import_module(f"{__name__}.{name}.tools").TOOLS for name in NAMES if (Path(__file__).parent / name / "tools.py").is_file()]
 TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS, *_TOOLS) for tool in tools}
 """Tools by name: those for files of any family, and those of one."""
+
+
+@cache
+def importers() -> tuple[Importer, ...]:
+    """What reads the configurations of programs that families come from."""
+    names = [name for name in NAMES if (Path(__file__).parent / name / "importer.py").is_file()]
+    return tuple(import_module(f"{__name__}.{name}.importer").IMPORTER for name in names)
 
 
 def family(name: str) -> ModelFamily:

@@ -43,7 +43,7 @@ class RegressionOptions(ObjectiveSection):
     logit_std: Annotated[Positive, _TIMES] = 1.0
     """Standard deviation of logit_normal."""
     discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift (FLUX: and sigma); above 1 trains more on noisy times."""
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
 
     @model_validator(mode="after")
     def _times_are_a_range(self) -> Self:
@@ -100,8 +100,10 @@ class FlowObjectiveOptions(RegressionOptions):
     huber_schedule: Annotated[Literal["constant", "exponential", "snr"], _HUBER] = "constant"
     """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
     ratio."""
-    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "qwen_shift", "mode", "sigma"] = "shift"
-    """Density of the training times; each family says which of them it has."""
+    timestep_sampling: str = "shift"
+    """Density of the training times; each family says which it has."""
+    discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
     mode_scale: Annotated[float, Field(ge=-1, le=1.75), _TIMES] = 1.29
     """Weight of mode sampling (Esser et al. 2024): above 0 favours the middle, below 0 the ends."""
     model_prediction_type: Annotated[Literal["raw", "additive", "sigma_scaled"], _TIMES] = "raw"

@@ -4,4 +4,23 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="Style transfer", place=6)
+FACTS = FamilyFacts(
+    label="Style transfer",
+    place=6,
+    labels={
+        "caption_dropout_rate": "Style dropout rate",
+        "sample_every_n_epochs": "Evaluate every N epochs",
+        "sample_every_n_steps": "Evaluate every N steps",
+        "sample_at_first": "Evaluate before the first step",
+        "sample_steps": "Evaluation steps",
+        "sample_sampler": "Evaluation sampler",
+        "sample_strength": "Evaluation strength",
+        "sample_start": "Evaluation start",
+        "sample_cfg_scale": "Evaluation CFG scale",
+        "sample_temperature": "Evaluation temperature",
+        "target": "Target style",
+        "source": "Source style",
+    },
+    kohya=None,
+    adapters=None,
+)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts
 
-FACTS = FamilyFacts(label="Qwen-Image-Edit", place=3)
+FACTS = FamilyFacts(
+    label="Qwen-Image-Edit",
+    place=3,
+    labels={},
+    kohya=None,
+    adapters=AdapterMarks(
+        architectures=("qwen_image", "qwen-image"), text_widths=(), layers=r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"
+    ),
+)

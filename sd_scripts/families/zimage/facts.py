@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts
 
-FACTS = FamilyFacts(label="Z-Image", place=4)
+FACTS = FamilyFacts(
+    label="Z-Image",
+    place=4,
+    labels={},
+    kohya=None,
+    adapters=AdapterMarks(
+        architectures=("z_image", "z-image"),
+        text_widths=(),
+        layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._](attention|feed_forward|adaLN)",
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -12,6 +13,7 @@ from sd_scripts.schema.fields import (
     Number,
     Positive,
     Show,
+    Verdict,
     raise_all,
 )
 from sd_scripts.schema.memory import FullMemoryOptions
@@ -25,6 +27,8 @@ from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
+
+from .legacy import OF_ADAPTERS, VERDICTS
 
 
 class ZImageModelOptions(BaseModelOptions):
@@ -90,6 +94,7 @@ class ZImageAdapterOutputOptions(AdapterOutputOptions):
 
 class _ZImageRun(RunOptions):
     family: ClassVar[str] = "zimage"
+    verdicts: ClassVar[Mapping[str, Verdict]] = VERDICTS
 
     model: ZImageModelOptions
     objective: AnchoredFlowOptions = AnchoredFlowOptions()
@@ -113,6 +118,7 @@ class ZImageFull(_ZImageRun):
     method: ClassVar[str] = "full"
     script: ClassVar[str] = "zimage_train.py"
     label: ClassVar[str] = "Z-Image DreamBooth and fine-tuning"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {**VERDICTS, **OF_ADAPTERS}
 
     network: ZImageFullOptions = ZImageFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
