@@ -17,6 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sd_scripts.families import PREDICTIONS
+
 from . import drawing, files, form, live, look, predict_routes, tools
 from .context import Context
 from .guard import Guard
@@ -75,8 +77,9 @@ def make_app(context: Context) -> gr.Blocks:
                 runs_tab.build(replace(context, train=door))
             with gr.Tab("Tools", id="tools"):
                 tools_tab.build()
-            with gr.Tab("Inference", id="inference"):
-                inference_tab.build()
+            if PREDICTIONS:
+                with gr.Tab("Inference", id="inference"):
+                    inference_tab.build()
             with gr.Tab("Help", id="help"):
                 help_tab.build()
     return demo
@@ -106,7 +109,9 @@ def script_routes() -> list[Route]:
 
 def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
     """Our routes beside gradio's: the page's scripts, and the live data, which needs the token."""
-    routes = [*script_routes(), *predict_routes.routes(predict_routes.studio_menu(context), context.desk)]
+    routes = script_routes()
+    if PREDICTIONS:
+        routes += predict_routes.routes(predict_routes.studio_menu(context), context.desk)
     if inference_only:
         return routes
     return [

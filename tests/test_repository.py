@@ -5,6 +5,7 @@ import functools
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sd_scripts.families import TOOLS
+from sd_scripts.families import NAMES, TOOLS
 from tests.forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -252,6 +253,30 @@ def test_fewer_and_fewer_files_name_a_family():
     folders = ("sd_scripts/schema", "sd_scripts/dataset", "sd_scripts/runs", "sd_scripts/library", "kohya_like")
     naming = {str(path) for folder in folders for path in python_under(folder) if any(FAMILY_NAMES.search(word) for word in words(path))}
     assert naming - {str(OTHER_PROGRAMS)} == set(read(STILL_NAMING).split())
+
+
+WITHOUT_A_FAMILY = """
+import sd_scripts.dataset.plan, sd_scripts.schema.docs
+from kohya_like import importers
+assert sd_scripts.schema.docs.page()
+print(importers.read("a.json", b'{"network_dim": 8, "unet_lr": 0.1, "LoRA_type": "Standard", "max_resolution": "1024,1024"}').run.family)
+"""
+
+
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])])
+def test_a_family_is_deleted_with_its_folder(name: str, tmp_path: Path) -> None:
+    """Of what loads no torch: options, data, launchers, the page's importers and presets."""
+    for path in FILES:
+        if (
+            path.suffix == ".py"
+            and path.parts[0] in ("sd_scripts", "kohya_like")
+            and not path.is_relative_to(f"sd_scripts/families/{name}")
+        ):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, tmp_path / path)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_FAMILY], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in set(NAMES) - {name}
 
 
 def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):

@@ -34,6 +34,14 @@ TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS,
 """Tools by name: those for files of any family, and those of one."""
 
 
+PREDICTIONS: dict[str, type[ToolOptions]] = {
+    name: import_module(f"{__name__}.{name}.predict_options").PREDICT
+    for name in NAMES
+    if (Path(__file__).parent / name / "predict_options.py").is_file()
+}
+"""What may be asked of models that draw on request, for the Inference tab and for Spaces, by family."""
+
+
 @cache
 def importers() -> tuple[Importer, ...]:
     """What reads the configurations of programs that families come from."""

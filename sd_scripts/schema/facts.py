@@ -62,6 +62,8 @@ class FamilyFacts:
     """The family's name on the page."""
     place: int
     """Where it stands in lists, from 0; two families never have the same."""
+    demo: str | None
+    """Built-in preset of an adapter that teaches the family's toy base a star; the demo takes that of the first family which has one."""
     labels: Mapping[str, str]
     """What options are called on the page where they mean something else than elsewhere."""
     kohya: KohyaFacts | None

@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts
 FACTS = FamilyFacts(
     label="FLUX",
     place=2,
+    demo=None,
     labels={},
     kohya=KohyaFacts(
         asked=0,

@@ -103,3 +103,6 @@ class QwenImagePredict(ToolOptions):
             problems.append("prompt is missing: say what the picture should show, or what should be changed")
         raise_all(problems)
         return self
+
+
+PREDICT: type[ToolOptions] = QwenImagePredict
