@@ -15,6 +15,8 @@ import gradio as gr
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from sd_scripts.families import PREDICTS
+
 from . import drawing, files, live, look, page, predict_routes, tools
 from .context import Context
 from .guard import Guard
@@ -73,8 +75,9 @@ def make_app(context: Context) -> gr.Blocks:
                 runs_tab.build(replace(context, train=door))
             with gr.Tab("Tools", id="tools"):
                 tools_tab.build()
-            with gr.Tab("Inference", id="inference"):
-                inference_tab.build()
+            if PREDICTS:
+                with gr.Tab("Inference", id="inference"):
+                    inference_tab.build()
             with gr.Tab("Help", id="help"):
                 help_tab.build()
     return demo
@@ -90,7 +93,9 @@ def make_inference_app(context: Context) -> gr.Blocks:
 
 def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
     """Our routes beside gradio's: the page's modules, and the live data, which needs the token."""
-    routes = [page.route(), *predict_routes.routes(predict_routes.studio_menu(context), context.desk)]
+    routes = [page.route()]
+    if PREDICTS:
+        routes += predict_routes.routes(predict_routes.studio_menu(context), context.desk)
     if inference_only:
         return routes
     return [

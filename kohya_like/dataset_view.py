@@ -16,11 +16,9 @@ from typing import Any
 from sd_scripts.dataset import scan
 from sd_scripts.dataset.buckets import Size, area_size
 from sd_scripts.dataset.config import Subsets, subsets_of
-from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.pictures import Picture
 from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
 from sd_scripts.dataset.weights import terms_of
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.runs import RunOptions
@@ -167,7 +165,7 @@ def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> Vie
     dataset_options = options.dataset
     training = options.training
     folder = cache_folder(dataset_options, output_dir)
-    found = scan.scan(_subsets(options, output_dir), folder, progress, controls_of(options.model))
+    found = scan.scan(_subsets(options, output_dir), folder, progress, options.model.controls)
     plan = make_plan(
         found,
         dataset_options,
@@ -182,5 +180,5 @@ def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> Vie
 
 def _control_size(model: ModelOptions) -> Callable[[Size], Size] | None:
     """The size of control pictures that the options name; None takes that of the published models."""
-    side = model.control_resolution if isinstance(model, QwenImageModelOptions) else None
+    side = model.control_side
     return None if side is None else partial(area_size, area=side * side)

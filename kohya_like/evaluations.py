@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.lgt.options import LgtSampleOptions
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.samples import SampleOptions
 
 from .monitor import number, whole
 
@@ -50,7 +50,8 @@ def evaluates(config: Path) -> bool:
     except OptionError:
         # Settings of another program, or of another version.
         return False
-    return run.model_fields["samples"].annotation is LgtSampleOptions
+    samples = flat.section_of(run, "samples")
+    return issubclass(samples, SampleOptions) and samples.by_style
 
 
 def found(run: RunDirectory) -> list[Evaluation]:

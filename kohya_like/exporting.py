@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.families import FACTS
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import TEMPORARY_MARK
 
 from .files import safe_name
 from .importers import lora_file
 from .importers.safetensors_header import MAX_HEADER_BYTES, Header, needed_bytes, read_header
+from .inference import offered
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = Path(__file__).resolve().parent / "assets"
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="gui.py export-space", description=__doc__, allow_abbrev=False)
     parse.add_argument("folder", type=Path, metavar="DIR", help="folder to write; it must not exist yet, or be empty")
     parse.add_argument("--lora", type=Path, action="append", required=True, metavar="FILE",
-                       help="LoRA file of the Qwen-Image family; may be given several times")  # fmt: skip
+                       help="LoRA file of a model that draws on request; may be given several times")  # fmt: skip
     parse.add_argument("--base", metavar="ID", help="hub id of the base model, or toy (default: what the LoRA was trained on)")
     parse.add_argument("--title", help="title of the page (default: the name of the LoRA file)")
     return parse
@@ -112,8 +113,9 @@ def _base_of(path: Path) -> str:
     """The base model that a LoRA says it was trained on, if that is a hub id or toy. Raises OptionError for one of another family."""
     header = _header(path)
     family = lora_file.told_family(path.name, header)
-    if family not in (None, QwenImagePredict.family):
-        raise OptionError(f"{path.name} was trained for {family}; a Space is for the family {QwenImagePredict.family}")
+    wanted = offered().family
+    if family not in (None, wanted):
+        raise OptionError(f"{path.name} was trained for {FACTS[family].label}; a Space is for {FACTS[wanted].label}")
     return lora_file.told_base(path.name, header)
 
 
@@ -150,7 +152,7 @@ def _unneeded(base: str) -> Callable[[str, list[str]], set[str]]:
     def left_out(folder: str, names: list[str]) -> set[str]:
         found = {name for name in names if name == "__pycache__" or name.startswith(".") or name.endswith((".pyc", ".pyi"))}
         if Path(folder) == bases:
-            found |= {name for name in names if base != TOY or name != QwenImagePredict.family}
+            found |= {name for name in names if base != TOY or name != offered().family}
         return found
 
     return left_out

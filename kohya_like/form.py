@@ -34,7 +34,7 @@ _SEPARATORS = re.compile(r"[\s,]+")
 
 
 def run_key(run: type[RunOptions]) -> str:
-    """The name of a kind of run on the page: `sdxl/network`."""
+    """The name of a kind of run on the page: `family/method`."""
     return f"{run.family}/{run.method}"
 
 

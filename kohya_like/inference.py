@@ -1,7 +1,7 @@
 """What makes pictures: requests in, events out. The worker process of the studio is one such backend; this module imports no torch.
 
-The protocol is that of `qwen_image_predict.py --serve`: JSON lines through the worker's standard input and output, and nothing else, so no
-port is open. Its keys and events are described in sd_scripts/library/render/predicting/serve.py.
+The protocol is that of a family's script for prediction with --serve: JSON lines through the worker's standard input and output, and
+nothing else, so no port is open. Its keys and events are described in sd_scripts/library/render/predicting/serve.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.families import PREDICTS
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.tools import ToolOptions
 
 from . import console, processes
 
@@ -48,9 +50,16 @@ class Backend(Protocol):
         """Whether free() would give anything back."""
 
 
+def offered() -> type[ToolOptions]:
+    """What may be asked of a model here: the options of the first family that draws on request. Raises OptionError where none does."""
+    if not PREDICTS:
+        raise OptionError("no model family of this version draws on request")
+    return next(iter(PREDICTS.values()))
+
+
 def worker_command() -> list[str]:
     """The command line of the worker."""
-    return [sys.executable, str(SCRIPTS / QwenImagePredict.script), "--serve"]
+    return [sys.executable, str(SCRIPTS / offered().script), "--serve"]
 
 
 @dataclass

@@ -21,14 +21,12 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import ModelOptions
-from sd_scripts.schema.predict import LoadingSection
 
 from . import files, form, gpu
 from .context import Context
+from .inference import offered
 from .predictions import MAX_UPLOAD_BYTES, Desk, Order, Prediction, as_page, is_session
 
 FIRST = ("prompt", "negative_prompt", "steps", "true_cfg_scale", "seed", "size")
@@ -78,7 +76,7 @@ class Menu:
 
     def fields(self) -> dict[str, flat.FlatField]:
         """The options that stand on the page, in the order of the schema."""
-        known = form.shown_fields(QwenImagePredict)
+        known = form.shown_fields(offered())
         return {
             name: known[name]
             for name in known
@@ -87,9 +85,9 @@ class Menu:
 
     def lora_path(self, name: str) -> str:
         """The file behind a LoRA's name. Raises OptionError."""
-        for offered in self.loras():
-            if offered.name == name:
-                return str(offered.path)
+        for file in self.loras():
+            if file.name == name:
+                return str(file.path)
         if self.roots is None:
             raise OptionError(Problem("lora", f"lora: there is no file {name!r} here; choose one of the list"))
         path = files.confine(name, self.roots)
@@ -107,7 +105,7 @@ def run_files(context: Context) -> list[LoraFile]:
     """LoRA files that runs of this family have saved, newest run first, in a run the newest file first."""
     found: list[LoraFile] = []
     for job in context.supervisor.jobs():
-        if _family_of(job.run.config, _modified(job.run.config)) != QwenImagePredict.family:
+        if _family_of(job.run.config, _modified(job.run.config)) != offered().family:
             continue
         saved = sorted(job.path.glob("*.safetensors"), key=lambda path: (-_modified(path), path.name))
         found += [LoraFile(str(path), path, job.name, path.stem) for path in saved if not path.name.startswith(".")]
@@ -138,7 +136,7 @@ def specification(menu: Menu) -> dict[str, Any]:
     for name, spec in known.items():
         if name not in FIRST and name not in MODEL:
             rest.setdefault(_accordion(spec), []).append(drawn[name])
-    help_of = {name: flat.fields(QwenImagePredict)[name].help for name in OWN_CONTROLS}
+    help_of = {name: flat.fields(offered())[name].help for name in OWN_CONTROLS}
     return {
         "first": [drawn[name] for name in FIRST if name in drawn],
         "model": [drawn[name] for name in MODEL if name in drawn],
@@ -153,10 +151,9 @@ def specification(menu: Menu) -> dict[str, Any]:
 
 
 def _accordion(spec: flat.FlatField) -> str:
-    section = QwenImagePredict.model_fields[spec.section].annotation
-    if spec.name in DEVICES or section is LoadingSection or "quantization" in spec.name:
+    if spec.name in DEVICES or spec.section == "loading" or "quantization" in spec.name:
         return "Devices and memory"
-    return "More of the model" if isinstance(section, type) and issubclass(section, ModelOptions) else "More"
+    return "More of the model" if spec.section == "model" else "More"
 
 
 def _drawn(menu: Menu, spec: flat.FlatField) -> dict[str, Any]:
@@ -185,7 +182,7 @@ def order_of(menu: Menu, desk: Desk, asked: Mapping[str, Any], session: str) -> 
             values[name] = value
     values |= menu.fixed
     if menu.roots is not None:
-        problems += form.outside(QwenImagePredict, {name: values[name] for name in values if name in known}, menu.roots)
+        problems += form.outside(offered(), {name: values[name] for name in values if name in known}, menu.roots)
     problems += _too_much(menu, values)
     controls, names = _controls(desk, asked.get("pictures"), session, problems)
     loras = _loras(menu, asked.get("loras"), problems)
@@ -194,7 +191,7 @@ def order_of(menu: Menu, desk: Desk, asked: Mapping[str, Any], session: str) -> 
     if loras:
         checked["lora_weight"] = [weight for _, weight in loras]
     try:
-        options = flat.build(QwenImagePredict, {name: value for name, value in checked.items() if value is not None})
+        options = flat.build(offered(), {name: value for name, value in checked.items() if value is not None})
     except OptionError as err:
         raise OptionError([*problems, *err.problems]) from err
     if problems:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families import FACTS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
@@ -18,7 +19,7 @@ from . import files, form
 BUILT_IN = Path(__file__).resolve().parent.parent / "presets"
 OWN_FOLDER = ".presets"
 """Folder of a person's own presets inside the folder of runs."""
-DEMO = "toy-star"
+DEMO = next((facts.demo for facts in FACTS.values() if facts.demo is not None), "")
 
 _KEPT = {"output_name", "sample_prompts", "resume", "log_tracker_name", "wandb_run_name", "training_comment"}
 

@@ -10,24 +10,30 @@ from sd_scripts.schema.anchored_flow import TERMS
 from sd_scripts.schema.flat import fields
 
 ENGINE = Path(__file__).parents[1] / "sd_scripts"
-READERS = [file for folder in ("library", "dataset", "families", "runs") for file in (ENGINE / folder).rglob("*.py")]
-READERS = [file for file in READERS if not file.name.endswith("options.py")]
-# Prompts, and the table that style_weights is, are read by modules that the page uses too.
-READERS += [ENGINE / "schema" / "prompts.py", ENGINE / "families" / "lgt" / "options.py"]
+SECTIONS = [*(ENGINE / "schema").glob("*.py"), *(ENGINE / "families").glob("*/options.py")]
+FILES = [file for folder in ("library", "dataset", "runs", "families") for file in (ENGINE / folder).rglob("*.py")]
+# Prompts are read by a module that the page uses too.
+READERS = {*FILES, ENGINE / "schema" / "prompts.py"} - {*(ENGINE / "families").glob("*/options.py")}
+
+
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def loads(found: ast.AST) -> set[str]:
+    """Names read as an attribute (options.x)."""
+    return {node.attr for node in ast.walk(found) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
 def read_attributes() -> set[str]:
-    """Names read as an attribute (options.x) anywhere in the engine; the schema's own validators do not count."""
-    names: set[str] = set()
-    for file in READERS:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                names.add(node.attr)
-    return names
+    """Names read anywhere in the engine; of the sections themselves what their properties tell it, and not what validators look at."""
+    functions = [node for file in SECTIONS for node in ast.walk(tree(file)) if isinstance(node, ast.FunctionDef)]
+    told = [node for node in functions if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list)]
+    return set[str]().union(*(loads(found) for found in (*map(tree, READERS), *told)))
 
 
-# dataset.weights reads the terms of a loss by their names.
-READ = read_attributes() | set(TERMS)
+# The further terms of the loss are read by their names, in dataset/weights.py.
+READ = read_attributes() | {*TERMS}
 
 
 def test_a_component_reads_every_option() -> None:

@@ -5,6 +5,7 @@ import functools
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sd_scripts.families import TOOLS
+from sd_scripts.families import NAMES, TOOLS
 from tests.forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -201,7 +202,7 @@ def test_tests_are_skipped_for_missing_hardware_only():
 ENGINE = "sd_scripts.library"
 FAMILIES = "sd_scripts.families"
 # What of a family loads no torch: everybody may import it.
-LIGHT = re.compile(r"sd_scripts\.families(\.[A-Z]+|\.\w+|\.\w+\.(options|facts|tools|predict_options|yaml\w*)(\..*)?)?")
+LIGHT = re.compile(r"sd_scripts\.families(\.[A-Z]+|\.\w+|\.\w+\.(options|facts|tools|predict_options)(\..*)?)?")
 # Which files, and what they may not import.
 RULES: list[tuple[str, tuple[str, ...]]] = [
     ("kohya_like", (*HEAVY, ENGINE, FAMILIES)),
@@ -232,8 +233,10 @@ def test_layers_import_only_downwards(where, forbidden):
     assert sorted(found) == []
 
 
-FAMILY_NAMES = re.compile(r"sdxl|flux|qwen|z.?image|ddpm|lgt|(?<![\w./-])sd(?![\w-])|(?-i:(?<![A-Za-z])Sd[A-Z0-9])", re.IGNORECASE)
+FAMILY_NAMES = re.compile(r"sdxl|flux|qwen|z.?image|ddpm|lgt|(?<![\w./-])sd(?![\w-])|(?<![A-Za-z])(?-i:Sd[A-Z])", re.IGNORECASE)
 STILL_NAMING = Path("tests/data/files_that_name_a_family.txt")
+OTHER_PROGRAMS = Path("sd_scripts/schema/other_programs.py")
+"""What other programs call models: the one file that may name them, also those that are not trained here."""
 
 
 def words(path: Path) -> Iterator[str]:
@@ -251,7 +254,31 @@ def test_fewer_and_fewer_files_name_a_family():
     """What a family is stands in its folder. The list of files elsewhere that still name one only ever gets shorter, and is to be empty."""
     folders = ("sd_scripts/schema", "sd_scripts/dataset", "sd_scripts/runs", "sd_scripts/library", "kohya_like")
     naming = {str(path) for folder in folders for path in python_under(folder) if any(FAMILY_NAMES.search(word) for word in words(path))}
-    assert naming == set(read(STILL_NAMING).split())
+    assert naming - {str(OTHER_PROGRAMS)} == set(read(STILL_NAMING).split())
+
+
+WITHOUT_A_FAMILY = """
+import sd_scripts.dataset.plan, sd_scripts.schema.docs
+from kohya_like import importers
+assert sd_scripts.schema.docs.page()
+print(importers.read("a.json", b'{"network_dim": 8, "unet_lr": 0.1, "LoRA_type": "Standard", "max_resolution": "1024,1024"}').run.family)
+"""
+
+
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])])
+def test_a_family_is_deleted_with_its_folder(name: str, tmp_path: Path) -> None:
+    """Of what loads no torch: options, data, launchers, the page's importers and presets."""
+    for path in FILES:
+        if (
+            path.suffix == ".py"
+            and path.parts[0] in ("sd_scripts", "kohya_like")
+            and not path.is_relative_to(f"sd_scripts/families/{name}")
+        ):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, tmp_path / path)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_FAMILY], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in set(NAMES) - {name}
 
 
 def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):

@@ -7,17 +7,17 @@ from typing import Any
 
 from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
+from sd_scripts.schema.imported import Imported, Row
 
 from . import kohya_ss
-from .report import Imported, Row
+from .kohya_sheet import KOHYA
 
-_FAMILY_TABLES = {"flux1": "flux", "sdxl": "sdxl"}
 _TRAINING = ("model", "folders", "accelerate_launch", "basic", "advanced", "network", "samples", "huggingface", "metadata")
 """Tables of the page for a training; a later one wins, as the page reads save_every_n_steps from advanced. The others are tools."""
 _PLACES = dict.fromkeys(("models_dir", "vae_dir", "state_dir", "log_tracker_config_dir"), "a folder to choose from")
 
 
-_LONG_NAMES = kohya_ss.TABLE.keys() | set(flat.fields(RUNS["sdxl", "network"]))
+_LONG_NAMES = kohya_ss.TABLE.keys() | {name for run in RUNS.values() if run.family in KOHYA for name in flat.fields(run)}
 
 
 def looks_like(given: Mapping[str, Any]) -> bool:
@@ -58,7 +58,8 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
 def _of_family(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The tables of the family that the file is for: its page has no box for it, so the base model's name tells."""
     family = kohya_ss.guessed(tables.get("model", {}))
-    return [table for table, kin in _FAMILY_TABLES.items() if kin == family]
+    prefix = KOHYA[family].prefix
+    return [table for table in tables if prefix and table.startswith(prefix)]
 
 
 def _name_in_json(table: str, key: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .kohya_sheet import KohyaSheet, Table, rules
-from .sheet import is_empty, is_off, shown
+from sd_scripts.schema.sheet import is_empty, is_off, shown
+
+from .kohya_sheet import KohyaSheet, Table, families_of, named, rules
 
 MEMORY: Table = {}
 rule = rules(MEMORY)
 
-_FUSED = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers", "flux_fused_backward_pass")
+_FUSED = named("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 
 
 @rule("fp8_base", "fp8_base_unet", "fp8_scaled")
@@ -40,15 +41,16 @@ def _checkpoints(sheet: KohyaSheet, key: str) -> None:
 
 @rule("blocks_to_swap", "double_blocks_to_swap", "single_blocks_to_swap", "split_mode")
 def _swapped(sheet: KohyaSheet, key: str) -> None:
+    pairs = sheet.kohya is not None and sheet.kohya.swaps_pairs
     single, double = (int(sheet.number(f"{kind}_blocks_to_swap") or 0) for kind in ("single", "double"))
     if is_off(sheet.value(key)):
         sheet.skip(key, "it is 0 or off")
     elif key == "blocks_to_swap":
         there = int(sheet.number(key) or 0)
         more = f"there it means {there // 2} double and {2 * (there - there // 2)} single blocks; raise it if memory runs short"
-        sheet.take(key, key, sheet.value(key), more if sheet.run.family == "flux" else "")
-    elif sheet.run.family != "flux":
-        sheet.skip(key, "it is for FLUX")
+        sheet.take(key, key, sheet.value(key), more if pairs else "")
+    elif not pairs:
+        sheet.skip(key, "it is for families with double and single blocks")
     elif not is_off(sheet.value("blocks_to_swap")):
         sheet.skip(key, "blocks_to_swap is given, which wins")
     elif key == "split_mode":
@@ -59,8 +61,10 @@ def _swapped(sheet: KohyaSheet, key: str) -> None:
 
 @rule(*_FUSED)
 def _fused(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)) or (key == "flux_fused_backward_pass" and sheet.run.family != "flux"):
-        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "it is for FLUX")
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    elif sheet.is_of_others(key):
+        sheet.skip(key, f"it is for {families_of(key)}")
     elif sheet.run.method != "full":
         sheet.skip(key, "an adapter's gradients are small")
     else:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .kohya_sheet import KohyaSheet, Table, rules
-from .sheet import is_empty, is_off, number, parts, shown
+from sd_scripts.families import FACTS
+from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown
+
+from .kohya_sheet import KOHYA, KohyaSheet, Table, rules
 
 ADAPTER: Table = {}
 """Rules of adapters; a whole model has none of these settings."""
@@ -32,7 +34,6 @@ _FROZEN = "both matrices are trained; LoRA-FA, which freezes one of them, is not
 _TYPES = {
     "standard": _Type("lora"),
     "lora": _Type("lora"),
-    "flux1": _Type("lora"),
     "lora-fa": _Type("lora", lost=_FROZEN),
     "locon": _Type("lora", convolutions=True),
     "dylora": _Type("lora", convolutions=True, lost=_DYLORA),
@@ -40,7 +41,7 @@ _TYPES = {
     "lokr": _Type("lokr", convolutions=True),
     "oft": _Type("oft"),
     "diag-oft": _Type("oft", lost="peft's OFT takes its place; its blocks have oft_block_size, and convolutions are left alone"),
-    "flux1 oft": _Type("oft", lost="kohya's rank is the number of blocks, oft_block_size here is their side; check it"),
+    "oft of blocks": _Type("oft", lost="kohya's rank is the number of blocks, oft_block_size here is their side; check it"),
     "boft": _Type("oft", lost="orthogonal blocks without butterflies (OFT) are the nearest there is"),
     "glora": _Type("lora", convolutions=True, lost="GLoRA is not made; LoRA is the nearest there is"),
     "ia3": _Type("lora", lost="iA3 is not made; a LoRA of a small rank is the nearest there is, with a learning rate about a tenth"),
@@ -48,14 +49,13 @@ _TYPES = {
 }
 _MODULES = {
     "networks.lora": "standard",
-    "networks.lora_flux": "flux1",
     "networks.lora_fa": "lora-fa",
     "networks.dylora": "dylora",
     "networks.oft": "diag-oft",
-    "networks.oft_flux": "flux1 oft",
     "networks.loha": "loha",
     "networks.lokr": "lokr",
 }
+_OF_ONE_FAMILY = {name: kind for facts in KOHYA.values() for name, kind in facts.types.items()}
 _ALGORITHMS = {"lora": "locon", "locon": "locon", "full": "native fine-tuning"}
 _CONVOLUTIONS_LEFT_OUT = ("attn-mlp", "attn-only", "unet-transformer-only", "full-lin")
 _ORDINARY = ("standard", "locon", "lora", "dylora", "lora-fa")
@@ -66,12 +66,13 @@ def type_name(sheet: KohyaSheet) -> str:
     """kohya's type in small letters without its maker: standard, locon, loha ..."""
     named = sheet.first("LoRA_type")
     if named is not None:
-        return str(named).lower().removeprefix("lycoris/").removeprefix("kohya ")
+        name = str(named).lower().removeprefix("lycoris/").removeprefix("kohya ")
+        return _OF_ONE_FAMILY.get(name, name)
     module = str(sheet.first("network_module") or "networks.lora").lower()
     if module.startswith("lycoris") or sheet.first("algo") is not None:
         algorithm = str(sheet.first("algo") or "lora").lower()
         return _ALGORITHMS.get(algorithm, algorithm)
-    return _MODULES.get(module, "standard")
+    return (_MODULES | _OF_ONE_FAMILY).get(module, "standard")
 
 
 def _type(sheet: KohyaSheet) -> _Type:
@@ -87,7 +88,7 @@ def _ours(sheet: KohyaSheet) -> str:
 def adapts_convolutions(sheet: KohyaSheet) -> bool:
     """Whether the file's type and preset adapt 3x3 convolutions. kohya's script does when it is given conv_dim; the page gives it for
     some types only."""
-    if sheet.run.family == "flux" or str(sheet.first("LyCORIS_preset", "preset") or "full") in _CONVOLUTIONS_LEFT_OUT:
+    if "conv_dim" not in sheet.known or str(sheet.first("LyCORIS_preset", "preset") or "full") in _CONVOLUTIONS_LEFT_OUT:
         return False
     return _type(sheet).convolutions or (not sheet.page and type_name(sheet) in _ORDINARY and "conv_dim" in sheet.given)
 
@@ -157,7 +158,7 @@ _LYCORIS_PRESETS = {"attn-only": [r"attn\d?\."], "unet-convblock-only": [r"resne
 @rule("LyCORIS_preset", "preset")
 def _lycoris_preset(sheet: KohyaSheet, key: str) -> None:
     name = str(sheet.value(key) or "")
-    if type_name(sheet) in ("standard", "flux1", "flux1 oft", "lora-fa"):
+    if type_name(sheet) in ("standard", "oft of blocks", "lora-fa"):
         sheet.skip(key, "this type has no LyCORIS preset")
     elif name in _LYCORIS_PRESETS:
         sheet.take(key, "target_modules", _LYCORIS_PRESETS[name])
@@ -247,11 +248,11 @@ def _start(sheet: KohyaSheet, key: str) -> None:
 @rule("block_dims", "block_alphas", "conv_block_dims", "conv_dims", "conv_block_alphas", "conv_alphas")
 def _blocks(sheet: KohyaSheet, key: str) -> None:
     option = {"conv_dims": "conv_block_dims"}.get(key, key)
-    wanted = {"sd": 25, "sdxl": 19}.get(sheet.run.family, 0)
+    wanted = sum(sheet.kohya.unet_blocks or ()) if sheet.kohya is not None else 0
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     elif not wanted:
-        sheet.skip(key, "it is for UNets; for FLUX see network_reg_dims")
+        sheet.skip(key, "it is for UNets; see network_reg_dims")
     elif option in ("conv_block_alphas", "conv_alphas"):
         sheet.refuse(key, "convolutions have one alpha in all blocks: conv_alpha")
     elif type_name(sheet) not in _ORDINARY:
@@ -284,11 +285,11 @@ _SIDES = {"down_lr_weight": 0, "mid_lr_weight": 1, "up_lr_weight": 2}
 
 @rule(*_SIDES)
 def _block_rates(sheet: KohyaSheet, key: str) -> None:
-    counts = {"sd": (12, 1, 12), "sdxl": (9, 1, 9)}.get(sheet.run.family)
+    counts = sheet.kohya.unet_blocks if sheet.kohya is not None else None
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     elif counts is None:
-        sheet.skip(key, "it is for UNets; for FLUX see network_reg_lrs")
+        sheet.skip(key, "it is for UNets; see network_reg_lrs")
     elif type_name(sheet) not in _ORDINARY:
         sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
     else:
@@ -306,11 +307,11 @@ def _block_rates(sheet: KohyaSheet, key: str) -> None:
         sheet.write(key, "renamed", f"its part of block_lr_weight, {len(whole)} factors in the order of the blocks")
 
 
-# --- FLUX -----------------------------------------------------------------------------------------------------------
+# --- double and single blocks ---------------------------------------------------------------------------------------
 
 
 @rule("train_blocks")
-def _flux_blocks(sheet: KohyaSheet, key: str) -> None:
+def _kinds_of_blocks(sheet: KohyaSheet, key: str) -> None:
     if sheet.page and not sheet.on("split_mode"):
         sheet.skip(key, "kohya_ss uses it in split mode only")
     else:
@@ -318,7 +319,7 @@ def _flux_blocks(sheet: KohyaSheet, key: str) -> None:
 
 
 @rule("in_dims", "train_double_block_indices", "train_single_block_indices")
-def _flux_lists(sheet: KohyaSheet, key: str) -> None:
+def _lists_of_blocks(sheet: KohyaSheet, key: str) -> None:
     if is_empty(sheet.value(key)) or key not in sheet.known:
         sheet.plain(key)
     elif key == "in_dims":
@@ -340,7 +341,7 @@ def _perturbed(sheet: KohyaSheet, key: str) -> None:
 
 @rate("network_train_unet_only", "network_train_text_encoder_only", "train_text_encoder")
 def _who_learns(sheet: KohyaSheet, key: str) -> None:
-    if key == "train_text_encoder" and sheet.run.method == "full" and sheet.run.family != "flux":
+    if key == "train_text_encoder" and sheet.run.method == "full" and key in sheet.known:
         who_is_trained(sheet, key)
         same = sheet.on(key) == sheet.trains_text
         sheet.write(key, "taken", "as it is" if same else "on, as kohya's DreamBooth trains the text encoder in any case")
@@ -406,24 +407,24 @@ def _text_rate(sheet: KohyaSheet, key: str) -> None:
         rates = parts(value)
         if len(rates) > 1 and len({number(rate) for rate in rates}) == 1:
             rates = rates[:1]
-        if sheet.page and sheet.run.family == "flux" and (sheet.number("t5xxl_lr") or 0) > 0:
+        if sheet.page and "train_t5xxl" in sheet.known and (sheet.number("t5xxl_lr") or 0) > 0:
             rates = [rates[0], str(sheet.number("t5xxl_lr"))]
         sheet.take(key, key, rates)
 
 
 @rate("learning_rate_te", "learning_rate_te1", "learning_rate_te2")
 def _text_rates_of_model(sheet: KohyaSheet, key: str) -> None:
-    sdxl = sheet.run.family == "sdxl"
+    names = sheet.kohya.text_rates if sheet.kohya is not None else ()
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     elif not sheet.trains_text or sheet.run.method == "network":
         sheet.skip(key, "the text encoders are not trained" if sheet.run.method == "full" else "adapters have text_encoder_lr")
-    elif (key == "learning_rate_te") == sdxl:
-        sheet.skip(key, "it is for Stable Diffusion" if sdxl else "it is for SDXL")
+    elif key not in names:
+        others = [FACTS[family].label for family, facts in KOHYA.items() if key in facts.text_rates]
+        sheet.skip(key, f"it is for {' and '.join(others)}")
     elif sheet.sets_its_own_rate:
         _own_rate(sheet, key)
     else:
-        names = ("learning_rate_te1", "learning_rate_te2") if sdxl else ("learning_rate_te",)
         rates = [sheet.number(name) if sheet.number(name) is not None else sheet.number("learning_rate") for name in names]
         rates = rates[:1] if len(set(rates)) == 1 else rates
         sheet.put("text_encoder_lr", [str(rate) for rate in rates], key)

@@ -6,9 +6,9 @@ import math
 import shlex
 
 from sd_scripts.schema.optimizer import OPTIMIZERS
+from sd_scripts.schema.sheet import is_empty, is_off
 
 from .kohya_sheet import KohyaSheet, Table, rules
-from .sheet import is_empty, is_off
 
 RECIPE: Table = {}
 rule = rules(RECIPE)
@@ -168,8 +168,8 @@ def _noise(sheet: KohyaSheet, key: str) -> None:
     pyramid = key.startswith("multires")
     kind = str(sheet.value("noise_offset_type") or "").lower()
     offset, levels = sheet.number("noise_offset") or 0, sheet.number("multires_noise_iterations") or 0
-    if sheet.run.family == "flux":
-        sheet.skip(key, "noise_offset and pyramid noise are for Stable Diffusion and SDXL; kohya's FLUX scripts ignore them too")
+    if key not in sheet.known:
+        sheet.skip(key, "noise_offset and pyramid noise are for noise schedules; kohya's scripts for flow matching ignore them too")
     elif sheet.page and kind and pyramid != (kind == "multires"):
         sheet.skip(key, f"noise_offset_type is {sheet.value('noise_offset_type')}, so it was not used")
     elif pyramid and offset and not kind:
@@ -215,13 +215,13 @@ _FLOW = "timestep_sampling discrete_flow_shift sigmoid_scale model_prediction_ty
 def _flow(sheet: KohyaSheet, key: str) -> None:
     """kohya's densities are two options: with timestep_sampling = sigma, weighting_scheme chooses the density of the steps, which are then
     shifted; otherwise it is only a loss weight, and counts with model_prediction_type = sigma_scaled alone."""
-    if sheet.run.family != "flux":
-        sheet.skip(key, "it is for FLUX and SD3; this run has a noise schedule")
+    if "model_prediction_type" not in sheet.known:
+        sheet.skip(key, "it is for flow matching; this run has a noise schedule")
         return
     # The page writes these for SD3 only.
     unused = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale") if sheet.page else ()
     if key in unused:
-        sheet.skip(key, "kohya_ss gives it to SD3 only, so FLUX runs never had it")
+        sheet.skip(key, "kohya_ss gives it to Stable Diffusion 3 only, so this run never had it")
         return
     scheme = "none" if sheet.page else str(sheet.value("weighting_scheme") or "uniform").lower()
     if sheet.value("timestep_sampling") in (None, "sigma") and scheme in ("logit_normal", "mode"):

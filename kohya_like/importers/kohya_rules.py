@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 
+from sd_scripts.families import FACTS
 from sd_scripts.schema import prompts
 from sd_scripts.schema.samples import SAMPLERS, SampleOptions
+from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown
 
-from .kohya_sheet import KohyaSheet, Table, rules
-from .sheet import is_empty, is_off, number, parts, shown
+from .kohya_sheet import KOHYA, NAMES, KohyaSheet, Table, named, rules
 
 RULES: Table = {}
 rule = rules(RULES)
@@ -20,14 +21,15 @@ rule = rules(RULES)
 
 # --- the page itself ------------------------------------------------------------------------------------------------
 
-_OF_THE_PAGE = """file_path save_as_bool model_list sdxl sdxl_checkbox flux1_checkbox create_caption create_buckets
+_BOXES = tuple(box for facts in KOHYA.values() for box in facts.boxes)
+_OF_THE_PAGE = """file_path save_as_bool model_list create_caption create_buckets
     generate_caption_database generate_image_buckets use_latent_files full_path caption_metadata_filename latent_metadata_filename train_dir
     batch_size num_cpu_threads_per_process""".split()
 
 
-@rule(*_OF_THE_PAGE)
+@rule(*_OF_THE_PAGE, *_BOXES)
 def _state_of_the_page(sheet: KohyaSheet, key: str) -> None:
-    if key in ("sdxl", "sdxl_checkbox", "flux1_checkbox"):
+    if key in _BOXES:
         sheet.skip(key, f"the kind of run says which family is trained: {sheet.run.label}")
     elif key == "model_list":
         sheet.skip(key, "it only fills in the path of the base model")
@@ -112,9 +114,9 @@ def _meeting_place(sheet: KohyaSheet, key: str) -> None:
         sheet.take(key, key, sheet.value(key))
 
 
-@rule("sd3_checkbox", "hunyuan_image_checkbox", "anima_checkbox", "lumina_checkbox", "model_type")
+@rule(*(f"{other}_checkbox" for facts in KOHYA.values() for other in facts.like), "model_type")
 def _other_family(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)) or sheet.value(key) == "flux":
+    if is_off(sheet.value(key)) or sheet.value(key) in [facts.model_type for facts in KOHYA.values()]:
         sheet.skip(key, "it is off")
     else:
         name = sheet.value("model_type") if key == "model_type" else key.removesuffix("_checkbox")
@@ -140,13 +142,13 @@ def _base(sheet: KohyaSheet, key: str) -> None:
 def _prediction(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "it is off, and prediction_type = auto reads it from the model")
-    elif sheet.run.family == "flux":
-        sheet.refuse(key, "FLUX predicts a velocity; remove it")
+    elif "prediction_type" not in sheet.known:
+        sheet.refuse(key, f"{FACTS[sheet.run.family].label} predicts a velocity; remove it")
     else:
         sheet.take(key, "prediction_type", "v_prediction")
 
 
-@rule("no_half_vae", "sdxl_no_half_vae")
+@rule(*named("no_half_vae"))
 def _vae_precision(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, "the VAE works in full precision here (vae_dtype = float)")
 
@@ -169,15 +171,16 @@ def _caption_length(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, sheet.advice(key, sheet.value(key)))
 
 
-@rule("clip_l", "flux1_clip_l", "sd3_clip_l", "t5xxl", "flux1_t5xxl", "sd3_t5xxl")
+@rule(*named("clip_l", "t5xxl"), "sd3_clip_l", "sd3_t5xxl")
 def _text_encoder_files(sheet: KohyaSheet, key: str) -> None:
-    option = key.removeprefix("flux1_").removeprefix("sd3_")
+    option = NAMES.get(key, key).removeprefix("sd3_")
+    own = [name for name in named(option) if name != option and not sheet.is_of_others(name)]
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
-    elif sheet.run.family != "flux" or sheet.other_family:
-        sheet.skip(key, "text encoders come with the base model; files of their own are for FLUX")
-    elif key.startswith("sd3_") or (key != f"flux1_{option}" and not is_empty(sheet.value(f"flux1_{option}"))):
-        sheet.skip(key, "it is the path for SD3; FLUX has one of its own")
+    elif option not in sheet.known or sheet.other_family:
+        sheet.skip(key, f"text encoders come with the base model; files of their own are for {sheet.families_with(option)}")
+    elif key.startswith("sd3_") or (key not in own and any(not is_empty(sheet.value(name)) for name in own)):
+        sheet.skip(key, f"it is the path for Stable Diffusion 3; {FACTS[sheet.run.family].label} has one of its own")
     else:
         sheet.take(key, option, sheet.value(key))
 
@@ -227,18 +230,14 @@ def _latents(sheet: KohyaSheet, key: str) -> None:
         sheet.plain(key)
 
 
-_TEXT_CACHES = """cache_text_encoder_outputs sdxl_cache_text_encoder_outputs flux1_cache_text_encoder_outputs
-    flux1_cache_text_encoder_outputs_to_disk cache_text_encoder_outputs_to_disk cache_latents_to_disk""".split()
-
-
-@rule(*_TEXT_CACHES)
+@rule(*named("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk", "cache_latents_to_disk"))
 def _caches(sheet: KohyaSheet, key: str) -> None:
-    option = key.removeprefix("sdxl_").removeprefix("flux1_")
+    option = NAMES.get(key, key)
     if is_off(sheet.value(key)):
         sheet.skip(key, f"off costs time and changes nothing; {option} is on here unless something forbids it")
     elif "text_encoder" in option and sheet.trains_text:
         sheet.skip(key, "the text encoders are trained, so their outputs cannot be cached")
-    elif key.startswith(("sdxl_", "flux1_")) and not key.startswith(sheet.run.family):
+    elif sheet.is_of_others(key):
         sheet.skip(key, "it is the switch of another family")
     else:
         sheet.take(key, option, sheet.value(key))
@@ -285,8 +284,8 @@ def _zeros(sheet: KohyaSheet, key: str) -> None:
     lost = sheet.page and number(sheet.value(key)) == 0
     if lost and key in sheet.known:
         sheet.take(key, key, sheet.value(key), "kohya_ss lost zeros on the way to its trainer, here 0 means 0")
-    elif key == "guidance_scale" and sheet.run.family != "flux":
-        sheet.skip(key, "it is for FLUX")
+    elif key not in sheet.known:
+        sheet.skip(key, f"it is for {sheet.families_with(key)}")
     else:
         sheet.plain(key)
 
@@ -443,6 +442,6 @@ def _hub(sheet: KohyaSheet, key: str) -> None:
         sheet.plain(key)
 
 
-@rule("highvram", "lowvram", "lowram", "logging_dir", "xformers", "sdpa", "mem_eff_attn", "v2")
+@rule("highvram", "lowvram", "lowram", "logging_dir", "xformers", "sdpa", "mem_eff_attn")
 def _never_needed(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, sheet.advice(key, sheet.value(key)))

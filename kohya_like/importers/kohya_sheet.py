@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from sd_scripts.families import FACTS
 from sd_scripts.schema import legacy
+from sd_scripts.schema.facts import KohyaFacts
+from sd_scripts.schema.other_programs import OPTIONS_OF_OTHER_FAMILIES
 from sd_scripts.schema.runs import RunOptions
-
-from .sheet import Sheet, is_empty, is_off, switch
+from sd_scripts.schema.sheet import Sheet, is_empty, is_off, switch
 
 
 class KohyaSheet(Sheet):
@@ -15,6 +17,8 @@ class KohyaSheet(Sheet):
 
     def __init__(self, run: type[RunOptions], given: Mapping[str, object], *, page: bool, tab: str, other_family: bool = False) -> None:
         super().__init__(run, given)
+        self.kohya = FACTS[run.family].kohya
+        """None where kohya's programs do not train the family."""
         self.page = page
         """Whether the names and values are those of the page's widgets (JSON) and not of the scripts' options (TOML)."""
         self.tab = tab
@@ -22,6 +26,10 @@ class KohyaSheet(Sheet):
         self.other_family = other_family
         """Whether the settings are for a family that is not trained here."""
         self.trains_unet, self.trains_text = self._who_is_trained()
+
+    def is_of_others(self, key: str) -> bool:
+        """Whether a name of the page is for other families alone."""
+        return key in NAMES and (self.kohya is None or key not in self.kohya.names)
 
     @property
     def sets_its_own_rate(self) -> bool:
@@ -44,9 +52,9 @@ class KohyaSheet(Sheet):
         return (unet != 0, text != 0) if unet or text else (True, True)
 
     def _trains_text_of_whole_model(self) -> bool:
-        if self.run.family == "flux":
+        if "train_text_encoder" not in self.known:
             return False
-        if self.run.family == "sd" and self.tab == "dreambooth":
+        if self.kohya is not None and self.kohya.dreambooth_trains_text and self.tab == "dreambooth":
             stopped = self.number("stop_text_encoder_training", "stop_text_encoder_training_pct") == -1
             return not stopped and self.value("learning_rate_te") != 0
         return switch(self.value("train_text_encoder")) is True
@@ -54,7 +62,7 @@ class KohyaSheet(Sheet):
     def plain(self, key: str) -> None:
         """What becomes of a key without a rule: the same option, or what legacy knows about the name."""
         value = self.value(key)
-        found = legacy.find(key, self.run.family, self.run.method)
+        found = legacy.find(key, self.run)
         if is_empty(value):
             self.skip(key, "it is empty")
         elif key in self.known:
@@ -63,7 +71,7 @@ class KohyaSheet(Sheet):
             self.skip(key, "it is off")
         elif found is not None and found[0] == "not needed":
             self.skip(key, found[1])
-        elif key in legacy.OF_OTHER_FAMILIES and not self.other_family:
+        elif key in OPTIONS_OF_OTHER_FAMILIES and not self.other_family:
             self.skip(key, "it is for a family that this run does not train")
         elif found is None and (families := self.families_with(key)):
             self.skip(key, f"it has no effect here; it is for {families}")
@@ -73,14 +81,29 @@ class KohyaSheet(Sheet):
             self.refuse(key, self.advice(key, value))
 
 
+KOHYA: dict[str, KohyaFacts] = dict(
+    sorted(((name, facts.kohya) for name, facts in FACTS.items() if facts.kohya is not None), key=lambda item: item[1].asked)
+)
+"""The families that kohya's programs train as well, in the order in which a file is asked."""
+NAMES: dict[str, str] = {name: plain for facts in KOHYA.values() for name, plain in facts.names.items()}
+"""What the page calls otherwise for one family, with the name that others have for it."""
 _PREFIXES = {
     "sd3_": "Stable Diffusion 3",
     "hunyuan_": "HunyuanImage",
     "anima_": "Anima",
     "lumina_": "Lumina",
-    "flux": "FLUX",
-    "sdxl_": "SDXL",
+    **{facts.prefix: FACTS[name].label for name, facts in KOHYA.items() if facts.prefix},
 }
+
+
+def named(*options: str) -> tuple[str, ...]:
+    """These options, and what the page calls them for single families."""
+    return (*options, *(name for name, plain in NAMES.items() if plain in options))
+
+
+def families_of(mark: str) -> str:
+    """The families for which a name of the page is, in words."""
+    return " and ".join(FACTS[name].label for name, facts in KOHYA.items() if mark in facts.names)
 
 
 def _foreign_prefix(key: str) -> str | None:

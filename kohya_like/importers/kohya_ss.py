@@ -6,17 +6,18 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sd_scripts.families import RUNS
+from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat, kohya_lines
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.imported import Imported, Row
+from sd_scripts.schema.other_programs import KOHYA_MARKS
+from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, switch
 
 from .kohya_memory import MEMORY
 from .kohya_network import ADAPTER, RATES, adapts_convolutions, type_name, who_is_trained
 from .kohya_recipe import RECIPE, arguments
 from .kohya_rules import RULES
-from .kohya_sheet import KohyaSheet
-from .report import Imported, Row
-from .sheet import is_empty, is_off, number, switch
+from .kohya_sheet import KOHYA, KohyaSheet
 
 TABLE = RULES | RECIPE | RATES | MEMORY
 """The rule of each key that has one; adapters have more."""
@@ -27,21 +28,6 @@ TOML_ORIGIN = "kohya_ss or sd-scripts configuration (TOML)"
 ADAPTER_MARKS = ("LoRA_type", "network_dim", "network_module", "unet_lr", "network_alpha", "lora_network_weights")
 FINETUNE_MARKS = ("image_folder", "caption_metadata_filename", "latent_metadata_filename", "train_dir", "in_json", "dataset_repeats")
 _EMBEDDING_MARKS = ("num_vectors_per_token", "token_string", "init_word")
-_FLUX_MARKS = ("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask")
-_SDXL_MARKS = ("learning_rate_te2", "no_half_vae", "block_lr")
-_OTHER_FAMILIES = {
-    "sd3_checkbox": "sdxl",
-    "hunyuan_image_checkbox": "flux",
-    "anima_checkbox": "flux",
-    "lumina_checkbox": "flux",
-}
-"""Families that are not trained here, and the one that is the most like each."""
-_OTHER_MARKS = {"clip_g": "sd3_checkbox", "gemma2": "lumina_checkbox", "qwen3": "anima_checkbox", "byt5": "hunyuan_image_checkbox"}
-"""The options of a script by which such a family is known; the page's file has the widgets of all families."""
-MISSING = {
-    "pretrained_model_name_or_path": "the base model: a .safetensors file, a diffusers folder or a hub id",
-    "train_data_dir": "the folder of the training pictures",
-}
 
 
 _COMMON = frozenset(
@@ -175,59 +161,49 @@ def _tab(given: Mapping[str, object]) -> str:
 def _family(given: Mapping[str, object], name: str, page: bool) -> tuple[str, str, bool]:
     """The family, what told it, and whether the settings are really for another family that is not trained here."""
     module = str(given.get("network_module") or "")
-    marks = {box: mark for mark, box in _OTHER_MARKS.items() if not page and not is_empty(given.get(mark))}
-    for box, nearest in _OTHER_FAMILIES.items():
-        ours = module == f"networks.lora_{box.removesuffix('_checkbox')}"
-        told_by = box if switch(given.get(box)) is True else module if ours else marks.get(box)
-        if told_by:
-            return nearest, f"{told_by}, a family that is not trained here", True
-    if str(given.get("model_type") or "flux") != "flux":
-        return "flux", "model_type, a family that is not trained here", True
-    for box, family in (("flux1_checkbox", "flux"), ("sdxl", "sdxl"), ("sdxl_checkbox", "sdxl")):
-        if switch(given.get(box)) is True:
-            return family, box, False
-    if "flux1_checkbox" in given and ("sdxl" in given or "sdxl_checkbox" in given):
-        return "sd", "the boxes for SDXL and FLUX, which are off", False
+    # The page's file has the widgets of all families; options of the scripts tell one.
+    marks = {other: mark for mark, other in KOHYA_MARKS.items() if not page and not is_empty(given.get(mark))}
+    said = str(given.get("model_type") or "")
+    for family, facts in KOHYA.items():
+        for other in facts.like:
+            box = f"{other}_checkbox"
+            told_by = box if switch(given.get(box)) is True else module if module == f"networks.lora_{other}" else marks.get(other)
+            if told_by:
+                return family, f"{told_by}, a family that is not trained here", True
+        if said and facts.model_type not in (None, said):
+            return family, "model_type, a family that is not trained here", True
+    for family, facts in KOHYA.items():
+        if on := next((box for box in facts.boxes if switch(given.get(box)) is True), None):
+            return family, on, False
+    *others, last = KOHYA
+    if all(not given.keys().isdisjoint(KOHYA[family].boxes) for family in others):
+        return last, f"the boxes for {' and '.join(FACTS[family].label for family in others)}, which are off", False
     return *_guessed(given, name, page), False
 
 
 def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, str]:
     """The family without a box that says it: by the adapter, the options of one family, names, and last the resolution."""
     module = str(given.get("network_module") or given.get("LoRA_type") or "").lower()
-    if "flux" in module:
-        return "flux", "the type of the adapter"
-    # The page saves the widgets of all families; the scripts' files have the options of one.
-    for family, marks in () if page else (("flux", _FLUX_MARKS), ("sdxl", _SDXL_MARKS)):
-        mark = next((mark for mark in marks if not is_empty(given.get(mark))), None)
+    for family, facts in KOHYA.items():
+        if facts.prefix and facts.prefix in module:
+            return family, "the type of the adapter"
+    for family, facts in () if page else KOHYA.items():
+        mark = next((mark for mark in facts.marks if not is_empty(given.get(mark))), None)
         if mark:
             return family, mark
     for text, what in (
         (str(given.get("pretrained_model_name_or_path") or ""), "the name of the base model"),
         (name, "the name of the file"),
     ):
-        small = text.lower()
-        if "flux" in small:
-            return "flux", what
-        if "xl" in small or "pony" in small or "illustrious" in small:
-            return "sdxl", what
-        if "sd15" in small or "v1-5" in small or "sd-v1" in small or "v2-1" in small:
-            return "sd", what
-    if switch(given.get("v2")) is True:
-        return "sd", "v2"
+        for family, facts in KOHYA.items():
+            if any(piece in text.lower() for piece in facts.models):
+                return family, what
     sides = [number(side) or 0 for side in str(given.get("max_resolution") or given.get("resolution") or "").strip("[]() ").split(",")]
-    if min(sides) >= 1024:
-        return "sdxl", "the resolution; choose another kind of run if that is wrong"
-    return "sd", "the lack of any other sign; choose another kind of run if that is wrong"
+    family, side = next((family, facts.side) for family, facts in KOHYA.items() if facts.side is not None and min(sides) >= facts.side)
+    return family, f"{'the resolution' if side else 'the lack of any other sign'}; choose another kind of run if that is wrong"
 
 
-_PAGE_DEFAULTS: tuple[tuple[str, str, object], ...] = (
-    ("network_dim", "", 8),
-    ("network_alpha", "", 1.0),
-    ("timestep_sampling", "flux", "sigma"),
-    ("discrete_flow_shift", "flux", 3.0),
-    ("model_prediction_type", "flux", "sigma_scaled"),
-    ("guidance_scale", "flux", 3.5),
-)
+_PAGE_DEFAULTS: dict[str, object] = {"network_dim": 8, "network_alpha": 1.0}
 """As kohya_lines.DEFAULTS, for the page."""
 _SAID_BY = {"lr_scheduler": "lr_scheduler_type", "lr_warmup_steps": "lr_warmup", "enable_bucket": "dataset_config"}
 """Another key that decides an option as well."""
@@ -236,9 +212,10 @@ _SAID_BY = {"lr_scheduler": "lr_scheduler_type", "lr_warmup_steps": "lr_warmup",
 def _assume(sheet: KohyaSheet) -> None:
     """What the file leaves at kohya's default, where that is not ours."""
     program = "kohya_ss" if sheet.page else "sd-scripts"
-    rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "flux1 oft")
-    for option, family, default in _PAGE_DEFAULTS if sheet.page else kohya_lines.DEFAULTS:
-        if option not in sheet.known or option in sheet.given or family not in ("", sheet.run.family):
+    rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "oft of blocks")
+    own = sheet.kohya.defaults if sheet.kohya is not None else {}
+    for option, default in {**(_PAGE_DEFAULTS if sheet.page else kohya_lines.DEFAULTS), **own}.items():
+        if option not in sheet.known or option in sheet.given:
             continue
         if not is_empty(sheet.value(_SAID_BY.get(option, ""))) or option in sheet.values:
             continue

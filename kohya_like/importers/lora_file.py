@@ -5,20 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from sd_scripts.families import RUNS
+from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.imported import Imported, Row
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.sheet import MISSING, Sheet, is_empty
 
 from .kohya_network import who_is_trained
 from .kohya_sheet import KohyaSheet
-from .kohya_ss import MISSING, fill, opened
-from .report import Imported, Row
+from .kohya_ss import fill, opened
 from .safetensors_header import Header, read_header
-from .sheet import Sheet, is_empty
 
 CONFIG = "kohya_like.config"
 """Header key of the settings that this program writes into its files."""
@@ -44,29 +44,9 @@ def read(name: str, data: bytes) -> Imported:
 # --- family ---------------------------------------------------------------------------------------------------------
 
 _ADAPTER = re.compile(r"\.(lora_(down|up|A|B)\b|lora\.(down|up)\.|hada_w|lokr_w|oft_|lora_linear_layer)|_lora\.(down|up)\.")
-_VERSIONS = {
-    "sdxl": "sdxl",
-    "stable-diffusion-xl": "sdxl",
-    "flux": "flux",
-    "sd_v1": "sd",
-    "sd_v2": "sd",
-    "stable-diffusion-v1": "sd",
-    "stable-diffusion-v2": "sd",
-    "qwen_image": "qwen_edit",
-    "qwen-image": "qwen_edit",
-    "z_image": "zimage",
-    "z-image": "zimage",
-}
-"""How ss_base_model_version and modelspec.architecture start."""
-_LAYERS = (
-    (re.compile(r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"), "qwen_edit"),
-    (re.compile(r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._](attention|feed_forward|adaLN)"), "zimage"),
-    (re.compile(r"double_blocks|single_blocks|single_transformer_blocks|lora_te3_"), "flux"),
-    (re.compile(r"lora_te2_|text_encoder_2|^lora_te1_.*|conditioner_embedders"), "sdxl"),
-    (re.compile(r"^lora_te_"), "sd"),
-)
+_MARKS = {name: facts.adapters for name, facts in reversed(FACTS.items()) if facts.adapters is not None}
+"""Later families first: their files may have layers of earlier ones as well, never the other way round."""
 _CONTEXT = re.compile(r"attn2[._]to_[kv]\.(lora_down|lora_A)")
-_CONTEXT_WIDTHS = {768: "sd", 1024: "sd", 2048: "sdxl"}
 
 
 def _adapter_key(key: str) -> bool:
@@ -82,16 +62,16 @@ def told_family(name: str, header: Header) -> str | None:
     if CONFIG in texts and (run := _by_script(_settings_of(name, header))) is not None:
         return run.family
     for said in (texts.get("ss_base_model_version", ""), texts.get("modelspec.architecture", "")):
-        found = next((family for mark, family in _VERSIONS.items() if said.lower().startswith(mark)), None)
+        found = next((family for family, marks in _MARKS.items() if said.lower().startswith(marks.architectures)), None)
         if found is not None:
             return found
         if said and said != "None":
             raise OptionError(f"{name} was made for {said}, a model family that is not trained here")
     for key, shape in header.shapes.items():
-        # Text is 768 numbers wide in SD 1.x, 1024 in 2.x, 2048 in SDXL.
-        if _CONTEXT.search(key) and len(shape) >= 2 and shape[1] in _CONTEXT_WIDTHS:
-            return _CONTEXT_WIDTHS[shape[1]]
-    return next((family for pattern, family in _LAYERS if any(pattern.search(key) for key in header.shapes)), None)
+        wide = shape[1] if _CONTEXT.search(key) and len(shape) >= 2 else None
+        if found := next((family for family, marks in _MARKS.items() if wide in marks.text_widths), None):
+            return found
+    return next((family for family, marks in _MARKS.items() if any(re.search(marks.layers, key) for key in header.shapes)), None)
 
 
 def told_base(name: str, header: Header) -> str:
@@ -226,7 +206,7 @@ def _of_kohya(name: str, header: Header) -> Imported:
         _from_shapes(sheet, header)
     described = "ss_learning_rate" in texts
     found = sheet.settle(f"{KOHYA_ORIGIN if described else BARE_ORIGIN}: {run.label}", _base_and_pictures(base, _folders(texts)))
-    return replace(found, rows=_rows(texts, key_of, found.rows), missing=found.missing + _also_missing(texts, run.family, described))
+    return replace(found, rows=_rows(texts, key_of, found.rows), missing=found.missing + _also_missing(texts, sheet.known, described))
 
 
 def _is_setting(key: str) -> bool:
@@ -289,13 +269,13 @@ def _folders(texts: Mapping[str, str]) -> str:
     return "it had " + ", ".join(told[:20]) + (f" and {len(told) - 20} more" if len(told) > 20 else "") if told else ""
 
 
-def _also_missing(texts: Mapping[str, str], family: str, described: bool) -> list[str]:
+def _also_missing(texts: Mapping[str, str], known: Collection[str], described: bool) -> list[str]:
     """What a person should know that no run needs."""
     told = []
     if texts.get("ss_reg_dataset_dirs", "{}") not in ("{}", "None", ""):
         told.append("reg_data_dir: the run had regularisation pictures; give their folder to repeat it")
     if texts.get("ss_vae_name", "None") not in ("None", ""):
-        option = "ae" if family == "flux" else "vae"
+        option = "ae" if "ae" in known else "vae"
         told.append(f"{option}: the run had a VAE of its own ({texts['ss_vae_name']})")
     if not described:
         told.append("learning_rate: the file says nothing about the training, only about the network")

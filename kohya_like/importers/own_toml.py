@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sd_scripts.schema import flat
-
-from .kohya_ss import MISSING
-from .report import Imported
-from .sheet import Sheet, is_empty
+from sd_scripts.schema.imported import Imported
+from sd_scripts.schema.sheet import MISSING, Sheet, is_empty
 
 ORIGIN = "configuration of this program (TOML)"
 

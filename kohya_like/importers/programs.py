@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from sd_scripts.schema.other_programs import MUSUBI_KINDS
+
 _SIGNS: dict[str, tuple[str, ...]] = {
     "musubi-tuner": (
         "dit + dataset_config",
         "dit + network_module",
         "dit_high_noise",
-        *(
-            f"network_module=networks.lora_{kind}"
-            for kind in "flux_2 framepack hidream_o1 hv_1_5 ideogram4 kandinsky krea2 qwen_image wan zimage".split()
-        ),
+        *(f"network_module=networks.lora_{kind}" for kind in MUSUBI_KINDS),
     ),
     "OneTrainer": (
         "training_method + model_type",

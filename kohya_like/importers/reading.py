@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sd_scripts.families.qwen_edit import yaml as schema_yaml
+from sd_scripts.families import importers
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.outside import json_of, toml_of
+from sd_scripts.schema.imported import Imported, Importer
+from sd_scripts.schema.outside import json_of, toml_of, yaml_of
 
-from . import acrf, kohya_defaults, kohya_ss, lora_file, own_toml, programs, qwen_yaml, safetensors_header
-from .report import Imported
+from . import kohya_defaults, kohya_ss, lora_file, own_toml, programs, safetensors_header
 
 MAX_TEXT_BYTES = 4 << 20
 """More than any configuration; a larger file is something else."""
-_ACCEPTED = (
-    "a kohya_ss configuration (.json or .toml), an sd-scripts configuration (.toml), a file of Save TOML, a qwen-image-finetune "
-    "configuration (.yaml), one of the AC-RF trainer (.toml or .json), or a LoRA (.safetensors)"
+_ACCEPTED = ", ".join(
+    (
+        "a kohya_ss configuration (.json or .toml), an sd-scripts configuration (.toml), a file of Save TOML",
+        *(one.accepted for one in importers()),
+        "or a LoRA (.safetensors)",
+    )
 )
 
 
 def read(name: str, data: bytes) -> Imported:
-    """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, qwen-image-finetune's YAML, the
-    AC-RF trainer's TOML or JSON, or a LoRA .safetensors.
+    """The settings in a file: kohya_ss GUI JSON or TOML, an sd-scripts configuration, our own TOML, what the families' importers read, or
+    a LoRA .safetensors.
 
     name is the file's name, for messages and as a hint at the family. Of a .safetensors file the header is enough (see
     safetensors_header.needed_bytes), so the page need not send the weights. Raises OptionError with a sentence for a file that is none
@@ -54,9 +57,19 @@ def own(name: str, text: str) -> dict[str, Any] | None:
 
 
 def _of_yaml(name: str, text: str) -> Imported:
-    given = schema_yaml.parse(text, name)
+    given = yaml_of(text, name)
     _no_other_program(name, given)
-    return qwen_yaml.read(name, given)
+    importer = _importer(given, ".yaml")
+    if importer is None:
+        raise OptionError(f"{name} has none of the sections of a program whose YAML files are read; give {_ACCEPTED}")
+    return importer.read(name, given)
+
+
+def _importer(given: object, ending: str) -> Importer | None:
+    """The family's importer for these tables, of those for files with this ending."""
+    if not isinstance(given, Mapping):
+        return None
+    return next((one for one in importers() if ending in one.endings and one.looks_like(given)), None)
 
 
 def _of_json(name: str, text: str) -> Imported:
@@ -64,12 +77,14 @@ def _of_json(name: str, text: str) -> Imported:
         given = json_of(text)
     except ValueError as err:
         raise OptionError(f"{name} is not valid JSON: {err}") from err
-    _no_other_program(name, given)
+    importer = _importer(given, ".json")
+    if importer is None:
+        _no_other_program(name, given)
     if not isinstance(given, dict):
         raise OptionError(f"{name} is a list or a single value, not settings; give {_ACCEPTED}")
     _no_data_set(name, given)
-    if acrf.looks_like(given):
-        return acrf.read(name, given)
+    if importer is not None:
+        return importer.read(name, given)
     if not kohya_ss.looks_like_kohya(given):
         raise OptionError(f"{name} has no settings that kohya_ss saves; give {_ACCEPTED}")
     return kohya_ss.from_json(given, name)
@@ -79,8 +94,8 @@ def _of_toml(name: str, text: str) -> Imported:
     tables, ours = _tables(name, text), own(name, text)
     if ours is not None:
         return own_toml.imported(ours, name)
-    if acrf.looks_like(tables):
-        return acrf.read(name, tables)
+    if (importer := _importer(tables, ".toml")) is not None:
+        return importer.read(name, tables)
     _no_other_program(name, tables)
     _no_data_set(name, tables)
     if kohya_defaults.looks_like(tables):
@@ -100,7 +115,7 @@ def _tables(name: str, text: str) -> Mapping[str, Any]:
 
 def _no_other_program(name: str, given: object) -> None:
     """Refuses the files of programs that have no importer, by their name."""
-    program = None if isinstance(given, Mapping) and acrf.looks_like(given) else programs.owner(given)
+    program = programs.owner(given)
     if program is not None:
         raise OptionError(f"{name} is a file of {program}, which is not read here; give {_ACCEPTED}")
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import gradio as gr
 
+from sd_scripts.families import FACTS, RUNS
+
 from .. import page
 
-GUIDE = """
+
+def _families(*methods: str) -> list[str]:
+    """The families with runs of these methods."""
+    return [facts.label for name, facts in FACTS.items() if any((name, method) in RUNS for method in methods)]
+
+
+_OF_BASES, _FROM_NOTHING = _families("network", "full"), _families("scratch")
+GUIDE = f"""
 <div class="kl-card kl-guide">
 <h2>From a folder of pictures to a LoRA or a model</h2>
 <ol>
 <li><strong>Pictures.</strong> Put 15 or more into one folder, each with a text file of the same name (<code>cat.jpg</code>,
 <code>cat.txt</code>) that says what is on it. Kohya's sub-folders <code>10_token class</code> work too.</li>
-<li><strong>Family and way.</strong> SDXL, SD 1.5 / 2.x, FLUX, Qwen-Image-Edit or Z-Image: a LoRA beside the model, or the model itself with
-DreamBooth for one subject, fine-tuning for many captioned pictures. Small DDPM learns from nothing. What you have typed goes along.</li>
+<li><strong>Family and way.</strong> {", ".join(_OF_BASES)}: a LoRA beside the model, or the model itself with DreamBooth for one subject,
+fine-tuning for many captioned pictures. From nothing: {", ".join(_FROM_NOTHING)}. What you have typed goes along.</li>
 <li><strong>Base model.</strong> Give a <code>.safetensors</code> file, a diffusers folder or a hub id. <code>toy</code> is a small
 model of each family that is built in and trains on any computer.</li>
 <li><strong>Preset.</strong> Choose one that fits your graphics card. You see what it would change before it does.</li>

@@ -244,9 +244,9 @@ def _to_area(size: Size, area: int, step: int) -> Size:
 
 
 def area_size(size: Size, area: int = 1024 * 1024) -> Size:
-    """The size of about this area that Qwen-Image-Edit takes a control picture of `size` at: multiples of 32, at least one.
+    """The size of about this area at which a control picture of `size` is taken: multiples of 32, at least one.
 
-    width = sqrt(area * r), height = width / r for the aspect ratio r, each to the nearest multiple (diffusers, pipeline_qwenimage_edit).
+    width = sqrt(area * r), height = width / r for the aspect ratio r, each to the nearest multiple (as diffusers' pipelines for editing).
     Below 256 x 256, where no published model works, the multiples are of 16, or pictures would be squeezed out of shape.
     """
     aspect, step = size[0] / size[1], 32 if area >= 256 * 256 else 16

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
+from sd_scripts.families import RUNS
 from sd_scripts.schema import sleeping
-from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.flat import FlatField
+from sd_scripts.schema.flat import FlatField, section_of
 from sd_scripts.schema.outside import json_of, toml_of
 
 from .archives import archives_in, unpacked
@@ -96,7 +96,8 @@ _NOT_NEEDED = {
     "cache_directory": "is not needed: caches of all data sets lie in cache_dir",
 }
 _CONTROL_KEYS = ("control_data_dir", "control_directory", "control_dir")
-_NO_CONTROLS = "names control pictures, which this model does not take; remove it, or train with qwen_image_train_network.py"
+_WITH_CONTROLS = [run.script for run in RUNS.values() if issubclass(section_of(run, "dataset"), PairDatasetOptions)]
+_NO_CONTROLS = f"names control pictures, which this model does not take; remove it, or train with {' or '.join(_WITH_CONTROLS)}"
 _MOST_REPEATS = 10_000
 _KOHYA_FOLDER = re.compile(r"^(\d+)_(.*)$")
 
@@ -361,7 +362,7 @@ class _Reader:
         self.warnings: list[str] = []
         self.base = options.model_dump()
         self.known = {name: FlatField(name, "dataset", info, show_of(info)) for name, info in type(options).model_fields.items()}
-        edits = isinstance(options, QwenImageDatasetOptions)
+        edits = isinstance(options, PairDatasetOptions)
         self.shared = (*_SHARED_SUBSET, "control_data_dir") if edits else _SHARED_SUBSET
         self.not_supported = _NOT_SUPPORTED if edits else {**_NOT_SUPPORTED, **dict.fromkeys(_CONTROL_KEYS, _NO_CONTROLS)}
 

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions, QwenImageModelOptions
-from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import ModelOptions
+from sd_scripts.schema.model import MAX_CONTROLS
 
 from .images import EXTENSIONS
 
 TARGET_FOLDERS = ("target", "targets", "target_images", "images", "training_images")
 CONTROL_FOLDERS = ("control", "controls", "control_images", "condition_images")
 MASK_FOLDERS = ("mask", "masks")
-MOST_CONTROLS = 3
 
 _NUMBERED_FOLDER = re.compile(rf"^({'|'.join(CONTROL_FOLDERS)})_(\d{{1,4}})$")
 _EXTRA = re.compile(r"^(.+)_control(?:_(\d{1,4}))?$")
@@ -44,30 +42,9 @@ class PairFolders:
     mask: Path | None
 
 
-@dataclass(frozen=True)
-class Controls:
-    """How many control pictures a sample of a model has, and what the model is called in messages."""
-
-    fewest: int = 0
-    most: int = 0
-    model: str = "this model"
-
-
-def controls_of(model: ModelOptions) -> Controls:
-    """How many control pictures the samples of these options' model have, as far as the options say it.
-
-    With model_version = auto any number is read, and what the model takes is checked when it has been loaded.
-    """
-    if not isinstance(model, QwenImageModelOptions) or model.model_version == "image":
-        return Controls()
-    if model.model_version == "auto":
-        return Controls(0, MOST_CONTROLS)
-    return Controls(1, 1 if model.model_version == "edit" else MOST_CONTROLS, model.model_version)
-
-
 def control_folders(options: DatasetOptions) -> tuple[Path, ...]:
     """The control folders that the options name: first, second, third."""
-    return tuple(map(Path, options.control_data_dir)) if isinstance(options, QwenImageDatasetOptions) else ()
+    return tuple(map(Path, options.control_data_dir)) if isinstance(options, PairDatasetOptions) else ()
 
 
 def control_folder_problems(options: DatasetOptions) -> list[Problem]:
@@ -76,11 +53,11 @@ def control_folder_problems(options: DatasetOptions) -> list[Problem]:
     problems = [
         Problem("control_data_dir", f"control_data_dir: the folder {folder} is not there") for folder in folders if not folder.is_dir()
     ]
-    if len(folders) > MOST_CONTROLS:
+    if len(folders) > MAX_CONTROLS:
         problems.append(
             Problem(
                 "control_data_dir",
-                f"control_data_dir: {len(folders)} folders are named, and a sample has at most {MOST_CONTROLS} control pictures",
+                f"control_data_dir: {len(folders)} folders are named, and a sample has at most {MAX_CONTROLS} control pictures",
             )
         )
     return problems

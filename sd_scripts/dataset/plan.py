@@ -34,6 +34,7 @@ from .config import Subset
 from .draws import numpy_for, seed_for
 from .findings import findings_of
 from .pictures import Dataset, Picture
+from .weights import with_terms
 
 Integers = NDArray[np.int64]
 Shape = tuple[Size, ...]
@@ -455,7 +456,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a run. grid: picture sides the model needs are multiples of this. batch_size None takes train_batch_size.
 
-    control_size gives the size at which the model takes a control picture of a given size; None takes the rule of Qwen-Image-Edit.
+    control_size gives the size at which the model takes a control picture of a given size; None takes `buckets.area_size`.
     terms are the further terms of the run's loss with their weights, see `weights.terms_of`.
 
     Raises OptionError for sizes off the grid, for a validation split that leaves no training picture, and for weights of terms that the
@@ -488,7 +489,7 @@ def make_plan(
     )
     if unknown := plan.unknown_terms():
         text = f"{', '.join(unknown)}: the data set has weights for terms of the loss that this kind of model is trained without"
-        raise OptionError(Problem("dataset_config", f"{text}; remove them, or train Z-Image"))
+        raise OptionError(Problem("dataset_config", f"{text}; remove them, or train {with_terms()}"))
     return plan
 
 

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.model import Controls
 
 from .config import Subset, Subsets, subsets_of
 from .findings import some_names
 from .images import EXTENSIONS, BadImage, Unreachable, read_size
 from .index import Index, Known, Stat, index_file, stat_of
 from .metadata import FILES, Listed, caption_in_json, read_metadata
-from .pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, is_file, is_text, layouts, plain, walk
+from .pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, beside, is_file, is_text, layouts, plain, walk
 from .pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
 from .verify import identity_of, verify
 from .weights import Weights
@@ -46,8 +47,8 @@ def read_dataset(
 ) -> Dataset:
     """Finds, scans and verifies all pictures of a run; every broken one is found.
 
-    controls says how many control pictures the model takes, see `pairs.controls_of`; with None those that are there are not used, which a
-    warning says.
+    controls says how many control pictures the model takes, see `ModelOptions.controls`; with None those that are there are not used, which
+    a warning says.
 
     Raises OptionError that lists all broken pictures when on_bad_image is stop; with skip they are left out and warned about.
     On several processes run it on one first: the others then find everything in the index.

@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
+from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
+from sd_scripts.schema.flat import section_of
 from sd_scripts.schema.objective import ObjectiveSection
 
 NAMES = ("loss_weight", *TERMS)
@@ -43,3 +45,9 @@ def _mistyped(key: str) -> str:
 def terms_of(options: ObjectiveSection) -> dict[str, float]:
     """The further terms of a run's loss with their weights; none in objectives that have no such terms."""
     return {name: getattr(options, name) for name in TERMS} if isinstance(options, AnchoredFlowOptions) else {}
+
+
+def with_terms() -> str:
+    """The families whose loss has further terms, in words."""
+    having = [family for (family, _), run in RUNS.items() if issubclass(section_of(run, "objective"), AnchoredFlowOptions)]
+    return " or ".join(FACTS[family].label for family in dict.fromkeys(having))

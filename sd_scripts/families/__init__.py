@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.imported import Importer
 from sd_scripts.schema.predict import PredictOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions
@@ -37,6 +39,13 @@ PREDICTS: dict[str, type[PredictOptions]] = {
     if (Path(__file__).parent / name / "predict_options.py").is_file()
 }
 """Prediction with a loaded model, by family; the others have no script for it."""
+
+
+@cache
+def importers() -> tuple[Importer, ...]:
+    """What reads the configurations of programs that families come from."""
+    names = [name for name in NAMES if (Path(__file__).parent / name / "importer.py").is_file()]
+    return tuple(import_module(f"{__name__}.{name}.importer").IMPORTER for name in names)
 
 
 def family(name: str) -> ModelFamily:

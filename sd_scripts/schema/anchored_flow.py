@@ -1,5 +1,4 @@
-"""The training objective of Z-Image: anchor-coupled rectified flow (AC-RF), which trains the steps a few-step sampler takes, or plain flow
-matching."""
+"""Anchor-coupled rectified flow (AC-RF), which trains the steps a few-step sampler takes, or plain flow matching."""
 
 from __future__ import annotations
 

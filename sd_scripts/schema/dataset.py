@@ -134,8 +134,7 @@ class DatasetOptions(Section):
     cache_latents_to_disk: bool = True
     """Keep encoded pictures on disk for the next run; off keeps them in memory only."""
     cache_text_encoder_outputs: bool = True
-    """Encode every caption once; the text encoders then leave the device. Must be off when the text encoders are trained; FLUX may train
-    CLIP-L while T5's outputs stay cached."""
+    """Encode every caption once; the text encoders then leave the device. Must be off when the text encoders are trained."""
     cache_text_encoder_outputs_to_disk: bool = True
     """Keep encoded captions on disk for the next run; off keeps them in memory only."""
     cache_dir: Annotated[str | None, Show(kind="folder")] = None
@@ -170,3 +169,11 @@ class DatasetOptions(Section):
             )
         raise_all(problems)
         return self
+
+
+class PairDatasetOptions(DatasetOptions):
+    """Pairs of control and target pictures with instructions."""
+
+    control_data_dir: Annotated[tuple[str, ...], Show(kind="folder")] = ()
+    """Folders with the control pictures, the first, second and third of each sample, under the names of the pictures in train_data_dir.
+    Empty takes the folders inside train_data_dir."""

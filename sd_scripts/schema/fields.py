@@ -42,6 +42,10 @@ Expression = Annotated[str, AfterValidator(expression)]
 """A regular expression."""
 
 
+Verdict = tuple[Literal["renamed", "not needed", "not supported"], str]
+"""What became of another program's option, and the text that says it."""
+
+
 @dataclass(frozen=True)
 class Need:
     """One condition of an option: another one that is on, has one of some values, or has none of them."""
@@ -100,6 +104,8 @@ class Options(BaseModel):
     label: ClassVar[str]
     renamed: ClassVar[Mapping[str, str]] = {}
     """Names that other programs have for options of this script alone, and what to use instead."""
+    verdicts: ClassVar[Mapping[str, Verdict]] = {}
+    """What became of kohya's other names where that is something else than for other scripts (see legacy.py)."""
 
 
 def show_of(field: FieldInfo) -> Show:

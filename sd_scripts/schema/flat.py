@@ -157,14 +157,19 @@ def _constraints(annotation: Any, found: list[Any]) -> list[Any]:
     return found
 
 
+def section_of(run: type[Options], name: str) -> type[Section]:
+    """The class of a section of a kind of run, or of a tool."""
+    model = run.model_fields[name].annotation
+    assert isinstance(model, type) and issubclass(model, Section)
+    return model
+
+
 @cache
 def fields(run: type[Options]) -> dict[str, FlatField]:
     """Every option of a kind of run, or of a tool, by its flat name, in the order of the page."""
     found: dict[str, FlatField] = {}
-    for section, info in run.model_fields.items():
-        model = info.annotation
-        assert isinstance(model, type) and issubclass(model, Section)
-        for name, field in model.model_fields.items():
+    for section in run.model_fields:
+        for name, field in section_of(run, section).model_fields.items():
             assert name not in found, f"{name} stands in {section} and {found[name].section}"
             found[name] = FlatField(name, section, field, show_of(field))
     return found
@@ -215,8 +220,7 @@ def _advice(run: type[Options], name: str, value: object) -> str | None:
     """What to do about another program's option; None for one that nobody has."""
     if name in run.renamed:
         return f"use {run.renamed[name]}"
-    family, method = (run.family, run.method) if issubclass(run, RunOptions) else ("", "")
-    return legacy.verdict(name, value, family, method)
+    return legacy.verdict(name, value, run)
 
 
 def _of_other_runs(name: str) -> str | None:

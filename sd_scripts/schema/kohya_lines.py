@@ -8,27 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
+from sd_scripts.families import FACTS
+
 from . import legacy
 from .optimizer import OPTIMIZERS
 from .runs import RunOptions
 
-DEFAULTS: tuple[tuple[str, str, object], ...] = (
-    ("lr_scheduler", "", "constant"),
-    ("lr_warmup_steps", "", 0),
-    ("enable_bucket", "", False),
-    ("bucket_no_upscale", "", False),
-    ("max_bucket_reso", "", 1024),
-    ("learning_rate", "", 2e-6),
-    ("network_dim", "", 4),
-    ("network_alpha", "", 1.0),
-    ("timestep_sampling", "flux", "sigma"),
-    ("discrete_flow_shift", "flux", 3.0),
-    ("model_prediction_type", "flux", "sigma_scaled"),
-    ("guidance_scale", "flux", 3.5),
-)
-"""(option, family or all, default) where the default of kohya's scripts is another than ours and changes what is trained."""
-FAMILIES = ("sd", "sdxl", "flux")
-"""Families that kohya's scripts train, too."""
+DEFAULTS: dict[str, object] = {
+    "lr_scheduler": "constant",
+    "lr_warmup_steps": 0,
+    "enable_bucket": False,
+    "bucket_no_upscale": False,
+    "max_bucket_reso": 1024,
+    "learning_rate": 2e-6,
+    "network_dim": 4,
+    "network_alpha": 1.0,
+}
+"""Defaults of kohya's scripts of all families, where they are others than ours and change what is trained; a family's own are facts."""
 _CHANGES_SOMETHING = {"config_file", "dataset_class", "no_token_padding", "train_blocks", "huggingface_token", "wandb_api_key", "wandb_key"}
 """Names that `legacy` calls not needed, but without which a run would end otherwise."""
 _SAME_RESULT = """attn_mode flash3 flash_attn sage_attn split_attn use_32bit_attention use_flash_attn use_sage_attn fused_backward_pass
@@ -40,10 +36,10 @@ _ZERO_IS_OFF = """min_snr_gamma min_timestep scale_weight_norms vae_batch_size m
     sample_every_n_steps sample_every_n_epochs save_last_n_steps save_last_n_epochs save_n_epoch_ratio""".split()
 _TYPES = {
     "networks.lora": "lora",
-    "networks.lora_flux": "lora",
     "networks.loha": "loha",
     "networks.lokr": "lokr",
     "lycoris.kohya": "lora",
+    **{name: "lora" for facts in FACTS.values() if facts.kohya for name, kind in facts.kohya.types.items() if kind == "standard"},
 }
 _ALGORITHMS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr", "dora": "dora"}
 _NO_EFFECT = {"preset": ("full", "attn-mlp"), **dict.fromkeys(("use_tucker", "use_cp", "use_scalar", "train_norm"), ("false", "0"))}
@@ -92,7 +88,8 @@ class _Line:
     """One line, or file, for one kind of run, while it is translated."""
 
     def __init__(self, run: type[RunOptions], known: Mapping[str, Any], given: Mapping[str, object]) -> None:
-        self.family, self.method, self.known = run.family, run.method, known
+        self.run, self.known = run, known
+        self.kohya = FACTS[run.family].kohya
         self.given = dict(given)
         self.values = dict(given)
         self.notes: list[str] = []
@@ -121,9 +118,9 @@ class _Line:
         if name == "dynamo_backend" and "compile_backend" in self.known and str(value) in self.known["compile_backend"].choices:
             compiled = not _is_off(self.given.get("torch_compile"))
             return ({"compile_backend": value}, f"taken as compile_backend = {value}") if compiled else ({}, "it is for torch_compile")
-        found = legacy.find(name, self.family, self.method)
+        found = legacy.find(name, self.run)
         # What the trainers of other families call not needed may be the choice of what is trained.
-        if found is None or name in _CHANGES_SOMETHING or (self.family not in FAMILIES and name not in legacy.NOT_NEEDED):
+        if found is None or name in _CHANGES_SOMETHING or (self.kohya is None and name not in legacy.NOT_NEEDED):
             return None
         kind, text = found
         return (
@@ -193,7 +190,7 @@ class _Line:
         if rates:
             self.values.setdefault("text_encoder_lr", [str(rate) for rate in rates])
             self.notes.append(f"text_encoder_lr = {', '.join(map(str, rates))} holds the rates of the text encoders")
-        if self.method != "network" or "network_module" not in self.given or "train_text_encoder" in self.values:
+        if self.run.method != "network" or "network_module" not in self.given or "train_text_encoder" in self.values:
             return
         if _is_off(self.given.get("cache_text_encoder_outputs")):
             self.values["train_text_encoder"] = True
@@ -202,8 +199,8 @@ class _Line:
             self.notes.append("text_encoder_lr: without effect, because cached text encoders are not trained")
 
     def caches(self) -> None:
-        """A cache that nobody asked for gives way to what it cannot show: FLUX's T5 stays as it is while CLIP is trained."""
-        texts = self.family != "flux" or not _is_off(self.values.get("train_t5xxl"))
+        """A cache that nobody asked for gives way to what it cannot show; T5 may stay as it is while CLIP is trained."""
+        texts = "train_t5xxl" not in self.known or not _is_off(self.values.get("train_t5xxl"))
         for option, cache in (("train_text_encoder", "cache_text_encoder_outputs"), ("color_aug", "cache_latents")):
             on = not _is_off(self.values.get(option)) and (option != "train_text_encoder" or texts)
             if on and cache in self.known and cache not in self.values:
@@ -214,12 +211,8 @@ class _Line:
         """A sentence on what the line leaves out and kohya's scripts would take otherwise."""
         left = [
             f"{name} = {_shown(self.known[name].default)} ({_shown(theirs)} there)"
-            for name, family, theirs in DEFAULTS
-            if self.family in FAMILIES
-            and family in ("", self.family)
-            and name in self.known
-            and name not in self.values
-            and self.known[name].default != theirs
+            for name, theirs in ({**DEFAULTS, **self.kohya.defaults} if self.kohya else {}).items()
+            if name in self.known and name not in self.values and self.known[name].default != theirs
         ]
         if left:
             self.notes.append(f"what is not given has the defaults of this program: {', '.join(left)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sd_scripts.families import FACTS
+
 _WORDS = {
     "args": "arguments",
     "aug": "augmentation",
@@ -208,28 +210,10 @@ _LABELS = {
 }
 """Labels of options whose name, taken word by word, is none."""
 
-_LABELS_OF_FAMILY = {
-    "lgt": {
-        "caption_dropout_rate": "Style dropout rate",
-        "sample_every_n_epochs": "Evaluate every N epochs",
-        "sample_every_n_steps": "Evaluate every N steps",
-        "sample_at_first": "Evaluate before the first step",
-        "sample_steps": "Evaluation steps",
-        "sample_sampler": "Evaluation sampler",
-        "sample_strength": "Evaluation strength",
-        "sample_start": "Evaluation start",
-        "sample_cfg_scale": "Evaluation CFG scale",
-        "sample_temperature": "Evaluation temperature",
-        "target": "Target style",
-        "source": "Source style",
-    }
-}
-"""What an option is called where it means something else than elsewhere."""
-
 
 def label(name: str, family: str = "") -> str:
     """What an option is called, in a family's own words where it has some: `min_bucket_reso` is `Min bucket resolution`."""
-    own = _LABELS_OF_FAMILY.get(family, {}).get(name) or _LABELS.get(name)
+    own = (FACTS[family].labels.get(name) if family else None) or _LABELS.get(name)
     if own is not None:
         return own
     words = " ".join(_WORDS.get(word, word) for word in name.split("_"))

@@ -1,14 +1,18 @@
 """kohya's other option names: for each, what to use instead, or why it is not needed or not supported.
 
-A name that a kind of run has as a field never gets here. What a name means may depend on the kind of run: see SPECIAL.
+A name that a kind of run has as a field never gets here. What a name means may depend on the kind of run, see Options.verdicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["renamed", "not needed", "not supported"]
+from sd_scripts.families import FACTS
+
+from .fields import Options, Verdict
+from .other_programs import OPTIONS_OF_OTHER_FAMILIES
+from .runs import RunOptions
 
 RENAMED: dict[str, str] = {
     "caption_extention": "caption_extension",
@@ -91,15 +95,14 @@ NOT_NEEDED: dict[str, str] = {
     "preserve_distribution_shape": "min_timestep and max_timestep cut the density without changing its shape",
     "no_token_padding": "captions are padded as the model's pipeline does it, so that training and use agree",
     "train_blocks": "target_modules chooses what is trained",
-    "v2": "Stable Diffusion 1.x and 2.x are told apart by the model itself, and sd_train_network.py and sd_train.py train both",
-    "sdxl": "the script says which family is trained",
+    **{box: "the script says which family is trained" for facts in FACTS.values() if facts.kohya for box in facts.kohya.boxes},
+    "v2": "versions of a family are told apart by the model itself",
     "async_upload": "uploads run beside the training and are complete when the run ends",
     "huggingface_repo_type": "the upload goes to a model repository",
 }
 
 UNSUPPORTED: dict[str, str] = {
-    "clip_skip": "SDXL always reads the last but one layer of its text encoders, and FLUX the last; files made with another fit no tool. "
-    "Remove it",
+    "clip_skip": "this family always reads the same layer of its text encoders; files made with another fit no tool. Remove it",
     "full_bf16": "adapter weights in 16 bit lose small updates; use mixed_precision = bf16",
     "full_fp16": "adapter weights in 16 bit lose small updates; use mixed_precision = fp16",
     "face_crop_aug_range": "crop faces beforehand, or use random_crop",
@@ -113,7 +116,7 @@ UNSUPPORTED: dict[str, str] = {
     "num_timestep_buckets": "uniform sampling covers the times over many steps; remove it",
     "show_timesteps": "it will come as a plot on the page; remove it",
     "show_timesteps_resolution": "it will come as a plot on the page; remove it",
-    "block_lr": "it is for full fine-tuning of SDXL; use block_lr_weight for an adapter",
+    "block_lr": "it is for full fine-tuning of a UNet; use block_lr_weight for an adapter",
     "save_state_to_huggingface": "training states stay in the run's folder; copy it to go on elsewhere",
     "resume_from_huggingface": "download the run's folder and give it to resume",
     "use_tucker": "Tucker factors are not made; remove it",
@@ -125,11 +128,7 @@ UNSUPPORTED: dict[str, str] = {
 _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
     (
         "it belongs to a model family that this version does not train; remove it",
-        """byt5 clip_g clip_g_dropout_rate clip_l_dropout_rate controlnet_model_name_or_path dit edit edit_plus
-        enable_scaled_pos_embed gemma2 gemma2_max_token_length llm_adapter_path model_type model_version num_layers
-        pos_emb_random_crop_rate qwen3 qwen3_max_token_length qwen_image_vae_2d remove_first_image_from_target save_clip
-        save_t5xxl system_prompt t5_dropout_rate t5_max_token_length t5_tokenizer_path t5xxl_device t5xxl_dtype text_encoder
-        vae_chunk_size vae_disable_cache fp8_llm fp8_vl""".split(),
+        OPTIONS_OF_OTHER_FAMILIES,
     ),
     (
         "this memory lever is not part of this version; docs/memory.md lists those that are",
@@ -155,8 +154,11 @@ _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
 )
 for _text, _names in _GROUPS:
     UNSUPPORTED |= dict.fromkeys(_names, _text)
-OF_OTHER_FAMILIES = frozenset(_GROUPS[0][1])
-"""Options that only families have which are not trained here."""
+_ALL: dict[str, Verdict] = {
+    **{_name: ("not supported", _text) for _name, _text in UNSUPPORTED.items()},
+    **{_name: ("not needed", _text) for _name, _text in NOT_NEEDED.items()},
+    **{_name: ("renamed", _text) for _name, _text in RENAMED.items()},
+}
 
 _NETWORK_ARGS = {
     "conv_dim": "conv_dim",
@@ -193,156 +195,29 @@ _NETWORK_ARGS = {
 """kohya's and LyCORIS's network arguments by the option that says the same here."""
 
 
-_TEXT_RATES_OF_FLUX = "FLUX's text encoders are not trained together with the whole transformer; an adapter can train them"
-SPECIAL: dict[tuple[str, str, str], tuple[Kind, str]] = {
-    ("learning_rate_te", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
-    ("learning_rate_te1", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
-    ("learning_rate_te2", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
-    ("learning_rate_te2", "sd", ""): ("not needed", "Stable Diffusion 1.x and 2.x have one text encoder; see text_encoder_lr"),
-    ("learning_rate_te1", "sd", ""): ("renamed", "text_encoder_lr"),
-    ("train_text_encoder", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
-    ("stop_text_encoder_training", "flux", "full"): ("not needed", _TEXT_RATES_OF_FLUX),
-    ("full_fp16", "", "full"): (
-        "not supported",
-        "weights in fp16 lose small updates; take full_bf16, whose rounding keeps them on average",
-    ),
-    ("block_lr", "sd", "full"): ("not supported", "rates of blocks are for SDXL; here target_modules chooses what is trained"),
-    ("block_lr", "flux", ""): ("not supported", "rates of blocks are for SDXL; for FLUX an adapter has network_reg_lrs"),
-    ("clip_skip", "sdxl", ""): (
-        "not supported",
-        "SDXL always reads the last but one layer of its text encoders; files made with another fit no tool. Remove it",
-    ),
-    ("clip_skip", "flux", ""): ("not supported", "FLUX always reads the last layer of its text encoders. Remove it"),
-    ("mem_eff_save", "", "full"): ("not needed", "a model is written tensor by tensor"),
-    ("max_token_length", "flux", ""): ("not needed", "FLUX has t5xxl_max_token_length"),
-    ("dit", "qwen_edit", ""): ("renamed", "pretrained_model_name_or_path"),
-    ("edit", "qwen_edit", ""): ("renamed", "model_version = edit"),
-    ("edit_plus", "qwen_edit", ""): ("renamed", "model_version = edit-2509"),
-    ("fp8_vl", "qwen_edit", ""): ("renamed", "text_encoder_quantization = qint8 (or qfloat8)"),
-    ("clip_skip", "qwen_edit", ""): ("not supported", "Qwen-Image always reads the last layer of its text encoder. Remove it"),
-    ("train_text_encoder", "qwen_edit", ""): ("not supported", "the text encoder, a language model, stays as it is. Remove it"),
+OF_METHOD: dict[str, dict[str, Verdict]] = {
+    "full": {
+        "full_fp16": ("not supported", "weights in fp16 lose small updates; take full_bf16, whose rounding keeps them on average"),
+        "mem_eff_save": ("not needed", "a model is written tensor by tensor"),
+    }
 }
-"""Verdicts that hold for one kind of run, by (name, family, method); an empty family or method stands for all. They win over the others."""
+"""Verdicts that hold for one method of all families. They win over the others; those of a kind of run (its `verdicts`) win over them."""
 
 
-# Names of the trainers for Z-Image Turbo that AC-RF comes from: None Z-Image Turbo trainer and its fork Plus.
-_BY_TERMS = "the loss has no modes here; each term has a weight of its own, and 0 leaves it out"
-_OF_ACRF: tuple[tuple[Kind, str, str], ...] = (
-    ("renamed", "pretrained_model_name_or_path", "dit"),
-    ("renamed", "config_file, or Import on the page for a file of the other program", "config"),
-    ("renamed", "network_dim", "dim"),
-    ("renamed", "network_alpha", "alpha"),
-    ("renamed", "max_train_epochs", "num_train_epochs"),
-    ("renamed", "train_batch_size", "batch_size"),
-    ("renamed", "lr_scheduler_num_cycles", "lr_num_cycles"),
-    ("renamed", "optimizer_args = weight_decay=...", "weight_decay"),
-    ("renamed", "scheduler_shift; leave it out to take the model's own", "shift"),
-    ("renamed", "max_token_length", "max_sequence_length max_seq_len"),
-    ("renamed", "dataset_repeats, or num_repeats in a dataset_config", "num_repeats"),
-    ("renamed", "resolution; each data set of a dataset_config may have its own", "resolution_limit"),
-    ("renamed", "enable_bucket = false", "disable_bucket"),
-    ("renamed", "deterministic", "force_deterministic"),
-    ("renamed", "lora_targets = all, which trains the modulation as well", "train_adaln"),
-    ("renamed", "target_modules", "trainable_modules"),
-    ("renamed", "exclude_modules, with names of embeddings", "freeze_embeddings"),
-    ("renamed", "network_weights, to go on from a saved file; resume continues a run with its optimizer", "resume_lora resume_lora_path"),
-    ("renamed", "resume", "resume_training"),
-    ("renamed", "objective: acrf when it was on, flow when it was off", "enable_turbo"),
-    ("renamed", "loss_type = l1", "lambda_l1"),
-    ("renamed", "loss_type = l2", "lambda_mse"),
-    ("renamed", "free_stream_ratio, and free_stream_final_ratio for the end of the run", "l2_initial_ratio raft_mode"),
-    ("renamed", "free_stream_final_ratio, which is reached in a straight line", "l2_final_ratio l2_schedule_mode"),
-    ("renamed", "curvature_weight; 0 is off", "enable_curvature lambda_curvature"),
-    ("renamed", "curvature_start, in optimizer steps", "curvature_start_epoch"),
-    ("renamed", "cfg_training_scale; 1 is off", "cfg_training cfg_scale"),
-    ("renamed", "latent_jitter", "latent_jitter_scale"),
-    ("renamed", "caption_dropout_rate, which shows the empty caption", "drop_text_ratio"),
-    ("renamed", "alpha_hf and beta_lf, each with the product of both weights", "enable_freq lambda_freq"),
-    (
-        "renamed",
-        "lambda_struct, lambda_light, lambda_color and lambda_tex, each with the product of both weights",
-        "enable_style lambda_style",
-    ),
-    ("renamed", "reg_data_dir, or is_reg = true in a dataset_config", "reg_dataset reg_data_path reg_cache_directory"),
-    ("renamed", "prior_loss_weight, the weight of regularisation pictures", "reg_weight"),
-    ("not needed", f"{_BY_TERMS} (lambda_cosine, lambda_fft, alpha_hf, beta_lf, lambda_struct ...)", "loss_mode"),
-    ("not needed", "weights are of the whole run, and a data set or picture may have its own, see dataset_config", "loss_scope"),
-    ("not needed", "the distance between velocities always counts 1; loss_type chooses it", "lambda_base"),
-    (
-        "not needed",
-        "regularisation pictures are repeated until there are as many as training pictures",
-        "reg_ratio reg_repeats reg_enabled",
-    ),
-    (
-        "not needed",
-        "Z-Image is sampled with one shift for all sizes, which is read from the model (scheduler_shift)",
-        "use_dynamic_shift use_dynamic_shifting base_shift max_shift base_seq_len",
-    ),
-    ("not needed", "caches of all data sets lie in cache_dir; name the folder of pictures as train_data_dir", "cache_directory"),
-    ("not needed", "the order of the pictures is drawn anew in every epoch", "shuffle"),
-    ("not needed", "what is written in the options is what happens; the log names levers when memory runs out", "auto_optimize"),
-    ("not needed", "free levels take the place of anchors in their share of samples", "l2_include_anchor l2_anchor_ratio mse_use_anchor"),
-    (
-        "not needed",
-        "PyTorch's scaled-dot-product attention is always used, which takes the fastest kernel that is there",
-        "enable_flash_attention use_memory_efficient_attention sdpa_optimize_level sdpa_min_seq_length "
-        "sdpa_batch_size_threshold spda_enabled",
-    ),
-    ("not needed", "an adapter is zimage_train_network.py, the whole model zimage_train.py", "training_type"),
-    ("not supported", "milestones of the free share are not set; it changes in a straight line. Remove it", "l2_milestones"),
-    (
-        "not supported",
-        "weights by noise level are anchor_weighting; colour terms end at noise level 0.5 by themselves. Remove it",
-        "enable_timestep_aware_loss timestep_high_threshold timestep_low_threshold",
-    ),
-    ("not supported", "these trainers make pictures from text; remove it", "condition_mode"),
-    ("not supported", "degraded inputs are not trained; remove it", "enable_degradation degradation_strength"),
-    ("not supported", "use network_dropout; remove it", "attention_dropout"),
-    (
-        "not supported",
-        "give Adafactor's own settings in optimizer_args (relative_step, scale_parameter, warmup_init)",
-        "adafactor_relative adafactor_scale adafactor_warmup relative_step",
-    ),
-    (
-        "not supported",
-        "the one-cycle schedule is not there; take cosine with lr_warmup_steps",
-        "lr_pct_start lr_div_factor lr_final_div_factor",
-    ),
-    ("not supported", "one picture is not shared between GPUs; remove it", "sequence_parallel ulysses_seq_len"),
-    (
-        "not supported",
-        "blocks_to_swap says how many blocks are swapped, and the rest follows; remove it",
-        "block_swap_enabled block_swap_block_size block_swap_cpu_buffer_size block_swap_swap_strategy "
-        "block_swap_swap_threshold block_swap_compression_enabled block_swap_prefetch_enabled activation_checkpoint_block_size",
-    ),
-    (
-        "not supported",
-        "memory is shown on the page and not managed by options; remove it",
-        "memory_monitoring_enabled memory_pool_strategy memory_swap_frequency",
-    ),
-)
-SPECIAL |= {(_name, "zimage", ""): (_kind, _advice) for _kind, _advice, _names in _OF_ACRF for _name in _names.split()}
-SPECIAL |= {
-    (_name, "zimage", "full"): ("not supported", "it is for an adapter, and this run trains the whole model. Remove it")
-    for _name in "dim alpha network_dim network_alpha train_adaln resume_lora resume_lora_path".split()
-}
+def find(name: str, run: type[Options] | None = None) -> Verdict | None:
+    """What became of this option of kohya's; None for a name that kohya does not have either. run is the kind of run that it is given to,
+    for names whose meaning depends on it."""
+    own: Mapping[str, Verdict] = run.verdicts if run is not None else {}
+    of_method = OF_METHOD.get(run.method, {}) if run is not None and issubclass(run, RunOptions) else {}
+    for table in (own, of_method, _ALL):
+        if name in table:
+            return table[name]
+    return None
 
 
-def find(name: str, family: str = "", method: str = "") -> tuple[Kind, str] | None:
-    """What became of this option of kohya's, and the text that says it; None for a name that kohya does not have either."""
-    for key in ((name, family, method), (name, family, ""), (name, "", method)):
-        if key in SPECIAL:
-            return SPECIAL[key]
-    tables: tuple[tuple[Kind, dict[str, str]], ...] = (("renamed", RENAMED), ("not needed", NOT_NEEDED), ("not supported", UNSUPPORTED))
-    return next(((kind, table[name]) for kind, table in tables if name in table), None)
-
-
-def verdict(name: str, value: object, family: str = "", method: str = "") -> str | None:
-    """What to tell somebody who gave this option of kohya's; None for a name that kohya does not have either.
-
-    family and method are those of the kind of run, for names whose meaning depends on it.
-    """
-    found = find(name, family, method)
+def verdict(name: str, value: object, run: type[Options] | None = None) -> str | None:
+    """What to tell somebody who gave this option of kohya's to this kind of run; None for a name that kohya does not have either."""
+    found = find(name, run)
     if found is None:
         return None
     kind, text = found

@@ -48,6 +48,20 @@ class MemoryOptions(Section):
     """When memory runs out in a step, pull the next lever that leaves the result as it is (gradient_checkpointing, its offload, smaller
     batches with as many accumulation steps, more blocks_to_swap), say so, and do the same step again instead of ending the run."""
 
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether each weight is moved as soon as its gradient is there."""
+        return False
+
+    @property
+    def weights_in_bf16(self) -> bool:
+        """Whether the trained weights are kept in bf16 and rounded stochastically."""
+        return False
+
+
+class FullMemoryOptions(MemoryOptions):
+    """The levers of a network that is trained itself; gradients and weights of an adapter are small, and 16 bits would lose its updates."""
+
     fused_backward_pass: bool = False
     """Move each weight as soon as its gradient is there, and let go of the gradient: gradients of the whole model are never in memory
     together. Same result. Gradients cannot be clipped together then (max_grad_norm = 0), nor summed over several batches or GPUs."""
@@ -55,13 +69,13 @@ class MemoryOptions(Section):
     """Keep the trained weights in bf16, which halves their memory, and round them stochastically after each step, so that small updates are
     not lost on average. Without it they are float32. Needs mixed_precision bf16."""
 
+    @property
+    def steps_in_backward(self) -> bool:
+        return self.fused_backward_pass
 
-class AdapterMemoryOptions(MemoryOptions):
-    """The levers of a network that stays as it is while an adapter on it is trained."""
-
-    # Gradients and weights of an adapter are small, and 16 bits would lose its small updates: these are no options here.
-    fused_backward_pass: ClassVar[bool] = False  # type: ignore[misc]
-    full_bf16: ClassVar[bool] = False  # type: ignore[misc]
+    @property
+    def weights_in_bf16(self) -> bool:
+        return self.full_bf16
 
 
 class UNetMemoryOptions(MemoryOptions):
@@ -72,5 +86,5 @@ class UNetMemoryOptions(MemoryOptions):
     rounding."""
 
 
-class UNetAdapterMemoryOptions(AdapterMemoryOptions, UNetMemoryOptions):
-    """The levers of a U-Net that stays as it is while an adapter on it is trained."""
+class UNetFullMemoryOptions(UNetMemoryOptions, FullMemoryOptions):
+    """The levers of a U-Net that is trained itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -13,6 +14,17 @@ from .fields import Number, Section, Show
 
 Quantization = Literal["none", "qint8", "qfloat8", "fp8", "nf4"]
 """How the weights of frozen blocks are held."""
+MAX_CONTROLS = 3
+"""Control pictures that the models with the most of them take."""
+
+
+@dataclass(frozen=True)
+class Controls:
+    """How many control pictures a sample of a model has, and what the model is called in messages."""
+
+    fewest: int = 0
+    most: int = 0
+    model: str = "this model"
 
 
 class ModelOptions(Section):
@@ -25,7 +37,17 @@ class ModelOptions(Section):
     pretrained_model_name_or_path: str | None = None
     """The model that training begins with; families that cannot make one need it."""
     vae_dtype: Literal["float", "fp16", "bf16"] = "float"
-    """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
+    """Precision of the VAE while it encodes and decodes. Some overflow in fp16, so float is the safe choice."""
+
+    @property
+    def controls(self) -> Controls:
+        """How many control pictures the model's samples have, as far as the options say it."""
+        return Controls()
+
+    @property
+    def control_side(self) -> int | None:
+        """Control pictures have about the area of a square of this side, in pixels; None where the options leave it to the model."""
+        return None
 
     @property
     def encoder_devices(self) -> tuple[str | None, str | None]:

@@ -36,8 +36,8 @@ _LORA = Show(needs="network_type=lora|dora")
 _LOKR = Show(needs="network_type=lokr")
 # oft is not the identity at the start on convolutions in peft.
 _CONVOLUTIONS = Show(needs="network_type!=oft")
-_OF_UNET = Show(needs="train_unet")
-_OF_TEXT = Show(needs="train_text_encoder")
+OF_UNET = Show(needs="train_unet")
+OF_TEXT = Show(needs="train_text_encoder")
 
 
 class NetworkOptions(Section):
@@ -124,9 +124,9 @@ class TextNetworkOptions(NetworkOptions):
     """Attach the adapter to the denoising network (UNet or transformer)."""
     train_text_encoder: bool = False
     """Attach the adapter to the text encoders as well. Needs cache_text_encoder_outputs off."""
-    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), _OF_TEXT] = ()
-    """Learning rate of the text encoders' adapters, one number for all or one for each (SDXL: CLIP-L, CLIP-G; FLUX: CLIP-L, T5); 0 leaves
-    an encoder as it is; empty takes learning_rate."""
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), OF_TEXT] = ()
+    """Learning rate of the text encoders' adapters, one number for all or one for each, in the model's order; 0 leaves an encoder as it
+    is; empty takes learning_rate."""
     loraplus_text_encoder_lr_ratio: Annotated[Positive | None, _LORA] = None
     """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
 
@@ -143,7 +143,7 @@ class TextNetworkOptions(NetworkOptions):
 
 
 class UNetNetworkOptions(TextNetworkOptions):
-    """The adapter on a UNet (Stable Diffusion, SDXL)."""
+    """The adapter on a UNet."""
 
     backbone: ClassVar[str] = "the UNet"
 
@@ -152,8 +152,8 @@ class UNetNetworkOptions(TextNetworkOptions):
     conv_alpha: Annotated[Positive | None, Show(needs="conv_dim or conv_block_dims")] = None
     """Alpha for 3x3 convolutions; None means alpha = conv_dim."""
     block_dims: tuple[RankOrNone, ...] = ()
-    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (SDXL: 9 + 1 + 9 = 19 numbers, Stable
-    Diffusion: 12 + 1 + 12 = 25); 0 leaves a block out. Empty means network_dim everywhere."""
+    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout; 0 leaves a block out.
+    Empty means network_dim everywhere."""
     block_alphas: tuple[Positive, ...] = ()
     """Alpha of each UNet block, in the order of block_dims; empty means network_alpha everywhere."""
     conv_block_dims: Annotated[tuple[RankOrNone, ...], _CONVOLUTIONS] = ()
@@ -192,12 +192,12 @@ class FullOptions(Section):
 
     title: ClassVar[str] = "Network"
 
-    unet_lr: Annotated[Rate | None, _OF_UNET] = None
+    unet_lr: Annotated[Rate | None, OF_UNET] = None
     """Learning rate of the UNet or transformer; None takes learning_rate."""
-    target_modules: Annotated[tuple[Expression, ...], _OF_UNET] = ()
+    target_modules: Annotated[tuple[Expression, ...], OF_UNET] = ()
     """Regular expressions on the names of the UNet's or transformer's weights in the diffusers model (for example `attn2`); only matching
     ones are trained. Empty means all."""
-    exclude_modules: Annotated[tuple[Expression, ...], _OF_UNET] = ()
+    exclude_modules: Annotated[tuple[Expression, ...], OF_UNET] = ()
     """Regular expressions on names of weights; matching ones stay as they are."""
 
     @property
@@ -219,7 +219,7 @@ class ScratchOptions(FullOptions):
 
 
 class UNetFullOptions(FullOptions):
-    """The weights of a Stable Diffusion model: UNet and text encoders."""
+    """The weights of a model with a UNet: UNet and text encoders."""
 
     frozen_encoders: ClassVar[tuple[str, ...]] = ()
 
@@ -227,8 +227,8 @@ class UNetFullOptions(FullOptions):
     """Train the denoising network, the UNet."""
     train_text_encoder: Annotated[bool, Show(basic=True)] = False
     """Train the text encoders as well. Needs cache_text_encoder_outputs off."""
-    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), _OF_TEXT] = ()
-    """Learning rate of the text encoders, one number for all or one for each (SDXL: CLIP-L, CLIP-G); 0 leaves an encoder as it is; empty
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), OF_TEXT] = ()
+    """Learning rate of the text encoders, one number for all or one for each, in the model's order; 0 leaves an encoder as it is; empty
     takes learning_rate."""
 
     @model_validator(mode="after")

@@ -63,7 +63,7 @@ class RegressionOptions(ObjectiveSection):
     logit_std: Annotated[Positive, _TIMES] = 1.0
     """Standard deviation of logit_normal."""
     discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift (FLUX: and sigma); above 1 trains more on noisy times."""
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
 
     def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
         """One: with gradient, adapter and text."""
@@ -133,7 +133,9 @@ class FlowObjectiveOptions(RegressionOptions):
     """What of timestep_sampling shifts by the image's size: tokens and mu at the upper end of the line, see times.resolution_shift."""
 
     timestep_sampling: str = "shift"
-    """Density of the training times; each family says which of them it has."""
+    """Density of the training times; each family says which it has."""
+    discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
     mode_scale: Annotated[float, Field(ge=-1, le=1.75), _TIMES] = 1.29
     """Weight of mode sampling (Esser et al. 2024): above 0 favours the middle, below 0 the ends."""
     model_prediction_type: Annotated[Literal["raw", "additive", "sigma_scaled"], _TIMES] = "raw"

@@ -103,8 +103,8 @@ class ModelOutputOptions(OutputOptions):
     """Run folder, saved models, states, trackers, metadata."""
 
     save_model_as: Literal["safetensors", "diffusers"] = "safetensors"
-    """How the model is written. safetensors: one file in the model's original layout, which every tool reads (FLUX: the transformer, as it
-    is published); diffusers: a folder with all parts, large weights split into several files."""
+    """How the model is written. safetensors: one file in the model's original layout, which every tool reads (a transformer alone, where it
+    is published so); diffusers: a folder with all parts, large weights split into several files."""
 
     @property
     def ending(self) -> str:

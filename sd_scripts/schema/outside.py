@@ -1,11 +1,17 @@
-"""JSON and TOML from outside: whatever is wrong with a text is a ValueError."""
+"""JSON and TOML from outside: whatever is wrong with a text is a ValueError. YAML, which may hold more than values: an OptionError."""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from typing import Any
 
+import yaml
+
+from .errors import OptionError
+
+MAX_YAML_CHARACTERS = 1 << 20
 TOO_DEEP = "it is nested too deeply"
 
 
@@ -23,3 +29,20 @@ def toml_of(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as err:
         raise ValueError(TOO_DEEP) from err
+
+
+def yaml_of(text: str, name: str) -> dict[str, Any]:
+    """The mapping in a YAML text. Raises OptionError for what is no YAML, or no mapping. Nothing but plain values is ever made of it."""
+    if len(text) > MAX_YAML_CHARACTERS:
+        raise OptionError(f"{name} has {len(text)} characters, which is too much for a configuration")
+    if re.search(r"(^|[\s\[{,:-])[&*][A-Za-z0-9_]", text):
+        # A few nested anchors make billions of values.
+        raise OptionError(f"{name} uses YAML anchors (& and *), which are not read; write the values out")
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as err:
+        where = " ".join(str(err).split())[:200]
+        raise OptionError(f"{name} is not valid YAML: {where}") from err
+    if not isinstance(found, dict):
+        raise OptionError(f"{name} holds no settings: a configuration has sections such as model:, data: and train:")
+    return found

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.families.flux.options import FluxSampleOptions
-from sd_scripts.families.qwen_edit.options import QwenImageSampleOptions
-
 from .errors import OptionError, Problem
+from .model import MAX_CONTROLS
 from .outside import json_of, toml_of
 from .samples import SampleOptions, SamplerSampleOptions, samplers_of
 
@@ -30,13 +28,11 @@ FLAGS = {
 """kohya's flags in a line of text, and the keys of the same meaning in TOML and JSON."""
 REPEATED = ("control_image",)
 """Keys whose flag may stand several times in a line; in TOML and JSON they take a list as well."""
-MAX_CONTROLS = 3
-"""Control pictures that the models with the most of them take."""
 _ONLY = {
-    "g": (FluxSampleOptions, "only FLUX has an embedding of guidance"),
-    "ci": (QwenImageSampleOptions, "only Qwen-Image-Edit has control pictures"),
+    "g": "which has no embedding of guidance",
+    "ci": "which takes no control pictures",
 }
-"""Flags that mean something to some families only: their sample options, and what to tell the others."""
+"""Flags that mean something only to families whose sample options have them among their own, and what to tell the others."""
 _SAMPLER = "ss"
 """The flag of families that can be rendered with different samplers."""
 _OTHER_MODELS = {
@@ -61,7 +57,7 @@ class PromptSpec:
     cfg_scale: float
     sampler: str
     guidance: float = 3.5
-    """What an embedding of guidance is told; only FLUX looks at it."""
+    """What an embedding of guidance is told, in a model that has one."""
     controls: tuple[str, ...] = ()
     """Files of the pictures to be edited, in their order."""
 
@@ -69,7 +65,7 @@ class PromptSpec:
 def flags_of(options: SampleOptions | type[SampleOptions]) -> dict[str, str]:
     """The flags that mean something to a family, by its sample options."""
     kind = options if isinstance(options, type) else type(options)
-    known = {flag: key for flag, key in FLAGS.items() if flag not in _ONLY or issubclass(kind, _ONLY[flag][0])}
+    known = {flag: key for flag, key in FLAGS.items() if flag not in _ONLY or flag in kind.own_flags}
     return known if samplers_of(kind) else {flag: key for flag, key in known.items() if flag != _SAMPLER}
 
 
@@ -168,7 +164,7 @@ def _take_flag(values: dict[str, Any], known: Mapping[str, str], name: str, valu
 
 def _reason(flag: str) -> str:
     """Why a flag means nothing to a model."""
-    return "which has one sampler, its own" if flag == _SAMPLER else _ONLY[flag][1]
+    return "which has one sampler, its own" if flag == _SAMPLER else _ONLY[flag]
 
 
 def _from_toml(data: Mapping[str, Any], name: str, problems: list[Problem]) -> list[_Entry]:
@@ -246,8 +242,7 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
     seed = _number(values, "seed", (defaults.seed + index) % 2**63, (0, 2**63 - 1), where, problems)
     steps = _number(values, "sample_steps", options.sample_steps, (1, 1000), where, problems)
     scale = _scale(values, "scale", options.sample_cfg_scale, where, problems)
-    own_guidance = options.sample_guidance_scale if isinstance(options, FluxSampleOptions) else 3.5
-    guidance = _scale(values, "guidance_scale", own_guidance, where, problems)
+    guidance = _scale(values, "guidance_scale", options.embedded_guidance, where, problems)
     samplers = samplers_of(type(options)) or ("auto",)
     sampler = values.get("sample_sampler", options.sample_sampler if isinstance(options, SamplerSampleOptions) else "auto")
     if sampler not in samplers:

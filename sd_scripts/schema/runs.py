@@ -119,7 +119,7 @@ class RunOptions(Options):
     def _whole_weight_problems(self) -> list[str]:
         """What is wrong with the levers of weights that are trained themselves."""
         memory, problems = self.memory, []
-        if memory.fused_backward_pass:
+        if memory.steps_in_backward:
             training, optimizer = self.training, self.optimizer
             if training.gradient_accumulation_steps != 1:
                 problems.append(
@@ -139,9 +139,9 @@ class RunOptions(Options):
                 problems.append(
                     "fused_backward_pass moves weights one by one, and Prodigy needs all at once; choose another optimizer_type"
                 )
-        if memory.full_bf16 and self.training.mixed_precision not in ("bf16", "auto"):
+        if memory.weights_in_bf16 and self.training.mixed_precision not in ("bf16", "auto"):
             problems.append(f"full_bf16 needs mixed_precision bf16, not {self.training.mixed_precision}")
-        if memory.full_bf16 and self.distributed.distributed_strategy == "fsdp2":
+        if memory.weights_in_bf16 and self.distributed.distributed_strategy == "fsdp2":
             problems.append("full_bf16 works on weights that each process holds whole; turn it off, or set distributed_strategy to ddp")
         return problems
 

@@ -16,10 +16,14 @@ class SampleOptions(Section):
     """Preview pictures rendered by the same function that serves inference after training."""
 
     title: ClassVar[str] = "Samples"
+    by_style: ClassVar[bool] = False
+    """Whether previews are evaluations, pictures of every style in every other with their measures, and not pictures of prompts."""
+    own_flags: ClassVar[tuple[str, ...]] = ()
+    """kohya's flags in a line of sample_prompts that mean something to this family, besides those of all."""
 
     sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
     """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
-    (negative) --ss (sampler) --g (FLUX: embedded guidance) --ci (Qwen-Image-Edit: control picture). Empty makes no previews."""
+    (negative) --ss (sampler). Empty makes no previews."""
     sample_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
     """Render the prompts every this many steps; None renders with each save."""
     sample_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = None
@@ -34,6 +38,11 @@ class SampleOptions(Section):
     """Negative prompt of a preview without --n."""
     sample_size: Annotated[Size | None, Show(unit="px")] = None
     """Width,height of a preview without --w and --h; None takes resolution."""
+
+    @property
+    def embedded_guidance(self) -> float:
+        """What an embedding of guidance is told in a preview without --g; without effect on a model that has none."""
+        return 3.5
 
 
 class SamplerSampleOptions(SampleOptions):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from .fields import Count, NotNegative, Number, Options, Positive, Section, Seed, Show, raise_all
 from .network import Rank
+from .other_programs import KOHYA_MODELS
 
 Precision = Literal["float", "fp16", "bf16"]
 AdapterLayout = Literal["kohya", "diffusers", "comfyui"]
@@ -94,8 +95,7 @@ class MergeLora(ToolOptions):
     script: ClassVar[str] = "networks/merge_lora.py"
     label: ClassVar[str] = "Merge LoRA"
     renamed: ClassVar[dict[str, str]] = {
-        "sd_model": "base_model",
-        "flux_model": "base_model",
+        **dict.fromkeys(KOHYA_MODELS, "base_model"),
         "precision": "nothing: sums are always made in float32",
         "concat": "nothing: without new_rank files are concatenated, exactly",
         "shuffle": "nothing: concatenation is exact without it",

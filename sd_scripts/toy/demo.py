@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.families import FACTS, RUNS, family
 from sd_scripts.runs.command import launch_command, shown
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.flat import build, fail, read_toml
+from sd_scripts.schema.runs import RunOptions
 
 from . import measure
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from sd_scripts.library.core.protocols import ModelFamily, Parts
 
 ROOT = Path(__file__).resolve().parents[2]
-PRESET = ROOT / "presets" / "sdxl_train_network" / "toy-star.toml"
+FAMILY, NAME = next((name, facts.demo) for name, facts in FACTS.items() if facts.demo is not None)
+RUN = RUNS[FAMILY, "network"]
+PRESET = ROOT / "presets" / Path(RUN.script).stem / f"{NAME}.toml"
 SHOWN = 5
 """Prompts of each kind in the picture."""
 SIDE = 160
@@ -39,18 +42,18 @@ SIDE = 160
 log = logging.getLogger("demo")
 
 
-def renderer(family: ModelFamily, parts: Parts, steps: int, cfg_scale: float) -> measure.Render:
+def renderer(model: ModelFamily, parts: Parts, steps: int, cfg_scale: float) -> measure.Render:
     """Draws prompts with the model, all of one size in one batch."""
     from sd_scripts.library.core.protocols import Preview
 
     def render(prompts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
         requests = [Preview(p, "", width, height, s, steps, cfg_scale) for p, s in zip(prompts, seeds, strict=True)]
-        return family.preview(parts, requests)
+        return model.preview(parts, requests)
 
     return render
 
 
-def train(options: SdxlNetwork) -> tuple[RunDirectory, Path]:
+def train(options: RunOptions) -> tuple[RunDirectory, Path]:
     """Trains in a process of its own, exactly as the page does; returns the run and its file. Raises OptionError when it fails."""
     run = RunDirectory.create(Path(options.output.output_dir), options.output.output_name, options)
     command = launch_command(options, run.path)
@@ -95,19 +98,17 @@ def _wrapped(text: str, letters: int = 32) -> str:
 def demonstrate(output_dir: Path, num_pictures: int) -> Path:
     """Trains, renders, measures; returns the path of before_after.png. num_pictures of each kind are measured."""
     started = time.monotonic()
-    options = build(SdxlNetwork, read_toml(PRESET) | {"output_dir": str(output_dir), "resume": "none"}, PRESET.name)
-    assert isinstance(options, SdxlNetwork)
+    options = build(RUN, read_toml(PRESET) | {"output_dir": str(output_dir), "resume": "none"}, PRESET.name)
     run, file = train(options)
 
     import torch
 
-    from sd_scripts import families
     from sd_scripts.library.adapters.merge import merge_into
 
     log.info("rendering the same prompts and seeds before and after")
-    family = families.family("sdxl")
-    parts = family.load(options.model, torch.device("cpu"), torch.float32)
-    render = renderer(family, parts, options.samples.sample_steps, options.samples.sample_cfg_scale)
+    model = family(FAMILY)
+    parts = model.load(options.model, torch.device("cpu"), torch.float32)
+    render = renderer(model, parts, options.samples.sample_steps, options.samples.sample_cfg_scale)
     tasks = {"star": measure.prompts("star", num_pictures, seed=1), "old": measure.prompts("old", num_pictures, seed=1)}
     before = {kind: measure.render_tasks(render, chosen) for kind, chosen in tasks.items()}
     merge_into(parts, file, 1.0)

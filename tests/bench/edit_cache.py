@@ -24,7 +24,6 @@ from report import report
 from sd_scripts.dataset import plan as plans
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.dataset.instructions import instructions_of_run
-from sd_scripts.dataset.pairs import Controls
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
@@ -32,6 +31,7 @@ from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.data.cache import Cache, key_of, open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
 from sd_scripts.library.data.views import cached_view, control_views, see_control
+from sd_scripts.schema.model import Controls
 
 SIDE = 64
 WORDS = "make the small circle on the left red, remove the square, keep the background, add a thin frame, all in daylight"

@@ -16,7 +16,6 @@ from PIL import Image
 from sd_scripts.dataset import scan as scanning
 from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.metadata import read_metadata
-from sd_scripts.dataset.pairs import Controls, controls_of
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.dataset.plan import make_plan
 from sd_scripts.dataset.scan import identity_of, read_dataset, scan
@@ -25,6 +24,7 @@ from sd_scripts.families.sd.options import SdDatasetOptions
 from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import Controls
 
 MODEL = "edit-2509"
 
@@ -500,10 +500,10 @@ def test_a_target_without_a_partner_is_named_also_where_the_model_is_not_known_y
 
 def test_the_options_say_how_many_control_pictures_a_sample_has() -> None:
     versions = ("auto", "edit", "edit-2509", "edit-2511", "image")
-    found = [controls_of(QwenImageModelOptions(pretrained_model_name_or_path="toy", model_version=version)) for version in versions]
+    found = [QwenImageModelOptions(pretrained_model_name_or_path="toy", model_version=version).controls for version in versions]
     assert [(item.fewest, item.most) for item in found] == [(0, 3), (1, 1), (1, 3), (1, 3), (0, 0)]
     assert [item.model for item in found[1:3]] == ["edit", "edit-2509"]
-    assert controls_of(SdxlModelOptions(pretrained_model_name_or_path="toy")) == Controls()
+    assert SdxlModelOptions(pretrained_model_name_or_path="toy").controls == Controls()
 
 
 def test_too_many_control_pictures_are_counted_against_the_model(tmp_path: Path) -> None:

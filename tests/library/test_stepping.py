@@ -19,7 +19,7 @@ from sd_scripts.library.train.optim import make_optimizer
 from sd_scripts.library.train.stepping import WEIGHT_BY_WEIGHT, Stepping, check, round_stochastically
 from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.memory import MemoryOptions
+from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
 from tests.library.small_trainers import make, trained, weights_of
 
@@ -278,11 +278,11 @@ def test_a_gradient_that_is_no_number_leaves_no_damaged_state(more: dict[str, An
 
 @pytest.mark.parametrize("option", ["fused_backward_pass", "full_bf16"])
 def test_optimizers_that_need_all_weights_at_once_are_refused(option: str) -> None:
-    memory = MemoryOptions(**{option: True})
+    memory = FullMemoryOptions(**{option: True})
     for name in WEIGHT_BY_WEIGHT:
         check(memory, name)
     for name in ("Prodigy", "somebody.Optimizer"):
-        check(MemoryOptions(), name)
+        check(FullMemoryOptions(), name)
         with pytest.raises(OptionError, match=f"{option} moves weights one at a time, and {name} may need all at once; choose"):
             check(memory, name)
 

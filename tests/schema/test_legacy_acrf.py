@@ -32,7 +32,7 @@ def test_every_option_of_the_other_trainer_is_an_option_or_answered(method: str)
 def test_what_is_called_otherwise_is_an_option_of_the_run(method: str) -> None:
     known = {*fields(RUNS["zimage", method]), "config_file"}
     for name in NAMES:
-        kind, advice = legacy.find(name, "zimage", method) or ("", "")
+        kind, advice = legacy.find(name, RUNS["zimage", method]) or ("", "")
         if kind == "renamed":
             assert advice.split()[0].rstrip(",;:") in known, name
         assert name not in known or not kind, f"{name} is an option, and its answer is never given"
@@ -40,5 +40,5 @@ def test_what_is_called_otherwise_is_an_option_of_the_run(method: str) -> None:
 
 def test_the_same_names_keep_their_meaning_for_other_families() -> None:
     for name in ("shift", "loss_mode", "raft_mode", "auto_optimize"):
-        assert legacy.find(name, "flux", "network") is None
-        assert legacy.find(name, "zimage", "network") is not None
+        assert legacy.find(name, RUNS["flux", "network"]) is None
+        assert legacy.find(name, RUNS["zimage", "network"]) is not None

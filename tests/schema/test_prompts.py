@@ -92,7 +92,7 @@ def test_without_a_size_the_resolution_is_brought_to_the_grid() -> None:
         ("a --ss best", "sample_sampler (--ss) 'best' is not one of auto, ddim"),
         ("a --d -1", "seed (--d) '-1'"),
         ("a --x 3", "there is no flag --x; known are --w, --h"),
-        ("a --g 3.5", "--g means nothing to this model, only FLUX has an embedding of guidance; remove it"),
+        ("a --g 3.5", "--g means nothing to this model, which has no embedding of guidance; remove it"),
         ("a --w 64 --w 128", "--w stands twice"),
         ("--w 64", "the prompt is missing"),
         ("no/such/file.txt", "does not exist"),
@@ -199,4 +199,4 @@ def test_too_many_or_unknown_control_pictures_are_named(control: list[Path]) -> 
         and "line 2: control_image (--ci) there is no file nowhere.png" in words
     )
     assert "line 3: control_image (--ci) [''] is neither" in words
-    assert "--ci means nothing to this model, only Qwen-Image-Edit has control pictures" in problems("a --ci b.png")
+    assert "--ci means nothing to this model, which takes no control pictures" in problems("a --ci b.png")

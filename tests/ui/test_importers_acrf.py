@@ -10,7 +10,7 @@ import toml
 
 from kohya_like import form, importers
 from kohya_like.importers import Imported
-from kohya_like.importers.acrf import TERMS
+from sd_scripts.families.zimage.importer import TERMS
 from sd_scripts.families.zimage.options import ZImageNetwork
 from sd_scripts.schema import flat
 

@@ -23,7 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from kohya_like import exporting, space
-from sd_scripts.families import RUNS, family
+from sd_scripts.families import FACTS, RUNS, family
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from tests.made_here import NETWORK_FAMILIES, lora_of
@@ -69,12 +69,12 @@ def test_a_space_takes_the_loras_of_its_family_that_a_run_has_written_and_no_oth
                 found[file.stem] = exporting.checked(tmp_path / "new", (file,), None, None).base
             except OptionError as err:
                 found[file.stem] = str(err)
-    wanted = {stem: f"for {stem.removesuffix('-short')};" for stem in found}
+    wanted = {stem: f"for {FACTS[stem.removesuffix('-short')].label};" for stem in found}
     wanted |= {"qwen_edit": "owner/model", "qwen_edit-short": "--base is missing"}
     assert {stem: said for stem, said in found.items() if wanted[stem] not in said} == {}
     # Another program's file, without a word about what it is for: its layers say it.
     save_file(load_file(tmp_path / "zimage.safetensors"), tmp_path / "silent.safetensors")
-    assert "for zimage;" in refused(capsys, str(tmp_path / "new"), "--lora", str(tmp_path / "silent.safetensors"), "--base", "toy")
+    assert "for Z-Image;" in refused(capsys, str(tmp_path / "new"), "--lora", str(tmp_path / "silent.safetensors"), "--base", "toy")
     damaged = tmp_path / "qwen_edit.safetensors"
     damaged.write_bytes(damaged.read_bytes().replace(b'kohya_like.config":"{', b'kohya_like.config":"['))
     assert "damaged" in refused(capsys, str(tmp_path / "new"), "--lora", str(damaged), "--base", "toy")

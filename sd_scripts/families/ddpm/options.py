@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.fields import Batch, Count, Fraction, NotNegative, Positive, Rate, Show, Side, Size, WholeNumber, raise_all
-from sd_scripts.schema.memory import UNetMemoryOptions
+from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import ModelOptions, file_name, level_problems
 from sd_scripts.schema.network import (
     ScratchOptions,
@@ -281,7 +281,7 @@ class Ddpm(RunOptions):
     network: DdpmNetworkOptions = DdpmNetworkOptions()
     optimizer: DdpmOptimizerOptions = DdpmOptimizerOptions()
     training: DdpmTrainingOptions = DdpmTrainingOptions()
-    memory: UNetMemoryOptions = UNetMemoryOptions()
+    memory: UNetFullMemoryOptions = UNetFullMemoryOptions()
     objective: DdpmObjectiveOptions = DdpmObjectiveOptions()
     samples: DdpmSampleOptions = DdpmSampleOptions()
     output: DdpmOutputOptions = DdpmOutputOptions()

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, Sign
 
 TRANSFORMER = "a FLUX transformer"
 FACTS = FamilyFacts(
     label="FLUX",
     place=2,
     edits=False,
+    demo=None,
+    labels={},
+    kohya=KohyaFacts(
+        asked=0,
+        boxes=("flux1_checkbox",),
+        marks=("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask"),
+        models=("flux",),
+        side=None,
+        model_type="flux",
+        like=("hunyuan_image", "anima", "lumina"),
+        prefix="flux",
+        names={
+            "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
+            "flux1_cache_text_encoder_outputs_to_disk": "cache_text_encoder_outputs_to_disk",
+            "flux1_clip_l": "clip_l",
+            "flux1_t5xxl": "t5xxl",
+            "flux_fused_backward_pass": "fused_backward_pass",
+        },
+        types={"networks.lora_flux": "standard", "networks.oft_flux": "oft of blocks", "flux1": "standard", "flux1 oft": "oft of blocks"},
+        defaults={"timestep_sampling": "sigma", "discrete_flow_shift": 3.0, "model_prediction_type": "sigma_scaled", "guidance_scale": 3.5},
+        text_rates=(),
+        dreambooth_trains_text=False,
+        unet_blocks=None,
+        swaps_pairs=True,
+    ),
+    adapters=AdapterMarks(
+        architectures=("flux",), text_widths=(), layers=r"double_blocks|single_blocks|single_transformer_blocks|lora_te3_"
+    ),
     companions=("ae", "clip_l", "t5xxl"),
     whole_files=False,
     network=NetworkFacts(

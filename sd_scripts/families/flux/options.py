@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.fields import (
     NotNegative,
     Positive,
+    Rate,
     Show,
+    Verdict,
     raise_all,
 )
-from sd_scripts.schema.memory import AdapterMemoryOptions
+from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions, file_name
 from sd_scripts.schema.network import (
+    OF_TEXT,
     Indices,
     RankOrNone,
     TextNetworkOptions,
@@ -55,11 +60,22 @@ class FluxModelOptions(BaseModelOptions):
         return values | ({"vae_name": file_name(self.ae)} if self.ae else {})
 
 
+class FluxDatasetOptions(DatasetOptions):
+    """Pictures, captions, buckets and caches."""
+
+    cache_text_encoder_outputs: bool = True
+    """Encode every caption once; the text encoders then leave the device. Must be off when both are trained; CLIP-L may be trained while
+    T5's outputs stay cached."""
+
+
 class FluxNetworkOptions(TextNetworkOptions):
     """The adapter on a FLUX transformer."""
 
     backbone: ClassVar[str] = "the transformer"
 
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), OF_TEXT] = ()
+    """Learning rate of the text encoders' adapters, one number for both or one for each (CLIP-L, T5); 0 leaves an encoder as it is; empty
+    takes learning_rate."""
     train_t5xxl: Annotated[bool, Show(needs="train_text_encoder")] = False
     """With train_text_encoder, attach the adapter to T5-XXL as well as to CLIP-L."""
     split_qkv: bool = False
@@ -128,12 +144,21 @@ class FluxFlowObjectiveOptions(FlowObjectiveOptions):
 class FluxSampleOptions(SampleOptions):
     """Previews of a FLUX model, always with its own flow-matching sampler."""
 
+    own_flags: ClassVar[tuple[str, ...]] = ("g",)
+
+    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
+    (negative) --g (embedded guidance). Empty makes no previews."""
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
     """Denoising steps of a preview without --s; schnell needs 4."""
     sample_cfg_scale: NotNegative = 1.0
     """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
     sample_guidance_scale: NotNegative = 3.5
     """Guidance that dev's embedding is told in a preview without --g; no effect on schnell."""
+
+    @property
+    def embedded_guidance(self) -> float:
+        return self.sample_guidance_scale
 
 
 class FluxAdapterOutputOptions(AdapterOutputOptions):
@@ -147,8 +172,14 @@ class FluxAdapterOutputOptions(AdapterOutputOptions):
 
 class _FluxRun(RunOptions):
     family: ClassVar[str] = "flux"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {
+        "block_lr": ("not supported", "rates of blocks are for UNets; an adapter has network_reg_lrs"),
+        "clip_skip": ("not supported", "FLUX always reads the last layer of its text encoders. Remove it"),
+        "max_token_length": ("not needed", "FLUX has t5xxl_max_token_length"),
+    }
 
     model: FluxModelOptions
+    dataset: FluxDatasetOptions
     objective: FluxFlowObjectiveOptions = FluxFlowObjectiveOptions()
     samples: FluxSampleOptions = FluxSampleOptions()
 
@@ -161,7 +192,6 @@ class FluxNetwork(_FluxRun):
     label: ClassVar[str] = "FLUX LoRA"
 
     network: FluxNetworkOptions = FluxNetworkOptions()
-    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     output: FluxAdapterOutputOptions = FluxAdapterOutputOptions()
 
 
@@ -171,9 +201,17 @@ class FluxFull(_FluxRun):
     method: ClassVar[str] = "full"
     script: ClassVar[str] = "flux_train.py"
     label: ClassVar[str] = "FLUX DreamBooth and fine-tuning"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {
+        **_FluxRun.verdicts,
+        **dict.fromkeys(
+            ("learning_rate_te", "learning_rate_te1", "learning_rate_te2", "train_text_encoder", "stop_text_encoder_training"),
+            ("not needed", "FLUX's text encoders are not trained together with the whole transformer; an adapter can train them"),
+        ),
+    }
 
     network: FluxFullOptions = FluxFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 

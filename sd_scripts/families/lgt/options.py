@@ -23,7 +23,7 @@ from sd_scripts.schema.fields import (
     WholeNumber,
     raise_all,
 )
-from sd_scripts.schema.memory import UNetMemoryOptions
+from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import ModelOptions, file_name, level_problems
 from sd_scripts.schema.network import (
     ScratchOptions,
@@ -296,6 +296,7 @@ class LgtSampleOptions(SampleOptions):
     """Evaluation during training: pictures of every style in every other style, and how good they are."""
 
     title: ClassVar[str] = "Evaluation"
+    by_style: ClassVar[bool] = True
     leading: ClassVar[tuple[str, ...]] = ("test_image_dir", "test_images_per_style", "sample_every_n_epochs")
 
     sample_prompts: ClassVar[str] = ""  # type: ignore[misc]
@@ -373,7 +374,7 @@ class Lgt(RunOptions):
     network: LgtNetworkOptions = LgtNetworkOptions()
     optimizer: LgtOptimizerOptions = LgtOptimizerOptions()
     training: LgtTrainingOptions = LgtTrainingOptions()
-    memory: UNetMemoryOptions = UNetMemoryOptions()
+    memory: UNetFullMemoryOptions = UNetFullMemoryOptions()
     objective: LgtObjectiveOptions = LgtObjectiveOptions()
     samples: LgtSampleOptions = LgtSampleOptions()
     output: LgtOutputOptions = LgtOutputOptions()

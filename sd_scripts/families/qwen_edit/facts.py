@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign, TensorNames
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, Sign, TensorNames
 
 TRANSFORMER = "a Qwen-Image transformer"
 VAE = "a VAE of Qwen-Image alone"
@@ -19,6 +19,12 @@ FACTS = FamilyFacts(
     label="Qwen-Image-Edit",
     place=3,
     edits=True,
+    demo=None,
+    labels={},
+    kohya=None,
+    adapters=AdapterMarks(
+        architectures=("qwen_image", "qwen-image"), text_widths=(), layers=r"transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)"
+    ),
     companions=("vae", "text_encoder"),
     whole_files=False,
     network=NetworkFacts(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import (
     NotNegative,
     Positive,
     Show,
     Side,
+    Verdict,
     raise_all,
 )
-from sd_scripts.schema.memory import AdapterMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions, device_problems, file_name
+from sd_scripts.schema.model import MAX_CONTROLS, BaseModelOptions, Controls, device_problems, file_name
 from sd_scripts.schema.network import (
     Indices,
     TransformerNetworkOptions,
@@ -56,6 +57,19 @@ class QwenImageModelOptions(BaseModelOptions):
     text_encoder_device: str | None = None
     """Device of the text encoder, such as cpu or cuda:1; None takes the training device."""
 
+    @property
+    def controls(self) -> Controls:
+        """With model_version = auto any number is read, and what the model takes is checked when it has been loaded."""
+        if self.model_version == "image":
+            return Controls()
+        if self.model_version == "auto":
+            return Controls(0, MAX_CONTROLS)
+        return Controls(1, 1 if self.model_version == "edit" else MAX_CONTROLS, self.model_version)
+
+    @property
+    def control_side(self) -> int | None:
+        return self.control_resolution
+
     @model_validator(mode="after")
     def _devices_are_names(self) -> Self:
         raise_all([problem for name in ("vae_device", "text_encoder_device") for problem in device_problems(name, getattr(self, name))])
@@ -76,16 +90,13 @@ class QwenImageModelOptions(BaseModelOptions):
         }
 
 
-class QwenImageDatasetOptions(DatasetOptions):
+class QwenImageDatasetOptions(PairDatasetOptions):
     """Pairs of control and target pictures with instructions; for text to image, pictures with captions."""
 
     train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:edit_border", "toy:edits"))] = None
     """Folder with the training pairs: `target` with the edited pictures and their captions, `control` with the pictures before, under the
     same names, and `control_1`, `control_2` for further ones. For text to image a folder of pictures. `toy:edit_border` draws a built-in
     data set."""
-    control_data_dir: Annotated[tuple[str, ...], Show(kind="folder")] = ()
-    """Folders with the control pictures, the first, second and third of each sample, under the names of the pictures in train_data_dir.
-    Empty takes the folders inside train_data_dir."""
     bucket_reso_steps: Annotated[int, Field(ge=16, le=512), Show(unit="px")] = 32
     """Bucket sides are multiples of this."""
 
@@ -121,6 +132,11 @@ class QwenImageSampleOptions(SampleOptions):
     An instruction without --ci edits the control pictures of the training pairs in turn.
     """
 
+    own_flags: ClassVar[tuple[str, ...]] = ("ci",)
+
+    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
+    (negative) --ci (control picture). Empty makes no previews."""
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
     """Denoising steps of a preview without --s."""
     sample_cfg_scale: NotNegative = 4.0
@@ -142,11 +158,18 @@ class QwenImageNetwork(RunOptions):
     method: ClassVar[str] = "network"
     script: ClassVar[str] = "qwen_image_train_network.py"
     label: ClassVar[str] = "Qwen-Image-Edit LoRA"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {
+        "dit": ("renamed", "pretrained_model_name_or_path"),
+        "edit": ("renamed", "model_version = edit"),
+        "edit_plus": ("renamed", "model_version = edit-2509"),
+        "fp8_vl": ("renamed", "text_encoder_quantization = qint8 (or qfloat8)"),
+        "clip_skip": ("not supported", "Qwen-Image always reads the last layer of its text encoder. Remove it"),
+        "train_text_encoder": ("not supported", "the text encoder, a language model, stays as it is. Remove it"),
+    }
 
     model: QwenImageModelOptions
     dataset: QwenImageDatasetOptions
     network: QwenImageNetworkOptions = QwenImageNetworkOptions()
-    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     objective: QwenFlowObjectiveOptions = QwenFlowObjectiveOptions()
     samples: QwenImageSampleOptions = QwenImageSampleOptions()
     output: QwenImageAdapterOutputOptions = QwenImageAdapterOutputOptions()

@@ -12,22 +12,20 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.outside import yaml_of
 from sd_scripts.schema.runs import RunOptions
 
 from .options import QwenImageNetwork
 from .yaml_keys import PLAIN, PROGRAM, SEED_KEYS, Finding, Reader, Translation
 from .yaml_rules import GROUPS, RULES
 
-__all__ = ["PROGRAM", "RUN", "Config", "Finding", "Translation", "config_of", "fill", "looks_like", "parse", "read", "run_of", "translate"]
+__all__ = ["PROGRAM", "RUN", "Config", "Finding", "Translation", "config_of", "fill", "looks_like", "read", "run_of", "translate"]
 
 RUN: type[RunOptions] = RUNS["qwen_edit", "network"]
 SECTIONS = ("model", "data", "train", "cache", "predict", "optimizer", "lr_scheduler", "logging", "loss", "validation")
-MAX_TEXT_CHARACTERS = 1 << 20
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 
 
@@ -65,30 +63,13 @@ def _is_section(value: object) -> bool:
     return isinstance(value, Mapping) or (hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Enum))
 
 
-def parse(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a YAML text. Raises OptionError for what is no YAML, or no mapping. Nothing but plain values is ever made of it."""
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise OptionError(f"{name} has {len(text)} characters, which is too much for a configuration")
-    if re.search(r"(^|[\s\[{,:-])[&*][A-Za-z0-9_]", text):
-        # A few nested anchors make billions of values.
-        raise OptionError(f"{name} uses YAML anchors (& and *), which are not read; write the values out")
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as err:
-        where = " ".join(str(err).split())[:200]
-        raise OptionError(f"{name} is not valid YAML: {where}") from err
-    if not isinstance(found, dict):
-        raise OptionError(f"{name} holds no settings: a configuration has sections such as model:, data: and train:")
-    return found
-
-
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises OptionError for a file that is not there or cannot be read."""
     try:
         text = path.expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as err:
         raise OptionError(f"config: {path.name} cannot be read: {getattr(err, 'strerror', None) or 'it is not a text'}") from err
-    return parse(text, path.name)
+    return yaml_of(text, path.name)
 
 
 def looks_like(given: Mapping[str, object]) -> bool:

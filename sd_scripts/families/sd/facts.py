@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.unet_signs import text_width
-from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign, TensorNames
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, Sign, TensorNames
 
 FIRST, SECOND = "an SD 1.x model", "an SD 2.x model"
 FIRST_UNET, SECOND_UNET = "the UNet of SD 1.x alone", "the UNet of SD 2.x alone"
@@ -19,6 +19,29 @@ FACTS = FamilyFacts(
     label="SD 1.5 / 2.x",
     place=1,
     edits=False,
+    demo="toy-star-sd",
+    labels={},
+    kohya=KohyaFacts(
+        asked=2,
+        boxes=("v2",),
+        marks=(),
+        models=("sd15", "v1-5", "sd-v1", "v2-1"),
+        side=0,
+        model_type=None,
+        like=(),
+        prefix="",
+        names={},
+        types={},
+        defaults={},
+        text_rates=("learning_rate_te",),
+        dreambooth_trains_text=True,
+        unet_blocks=(12, 1, 12),
+        swaps_pairs=False,
+    ),
+    # 768 in 1.x, 1024 in 2.x.
+    adapters=AdapterMarks(
+        architectures=("sd_v1", "sd_v2", "stable-diffusion-v1", "stable-diffusion-v2"), text_widths=(768, 1024), layers=r"^lora_te_"
+    ),
     companions=("vae",),
     whole_files=True,
     network=NetworkFacts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -11,10 +12,12 @@ from sd_scripts.schema.fields import (
     Show,
     Side,
     Size,
+    Verdict,
 )
-from sd_scripts.schema.memory import UNetAdapterMemoryOptions
+from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import UNetModelOptions
 from sd_scripts.schema.network import (
+    RankOrNone,
     UNetFullOptions,
     UNetNetworkOptions,
 )
@@ -35,6 +38,14 @@ class SdModelOptions(UNetModelOptions):
         return super().header_values() | {"clip_skip": self.clip_skip}
 
 
+class SdNetworkOptions(UNetNetworkOptions):
+    """The adapter on a model of Stable Diffusion 1.x or 2.x."""
+
+    block_dims: tuple[RankOrNone, ...] = ()
+    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (12 + 1 + 12 = 25 numbers); 0 leaves
+    a block out. Empty means network_dim everywhere."""
+
+
 class SdDatasetOptions(DatasetOptions):
     """Pictures, captions, buckets and caches; sizes of Stable Diffusion 1.x."""
 
@@ -47,6 +58,10 @@ class SdDatasetOptions(DatasetOptions):
 
 class _SdRun(UNetRun):
     family: ClassVar[str] = "sd"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {
+        "learning_rate_te1": ("renamed", "text_encoder_lr"),
+        "learning_rate_te2": ("not needed", "Stable Diffusion 1.x and 2.x have one text encoder; see text_encoder_lr"),
+    }
 
     model: SdModelOptions
     dataset: SdDatasetOptions
@@ -59,8 +74,7 @@ class SdNetwork(_SdRun):
     script: ClassVar[str] = "sd_train_network.py"
     label: ClassVar[str] = "SD 1.5 / 2.x LoRA"
 
-    network: UNetNetworkOptions = UNetNetworkOptions()
-    memory: UNetAdapterMemoryOptions = UNetAdapterMemoryOptions()
+    network: SdNetworkOptions = SdNetworkOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
@@ -70,9 +84,14 @@ class SdFull(_SdRun):
     method: ClassVar[str] = "full"
     script: ClassVar[str] = "sd_train.py"
     label: ClassVar[str] = "SD 1.5 / 2.x DreamBooth and fine-tuning"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {
+        **_SdRun.verdicts,
+        "block_lr": ("not supported", "rates of blocks are for SDXL; here target_modules chooses what is trained"),
+    }
 
     network: UNetFullOptions = UNetFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: UNetFullMemoryOptions = UNetFullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 

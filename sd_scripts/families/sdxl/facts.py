@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.unet_signs import text_width
-from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign, TensorNames
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, Sign, TensorNames
 
 CHECKPOINT = "an SDXL checkpoint"
 UNET = "the UNet of SDXL alone"
@@ -24,6 +24,30 @@ FACTS = FamilyFacts(
     label="SDXL",
     place=0,
     edits=False,
+    demo="toy-star",
+    labels={},
+    kohya=KohyaFacts(
+        asked=1,
+        boxes=("sdxl", "sdxl_checkbox"),
+        marks=("learning_rate_te2", "no_half_vae", "block_lr"),
+        models=("xl", "pony", "illustrious"),
+        side=1024,
+        model_type=None,
+        like=("sd3",),
+        prefix="sdxl",
+        names={"sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs", "sdxl_no_half_vae": "no_half_vae"},
+        types={},
+        defaults={},
+        text_rates=("learning_rate_te1", "learning_rate_te2"),
+        dreambooth_trains_text=False,
+        unet_blocks=(9, 1, 9),
+        swaps_pairs=False,
+    ),
+    adapters=AdapterMarks(
+        architectures=("sdxl", "stable-diffusion-xl"),
+        text_widths=(2048,),
+        layers=r"lora_te2_|text_encoder_2|^lora_te1_.*|conditioner_embedders",
+    ),
     companions=("vae",),
     whole_files=True,
     network=NetworkFacts(

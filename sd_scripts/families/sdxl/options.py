@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from sd_scripts.schema.fields import (
     Rate,
+    Verdict,
     raise_all,
 )
-from sd_scripts.schema.memory import UNetAdapterMemoryOptions
+from sd_scripts.schema.memory import UNetFullMemoryOptions
 from sd_scripts.schema.model import UNetModelOptions
 from sd_scripts.schema.network import (
-    _OF_UNET,
+    OF_TEXT,
+    OF_UNET,
+    RankOrNone,
     UNetFullOptions,
     UNetNetworkOptions,
 )
@@ -26,10 +30,24 @@ class SdxlModelOptions(UNetModelOptions):
     """The SDXL base model."""
 
 
+class SdxlNetworkOptions(UNetNetworkOptions):
+    """The adapter on an SDXL model."""
+
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), OF_TEXT] = ()
+    """Learning rate of the text encoders' adapters, one number for both or one for each (CLIP-L, CLIP-G); 0 leaves an encoder as it is;
+    empty takes learning_rate."""
+    block_dims: tuple[RankOrNone, ...] = ()
+    """Rank of each UNet block in the order input blocks, middle, output blocks of the original layout (9 + 1 + 9 = 19 numbers); 0 leaves a
+    block out. Empty means network_dim everywhere."""
+
+
 class SdxlFullOptions(UNetFullOptions):
     """The weights of an SDXL model: UNet and both text encoders."""
 
-    block_lr: Annotated[tuple[Rate, ...], _OF_UNET] = ()
+    text_encoder_lr: Annotated[tuple[Rate, ...], Field(max_length=2), OF_TEXT] = ()
+    """Learning rate of the text encoders, one number for both or one for each (CLIP-L, CLIP-G); 0 leaves an encoder as it is; empty takes
+    learning_rate."""
+    block_lr: Annotated[tuple[Rate, ...], OF_UNET] = ()
     """Learning rate of each part of the UNet, 23 numbers: time and size embeddings, 9 input blocks, 3 middle blocks, 9 output blocks, the
     last layer; 0 freezes a part. Empty takes unet_lr everywhere."""
 
@@ -47,6 +65,12 @@ class SdxlFullOptions(UNetFullOptions):
 
 class _SdxlRun(UNetRun):
     family: ClassVar[str] = "sdxl"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {
+        "clip_skip": (
+            "not supported",
+            "SDXL always reads the last but one layer of its text encoders; files made with another fit no tool. Remove it",
+        )
+    }
 
     model: SdxlModelOptions
 
@@ -58,8 +82,7 @@ class SdxlNetwork(_SdxlRun):
     script: ClassVar[str] = "sdxl_train_network.py"
     label: ClassVar[str] = "SDXL LoRA"
 
-    network: UNetNetworkOptions = UNetNetworkOptions()
-    memory: UNetAdapterMemoryOptions = UNetAdapterMemoryOptions()
+    network: SdxlNetworkOptions = SdxlNetworkOptions()
     output: AdapterOutputOptions = AdapterOutputOptions()
 
 
@@ -72,6 +95,7 @@ class SdxlFull(_SdxlRun):
 
     network: SdxlFullOptions = SdxlFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: UNetFullMemoryOptions = UNetFullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import FamilyFacts, NetworkFacts, Sign
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, Sign
 
 TRANSFORMER = "a Z-Image transformer"
 TEXT_ENCODER = "a Qwen3 text encoder"
@@ -10,6 +10,14 @@ FACTS = FamilyFacts(
     label="Z-Image",
     place=4,
     edits=False,
+    demo="toy-star-zimage",
+    labels={},
+    kohya=None,
+    adapters=AdapterMarks(
+        architectures=("z_image", "z-image"),
+        text_widths=(),
+        layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._](attention|feed_forward|adaLN)",
+    ),
     companions=("vae", "text_encoder"),
     whole_files=False,
     network=NetworkFacts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,9 +14,10 @@ from sd_scripts.schema.fields import (
     Number,
     Positive,
     Show,
+    Verdict,
     raise_all,
 )
-from sd_scripts.schema.memory import AdapterMemoryOptions
+from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import BaseModelOptions, file_name
 from sd_scripts.schema.network import (
     Indices,
@@ -26,6 +28,8 @@ from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
+
+from .legacy import OF_ADAPTERS, VERDICTS
 
 
 class ZImageModelOptions(BaseModelOptions):
@@ -113,6 +117,7 @@ class ZImageAdapterOutputOptions(AdapterOutputOptions):
 
 class _ZImageRun(RunOptions):
     family: ClassVar[str] = "zimage"
+    verdicts: ClassVar[Mapping[str, Verdict]] = VERDICTS
 
     model: ZImageModelOptions
     objective: AnchoredFlowOptions = AnchoredFlowOptions()
@@ -127,7 +132,6 @@ class ZImageNetwork(_ZImageRun):
     label: ClassVar[str] = "Z-Image LoRA"
 
     network: ZImageNetworkOptions = ZImageNetworkOptions()
-    memory: AdapterMemoryOptions = AdapterMemoryOptions()
     output: ZImageAdapterOutputOptions = ZImageAdapterOutputOptions()
 
 
@@ -137,9 +141,11 @@ class ZImageFull(_ZImageRun):
     method: ClassVar[str] = "full"
     script: ClassVar[str] = "zimage_train.py"
     label: ClassVar[str] = "Z-Image DreamBooth and fine-tuning"
+    verdicts: ClassVar[Mapping[str, Verdict]] = {**VERDICTS, **OF_ADAPTERS}
 
     network: ZImageFullOptions = ZImageFullOptions()
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
 
     @model_validator(mode="after")

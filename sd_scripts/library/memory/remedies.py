@@ -72,11 +72,11 @@ def _training(options: RunOptions, on_gpu: bool) -> Levers:
             f"gradient_checkpointing_share = 1 instead of {memory.gradient_checkpointing_share:g}: slower, same result",
         ),
         (
-            batch > 1 and not memory.fused_backward_pass,
+            batch > 1 and not memory.steps_in_backward,
             f"train_batch_size = 1 with gradient_accumulation_steps = {batch * accumulation} "
             f"instead of {batch} and {accumulation}: the same training",
         ),
-        (batch > 1 and memory.fused_backward_pass, f"train_batch_size = 1 instead of {batch}, with a lower learning_rate"),
+        (batch > 1 and memory.steps_in_backward, f"train_batch_size = 1 instead of {batch}, with a lower learning_rate"),
         *_away(options),
         (on_gpu and training.mixed_precision == "no", "mixed_precision = bf16: half the memory of the base model"),
         *_of_whole_weights(options, on_gpu),
@@ -143,11 +143,11 @@ def _of_whole_weights(options: RunOptions, on_gpu: bool) -> Levers:
     alone = training.gradient_accumulation_steps == 1 and not options.distributed.multi_gpu and training.mixed_precision != "fp16"
     return [
         (
-            alone and not memory.fused_backward_pass and options.optimizer.optimizer_type != "Prodigy",
+            alone and not memory.steps_in_backward and options.optimizer.optimizer_type != "Prodigy",
             "fused_backward_pass on with max_grad_norm = 0: gradients of the whole model are never in memory together",
         ),
         (
-            on_gpu and not memory.full_bf16 and training.mixed_precision in ("bf16", "auto"),
+            on_gpu and not memory.weights_in_bf16 and training.mixed_precision in ("bf16", "auto"),
             "full_bf16 on: half the memory of the trained weights, nearly the same result",
         ),
     ]

@@ -22,7 +22,6 @@ from sd_scripts.dataset import weights as loss_weights
 from sd_scripts.dataset.contents import FILE as IMAGES
 from sd_scripts.dataset.contents import contents_of
 from sd_scripts.dataset.findings import findings_of_length
-from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.families.common.made import latent_factor
@@ -246,7 +245,7 @@ class Session:
         folder = plans.cache_folder(options.dataset, options.output.output_dir)
         # The first process fills the index of pictures, the others read it.
         with self.peers.first_before_others(), Bars(self._checked, shown=accelerator.is_main_process) as bars:
-            dataset = read_dataset(options.dataset, folder, bars, controls=controls_of(options.model))
+            dataset = read_dataset(options.dataset, folder, bars, controls=options.model.controls)
         plan = plans.make_plan(
             dataset,
             options.dataset,

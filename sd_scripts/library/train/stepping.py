@@ -31,7 +31,7 @@ def check(memory: MemoryOptions, optimizer_type: str) -> None:
     """Raises OptionError for an optimizer that cannot move weights one at a time, where the options ask for it."""
     if optimizer_type in WEIGHT_BY_WEIGHT:
         return
-    asked = {"fused_backward_pass": memory.fused_backward_pass, "full_bf16": memory.full_bf16}
+    asked = {"fused_backward_pass": memory.steps_in_backward, "full_bf16": memory.weights_in_bf16}
     problems = [
         Problem(
             name,
@@ -47,12 +47,12 @@ def check(memory: MemoryOptions, optimizer_type: str) -> None:
 
 def trained_dtype(memory: MemoryOptions) -> torch.dtype:
     """Precision in which networks that are trained themselves are held."""
-    return torch.bfloat16 if memory.full_bf16 else torch.float32
+    return torch.bfloat16 if memory.weights_in_bf16 else torch.float32
 
 
 def stepping_of(memory: MemoryOptions, optimizer: torch.optim.Optimizer, seed: int) -> Stepping | None:
     """What moves the weights of a run with these options; None where the optimizer moves all at once."""
-    return Stepping(optimizer, seed, memory.fused_backward_pass) if memory.fused_backward_pass or memory.full_bf16 else None
+    return Stepping(optimizer, seed, memory.steps_in_backward) if memory.steps_in_backward or memory.weights_in_bf16 else None
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -187,7 +187,7 @@ class Scales:
             optimizer=state,
             optimizer_known=known,
             optimizer_step=in_step,
-            gradients=0 if options.memory.fused_backward_pass else bytes_of(weights),
+            gradients=0 if options.memory.steps_in_backward else bytes_of(weights),
             activations=activations,
             blocks=tuple(weight_of(block, adapters.keys(), own, entries[name]) for name, block in blocks_of(parts.backbone).items()),
             itemsize=DTYPES[options.training.mixed_precision].itemsize,
@@ -200,7 +200,7 @@ class Scales:
         hooks = [
             block.register_forward_pre_hook(_noting(entries, name), with_kwargs=True) for name, block in blocks_of(parts.backbone).items()
         ]
-        fused = options.memory.fused_backward_pass
+        fused = options.memory.steps_in_backward
         hooks += [weight.register_post_accumulate_grad_hook(_let_go) for weight in weights] if fused else []
         precision = DTYPES[options.training.mixed_precision]
         mode = self._mode(None if precision is torch.float32 else precision)

@@ -8,20 +8,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
-from sd_scripts.families import RUNS
-from sd_scripts.schema import flat, legacy
-from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.flat import FlatField
-from sd_scripts.schema.memory import DECIDES_FIT
-from sd_scripts.schema.runs import RunOptions
+from sd_scripts.families import FACTS, RUNS
 
-from .report import Imported, Row, Verdict
+from . import flat, legacy
+from .errors import OptionError, Problem
+from .flat import FlatField
+from .imported import Imported, Row, Verdict
+from .memory import DECIDES_FIT
+from .runs import RunOptions
 
 SECRETS = {"wandb_api_key", "wandb_key", "huggingface_token"}
 HIDDEN = "…"
+MISSING = {
+    "pretrained_model_name_or_path": "the base model: a .safetensors file, a diffusers folder or a hub id",
+    "train_data_dir": "the folder of the training pictures",
+}
+"""What a run needs and another program's file may lack, and what to tell the person."""
 PLACEHOLDER = "toy"
 """Stands for what the file cannot give while the rest is checked."""
-FAMILIES = {"sd": "Stable Diffusion", "sdxl": "SDXL", "flux": "FLUX", "qwen_edit": "Qwen-Image-Edit", "zimage": "Z-Image"}
 _OFF_WORDS = ("", "none", "no", "false", "off", "default")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "")
 
@@ -168,7 +172,7 @@ class Sheet:
 
     def advice(self, name: str, value: object) -> str:
         """What to tell about a name that is no option of this kind of run."""
-        said = legacy.verdict(name, value, self.run.family, self.run.method)
+        said = legacy.verdict(name, value, self.run)
         if said is not None:
             return said.removeprefix("not supported: ").removeprefix("not needed, because ").removesuffix("; remove it")
         families = self.families_with(name)
@@ -179,11 +183,11 @@ class Sheet:
     def families_with(self, name: str) -> str:
         """The other kinds of run that have this option, in words; empty when there is none."""
         having = {key for key, run in RUNS.items() if name in flat.fields(run)}
-        by_family = {family: [method for kin, method in having if kin == family] for family in FAMILIES}
+        by_family = {family: [method for kin, method in having if kin == family] for family in FACTS}
         all_of = Counter(kin for kin, _method in RUNS)
         methods = {"network": "adapters", "full": "whole models", "scratch": "models from nothing"}
         said = [
-            FAMILIES[family] + ("" if len(found) == all_of[family] else f" ({methods[found[0]]})")
+            FACTS[family].label + ("" if len(found) == all_of[family] else f" ({methods[found[0]]})")
             for family, found in by_family.items()
             if found
         ]

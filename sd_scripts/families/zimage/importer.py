@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from sd_scripts.families import RUNS
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.sheet import MISSING, Sheet, is_empty, is_off, number, switch
 
-from .kohya_ss import MISSING
-from .report import Imported
-from .sheet import Sheet, is_empty, is_off, number, switch
+from .options import ZImageFull, ZImageNetwork
 
 PROGRAM = "the AC-RF trainer"
 ORIGIN = "configuration of the AC-RF trainer for Z-Image"
-_RUNS = {"lora": RUNS["zimage", "network"], "finetune": RUNS["zimage", "full"]}
+_RUNS: dict[str, type[RunOptions]] = {"lora": ZImageNetwork, "finetune": ZImageFull}
 """By its training_type."""
 _SOURCES = ("dataset.sources", "dataset.datasets")
 _DEFAULTS = {"turbo_steps": 10, "network_dim": 8, "network_alpha": 4.0, "lr_scheduler": "constant", "lr_warmup_steps": 0}
@@ -309,3 +308,6 @@ def _gpus(sheet: AcrfSheet, key: str) -> None:
 @_rule("name", "created", "modified")
 def _of_the_page(sheet: AcrfSheet, key: str) -> None:
     sheet.skip(key, "it belongs to that program's page, not to the training")
+
+
+IMPORTER = Importer("one of the AC-RF trainer (.toml or .json)", (".toml", ".json"), looks_like, read)

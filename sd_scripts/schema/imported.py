@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from sd_scripts.schema.runs import RunOptions
+from .runs import RunOptions
 
 Verdict = Literal["taken", "renamed", "not needed", "not supported"]
 """taken: the same option with the same value. renamed: another option, or the value written differently. not needed: nothing is lost,
@@ -43,3 +44,17 @@ class Imported:
     def count(self, verdict: Verdict) -> int:
         """Rows with this verdict."""
         return sum(row.verdict == verdict for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Importer:
+    """Reads the configurations of a program that a family comes from."""
+
+    accepted: str
+    """What it reads, in words."""
+    endings: tuple[str, ...]
+    """Endings of such files, in small letters."""
+    looks_like: Callable[[Mapping[str, Any]], bool]
+    """Whether a file's tables are those of the program."""
+    read: Callable[[str, Mapping[str, Any]], Imported]
+    """The settings in them; the name is for messages. Raises OptionError."""
