@@ -163,7 +163,7 @@ def test_the_levers_are_three_and_not_pulled_yet() -> None:
         resolution=[512, 512],
         mixed_precision="bf16",
     )
-    assert levers(spare, on_gpu=True) == ["a GPU with more memory, or a smaller base model; every lever is pulled already"]
+    assert levers(spare, on_gpu=True) == ["a GPU with more memory, or a smaller base model; every option that spares memory is set already"]
     assert levers(options(vae_batch_size=8), on_gpu=True, work="cache")[0] == "vae_batch_size = 1 instead of 8"
     texts = {text for text in levers(options(resolution=[1024, 1536]), True) if "resolution" in text}
     assert not texts or "768,1152" in texts.pop()

@@ -1,4 +1,4 @@
-"""Brings a network that is about to be trained to its device, with the levers for memory and speed that the options pull.
+"""Brings a network that is about to be trained to its device, with the options for memory and speed.
 
 The order matters. Adapters are attached before; then
 
@@ -33,13 +33,13 @@ class Arranged:
 
     parts: Parts
     swap: BlockSwap
-    """The blocks that are in main memory; none, unless blocks are swapped."""
+    """The blocks that are in host RAM; none, unless blocks are swapped."""
     compilation: compiling.Compilation | None = None
     """The code of parts.backbone, if it is compiled."""
 
 
 def arrange(parts: Parts, options: RunOptions, device: torch.device, shared_out: bool = False) -> Arranged:
-    """Pulls the levers of parts.backbone, in place. shared_out: its weights are on the device already, a share of them in each process."""
+    """Does what the options say with parts.backbone, in place. shared_out: each process has a share of its weights there already."""
     kernels.use_attention(parts.backbone, options.memory.attention_backend)
     if isinstance(options.memory, UNetMemoryOptions) and options.memory.channels_last:
         # Convolutions give the layout of their weights to what they make, so inputs need none.

@@ -1,5 +1,5 @@
 """Gradient checkpointing: for each block of a network, whether its activations are kept or computed again in the backward pass, and whether
-what a recomputed block begins with waits in main memory. The result is the same to the bit."""
+what a recomputed block begins with waits in host RAM. The result is the same to the bit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _again(module: nn.Module, *arguments: Any) -> Any:
 
 
 class _Offload:
-    """Recomputes a block from arguments that wait in main memory, on a GPU pinned; blocks with the same argument share its copy."""
+    """Recomputes a block from arguments that wait in host RAM, on a GPU pinned; blocks with the same argument share its copy."""
 
     def __init__(self) -> None:
         self._homes = WeakTensorKeyDictionary()
@@ -76,7 +76,7 @@ class _Offload:
             return module(*(next(given) if away else argument for argument, away in zip(staying, leaves, strict=True)))
 
         def pack(tensor: Tensor) -> Any:
-            # A network without numbers is measured, and what it would have in main memory is not on the device.
+            # A network without numbers is measured, and what it would have in host RAM is not on the device.
             return tensor if tensor.is_meta else (tensor.device, keep(self._home(tensor, leaving)))
 
         def unpack(kept: Any) -> Tensor:
@@ -111,7 +111,7 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def _copied(tensor: Tensor) -> Tensor:
-    """In main memory. On a GPU both ways are queued behind what computes the tensor and before what needs it."""
+    """In host RAM. On a GPU both ways are queued behind what computes the tensor and before what needs it."""
     # In the same order in memory: kernels, and with them the last bits, depend on it.
     home = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return home.copy_(tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What to change when the device has no memory left: the levers that help most with the options as they are."""
+"""What to change when the device has no memory left: the memory options that help most with the others as they are."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Work = Literal["cache", "train", "sample"]
 
 
 def levers(options: RunOptions, on_gpu: bool, work: Work = "train") -> list[str]:
-    """At most three sentences, the most helpful first; only levers that are not pulled yet."""
+    """At most three sentences, the most helpful first; only options that are not set yet."""
     tables = {"cache": _caching, "train": _training, "sample": _sampling}
     found = [text for applies, text in tables[work](options, on_gpu) if applies]
-    return found[:3] or ["a GPU with more memory, or a smaller base model; every lever is pulled already"]
+    return found[:3] or ["a GPU with more memory, or a smaller base model; every option that spares memory is set already"]
 
 
-Levers = list[tuple[bool, str]]
+Advice = list[tuple[bool, str]]
 """Sentences, and whether each of them applies."""
 
 
-def _caching(options: RunOptions, on_gpu: bool) -> Levers:
+def _caching(options: RunOptions, on_gpu: bool) -> Advice:
     data, model = options.dataset, options.model
     return [
         (
@@ -43,7 +43,7 @@ def _caching(options: RunOptions, on_gpu: bool) -> Levers:
     ]
 
 
-def _sampling(options: RunOptions, on_gpu: bool) -> Levers:
+def _sampling(options: RunOptions, on_gpu: bool) -> Advice:
     """Of previews, which need no gradients: what decodes them, what else is on the device, how large they are."""
     return [
         (not options.memory.vae_tiling, "vae_tiling on: previews are decoded in tiles, which need little memory whatever their size"),
@@ -54,7 +54,7 @@ def _sampling(options: RunOptions, on_gpu: bool) -> Levers:
     ]
 
 
-def _training(options: RunOptions, on_gpu: bool) -> Levers:
+def _training(options: RunOptions, on_gpu: bool) -> Advice:
     data, training, network, memory = options.dataset, options.training, options.network, options.memory
     batch, accumulation = data.train_batch_size, training.gradient_accumulation_steps
     adapter = isinstance(network, NetworkOptions)
@@ -83,7 +83,7 @@ def _training(options: RunOptions, on_gpu: bool) -> Levers:
         *(less[1:] if large else less),
         (
             memory.gradient_checkpointing and not memory.gradient_checkpointing_cpu_offload and on_gpu,
-            "gradient_checkpointing_cpu_offload on: what blocks begin with waits in main memory, a little slower, same result",
+            "gradient_checkpointing_cpu_offload on: what blocks begin with waits in host RAM, a little slower, same result",
         ),
         (min(data.resolution) > 512, _smaller(data.resolution)),
         (network.train_text_encoder and "train_text_encoder" in type(network).model_fields, "train_text_encoder off"),
@@ -102,7 +102,7 @@ def _training(options: RunOptions, on_gpu: bool) -> Levers:
     ]
 
 
-def _away(options: RunOptions) -> Levers:
+def _away(options: RunOptions) -> Advice:
     """Networks that need not be on the device."""
     data, network = options.dataset, options.network
     has = type(data).model_fields
@@ -115,7 +115,7 @@ def _away(options: RunOptions) -> Levers:
     ]
 
 
-def _less_of_the_network(options: RunOptions, on_gpu: bool) -> Levers:
+def _less_of_the_network(options: RunOptions, on_gpu: bool) -> Advice:
     """Fewer bits of its weights, or fewer of its blocks, on the device."""
     model, compiling = options.model, options.compile
     bits = model.transformer_quantization if isinstance(model, BaseModelOptions) else ""
@@ -126,7 +126,7 @@ def _less_of_the_network(options: RunOptions, on_gpu: bool) -> Levers:
         (frozen and bits == "none", "transformer_quantization = qint8: half the memory of the frozen network, nearly the same result"),
         (
             whole and not options.memory.blocks_to_swap and not fixed,
-            "blocks_to_swap = 8, or more: as many blocks of the network wait in main memory until they are due, some speed, same result",
+            "blocks_to_swap = 8, or more: as many blocks of the network wait in host RAM until they are due, some speed, same result",
         ),
         (
             frozen and bits in ("qint8", "qfloat8", "fp8"),
@@ -135,7 +135,7 @@ def _less_of_the_network(options: RunOptions, on_gpu: bool) -> Levers:
     ]
 
 
-def _of_whole_weights(options: RunOptions, on_gpu: bool) -> Levers:
+def _of_whole_weights(options: RunOptions, on_gpu: bool) -> Advice:
     """Gradients and precision of weights that are trained themselves."""
     memory, training = options.memory, options.training
     if isinstance(options.network, NetworkOptions) or options.distributed.distributed_strategy == "fsdp2":

@@ -1,6 +1,6 @@
-"""Keeps some blocks of a network in main memory and brings the weights of each to the device when it is about to compute.
+"""Keeps some blocks of a network in host RAM and brings the weights of each to the device when it is about to compute.
 
-A swapped block has a home: one flat buffer in main memory, pinned where the device is a GPU, which its weights are views of. Two slots on
+A swapped block has a home: one flat buffer in host RAM, pinned where the device is a GPU, which its weights are views of. Two slots on
 the device are filled in turn, on a stream of their own: while a block computes, the next swapped one in the same direction arrives in the
 other slot. During a block's forward pass its modules have views of the slot in place of their weights; before and after it the weights are
 at home, where states, files, averages and the optimizer see them. Nothing is ever copied back: frozen weights do not change, and the
@@ -118,7 +118,7 @@ class _Weight:
 
 
 class _Home:
-    """The weights of one block in main memory."""
+    """The weights of one block in host RAM."""
 
     def __init__(self, weights: Sequence[_Weight], pinned: bool) -> None:
         self.weights = weights
@@ -228,7 +228,7 @@ class _Note:
 
 
 class BlockSwap:
-    """Some blocks of a network at home in main memory, none at first; see `set`."""
+    """Some blocks of a network at home in host RAM, none at first; see `set`."""
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         """network: on the CPU, with its adapters, which stay on the device whatever is swapped."""
@@ -269,7 +269,7 @@ class BlockSwap:
 
     @property
     def bytes_at_home(self) -> int:
-        """Bytes of main memory."""
+        """Bytes of host RAM."""
         return sum(block.home.bytes for block in self._swapped if block.home is not None)
 
     @property
@@ -288,7 +288,7 @@ class BlockSwap:
         home, slot, saved = (number / _GIB for number in (self.bytes_at_home, self.slot_bytes, self.saved_bytes))
         largest = max((block.bytes for block in self._blocks), default=0) / _GIB
         return (
-            f"{self.swapped} of {self.count} blocks are swapped: {home:.2f} GiB in {'pinned ' if pinned else ''}main memory, "
+            f"{self.swapped} of {self.count} blocks are swapped: {home:.2f} GiB in {'pinned ' if pinned else ''}host RAM, "
             f"{len(self._slots)} x {slot:.2f} GiB for them on the device, {saved:.2f} GiB saved; a block has up to {largest:.2f} GiB"
         )
 
@@ -306,7 +306,7 @@ class BlockSwap:
         self._choose([self._blocks[index] for index in spread(number, self.count)], self.device)
 
     def end(self) -> None:
-        """Swaps nothing any more; what was swapped stays in main memory."""
+        """Swaps nothing any more; what was swapped stays in host RAM."""
         self._choose([], torch.device("cpu"))
 
     def _choose(self, chosen: list[_Block], device: torch.device) -> None:
@@ -450,7 +450,7 @@ class BlockSwap:
         return slot
 
     def sent_home(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of one block's weights in main memory, there when this returns: the CPU does not wait for a GPU by itself."""
+        """Gradients of one block's weights in host RAM, there when this returns: the CPU does not wait for a GPU by itself."""
         if self._staging is None:
             self._staging = torch.empty(self.slot_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
         staged: list[Tensor | None] = []
@@ -505,7 +505,7 @@ def check_number(number: int, count: int) -> None:
 
 def check(swap: BlockSwap, shared_out: bool, optimizer_type: str) -> None:
     """Raises OptionError where blocks_to_swap cannot do what the options ask for: several processes that hold or train the same weights, an
-    optimizer that cannot move weights in main memory. shared_out: the weights are, over the processes."""
+    optimizer that cannot move weights in host RAM. shared_out: the weights are, over the processes."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     if shared_out:
         text = "fsdp2 shares the weights out over the processes already; set it to 0, or distributed_strategy to ddp"
@@ -513,7 +513,7 @@ def check(swap: BlockSwap, shared_out: bool, optimizer_type: str) -> None:
         text = "blocks that are trained themselves cannot be swapped by several processes; set it to 0, or use one process"
     elif swap.trains_blocks and optimizer_type in ON_ONE_DEVICE:
         text = (
-            f"{optimizer_type} needs all weights on one device, and trained blocks that are swapped are moved in main memory; set it to 0, "
+            f"{optimizer_type} needs all weights on one device, and trained blocks that are swapped are moved in host RAM; set it to 0, "
             "or take the optimizer_type AdamW, Adafactor, Lion or SGD"
         )
     else:

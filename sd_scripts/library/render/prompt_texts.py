@@ -90,7 +90,7 @@ def _key(request: Preview) -> tuple[Any, ...]:
 
 
 def _at_home(value: Any) -> Any:
-    """Tensors in main memory, in whatever holds them."""
+    """Tensors in host RAM, in whatever holds them."""
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, dict):

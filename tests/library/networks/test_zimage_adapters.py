@@ -390,14 +390,8 @@ def test_a_training_adapter_that_is_none_is_a_sentence(helped: dict, qwen: Parts
 
 def test_the_header_says_what_was_trained_at_which_noise_levels_and_with_which_training_adapter(helped: dict) -> None:
     parts = loaded(helped, training_adapter_multiplier=0.5, scheduler_shift=2.0)
-    values = {
-        **helped,
-        "training_adapter_multiplier": 0.5,
-        "train_data_dir": "toy:star",
-        "objective": "acrf",
-        "turbo_steps": 4,
-        "network_dim": 16,
-    }
+    values = {**helped, "training_adapter_multiplier": 0.5, "train_data_dir": "toy:star", "network_dim": 16}
+    values |= {"objective": "acrf", "turbo_steps": 4}
     run = flat.build(RUNS["zimage", "network"], values)
     texts = build(run, base_facts(ZImage(), parts), step=5, epoch=1)
     assert (texts["modelspec.architecture"], texts["modelspec.prediction_type"]) == ("Z-Image/lora", "flow")

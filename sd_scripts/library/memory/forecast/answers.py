@@ -211,7 +211,7 @@ def _reason(forecast: Forecast, card: int) -> str:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """A plan for people: what each lever spares, and the options to take over as flags and as TOML."""
+    """A plan for people: what each change spares, and the options to take over as flags and as TOML."""
     card, need = plan.card / GIB, plan.forecast.on_card / GIB
     if not plan.steps:
         state = "It fits as it is" if plan.fits else f"Nothing that could be changed helps, and {_reason(plan.forecast, plan.card)}"

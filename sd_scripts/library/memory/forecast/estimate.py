@@ -89,7 +89,7 @@ class Forecaster:
         if options.compile.compile:
             found.append("compiled code may take a little more or less than this")
         if options.optimizer.optimizer_type == "PagedAdamW8bit":
-            found.append("the optimizer's state is paged and counted as main memory")
+            found.append("the optimizer's state is paged and counted as host RAM")
         return found
 
     # Measured.
@@ -214,7 +214,7 @@ class Forecaster:
         return found | {"text encoders": _encoders(options, scales, there)}
 
     def _offloaded(self, options: RunOptions, one: Training) -> int:
-        """Bytes that recomputed blocks keep in main memory: what each begins with, apart from the two at work."""
+        """Bytes that recomputed blocks keep in host RAM: what each begins with, apart from the two at work."""
         if not options.memory.gradient_checkpointing_cpu_offload:
             return 0
         count = len(one.blocks)
@@ -300,7 +300,7 @@ def dtypes_key(options: RunOptions) -> list[str]:
 
 @dataclass(frozen=True)
 class _Swapped:
-    """Bytes of blocks that are in main memory, and of the slots for them on the device."""
+    """Bytes of blocks that are in host RAM, and of the slots for them on the device."""
 
     frozen: int
     trained: int

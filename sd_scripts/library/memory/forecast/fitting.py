@@ -1,4 +1,4 @@
-"""A plan that makes a run fit on a card: levers one after the other, those first that change no result and cost least time."""
+"""A plan that makes a run fit on a card: memory options one after the other, those first that change no result and cost least time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Predict = Callable[[RunOptions], Forecast]
 Values = Mapping[str, Any]
 
 WORTH_IT = GIB // 20
-"""A lever that spares less than this is not pulled, unless it makes the run fit."""
+"""A change that spares less than this is not made, unless it makes the run fit."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A lever that a plan pulls."""
+    """A change that a plan makes."""
 
     options: dict[str, Any]
     """The flat options that it sets."""
@@ -42,7 +42,7 @@ class Plan:
     card: int
     """Bytes of the card."""
     options: RunOptions
-    """The run with all levers of the plan."""
+    """The run with all changes of the plan."""
     forecast: Forecast
     """Of these options."""
     steps: tuple[Step, ...] = field(default_factory=tuple)
@@ -62,13 +62,13 @@ class Plan:
 
 
 def plan_for(card: int, options: RunOptions, predict: Predict) -> Plan:
-    """The plan for a card of so many bytes; without steps where the run fits as it is. It may not fit with every lever pulled."""
+    """The plan for a card of so many bytes; without steps where the run fits as it is. It may not fit with every change made."""
     asked, forecast = options, predict(options)
     steps: list[Step] = []
-    for lever in _LEVERS:
+    for change in _CHANGES:
         if forecast.fits(card):
             break
-        for values, cost in lever(options, forecast, predict, card):
+        for values, cost in change(options, forecast, predict, card):
             changed = with_values(options, values)
             if changed is None:
                 continue
@@ -95,7 +95,7 @@ def _helps(before: Forecast, after: Forecast, card: int) -> bool:
 
 
 def _pruned(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
-    """The plan without levers that later ones have made needless, those that cost most left out first."""
+    """The plan without changes that later ones have made needless, those that cost most left out first."""
     for needless in reversed(plan.steps[:-1]):
         kept = [step for step in plan.steps if step is not needless]
         values = {name: value for step in kept for name, value in step.options.items()}
@@ -106,7 +106,7 @@ def _pruned(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
 
 
 def _relaxed(plan: Plan, predict: Predict) -> Plan:
-    """The same plan with as few swapped blocks as the levers that came later allow."""
+    """The same plan with as few swapped blocks as the changes that came later allow."""
     if not any("blocks_to_swap" in step.options for step in plan.steps):
         return plan
     fewest = _fewest(plan.options, predict, plan.card, plan.options.memory.blocks_to_swap)
@@ -146,7 +146,7 @@ def _may_swap(values: Values, method: str) -> bool:
     return method == "network" or not values["blocks_to_swap"] or values["optimizer_type"] not in ON_ONE_DEVICE
 
 
-# Levers: each gives values and what they cost, in the order in which to try them.
+# Changes: each gives values and what they cost, in the order in which to try them.
 
 Tried = Iterator[tuple[dict[str, Any], str]]
 
@@ -185,7 +185,7 @@ def _swap(options: RunOptions, forecast: Forecast, predict: Predict, card: int) 
     most = _most_blocks(options, predict, now)
     if most <= now:
         return
-    trained = "" if options.method == "network" else " and the optimizer works in main memory"
+    trained = "" if options.method == "network" else " and the optimizer works in host RAM"
     cost = f"same result; some of the speed, less with larger pictures{trained}"
     yield {"blocks_to_swap": _fewest(options, predict, card, most)}, cost
 
@@ -222,7 +222,7 @@ def _batch(options: RunOptions, forecast: Forecast, predict: Predict, card: int)
 
 def _tables(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
     if getattr(options.model, "modulation_table", True) is False:
-        yield {"modulation_table": True}, "the same but for times, which are multiples of 1/1000; see what main memory it takes"
+        yield {"modulation_table": True}, "the same but for times, which are multiples of 1/1000; see what host RAM it takes"
 
 
 def _whole_weights(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
@@ -285,7 +285,7 @@ def _largest(at: Callable[[int], dict[str, Any]], now: int, cost: str, options: 
         yield at(sides[low]), cost
 
 
-_LEVERS = (
+_CHANGES = (
     _caches,
     _batches_of_caching,
     _checkpointing,

@@ -10,7 +10,7 @@ import torch
 
 
 def give_back() -> None:
-    """Collects what nobody refers to, empties the device's cache, and returns free pages of main memory.
+    """Collects what nobody refers to, empties the device's cache, and returns free pages of host RAM.
 
     glibc keeps pages of freed tensors below 32 MiB for itself: after quantising a model of 450 MiB that was 350 MiB (measured).
     """

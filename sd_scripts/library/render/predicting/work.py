@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Event = dict[str, Any]
 """An event of the protocol in serve.py."""
 Emit = Callable[[Event], None]
-MEMORY_LEVERS = (
+MEMORY_OPTIONS = (
     "a smaller size, offload, transformer_quantization = qint8, text_encoder_quantization = qint8, a smaller control_resolution, "
     "or text_encoder_device and vae_device = cpu"
 )
@@ -184,7 +184,7 @@ def failed(id: str | None, err: Exception) -> Event:
         text = str(err)
         problems = [{"option": problem.option, "message": str(problem)} for problem in err.problems]
     elif is_out_of_memory(err):
-        text, remedy = "the device has no memory left; the model was let go", f"what helps: {MEMORY_LEVERS}"
+        text, remedy = "the device has no memory left; the model was let go", f"what helps: {MEMORY_OPTIONS}"
     else:
         lines = str(err).strip().splitlines() or ["no message"]
         text, remedy = f"{type(err).__name__}: {lines[0]}", "the whole error is on the console; please report it"
