@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sd_scripts.families import PREDICTIONS
+from sd_scripts.families import PREDICTS
 
 from . import drawing, files, form, live, look, predict_routes, tools
 from .context import Context
@@ -77,7 +77,7 @@ def make_app(context: Context) -> gr.Blocks:
                 runs_tab.build(replace(context, train=door))
             with gr.Tab("Tools", id="tools"):
                 tools_tab.build()
-            if PREDICTIONS:
+            if PREDICTS:
                 with gr.Tab("Inference", id="inference"):
                     inference_tab.build()
             with gr.Tab("Help", id="help"):
@@ -110,7 +110,7 @@ def script_routes() -> list[Route]:
 def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
     """Our routes beside gradio's: the page's scripts, and the live data, which needs the token."""
     routes = script_routes()
-    if PREDICTIONS:
+    if PREDICTS:
         routes += predict_routes.routes(predict_routes.studio_menu(context), context.desk)
     if inference_only:
         return routes

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from sd_scripts.families import PREDICTIONS
+from sd_scripts.families import PREDICTS
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
@@ -52,9 +52,9 @@ class Backend(Protocol):
 
 def offered() -> type[ToolOptions]:
     """What may be asked of a model here: the options of the first family that draws on request. Raises OptionError where none does."""
-    if not PREDICTIONS:
+    if not PREDICTS:
         raise OptionError("no model family of this version draws on request")
-    return next(iter(PREDICTIONS.values()))
+    return next(iter(PREDICTS.values()))
 
 
 def worker_command() -> list[str]:

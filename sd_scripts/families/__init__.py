@@ -34,12 +34,12 @@ TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS,
 """Tools by name: those for files of any family, and those of one."""
 
 
-PREDICTIONS: dict[str, type[ToolOptions]] = {
+PREDICTS: dict[str, type[ToolOptions]] = {
     name: import_module(f"{__name__}.{name}.predict_options").PREDICT
     for name in NAMES
     if (Path(__file__).parent / name / "predict_options.py").is_file()
 }
-"""What may be asked of models that draw on request, for the Inference tab and for Spaces, by family."""
+"""Prediction with a loaded model, by family; the others have no script for it."""
 
 
 @cache

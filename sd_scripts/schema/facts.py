@@ -62,6 +62,8 @@ class FamilyFacts:
     """The family's name on the page."""
     place: int
     """Where it stands in lists, from 0; two families never have the same."""
+    evaluates: bool
+    """Whether its runs are shown by evaluations of its own, and not by prompts."""
     demo: str | None
     """Built-in preset of an adapter that teaches the family's toy base a star; the demo takes that of the first family which has one."""
     labels: Mapping[str, str]

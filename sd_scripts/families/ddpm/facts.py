@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import FamilyFacts
 FACTS = FamilyFacts(
     label="Small DDPM",
     place=5,
+    evaluates=False,
     demo=None,
     labels={},
     kohya=None,

@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts
 FACTS = FamilyFacts(
     label="FLUX",
     place=2,
+    evaluates=False,
     demo=None,
     labels={},
     kohya=KohyaFacts(

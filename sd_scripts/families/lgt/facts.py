@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import FamilyFacts
 FACTS = FamilyFacts(
     label="Style transfer",
     place=6,
+    evaluates=True,
     demo=None,
     labels={
         "caption_dropout_rate": "Style dropout rate",

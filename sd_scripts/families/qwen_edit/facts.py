@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import AdapterMarks, FamilyFacts
 FACTS = FamilyFacts(
     label="Qwen-Image-Edit",
     place=3,
+    evaluates=False,
     demo=None,
     labels={},
     kohya=None,

@@ -105,4 +105,4 @@ class QwenImagePredict(ToolOptions):
         return self
 
 
-PREDICT: type[ToolOptions] = QwenImagePredict
+PREDICT = QwenImagePredict

@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts
 FACTS = FamilyFacts(
     label="SD 1.5 / 2.x",
     place=1,
+    evaluates=False,
     demo="toy-star-sd",
     labels={},
     kohya=KohyaFacts(

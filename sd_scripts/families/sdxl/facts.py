@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts
 FACTS = FamilyFacts(
     label="SDXL",
     place=0,
+    evaluates=False,
     demo="toy-star",
     labels={},
     kohya=KohyaFacts(

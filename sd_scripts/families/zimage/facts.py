@@ -7,6 +7,7 @@ from sd_scripts.schema.facts import AdapterMarks, FamilyFacts
 FACTS = FamilyFacts(
     label="Z-Image",
     place=4,
+    evaluates=False,
     demo="toy-star-zimage",
     labels={},
     kohya=None,
