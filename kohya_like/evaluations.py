@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families import FACTS
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.samples import SampleOptions
 
 from .monitor import number, whole
 
@@ -50,8 +50,7 @@ def evaluates(config: Path) -> bool:
     except OptionError:
         # Settings of another program, or of another version.
         return False
-    samples = flat.section_of(run, "samples")
-    return issubclass(samples, SampleOptions) and samples.by_style
+    return FACTS[run.family].evaluates
 
 
 def found(run: RunDirectory) -> list[Evaluation]:

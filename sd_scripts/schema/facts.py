@@ -119,6 +119,8 @@ class FamilyFacts:
     whole_files: bool
     """Whether a single file of it holds all networks of a model, so that nothing else is looked for."""
     network: NetworkFacts
+    evaluates: bool
+    """Whether its runs are shown by evaluations of its own, and not by prompts."""
     demo: str | None
     """Built-in preset of an adapter that teaches the family's toy base a star; the demo takes that of the first family which has one."""
     labels: Mapping[str, str]

@@ -16,8 +16,6 @@ class SampleOptions(Section):
     """Preview pictures rendered by the same function that serves inference after training."""
 
     title: ClassVar[str] = "Samples"
-    by_style: ClassVar[bool] = False
-    """Whether previews are evaluations, pictures of every style in every other with their measures, and not pictures of prompts."""
     own_flags: ClassVar[tuple[str, ...]] = ()
     """kohya's flags in a line of sample_prompts that mean something to this family, besides those of all."""
 

@@ -8,6 +8,7 @@ FACTS = FamilyFacts(
     label="Small DDPM",
     place=5,
     edits=False,
+    evaluates=False,
     demo=None,
     labels={},
     kohya=None,

@@ -9,6 +9,7 @@ FACTS = FamilyFacts(
     label="FLUX",
     place=2,
     edits=False,
+    evaluates=False,
     demo=None,
     labels={},
     kohya=KohyaFacts(

@@ -8,6 +8,7 @@ FACTS = FamilyFacts(
     label="Style transfer",
     place=6,
     edits=False,
+    evaluates=True,
     demo=None,
     labels={
         "caption_dropout_rate": "Style dropout rate",

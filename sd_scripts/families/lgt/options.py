@@ -296,7 +296,6 @@ class LgtSampleOptions(SampleOptions):
     """Evaluation during training: pictures of every style in every other style, and how good they are."""
 
     title: ClassVar[str] = "Evaluation"
-    by_style: ClassVar[bool] = True
     leading: ClassVar[tuple[str, ...]] = ("test_image_dir", "test_images_per_style", "sample_every_n_epochs")
 
     sample_prompts: ClassVar[str] = ""  # type: ignore[misc]

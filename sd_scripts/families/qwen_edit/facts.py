@@ -19,6 +19,7 @@ FACTS = FamilyFacts(
     label="Qwen-Image-Edit",
     place=3,
     edits=True,
+    evaluates=False,
     demo=None,
     labels={},
     kohya=None,

@@ -19,6 +19,7 @@ FACTS = FamilyFacts(
     label="SD 1.5 / 2.x",
     place=1,
     edits=False,
+    evaluates=False,
     demo="toy-star-sd",
     labels={},
     kohya=KohyaFacts(

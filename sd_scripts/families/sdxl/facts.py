@@ -24,6 +24,7 @@ FACTS = FamilyFacts(
     label="SDXL",
     place=0,
     edits=False,
+    evaluates=False,
     demo="toy-star",
     labels={},
     kohya=KohyaFacts(

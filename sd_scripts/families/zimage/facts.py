@@ -10,6 +10,7 @@ FACTS = FamilyFacts(
     label="Z-Image",
     place=4,
     edits=False,
+    evaluates=False,
     demo="toy-star-zimage",
     labels={},
     kohya=None,

@@ -116,6 +116,8 @@ class AcrfSheet(Sheet):
         for option, value in _DEFAULTS.items():
             if option not in names and option in self.known:
                 self.assume(option, value, PROGRAM)
+        if "enable_turbo" not in names:
+            self.assume("objective", "acrf", PROGRAM)
         if "snr_gamma" not in names:
             self.assume("anchor_weighting", "vp_min_snr", PROGRAM)
         if "loss_mode" not in names and self.loss_mode == "standard":
@@ -180,6 +182,11 @@ def _base(sheet: AcrfSheet, key: str) -> None:
         sheet.take(key, "pretrained_model_name_or_path", str(path.parent), "the folder of the whole model")
     else:
         sheet.take(key, "pretrained_model_name_or_path", str(path))
+
+
+@_rule("enable_turbo")
+def _objective(sheet: AcrfSheet, key: str) -> None:
+    sheet.take(key, "objective", "flow" if is_off(sheet.value(key)) else "acrf")
 
 
 @_rule("turbo_steps")
