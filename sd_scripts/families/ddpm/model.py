@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sd_scripts.families.common import pictures, unet
-from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import config_of
 
 from . import caption_tokenizer, loading
@@ -101,7 +101,7 @@ class Ddpm(pictures.PictureFamily):
             return []
         encoder = parts.text_encoders["te1"]
         ids, lengths = caption_tokenizer.ids_of(parts.tokenizers["te1"], captions)
-        device, _ = pictures.place(encoder)
+        device = parts.bring(encoder)
         states = encoder(_on(device, ids), _mask_of(lengths, len(ids[0]), device))
         return [{TEXT: rows[:length]} for rows, length in zip(states, lengths, strict=True)]
 
@@ -115,7 +115,8 @@ class Ddpm(pictures.PictureFamily):
 
     def predict(self, parts: Parts, x_t: Tensor, clock: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The same by the network's own clock (B,): the step of its schedule, from 0, which may lie between two steps."""
-        _, dtype = pictures.place(parts.backbone)
+        parts.bring(parts.backbone)
+        dtype = dtype_of(parts.backbone)
         texts = [condition[TEXT] for condition in conditions]
         lengths = [len(text) for text in texts]
         longest = -(-max(lengths) // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.common import pictures, unet
-from sd_scripts.library.core.protocols import Beginning, Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import Beginning, Condition, Dtypes, Geometry, Parts, Preview, dtype_of
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.loading.common import config_of
 from sd_scripts.schema.errors import OptionError, Problem
@@ -89,7 +89,8 @@ class Lgt(pictures.PictureFamily):
 
         Sides are multiples of 2 ** (levels - 1).
         """
-        _, dtype = pictures.place(parts.backbone)
+        parts.bring(parts.backbone)
+        dtype = dtype_of(parts.backbone)
         weights = torch.stack([condition[STYLE] for condition in conditions]).to(x_t.device, dtype)
         clock = parts.path.model_times(t).to(x_t.device)
         velocity: Tensor = parts.backbone(x_t.to(dtype), clock, class_labels=weights, return_dict=False)[0]

@@ -30,7 +30,7 @@ from sd_scripts.dataset.buckets import area_size
 from sd_scripts.dataset.plan import cache_folder
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.pictures import as_pictures, evaluating, place
+from sd_scripts.families.common.pictures import as_pictures, evaluating
 from sd_scripts.families.qwen_edit.predict_options import PredictModelOptions, PredictSection
 from sd_scripts.library.adapters.applying import AppliedAdapters, apply_adapters
 from sd_scripts.library.adapters.attaching import attach
@@ -225,7 +225,7 @@ class QwenImageEditTrainer:
         The option transformer_quantization, or quantize = True before load_model, does it while loading, in less memory.
         """
         model = self.load_model().backbone if model is None else model
-        home = _named(device, place(model)[0])
+        home = _named(device, next(model.parameters()).device)
         if not is_quantized(model):
             if self.network is not None and model is self.transformer:
                 raise OptionError("quantize: there is an adapter on the transformer already; turn it on before set_lora")
@@ -613,7 +613,7 @@ class QwenImageEditTrainer:
         """Normalised latents (B, 16, 1, h, w), float32, of pictures at the size that the model gives control pictures; those of a batch
         have one size. The VAE goes to device; None leaves it where it is."""
         parts = self.load_model()
-        parts.vae.to(_named(device, place(parts.vae)[0]))
+        parts.vae.to(_named(device, next(parts.vae.parameters()).device))
         with evaluating(parts):
             pixels = [self.family.control_pixels(parts, picture) for picture in pictures_of(image)]
             if len({one.shape for one in pixels}) > 1:
@@ -629,7 +629,7 @@ class QwenImageEditTrainer:
         A text may have several control pictures; of several texts each has one. The text encoder goes to device; None leaves it there.
         """
         pictures, parts = pictures_of(image), self.load_model()
-        home = _named(device, place(parts.text_encoders["te1"])[0])
+        home = _named(device, next(parts.text_encoders["te1"].parameters()).device)
         if isinstance(prompt, str):
             found = self._rows(pictures, [prompt], home)
         elif len(pictures) in (1, len(prompt)):

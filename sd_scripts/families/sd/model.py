@@ -16,7 +16,7 @@ from transformers import CLIPTextModel
 
 from sd_scripts.families.common import pictures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, dtype_of
 
 from . import loading
 from .options import SdModelOptions
@@ -118,7 +118,7 @@ class Sd(pictures.PictureFamily):
     def _embeddings(self, parts: Parts, captions: Sequence[str]) -> Tensor:
         """Embeddings (B, L, D) of captions, for the backbone."""
         embeddings = torch.stack([condition["prompt_embeds"] for condition in self.encode_prompts(parts, captions)])
-        return embeddings.to(*pictures.place(parts.backbone))
+        return embeddings.to(parts.bring(parts.backbone), dtype_of(parts.backbone))
 
 
 def _pipeline_class() -> type[StableDiffusionPipeline]:

@@ -17,12 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.families.common.pictures import as_pictures, evaluating, place
+from sd_scripts.families.common.pictures import as_pictures, evaluating
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.families.qwen_edit.sampling import noise, schedule
 from sd_scripts.library.core.devices import device_of, precision_for
-from sd_scripts.library.core.protocols import Condition, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import tried
 from sd_scripts.schema.errors import OptionError, Problem
 
@@ -111,7 +111,7 @@ class Predictor:
         self.family, self.parts, self.devices, self.offload = family, parts, devices or Devices(), offload
         for name, module in parts.modules().items():
             module.to(CPU if offload else self.devices.of(name))
-        self.adapters = Adapters(parts, place(parts.backbone)[1])
+        self.adapters = Adapters(parts, dtype_of(parts.backbone))
         self.kept = Kept(KEPT_BYTES)
         self.thumbnails = Thumbnails(family, parts)
 
@@ -186,7 +186,7 @@ class Predictor:
         return {
             "model_version": self.parts.settings["model_version"],
             "devices": self.devices.names(),
-            "precision": str(place(self.parts.backbone)[1]).removeprefix("torch."),
+            "precision": str(dtype_of(self.parts.backbone)).removeprefix("torch."),
             "controls": list(self.controls),
         }
 

@@ -10,10 +10,9 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.core.errors import NonFiniteLoss
-from sd_scripts.library.core.protocols import Batch, Condition, ModelFamily, Network, Objective, Parts
+from sd_scripts.library.core.protocols import Batch, ModelFamily, Network, Objective, Parts
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.memory.compiling import Compilation, plain_code
 from sd_scripts.library.memory.ladder import Ladder, pieces_of
@@ -289,7 +288,7 @@ class Trainer:
         """A forward and a backward pass that leave no trace: gradients are thrown away, nothing is summed over processes, and whatever is
         drawn later is drawn as if nothing had been."""
         self.network.train()
-        batch = self._to_device(batch)
+        batch = batch.to(self.accelerator.device)
         held = nullcontext() if self.stepping is None else self.stepping.dropping()
         try:
             with torch.random.fork_rng(), held, self._together():
@@ -315,7 +314,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for micro in range(micro_batches):
             with sections.of("data_fetch"):
-                batch = self._to_device(self.data.micro_batch(step, micro, self.accelerator.process_index))
+                batch = self.data.micro_batch(step, micro, self.accelerator.process_index).to(self.accelerator.device)
             with sections.of("fwd_bwd"):
                 # Dropout inside modules draws from the global generator: the same step drops the same, resumed or not.
                 torch.manual_seed(seed_for(self.options.seed, step * micro_batches + micro, f"dropout/{self.accelerator.process_index}"))
@@ -435,26 +434,6 @@ class Trainer:
         """The text part of the empty caption's condition, on the device."""
         kept = {name: tensor.to(self.accelerator.device) for name, tensor in self.data.empty_text().items()}
         return {**kept, **self._live_texts([""])[0]} if self.data.trained_encoders else kept
-
-    def _to_device(self, batch: Batch) -> Batch:
-        device = self.accelerator.device
-
-        def moved(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
-
-        def all_moved(conditions: list[Condition]) -> list[Condition]:
-            return [{name: moved(tensor) for name, tensor in condition.items()} for condition in conditions]
-
-        return replace(
-            batch,
-            x0=moved(batch.x0),
-            weights=moved(batch.weights),
-            masks=moved(batch.masks),
-            towards=all_moved(batch.towards),
-            references=[moved(latents) for latents in batch.references],
-            terms={name: moved(tensor) for name, tensor in batch.terms.items()},
-            conditions=all_moved(batch.conditions),
-        )
 
     def _report(self, log: StepLog, warming_up: bool, bar: Bar) -> None:
         bar.update()
@@ -612,7 +591,7 @@ class Trainer:
         try:
             batches = self.data.validation_batches()
             for make in Bar(batches, desc="validate", unit="batch", leave=False, disable=not self._main) if self._takes_part else ():
-                batch = self._to_device(make())
+                batch = make().to(self.accelerator.device)
                 with self._together(), self._autocast(), plain_code(self.parts.backbone):
                     loss = self.objective(self._denoiser(batch), batch, seed).loss
                 self.peers.progress()
