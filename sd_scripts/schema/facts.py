@@ -13,3 +13,5 @@ class FamilyFacts:
     """The family's name on the page."""
     place: int
     """Where it stands in lists, from 0; two families never have the same."""
+    evaluates: bool
+    """Whether its runs are shown by evaluations of its own (protocols.EvaluatingFamily), and not by prompts."""

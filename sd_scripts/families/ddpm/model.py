@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sd_scripts.families.common import pictures, unet
+from sd_scripts.families.common.made import latent_factor
 from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import config_of
 
@@ -52,6 +53,13 @@ class Ddpm(pictures.PictureFamily):
         """Raises OptionError when the U-Net cannot halve pictures (width, height) of all these sizes as often as it does."""
         vae = None if isinstance(parts.vae, loading.PixelSpace) else config_of(parts.vae)
         loading.check_sizes(sizes, len(parts.backbone.config.block_out_channels), vae)
+
+    def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
+        """Any text can be read."""
+
+    def latent_factor(self, parts: Parts) -> int:
+        """How many pixels one latent is wide."""
+        return latent_factor(None if isinstance(parts.vae, loading.PixelSpace) else config_of(parts.vae))
 
     def load(self, options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""

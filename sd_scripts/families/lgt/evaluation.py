@@ -17,6 +17,7 @@ import json
 import math
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -89,6 +90,13 @@ class Sources:
     @property
     def sizes(self) -> tuple[Size, ...]:
         return tuple(dict.fromkeys(source.size for source in self.items))
+
+    def lines(self, plan: Plan) -> list[str]:
+        """How many images each style has, and how many transfers an evaluation makes."""
+        counts = Counter(plan.pictures[index].caption for index in plan.trained_pictures())
+        told = ", ".join(f"{style} {count}" for style, count in sorted(counts.items()))
+        tests, transfers = len(self.items), len(self.items) * len(counts)
+        return [f"styles: {told}", f"evaluation: {transfers} transfers, of {tests} {'picture' if tests == 1 else 'pictures'}"]
 
 
 @dataclass(frozen=True)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="Style transfer", place=6)
+FACTS = FamilyFacts(label="Style transfer", place=6, evaluates=True)

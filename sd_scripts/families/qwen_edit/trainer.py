@@ -54,8 +54,9 @@ from sd_scripts.library.train.environment import CPU, DTYPES, make_accelerator, 
 from sd_scripts.library.train.metadata import build
 from sd_scripts.library.train.model_files import model_files
 from sd_scripts.library.train.optim import learning_rate_at, make_optimizer, restore
+from sd_scripts.library.train.process import Process
 from sd_scripts.library.train.run_meta import write_meta
-from sd_scripts.library.train.session import Session
+from sd_scripts.library.train.session import fill_caches, train
 from sd_scripts.runs import resume
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
@@ -268,11 +269,10 @@ class QwenImageEditTrainer:
         if train_dataloader is not None:
             return self._fit(train_dataloader)
         self.free()
-        with self._session() as session:
-            finished = session.run()
-            session.last_word("finished" if finished else "stopped", text=session.closing)
-            assert session.run_dir is not None
-            self.run, self.global_step = session.run_dir.path, session.step
+        with self._process() as (process, asked):
+            ending = train(process, asked)
+            process.last_word("finished" if ending.finished else "stopped", text=ending.text)
+            self.run, self.global_step = ending.run.path, ending.step
         self.lora = [(self.run / f"{self.options.output.output_name}{self.options.output.ending}", 1.0)]
         return self.lora[0][0]
 
@@ -501,8 +501,8 @@ class QwenImageEditTrainer:
         """Encodes all pictures and instructions into cache_dir, those of the configuration or of these batches; a summary for people."""
         if train_dataloader is None:
             self.free()
-            with self._session(cache_only=True) as session:
-                return session.fill_caches()
+            with self._process(cache_only=True) as (process, asked):
+                return fill_caches(process, asked)
         model, cache, counts = self.options.model, self._cache(), [0, 0]
         for batch in train_dataloader:
             for sample in self._samples_of(batch):
@@ -792,18 +792,20 @@ class QwenImageEditTrainer:
             self._applied = None
 
     @contextmanager
-    def _session(self, cache_only: bool = False) -> Iterator[Session]:
+    def _process(self, cache_only: bool = False) -> Iterator[tuple[Process, flat.Invocation]]:
+        """This process of a start on the pictures of the configuration, and what is asked of it."""
         options = self.options
         if options.dataset.train_data_dir == qwen_yaml.NO_PICTURES:
             text = "train_data_dir is missing: the configuration names no pictures; give data.init_args.dataset_path, or a dataloader"
             raise OptionError(Problem("train_data_dir", text))
         stop = StopRequest()
-        session = Session(flat.Invocation(options, None, False, cache_only, frozenset()), stop)
+        asked = flat.Invocation(options, None, False, cache_only, frozenset())
+        process = Process.begin(asked, stop)
         try:
             with stop.listening():
-                yield session
+                yield process, asked
         finally:
-            session.close()
+            process.close()
 
 
 def _config(given: object) -> qwen_yaml.Config | QwenImageNetwork:

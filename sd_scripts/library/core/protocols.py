@@ -18,6 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from sd_scripts.dataset.plan import Plan
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.schema.runs import RunOptions
+
 Kind = Literal["epsilon", "v_prediction", "velocity", "sample"]
 """What a network predicts: noise, v = a noise - s x0 (Salimans and Ho 2022), velocity = noise - x0, or x0 itself."""
 
@@ -282,10 +286,73 @@ class NewFamily(ModelFamily, Protocol):
         """Raises OptionError when the model cannot work on pictures (width, height) of all these sizes, in pixels."""
         ...
 
+    def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
+        """Raises OptionError for captions of a data set that the model cannot be trained on."""
+        ...
+
+    def latent_factor(self, parts: Parts) -> int:
+        """How many pixels one latent is wide."""
+        ...
+
     def build(self, options: Any, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """A model with random weights, which follow from beginning.seed alone; the counterpart of `load`.
 
         Raises OptionError with every problem: sizes that the architecture cannot halve, files that cannot be read.
+        """
+        ...
+
+
+class Sources(Protocol):
+    """What evaluations of a run are made of."""
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """(width, height) in pixels, each once."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for a person."""
+        ...
+
+    def lines(self, plan: Plan) -> list[str]:
+        """How many there are, for a dry run."""
+        ...
+
+
+class Samples(Protocol):
+    """What shows during training how far the network is."""
+
+    def render(self, step: int, missing_only: bool = False) -> None: ...
+
+    def try_out(self) -> str:
+        """Renders what takes most memory, as short as possible, into nowhere; says what it was. Raises what rendering raises."""
+        ...
+
+
+class EvaluatingFamily(ModelFamily, Protocol):
+    """A family whose runs are shown by evaluations of its own instead of prompts; see FamilyFacts.evaluates."""
+
+    def sources(self, options: RunOptions, plan: Plan, cache_folder: FilePath) -> Sources:
+        """What evaluations will be made of. Raises OptionError for what is not there or cannot be read."""
+        ...
+
+    def evaluation(
+        self,
+        parts: Parts,
+        options: RunOptions,
+        plan: Plan,
+        sources: Any,
+        data: Any,
+        run: RunDirectory,
+        saves: bool,
+        agreed: Callable[[list[int]], list[int]],
+        progress: Callable[[], None],
+    ) -> Samples:
+        """What makes evaluations of these sources, which `sources` has found, and of the images of `data`.
+
+        saves: off in processes that only lend their share of a network to the one that writes. agreed gives that one's choice to all that
+        compute together; progress is called now and then, for those who wait.
         """
         ...
 
