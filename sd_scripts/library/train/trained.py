@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
@@ -25,9 +24,8 @@ def dtypes_of_run(options: RunOptions) -> dict[str, torch.dtype]:
 
 
 def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:
-    """Text encoders whose outputs change with every step: all, or for FLUX CLIP-L alone, or none."""
+    """Text encoders whose outputs change with every step: all, the first alone where the others are left to the cache, or none."""
     network = options.network
     if not network.train_text_encoder:
         return ()
-    frozen_t5 = isinstance(network, FluxNetworkOptions) and not network.train_t5xxl
-    return ("te1",) if frozen_t5 else tuple(sorted(parts.text_encoders))
+    return ("te1",) if network.leaves_texts_to_cache else tuple(sorted(parts.text_encoders))
