@@ -15,7 +15,7 @@ from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions
 
 if TYPE_CHECKING:
-    from sd_scripts.library.core.protocols import EditingFamily, ModelFamily, NewFamily
+    from sd_scripts.library.core.protocols import EditingFamily, EvaluatingFamily, ModelFamily, NewFamily
 
 
 def _found() -> dict[str, FamilyFacts]:
@@ -63,3 +63,8 @@ def editor_of(family: ModelFamily) -> EditingFamily | None:
 def maker_of(family: ModelFamily) -> NewFamily | None:
     """The family as one whose runs make their model; None where models are only loaded."""
     return cast("NewFamily", family) if hasattr(family, "is_new") else None
+
+
+def evaluator_of(family: ModelFamily) -> EvaluatingFamily | None:
+    """The family as one whose runs are shown by evaluations of its own; None where they are shown by prompts."""
+    return cast("EvaluatingFamily", family) if FACTS[family.name].evaluates else None

@@ -20,6 +20,8 @@ class ObjectiveSection(Section):
     """The training objective of any family."""
 
     title: ClassVar[str] = "Advanced Training"
+    leading_parts: ClassVar[tuple[str, ...]]
+    """Parts of the loss whose columns come first in the table of epochs, whether a run has them or not."""
 
     def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
         """In how many ways the network is called, with and without gradient, adapter and text; and whether with some rows only."""
@@ -41,6 +43,8 @@ class ObjectiveSection(Section):
 
 class RegressionOptions(ObjectiveSection):
     """What noise prediction, v-prediction and flow matching have in common."""
+
+    leading_parts: ClassVar[tuple[str, ...]] = ()
 
     loss_type: Literal["l2", "l1", "huber", "smooth_l1", "charbonnier"] = "l2"
     """Distance between prediction and target: l2, l1, huber = 2c(sqrt(d^2+c^2)-c), smooth_l1 = 2(sqrt(d^2+c^2)-c), charbonnier =

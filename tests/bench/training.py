@@ -16,34 +16,37 @@ import torch
 from report import median, report
 
 from sd_scripts.families import RUNS
-from sd_scripts.library.train.session import Session
+from sd_scripts.library.train.assemble import assemble
+from sd_scripts.library.train.load import load
+from sd_scripts.library.train.prepare import prepare
+from sd_scripts.library.train.process import Process
 from sd_scripts.runs.stopping import StopRequest
-from sd_scripts.schema.flat import parse_cli
+from sd_scripts.schema import flat
 
 STEPS_A_BLOCK = 5
 
 
-def session(folder: Path, batch: int, steps: int, kind: tuple[str, str]) -> Session:
+def asked_for(folder: Path, batch: int, steps: int, kind: tuple[str, str]) -> flat.Invocation:
     """A start of a run on the toy model, or on a new one of middle size in pixels, with warm caches from here on."""
     model = "--resolution 64 --pretrained_model_name_or_path toy"
     if kind[1] == "scratch":
         model = "--resolution 32 --base_channels 48 --channel_multipliers 1,2 --attention_levels 1 --attention_head_dim 16 --no_use_ema"
     arguments = f"{model} --train_data_dir toy:star --output_dir {folder} --min_bucket_reso 32".split()
     arguments += f"--bucket_reso_steps 16 --train_batch_size {batch} --max_train_steps {steps} --no_save_state_on_train_end".split()
-    return Session(parse_cli(RUNS[kind], arguments), StopRequest(None))
+    return flat.parse_cli(RUNS[kind], arguments)
 
 
 class BareLoop:
     """Noise, forward, loss, backward, clip, step: what any loop must do, and nothing else."""
 
     def __init__(self, trainer, batches) -> None:  # type: ignore[no-untyped-def]
-        self.backbone = trainer.parts.backbone
-        self.weights = list(trainer.weights.values())
+        self.backbone = trainer.learner.model.parts.backbone
+        self.weights = list(trainer.learner.weights.values())
         self.optimizer = torch.optim.AdamW(self.weights, lr=1e-6, fused=True)
         self.batches = batches
-        self.path = trainer.parts.path
-        self.encoder = trainer.parts.text_encoders["te1"]
-        self.forward = self.flow if trainer.parts.kind == "velocity" else self.noised
+        self.path = trainer.learner.model.parts.path
+        self.encoder = trainer.learner.model.parts.text_encoders["te1"]
+        self.forward = self.flow if trainer.learner.model.parts.kind == "velocity" else self.noised
         if "ids" in batches[0][1]:
             self.forward = self.read_and_noised
 
@@ -119,17 +122,10 @@ def tokens_of(parts, captions: list[str]) -> dict[str, torch.Tensor]:  # type: i
 def measure(blocks: int, batch: int, kind: tuple[str, str]) -> None:
     """Alternates blocks of both loops and reports the ratio of their medians."""
     with tempfile.TemporaryDirectory() as name:
-        start = session(Path(name), batch, 10_000, kind)
-        start.plan = start._scan()
-        start.total_steps = 10_000
-        prompts, began = start._prompts(), start._begin()
-        parts = start._load()
-        data = start._prepare(parts)
-        network = start._attach(parts)
-        from sd_scripts.library.train.optim import make_optimizer
-
-        groups = network.parameter_groups(start.options.network, 1e-6)
-        trainer = start._make_trainer(parts, network, data, make_optimizer(start.options.optimizer, groups), prompts, began)
+        asked = asked_for(Path(name), batch, 10_000, kind)
+        process = Process.begin(asked, StopRequest(None))
+        loaded = load(prepare(process, asked))
+        parts, data, trainer = loaded.parts, loaded.data, assemble(loaded)
         ready = []
         for step in range(40):
             made = data.micro_batch(step, 0, 0)
@@ -143,12 +139,12 @@ def measure(blocks: int, batch: int, kind: tuple[str, str]) -> None:
                 began_at = time.perf_counter()
                 for step in range(first, first + STEPS_A_BLOCK):
                     if which is ours:
-                        log = trainer.train_step(step % 40)
+                        log = trainer.steps.step(step % 40)
                         waits.append(log.seconds["data_fetch"] / log.seconds["step_total"])
                     else:
                         bare.step(step % 40)
                 which.append((time.perf_counter() - began_at) / STEPS_A_BLOCK)
-        start.close()
+        process.close()
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
     report(
         "training",

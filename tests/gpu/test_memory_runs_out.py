@@ -104,7 +104,7 @@ def test_encoders_and_vae_come_to_the_card_and_leave_it(family: str) -> None:
     request = Preview("a star", "", 64, 64, 1, 2, 2.0, controls=controls)
     on_cpu = known.preview(parts, [request])[0]
     parts.backbone.to(device)
-    with visiting(parts):
-        on_gpu = known.preview(parts, [request])[0]
+    with visiting(parts) as visited:
+        on_gpu = known.preview(visited, [request])[0]
     assert on_gpu.size == on_cpu.size
     assert all(next(module.parameters()).device.type == "cpu" for name, module in parts.modules().items() if name != "backbone")

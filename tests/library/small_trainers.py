@@ -22,8 +22,12 @@ from sd_scripts.library.memory.arranging import arrange
 from sd_scripts.library.memory.quantize import quantize_network
 from sd_scripts.library.train import stepping
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity
-from sd_scripts.library.train.meter import Phases
+from sd_scripts.library.train.conditioned import Model
+from sd_scripts.library.train.epochs import EpochTable
+from sd_scripts.library.train.fallbacks import Steps
+from sd_scripts.library.train.learner import Learner
 from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.library.train.process import Process
 from sd_scripts.library.train.timetable import Timetable
 from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.runs.rundir import RunDirectory
@@ -153,37 +157,35 @@ def make(kind: tuple[str, str], folder: Path, seed: int = 0, dtype: torch.dtype 
         state_on_train_end=False,
         names_of=lambda step: [],
     )
-    return Trainer(
+    data = MadeUp(kind[0], samples, batch, accumulation, trained_encoders, dtype)
+    learner = Learner(
+        Model(family=family, parts=parts, network=network, data=data, compilation=arranged.compilation),
+        family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config),
+        optimizer,
         options.training,
         table,
-        family,
-        parts,
-        network,
-        family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config),
-        MadeUp(kind[0], samples, batch, accumulation, trained_encoders, dtype),
-        optimizer,
-        Checkpointer(run, options.output, Identity("s", "d", 1), lambda step: step // 4, steps),
-        lambda path, step: None,
-        None,
-        run,
-        Accelerator(cpu=True),
-        StopRequest(run),
-        Phases(run),
-        compilation=arranged.compilation,
-        stepping=stepping.stepping_of(options.memory, optimizer, options.training.seed),
+        Process(Accelerator(cpu=True), StopRequest(run), run),
+        stepping.stepping_of(options.memory, optimizer, options.training.seed),
+    )
+    return Trainer(
+        Steps(learner),
+        checkpointer=Checkpointer(run, options.output, Identity("s", "d", 1), lambda step: step // 4, steps),
+        export=lambda path, step: None,
+        samples=None,
+        observers=[EpochTable(learner, run.epochs)],
     )
 
 
 def trained(trainer: Trainer, steps: int = 2) -> tuple[list[float], Tensor]:
     """Losses of the next steps, and all trained weights after them in one row; the trainer's count goes on."""
-    trainer.network.train()
+    trainer.learner.model.network.train()
     losses = []
     for _ in range(steps):
-        losses.append(trainer.train_step(trainer.step).loss)
+        losses.append(trainer.steps.step(trainer.step).loss)
         trainer.step += 1
     return losses, weights_of(trainer)
 
 
 def weights_of(trainer: Trainer) -> Tensor:
     """All trained weights in one row, float64."""
-    return torch.cat([weight.detach().double().cpu().flatten() for weight in trainer.weights.values()])
+    return torch.cat([weight.detach().double().cpu().flatten() for weight in trainer.learner.weights.values()])

@@ -291,7 +291,9 @@ def test_training_goes_on_with_plain_code_where_compiling_fails(
     trainer = trainer_of(tmp_path, 2)
     backend = broken if where == "forward" else broken_backward()
     options = EAGER.model_copy(update={"compile_scope": scope, "compile_backend": backend, "compile_fallback": True})
-    trainer.compilation = compiling.compile_network(trainer.parts.backbone, options, CPU)
+    trainer.learner.model = replace(
+        trainer.learner.model, compilation=compiling.compile_network(trainer.learner.model.parts.backbone, options, CPU)
+    )
     assert trainer.fit()
     assert torch.equal(weights_of(trainer), plainly_trained)
     warnings = [event["text"] for event in trainer.run.events()[0] if event["kind"] == "warning"]
@@ -301,7 +303,9 @@ def test_training_goes_on_with_plain_code_where_compiling_fails(
 def test_training_stops_where_compiling_fails_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, 2)
     options = EAGER.model_copy(update={"compile_backend": broken})
-    trainer.compilation = compiling.compile_network(trainer.parts.backbone, options, CPU)
+    trainer.learner.model = replace(
+        trainer.learner.model, compilation=compiling.compile_network(trainer.learner.model.parts.backbone, options, CPU)
+    )
     with pytest.raises(TrainingError, match="no such program"), compiling.explained():
         trainer.fit()
     assert trainer.step == 0
@@ -322,7 +326,9 @@ def test_no_memory_is_no_failure_of_compiling(tmp_path: Path) -> None:
 
 def test_steps_that_compile_are_told_and_do_not_count_for_the_speed(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, 3)
-    trainer.compilation = compiling.compile_network(trainer.parts.backbone, BLOCKS, CPU)
+    trainer.learner.model = replace(
+        trainer.learner.model, compilation=compiling.compile_network(trainer.learner.model.parts.backbone, BLOCKS, CPU)
+    )
     assert trainer.fit()
     events = trainer.run.events()[0]
     (compiled,) = [event for event in events if event["kind"] == "compiled"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,3 +109,15 @@ def test_an_adapter_of_each_flow_family_is_held_to_its_base_on_regularisation_im
     wanted = torch.stack([drawn.noise[0] - x0[0], of_base[1]])
     expected = (answers - wanted).square().mean(dim=(1, 2, 3)) * torch.tensor([1.0, 2.0]) * drawn.weights
     assert torch.allclose(losses.loss, expected, rtol=1e-4)
+
+
+def test_a_batch_on_a_device_is_there_but_for_what_is_drawn_from() -> None:
+    entry = {"text": torch.ones(2, 3)}
+    batch = Batch(torch.ones(1, 4, 2, 2), [entry], torch.arange(1), torch.ones(1), ["a.png"], masks=torch.ones(1, 1, 2, 2), towards=[entry])
+    batch = replace(batch, references=[torch.ones(2, 4, 2, 2)], terms={"cosine": torch.ones(1)}, step=3, progress=0.5)
+    batch = replace(batch, regularisation=torch.ones(1, dtype=torch.bool))
+    there = batch.to(torch.device("meta"))
+    moved = [there.x0, there.weights, there.masks, there.conditions[0]["text"], there.towards[0]["text"], there.references[0]]
+    assert [tensor.device.type for tensor in (*moved, there.terms["cosine"]) if tensor is not None] == ["meta"] * 7
+    assert torch.equal(there.numbers, batch.numbers) and there.regularisation is batch.regularisation
+    assert (there.names, there.step, there.progress) == (["a.png"], 3, 0.5)

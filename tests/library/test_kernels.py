@@ -69,11 +69,13 @@ def test_what_is_recomputed_uses_it_too_and_the_vae_does_not() -> None:
 # That weights with channels side by side train as others, test_equivalence says.
 def test_the_layout_reaches_convolutions_of_adapters_and_what_they_make(tmp_path: Path) -> None:
     trainer = make(("sdxl", "network"), tmp_path, channels_last=True, conv_dim=2)
-    adapters = [weight for name, weight in trainer.weights.items() if weight.ndim == 4 and weight.shape[-1] > 1]
+    adapters = [weight for name, weight in trainer.learner.weights.items() if weight.ndim == 4 and weight.shape[-1] > 1]
     assert adapters and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in adapters)
     seen = []
-    handle = trainer.parts.backbone.conv_norm_out.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
-    trainer.train_step(0)
+    handle = trainer.learner.model.parts.backbone.conv_norm_out.register_forward_pre_hook(
+        lambda module, arguments: seen.append(arguments[0])
+    )
+    trainer.steps.step(0)
     handle.remove()
     assert seen[0].is_contiguous(memory_format=torch.channels_last) and not seen[0].is_contiguous()
 

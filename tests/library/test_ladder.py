@@ -45,8 +45,8 @@ def with_ladder(
     """A trainer whose ladder has everything that its options leave, and what it has said."""
     trainer = make(kind, folder, seed, dtype, **given)
     said: list[str] = []
-    swap = BlockSwap(trainer.parts.backbone, torch.device("cpu"))
-    trainer.ladder = ladder_of(options_of(kind, **given), Arranged(trainer.parts, swap), trainer, said.append)
+    swap = BlockSwap(trainer.learner.model.parts.backbone, torch.device("cpu"))
+    trainer.steps.ladder = ladder_of(options_of(kind, **given), Arranged(trainer.learner.model.parts, swap), trainer.learner, said.append)
     return trainer, swap, said
 
 
@@ -92,9 +92,9 @@ def test_a_step_without_memory_is_done_again_with_the_next_lever(lever: str, kin
     dtype = dtype_of(kind, ROUNDING if lever == "pieces" else BITS)
     seed, plain = with_memory(kind, dtype, given)
     trainer, swap, said = with_ladder(kind, tmp_path, seed, dtype, **given)
-    backbone = trainer.parts.backbone
+    backbone = trainer.learner.model.parts.backbone
     pulled = {
-        "pieces": lambda: trainer.pieces == 2,
+        "pieces": lambda: trainer.learner.pieces == 2,
         "recomputed": lambda: backbone.is_gradient_checkpointing,
         "offloaded": lambda: len(said) == 2,
         "swapped": lambda: swap.swapped > 0,
@@ -112,17 +112,17 @@ def test_a_step_without_memory_is_done_again_with_the_next_lever(lever: str, kin
 def test_what_the_failed_step_has_made_is_gone_when_a_lever_is_pulled(tmp_path: Path) -> None:
     trainer = make(("sdxl", "network"), tmp_path, gradient_accumulation_steps=2)
     made: list[weakref.ref[torch.Tensor]] = []
-    first = next(iter(blocks_of(trainer.parts.backbone).values()))
+    first = next(iter(blocks_of(trainer.learner.model.parts.backbone).values()))
     first.register_forward_hook(lambda module, arguments, output: made.append(weakref.ref(output)))
     pulled = []
 
     def lever() -> str:
-        pulled.append((len(made), sum(ref() is not None for ref in made), [weight.grad for weight in trainer.weights.values()]))
+        pulled.append((len(made), sum(ref() is not None for ref in made), [weight.grad for weight in trainer.learner.weights.values()]))
         return "pulled"
 
-    trainer.ladder = Ladder([lever], lambda text: None)
+    trainer.steps.ladder = Ladder([lever], lambda text: None)
     # In the second micro-batch, when there are gradients of the first.
-    runs_out(trainer.parts.backbone, 2, lambda: bool(pulled))
+    runs_out(trainer.learner.model.parts.backbone, 2, lambda: bool(pulled))
     trained(trainer, 1)
     ((calls, alive, gradients),) = pulled
     assert calls == 2 and alive == 0 and all(gradient is None for gradient in gradients)
@@ -130,25 +130,25 @@ def test_what_the_failed_step_has_made_is_gone_when_a_lever_is_pulled(tmp_path: 
 
 def test_without_levers_the_error_is_the_usual_one(tmp_path: Path) -> None:
     trainer, swap, said = with_ladder(("sdxl", "network"), tmp_path / "a", 0)
-    runs_out(trainer.parts.backbone, 1, lambda: False)
+    runs_out(trainer.learner.model.parts.backbone, 1, lambda: False)
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 2\.00 GiB"):
         trained(trainer)
-    count = len(blocks_of(trainer.parts.backbone))
-    assert swap.swapped == count and trainer.pieces == 2
+    count = len(blocks_of(trainer.learner.model.parts.backbone))
+    assert swap.swapped == count and trainer.learner.pieces == 2
     assert len(said) == 3 + -(-count // -(-count // 4)) and f"{count} of {count} blocks" in said[-1]
     off = make(("sdxl", "network"), tmp_path / "b", 0)
-    runs_out(off.parts.backbone, 1, lambda: False)
+    runs_out(off.learner.model.parts.backbone, 1, lambda: False)
     with pytest.raises(torch.OutOfMemoryError):
         trained(off)
 
 
 def test_other_errors_and_weights_in_motion_end_the_run(tmp_path: Path) -> None:
     trainer, _, said = with_ladder(("sdxl", "network"), tmp_path / "a", 0)
-    trainer.network.after_step = lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))  # type: ignore[method-assign]
+    trainer.learner.model.network.after_step = lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))  # type: ignore[method-assign]
     with pytest.raises(torch.OutOfMemoryError):
         trained(trainer)
     other, _, _ = with_ladder(("sdxl", "network"), tmp_path / "b", 0)
-    other.objective = lambda *_: (_ for _ in ()).throw(RuntimeError("something else"))  # type: ignore[assignment]
+    other.learner.objective = lambda *_: (_ for _ in ()).throw(RuntimeError("something else"))  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="something else"):
         trained(other)
     assert said == []
@@ -158,24 +158,24 @@ def test_other_errors_and_weights_in_motion_end_the_run(tmp_path: Path) -> None:
 def test_levers_that_the_options_pull_already_are_left_out(kind: Kind, tmp_path: Path) -> None:
     given = {"gradient_checkpointing": True, "gradient_checkpointing_share": 0.5, "train_batch_size": 1}
     trainer, swap, said = with_ladder(kind, tmp_path, 0, **given)
-    assert trainer.ladder is not None
-    while trainer.ladder.pull("here"):
+    assert trainer.steps.ladder is not None
+    while trainer.steps.ladder.pull("here"):
         pass
-    assert trainer.pieces == 1 and "(gradient_checkpointing)" in said[0] and "(gradient_checkpointing_cpu_offload)" in said[1]
+    assert trainer.learner.pieces == 1 and "(gradient_checkpointing)" in said[0] and "(gradient_checkpointing_cpu_offload)" in said[1]
     swaps = [text for text in said if "blocks_to_swap" in text]
     assert bool(swaps) == (kind[1] == "network") and len(swaps) == len(said) - 2 and (swap.swapped == swap.count) == bool(swaps)
 
 
 def test_samples_that_are_compared_with_each_other_stay_together(tmp_path: Path) -> None:
     trainer, _, said = with_ladder(("lgt", "scratch"), tmp_path, 0, swd_pooling="style")
-    assert trainer.ladder is not None and trainer.ladder.pull("here")
-    assert trainer.pieces == 1 and "gradient_checkpointing" in said[0]
+    assert trainer.steps.ladder is not None and trainer.steps.ladder.pull("here")
+    assert trainer.learner.pieces == 1 and "gradient_checkpointing" in said[0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
 def test_pieces_of_a_batch_hold_every_sample_once_in_order(count: int, tmp_path: Path) -> None:
     trainer = make(("lgt", "scratch"), tmp_path, 0, train_batch_size=5)
-    batch = trainer.data.micro_batch(1, 0, 0)
+    batch = trainer.learner.model.data.micro_batch(1, 0, 0)
     batch = replace(batch, masks=torch.rand(5, 1, 8, 8), regularisation=torch.rand(5) > 0.5, terms={"cosine": torch.rand(5)})
     parts = pieces_of(batch, count)
     assert 1 <= len(parts) <= count and max(len(part.numbers) for part in parts) == -(-5 // count)

@@ -408,9 +408,9 @@ def test_networks_are_held_in_eight_bits_where_it_is_asked(kind, bound, saved, t
     assert all(name.startswith("transformer_blocks.") for name in held["backbone"])
     assert all(name.startswith("model.language_model.layers.") for name in held["te1"])
     assert not any(p.requires_grad for module in parts.modules().values() for p in module.parameters())
-    from sd_scripts.families.common.pictures import place
+    from sd_scripts.library.core.protocols import dtype_of
 
-    assert [place(parts.modules()[name]) for name in ("backbone", "te1")] == [(CPU, torch.bfloat16)] * 2
+    assert [dtype_of(parts.modules()[name]) for name in ("backbone", "te1")] == [torch.bfloat16] * 2 and parts.device == CPU
     told = [record.message for record in caplog.records if "held in 8 bits" in record.message]
     assert len(told) == 2 and f"{kind}: 28 layers of QwenImageTransformer2DModel" in told[0]
     x_t, t = torch.randn(1, 16, 8, 8), torch.tensor([0.5])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from sd_scripts import families
 from sd_scripts.families import RUNS
-from sd_scripts.families.common.pictures import place
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.inject import plain_weight
@@ -24,7 +23,7 @@ from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import is_plain, merge_into
 from sd_scripts.library.adapters.network import Network
 from sd_scripts.library.core.blocks import blocks_of
-from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.core.protocols import Parts, dtype_of
 from sd_scripts.library.loading.quantized import check_whole
 from sd_scripts.library.memory import quantize
 from sd_scripts.library.memory.packed import PackedLinear
@@ -133,7 +132,7 @@ def test_the_linear_layers_of_all_blocks_are_held_in_few_bits_and_no_others(name
         assert least < error < most, f"{path}: {error}"
     untouched = {key: tensor for key, tensor in parts.backbone.state_dict().items() if not key.startswith(tuple(f"{one}." for one in held))}
     assert untouched and all(torch.equal(tensor, plain.backbone.state_dict()[key]) for key, tensor in untouched.items())
-    assert place(parts.backbone) == place(plain.backbone)
+    assert (parts.device, dtype_of(parts.backbone)) == (plain.device, dtype_of(plain.backbone))
     with pytest.raises(AssertionError, match="lost its weights"):
         check_whole(parts)
 
@@ -274,7 +273,7 @@ def test_the_large_text_encoder_is_held_in_eight_bits(saved: tuple[str, Path], d
         return
     parts = load(saved, dtype, text_encoder_quantization="qint8")
     assert {key for key, module in parts.modules().items() if quantize.is_quantized(module)} == {large}
-    assert place(parts.text_encoders[large])[1] is dtype
+    assert dtype_of(parts.text_encoders[large]) is dtype
     if name != "qwen_edit":
         family = families.family(name)
         found, wanted = (family.encode_prompts(one, ["a red star"])[0] for one in (parts, _tiny(name)))

@@ -214,6 +214,7 @@ def test_fit_without_batches_trains_on_the_configuration(config: Path) -> None:
     (wanted,) = Predictor(QWEN, QWEN.load(trainer.options.model, torch.device("cpu"), torch.float32)).predict(request)
     assert np.array_equal(found, np.asarray(wanted))
     assert trainer.save_lora(file.with_name("copy.safetensors")).read_bytes() == file.read_bytes()
+    assert QwenImageEditTrainer(config).fit() == file, "nothing is left to do"
 
 
 def test_a_step_has_a_loss_and_what_a_batch_holds_decides_how_it_is_found(config: Path) -> None:

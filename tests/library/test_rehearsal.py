@@ -33,7 +33,7 @@ class Heaviest:
         self.trainer = trainer
 
     def heaviest(self) -> tuple[Batch, str]:
-        return self.trainer.data.micro_batch(7, 0, 0), "a batch of 2 pictures of 64 x 64"
+        return self.trainer.learner.model.data.micro_batch(7, 0, 0), "a batch of 2 pictures of 64 x 64"
 
 
 def rehearsed(trainer: Trainer) -> list[Work]:
@@ -60,13 +60,13 @@ def test_a_run_is_the_same_after_a_rehearsal(kind: Kind, tmp_path: Path) -> None
     drawn = torch.get_rng_state()
     assert rehearsed(other) == ["train", "sample", "train"]
     assert torch.equal(torch.get_rng_state(), drawn)
-    assert not other.optimizer.state_dict()["state"] and all(weight.grad is None for weight in other.weights.values())
-    assert (other.step, other.meter.steps) == (0, 0)
+    assert not other.learner.optimizer.state_dict()["state"] and all(weight.grad is None for weight in other.learner.weights.values())
+    assert (other.step, other.report.meter.steps) == (0, 0)
     ours, theirs = trained(other, 3), trained(plain, 3)
     assert ours[0] == theirs[0] and torch.equal(ours[1], theirs[1])
-    assert plain.average is not None and other.average is not None
-    for name, average in plain.average.state_dict().items():
-        assert torch.equal(average, other.average.state_dict()[name])
+    assert plain.learner.average is not None and other.learner.average is not None
+    for name, average in plain.learner.average.state_dict().items():
+        assert torch.equal(average, other.learner.average.state_dict()[name])
     (event,) = [event for event in other.run.events()[0] if event["kind"] == "rehearsed"]
     assert event["what"] == "a batch of 2 pictures of 64 x 64" and event["peak_gib"] > 0 and event["seconds"] > 0
     assert [event["name"] for event in other.run.events()[0] if event["kind"] == "phase"] == ["rehearse"]
@@ -86,7 +86,7 @@ def runs_out(trainer: Trainer, until: Any) -> None:
         if not until():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    list(blocks_of(trainer.parts.backbone).values())[-1].register_forward_pre_hook(full)
+    list(blocks_of(trainer.learner.model.parts.backbone).values())[-1].register_forward_pre_hook(full)
 
 
 def test_what_does_not_fit_is_named_before_anything_is_trained(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_what_does_not_fit_is_named_before_anything_is_trained(tmp_path: Path) -
     runs_out(trainer, lambda: False)
     with pytest.raises(OutOfMemory, match=r"a batch of 2 pictures of 64 x 64 of this run: the device has no memory") as caught:
         rehearsed(trainer)
-    assert is_out_of_memory(caught.value) and all(weight.grad is None for weight in trainer.weights.values())
+    assert is_out_of_memory(caught.value) and all(weight.grad is None for weight in trainer.learner.weights.values())
     assert not [event for event in trainer.run.events()[0] if event["kind"] == "rehearsed"]
 
 
 def test_levers_of_the_ladder_are_pulled_in_the_rehearsal(tmp_path: Path) -> None:
     trainer, said, pulled = make(("sdxl", "network"), tmp_path), list[str](), list[bool]()
-    trainer.ladder = Ladder([lambda: "pulled" if not pulled and not pulled.append(True) else ""], said.append)  # type: ignore[func-returns-value]
+    trainer.steps.ladder = Ladder([lambda: "pulled" if not pulled and not pulled.append(True) else ""], said.append)  # type: ignore[func-returns-value]
     runs_out(trainer, lambda: bool(pulled))
     rehearsed(trainer)
     assert said == ["rehearsal: the device had no memory left; pulled"]

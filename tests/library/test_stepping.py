@@ -129,10 +129,10 @@ def both(kind: tuple[str, str], folder: Path, seed: int, steps: int = 3, **given
 def test_a_fused_backward_pass_moves_the_weights_to_the_same_bits(kind: tuple[str, str], optimizer: str, tmp_path: Path, seed: int) -> None:
     plain, fused = both(kind, tmp_path, seed, optimizer_type=optimizer, learning_rate=1e-3)
     assert torch.equal(weights_of(plain), weights_of(fused)), f"seed {seed}"
-    one, other = plain.train_step(3), fused.train_step(3)
+    one, other = plain.steps.step(3), fused.steps.step(3)
     assert one.loss == other.loss and one.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
-    assert all(weight.grad is None for weight in fused.weights.values())
-    states = [trainer.optimizer.state_dict()["state"] for trainer in (plain, fused)]
+    assert all(weight.grad is None for weight in fused.learner.weights.values())
+    states = [trainer.learner.optimizer.state_dict()["state"] for trainer in (plain, fused)]
     assert states[0].keys() == states[1].keys()
     for number, values in states[0].items():
         assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(states[1][number][name])) for name, value in values.items())
@@ -147,7 +147,7 @@ def test_so_it_does_with_other_levers(given: dict[str, Any], tmp_path: Path, see
 
 def test_so_it_does_when_a_batch_goes_through_in_pieces(tmp_path: Path, seed: int) -> None:
     plain, fused = (make(("flux", "full"), tmp_path / str(number), seed, **GIVEN, **more) for number, more in enumerate(({}, FUSED)))
-    plain.pieces = fused.pieces = 2
+    plain.learner.pieces = fused.learner.pieces = 2
     assert trained(plain)[0] == trained(fused)[0]
     assert torch.equal(weights_of(plain), weights_of(fused)), f"seed {seed}"
 
@@ -155,8 +155,8 @@ def test_so_it_does_when_a_batch_goes_through_in_pieces(tmp_path: Path, seed: in
 def test_gradients_are_never_there_together(tmp_path: Path) -> None:
     fused = make(("flux", "full"), tmp_path, **GIVEN, **FUSED)
     alive: list[int] = []
-    for weight in fused.weights.values():
-        weight.register_hook(lambda _: alive.append(sum(one.grad is not None for one in fused.weights.values())))
+    for weight in fused.learner.weights.values():
+        weight.register_hook(lambda _: alive.append(sum(one.grad is not None for one in fused.learner.weights.values())))
     trained(fused, 1)
     assert len(alive) > 50 and max(alive) == 0
 
@@ -229,12 +229,12 @@ def test_a_resumed_run_in_bf16_repeats_the_uninterrupted_one(
     optimizer: str, fused: dict[str, Any], tmp_path: Path, seed: int, whole: Callable[[str, bool], Trainer]
 ) -> None:
     wanted, found = whole(optimizer, True), continued(FLUX, tmp_path, seed, fused, fused, **_with(optimizer, True))
-    assert all(weight.dtype is torch.bfloat16 for weight in found.weights.values())
+    assert all(weight.dtype is torch.bfloat16 for weight in found.learner.weights.values())
     assert torch.equal(weights_of(found), weights_of(wanted)), f"seed {seed}"
-    assert wanted.average is not None and found.average is not None
-    averages = wanted.average.state_dict(), found.average.state_dict()
+    assert wanted.learner.average is not None and found.learner.average is not None
+    averages = wanted.learner.average.state_dict(), found.learner.average.state_dict()
     assert all(average.dtype is torch.float32 and torch.equal(average, averages[1][name]) for name, average in averages[0].items())
-    for values in found.optimizer.state.values():
+    for values in found.learner.optimizer.state.values():
         assert all(value.dtype is torch.float32 for value in values.values() if isinstance(value, Tensor))
 
 
@@ -259,7 +259,7 @@ def test_training_in_bf16_goes_where_training_in_float32_goes(kind: tuple[str, s
 def test_a_loss_that_is_no_number_stops_a_fused_step_before_weights_move(tmp_path: Path) -> None:
     fused = make(("flux", "full"), tmp_path, **GIVEN, **FUSED)
     before = weights_of(fused)
-    for latents, _ in fused.data.samples:
+    for latents, _ in fused.learner.model.data.samples:
         latents[:] = math.nan
     with pytest.raises(NonFiniteLoss, match="loss"):
         fused.fit()
@@ -270,7 +270,7 @@ def test_a_loss_that_is_no_number_stops_a_fused_step_before_weights_move(tmp_pat
 def test_a_gradient_that_is_no_number_leaves_no_damaged_state(more: dict[str, Any], saves: bool, tmp_path: Path) -> None:
     trainer = make(("flux", "full"), tmp_path, **GIVEN, **more)
     trained(trainer, 1)
-    list(trainer.weights.values())[5].register_hook(lambda gradient: gradient * math.nan)
+    list(trainer.learner.weights.values())[5].register_hook(lambda gradient: gradient * math.nan)
     with pytest.raises(NonFiniteLoss, match="gradient"):
         trainer.fit()
     assert (tmp_path / "state" / "000001").exists() == saves

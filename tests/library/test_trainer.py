@@ -26,8 +26,14 @@ from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.memory.remedies import is_out_of_memory
 from sd_scripts.library.objectives import make as objectives
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity, read_state
-from sd_scripts.library.train.meter import Phases, StepLog
+from sd_scripts.library.train.conditioned import Model
+from sd_scripts.library.train.epochs import EpochTable
+from sd_scripts.library.train.fallbacks import Steps
+from sd_scripts.library.train.learner import Learner
+from sd_scripts.library.train.meter import StepLog
 from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.library.train.process import Process
+from sd_scripts.library.train.profiling import StepProfiler
 from sd_scripts.library.train.timetable import Timetable
 from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.runs.rundir import RunDirectory
@@ -107,7 +113,10 @@ def make(folder: Path, *, batch: int = 2, accumulation: int = 1, steps: int = 6,
     data = MadeUp(parts, batch, accumulation, network_options.train_text_encoder, options.get("spoiled"))
     group = batch * accumulation
     exported: list[int] = []
-    trainer = Trainer(
+    learner = Learner(
+        Model(family=SDXL, parts=parts, network=network, data=data),
+        objectives.make(section(ObjectiveOptions), parts.path, parts.kind),
+        make_optimizer(optimizer_options, network.parameter_groups(network_options, optimizer_options.learning_rate)),
         section(TrainingOptions, gradient_accumulation_steps=accumulation),
         Timetable(
             total_steps=steps,
@@ -122,26 +131,24 @@ def make(folder: Path, *, batch: int = 2, accumulation: int = 1, steps: int = 6,
             state_on_train_end=output.save_state_on_train_end,
             names_of=lambda step: [f"{number}.png" for number in range(step * group, (step + 1) * group)],
         ),
-        SDXL,
-        parts,
-        network,
-        objectives.make(section(ObjectiveOptions), parts.path, parts.kind),
-        data,
-        make_optimizer(optimizer_options, network.parameter_groups(network_options, optimizer_options.learning_rate)),
-        Checkpointer(run, output, Identity("s", "d", 1), lambda step: step // 4, steps),
-        lambda path, step: exported.append(step) or path.write_bytes(b"exported"),  # type: ignore[func-returns-value]
-        None,
-        run,
-        Accelerator(cpu=True),
-        StopRequest(run),
-        Phases(run),
+        Process(Accelerator(cpu=True), StopRequest(run), run),
+    )
+    trainer = Trainer(
+        Steps(learner),
+        checkpointer=Checkpointer(run, output, Identity("s", "d", 1), lambda step: step // 4, steps),
+        export=lambda path, step: exported.append(step) or path.write_bytes(b"exported"),  # type: ignore[func-returns-value]
+        samples=None,
+        observers=[
+            StepProfiler(run, options.get("profile", 0), torch.device("cpu")),
+            EpochTable(learner, run.epochs),
+        ],
     )
     trainer.exported = exported  # type: ignore[attr-defined]
     return trainer
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([weight.detach().flatten() for weight in trainer.weights.values()])
+    return torch.cat([weight.detach().flatten() for weight in trainer.learner.weights.values()])
 
 
 def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
@@ -156,13 +163,13 @@ def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
 
 def test_a_step_follows_the_gradient_of_the_mean_over_the_global_batch(tmp_path: Path) -> None:
     trainer = make(tmp_path, batch=2, accumulation=2, optimizer_type="SGD", learning_rate=0.5, max_grad_norm=0.0)
-    before = {name: weight.detach().clone() for name, weight in trainer.weights.items()}
-    log = trainer.train_step(0)
-    moved = {name: (weight.detach() - before[name]).clone() for name, weight in trainer.weights.items()}
+    before = {name: weight.detach().clone() for name, weight in trainer.learner.weights.items()}
+    log = trainer.steps.step(0)
+    moved = {name: (weight.detach() - before[name]).clone() for name, weight in trainer.learner.weights.items()}
     with torch.no_grad():
-        for name, weight in trainer.weights.items():
+        for name, weight in trainer.learner.weights.items():
             weight.copy_(before[name])
-    batches = [trainer.data.micro_batch(0, micro, 0) for micro in (0, 1)]
+    batches = [trainer.learner.model.data.micro_batch(0, micro, 0) for micro in (0, 1)]
     whole = replace(
         batches[0],
         x0=torch.cat([b.x0 for b in batches]),
@@ -170,12 +177,12 @@ def test_a_step_follows_the_gradient_of_the_mean_over_the_global_batch(tmp_path:
         numbers=torch.cat([b.numbers for b in batches]),
         weights=torch.ones(4),
     )
-    loss = trainer.objective(trainer._denoiser(whole), whole, trainer.options.seed).loss.mean()
-    gradients = torch.autograd.grad(loss, list(trainer.weights.values()), allow_unused=True)
+    loss = trainer.learner.objective(trainer.learner.model.denoiser(whole), whole, trainer.learner.options.seed).loss.mean()
+    gradients = torch.autograd.grad(loss, list(trainer.learner.weights.values()), allow_unused=True)
     assert log.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients if gradient is not None))
     assert log.grad_norm == pytest.approx(norm, rel=1e-4)
-    for name, gradient in zip(trainer.weights, gradients):
+    for name, gradient in zip(trainer.learner.weights, gradients):
         torch.testing.assert_close(
             moved[name], torch.zeros_like(moved[name]) if gradient is None else -0.5 * gradient, rtol=1e-3, atol=1e-6
         )
@@ -184,7 +191,7 @@ def test_a_step_follows_the_gradient_of_the_mean_over_the_global_batch(tmp_path:
 def test_clipping_shortens_the_step_to_the_limit(tmp_path: Path) -> None:
     trainer = make(tmp_path, optimizer_type="SGD", learning_rate=1.0, max_grad_norm=1e-3)
     before = weights(trainer)
-    assert trainer.train_step(0).grad_norm > 1e-3
+    assert trainer.steps.step(0).grad_norm > 1e-3
     assert float((weights(trainer) - before).norm()) == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -201,9 +208,9 @@ def test_a_run_in_two_parts_is_the_run_in_one(name: str, tmp_path: Path) -> None
     assert part.step == stop
     part.fit()
     assert torch.equal(weights(part), weights(whole))
-    assert whole.average is not None and part.average is not None
-    for name_, average in whole.average.state_dict().items():
-        assert torch.equal(part.average.state_dict()[name_], average)
+    assert whole.learner.average is not None and part.learner.average is not None
+    for name_, average in whole.learner.average.state_dict().items():
+        assert torch.equal(part.learner.average.state_dict()[name_], average)
 
 
 def test_a_picture_that_spoils_the_loss_is_named_and_the_weights_stay(tmp_path: Path) -> None:
@@ -212,7 +219,7 @@ def test_a_picture_that_spoils_the_loss_is_named_and_the_weights_stay(tmp_path: 
         trainer.fit()
     assert trainer.step == 2
     groups, _ = read_state(tmp_path / "state" / "000002")
-    assert all(torch.equal(groups["weights"][name], weight) for name, weight in trainer.weights.items())
+    assert all(torch.equal(groups["weights"][name], weight) for name, weight in trainer.learner.weights.items())
     assert torch.isfinite(weights(trainer)).all()
 
 
@@ -293,24 +300,24 @@ def test_text_encoders_get_a_gradient_through_live_captions(tmp_path: Path) -> N
 
 def test_an_overflow_in_fp16_leaves_the_step_out_and_halves_the_scale(tmp_path: Path) -> None:
     trainer = make(tmp_path, mixed_precision="fp16")
-    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    trainer.learner.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     before = weights(trainer)
-    log = trainer.train_step(0)
+    log = trainer.steps.step(0)
     assert log.overflowed and torch.equal(weights(trainer), before)
-    assert trainer.scaler.get_scale() == 2.0**126
-    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    assert not trainer.train_step(1).overflowed and not torch.equal(weights(trainer), before)
+    assert trainer.learner.scaler.get_scale() == 2.0**126
+    trainer.learner.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    assert not trainer.steps.step(1).overflowed and not torch.equal(weights(trainer), before)
 
 
 def test_overflows_at_the_start_of_fp16_leave_steps_out_until_the_scale_fits(tmp_path: Path) -> None:
     trainer = make(tmp_path, mixed_precision="fp16", use_ema=True, steps=5)
     # 2^127 and 2^70 are too much, 2^13 is not.
-    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-57)
-    assert trainer.average is not None
-    update, after_step = trainer.average.update, trainer.network.after_step
+    trainer.learner.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-57)
+    assert trainer.learner.average is not None
+    update, after_step = trainer.learner.average.update, trainer.learner.model.network.after_step
     averaged, told = [], []
-    trainer.average.update = lambda step: (averaged.append(step), update(step))[1]  # type: ignore[method-assign, func-returns-value]
-    trainer.network.after_step = lambda: (told.append(0), after_step())[1]  # type: ignore[method-assign]
+    trainer.learner.average.update = lambda step: (averaged.append(step), update(step))[1]  # type: ignore[method-assign, func-returns-value]
+    trainer.learner.model.network.after_step = lambda: (told.append(0), after_step())[1]  # type: ignore[method-assign]
     before = weights(trainer)
     assert trainer.fit() and torch.isfinite(weights(trainer)).all() and not torch.equal(weights(trainer), before)
     points = [event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"]
@@ -345,14 +352,14 @@ def test_each_line_has_the_mean_loss_of_the_steps_since_the_last_one(tmp_path: P
     recorded: dict[int, float] = {}
 
     def recording(trainer: Trainer, stop_after: int) -> Trainer:
-        train = trainer.train_step
+        train = trainer.steps.step
 
         def step_of(step: int) -> StepLog:
             log = train(step)
             recorded[step + 1] = log.loss
             return replace(log, stop=step + 1 == stop_after)
 
-        trainer.train_step = step_of  # type: ignore[method-assign]
+        trainer.steps.step = step_of  # type: ignore[method-assign]
         return trainer
 
     options = {"steps": 11, "log_every_n_steps": 3}
@@ -397,7 +404,7 @@ def test_a_held_out_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> 
 
 def spoil_losses(trainer: Trainer, measured: Iterator[float]) -> None:
     """Gives these numbers as held-out losses, one for each validation."""
-    objective, current = trainer.objective, [0.0]
+    objective, current = trainer.learner.objective, [0.0]
 
     def told(model: Any, batch: Batch, seed: int) -> Losses:
         if torch.is_grad_enabled():
@@ -405,12 +412,12 @@ def spoil_losses(trainer: Trainer, measured: Iterator[float]) -> None:
         current[0] = next(measured) if batch.numbers[0] == 0 else current[0]
         return Losses(torch.full((len(batch.names),), current[0]))
 
-    trainer.objective = told
+    trainer.learner.objective = told
 
 
 def test_a_broken_step_leaves_a_report_and_its_pictures(tmp_path: Path) -> None:
     trainer = make(tmp_path / "run", spoiled=9, accumulation=2, steps=6)
-    fetch, shown = trainer.data.micro_batch, {}
+    fetch, shown = trainer.learner.model.data.micro_batch, {}
     for number in range(24):
         (tmp_path / f"{number}.png").write_bytes(f"picture {number}".encode())
 
@@ -419,7 +426,7 @@ def test_a_broken_step_leaves_a_report_and_its_pictures(tmp_path: Path) -> None:
         shown.update(zip(batch.numbers.tolist(), batch.x0))
         return replace(batch, names=[str(tmp_path / name) for name in batch.names])
 
-    trainer.data.micro_batch = named  # type: ignore[method-assign]
+    trainer.learner.model.data.micro_batch = named  # type: ignore[method-assign]
     with pytest.raises(NonFiniteLoss, match="nonfinite-000002"):
         trainer.fit()
     folder = tmp_path / "run" / "nonfinite-000002"
@@ -440,17 +447,17 @@ def test_a_broken_step_leaves_a_report_and_its_pictures(tmp_path: Path) -> None:
 
 def test_when_memory_runs_out_the_last_good_state_is_saved(tmp_path: Path) -> None:
     trainer = make(tmp_path, steps=9)
-    fetch = trainer.data.micro_batch
+    fetch = trainer.learner.model.data.micro_batch
 
     def greedy(step: int, micro: int, rank: int) -> Batch:
         return fetch(step, micro, rank) if step < 3 else replace(fetch(step, micro, rank), x0=torch.empty(2**48))
 
-    trainer.data.micro_batch = greedy  # type: ignore[method-assign]
+    trainer.learner.model.data.micro_batch = greedy  # type: ignore[method-assign]
     with pytest.raises(RuntimeError) as caught:
         trainer.fit()
     assert is_out_of_memory(caught.value)
     groups, _ = read_state(tmp_path / "state" / "000003")
-    assert all(torch.equal(groups["weights"][name], weight) for name, weight in trainer.weights.items())
+    assert all(torch.equal(groups["weights"][name], weight) for name, weight in trainer.learner.weights.items())
 
 
 def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_networks_come_one_at_a_time_while_they_compute_and_leave(name: str, mon
     seen = Elsewhere(parts, monkeypatch)
     drawing: list[set[str]] = []
     handle = parts.backbone.register_forward_pre_hook(lambda module, arguments: drawing.append(set(seen.here)))
-    with visiting(parts):
-        found = family.preview(parts, [request])[0]
+    with visiting(parts) as visited:
+        found = family.preview(visited, [request])[0]
     handle.remove()
     assert np.array_equal(np.asarray(found), np.asarray(plain))
     assert seen.here == set() and drawing and all(here == set() for here in drawing), "the network draws alone"
@@ -80,8 +80,8 @@ def test_without_a_gpu_nobody_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = family.tiny()
     for module in parts.modules().values():
         monkeypatch.setattr(module, "to", lambda *_: pytest.fail("a network was moved"))
-    with visiting(parts):
-        family.preview(parts, [a_request("sdxl")])
+    with visiting(parts) as visited:
+        family.preview(visited, [a_request("sdxl")])
 
 
 def test_after_an_error_they_are_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,8 @@ def test_after_an_error_they_are_where_they_were(monkeypatch: pytest.MonkeyPatch
     parts = family.tiny()
     seen = Elsewhere(parts, monkeypatch)
     handle = parts.vae.decoder.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyError("broken")))
-    with pytest.raises(KeyError), visiting(parts):
-        family.preview(parts, [a_request("sdxl")])
+    with pytest.raises(KeyError), visiting(parts) as visited:
+        family.preview(visited, [a_request("sdxl")])
     handle.remove()
     assert seen.here == set()
     before = len(seen.events)
@@ -173,9 +173,9 @@ def test_large_previews_are_decoded_in_tiles_and_everything_else_is_not(name: st
     plain = family.decode(parts, latents)
     assert sizes == [(size[0] // 8, size[1] // 8)]
     sizes.clear()
-    with visiting(parts, tiled=True):
-        encoded = family.encode_pictures(parts, plain)
-        tiled = family.decode(parts, latents)
+    with visiting(parts, tiled=True) as visited:
+        encoded = family.encode_pictures(visited, plain)
+        tiled = family.decode(visited, latents)
     handle.remove()
     assert len(sizes) > 1 and max(map(max, sizes)) <= TILE // 8
     assert tiled.shape == plain.shape

@@ -18,6 +18,7 @@ from sd_scripts.library.render.class_pictures import FOLDER, wanted
 from sd_scripts.library.train.launch import main
 from sd_scripts.schema import flat
 from tests.runs.conftest import Runs
+from tests.small_models import NEW_MODEL
 
 OPTIONS = {"class_prompt": "a picture", "num_class_images": 5, "sample_steps": 3, "sample_cfg_scale": 1}
 
@@ -104,3 +105,10 @@ def test_prompts_replace_the_names_of_folders(dreambooth: Runs, pictures: Path, 
         "name of folder",
         "class of folder",
     ]
+
+
+def test_a_model_that_a_run_has_made_makes_them_too(runs: Runs, tiny_bases: dict[str, Path]) -> None:
+    runs.family, runs.method = "ddpm", "scratch"
+    loaded = {**dict.fromkeys(NEW_MODEL), "pretrained_model_name_or_path": tiny_bases["ddpm"]}
+    run = runs.train(**loaded, class_prompt="a picture", num_class_images=1, sample_steps=1, max_train_steps=1)
+    assert len(made(runs)) == 1 and json.loads(run.meta.read_text())["regularisation"] == 1

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families import RUNS
-from sd_scripts.library.train.session import Session
+from sd_scripts.library.train.prepare import files_of, read, resolved_options, wanted_of
+from sd_scripts.library.train.process import Process
 from sd_scripts.runs import resume
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.errors import OptionError
@@ -21,15 +22,15 @@ from tests.library.test_model_files import flip
 
 def beginning(runs: Any, *more: str, **options: Any) -> str:
     """Where a start would begin, and what it says."""
-    session = Session(parse_cli(RUNS["sdxl", "network"], [*runs.arguments(**options), *more]), StopRequest())
-    session.plan = session._scan()
-    session.total_steps = session.plan.steps_of_run(session.options.training)
+    asked = parse_cli(RUNS["sdxl", "network"], [*runs.arguments(**options), *more])
+    process = Process.begin(asked, StopRequest())
     try:
-        start = resume.choose(session._wanted(session._model_files))
+        found = read(process, asked, resolved_options(process, asked))
+        start = resume.choose(wanted_of(found, lambda: files_of(found)))
     except OptionError as err:
         return f"refused: {err}"
     finally:
-        session.close()
+        process.close()
     return f"{'new' if start.state is None else int(start.state.name)}: {'; '.join(start.warnings)}"
 
 

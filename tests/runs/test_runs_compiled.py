@@ -9,7 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from sd_scripts.families import RUNS
-from sd_scripts.library.train.session import Session
+from sd_scripts.library.train.process import Process
+from sd_scripts.library.train.session import train
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.flat import parse_cli
@@ -84,12 +85,13 @@ def test_a_run_without_a_compiler_says_so_and_trains_with_plain_code(runs: Runs)
     from torch._inductor import config
 
     arguments = runs.arguments(compile=True, compile_fallback=True, max_train_steps=1, save_state_on_train_end=None)
-    session = Session(parse_cli(RUNS[runs.family, runs.method], arguments), StopRequest(None))
+    asked = parse_cli(RUNS[runs.family, runs.method], arguments)
+    process = Process.begin(asked, StopRequest(None))
     try:
         with config.patch("cpp.cxx", ("no-such-compiler",)):
-            assert session.run()
+            assert train(process, asked).finished
     finally:
-        session.close()
+        process.close()
     events = runs.newest().events()[0]
     warnings = [event["text"] for event in events if event["kind"] == "warning"]
     assert any(text.startswith("compile is off: inductor needs a C++ compiler") for text in warnings)

@@ -73,7 +73,7 @@ folder, before = Path(sys.argv[1]), float(sys.argv[3])
 if before:
     made = (folder / "stop.request").stat().st_mtime - before
     os.utime(folder / "stop.request", (made, made))
-rank = "import sys; from sd_scripts.library import stopping; from pathlib import Path; "
+rank = "import sys; from sd_scripts.runs import stopping; from pathlib import Path; "
 rank += "print(stopping.is_for_earlier_start(stopping.RunDirectory(Path(sys.argv[1])), 'sdxl_train_network.py'))"
 subprocess.run([sys.executable, "-c", rank, str(folder)], check=True)
 """

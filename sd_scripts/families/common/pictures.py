@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.library.core.protocols import Kind, Objective, Parts, Path, Preview
+from sd_scripts.library.core.protocols import Kind, Objective, Parts, Path, Preview, dtype_of
 from sd_scripts.library.objectives.make import make
 
 TILE = 512
@@ -31,12 +31,12 @@ class Visits:
 
     def __init__(self, parts: Parts, tiled: bool) -> None:
         self.tiled = tiled
-        self._device = place(parts.backbone)[0]
+        self._device = parts.device
         homes = {module: weight.device for module in parts.modules().values() for weight in islice(module.parameters(), 1)}
         self._homes = {module: home for module, home in homes.items() if home != self._device}
         self._here: nn.Module | None = None
 
-    def call(self, module: nn.Module) -> None:
+    def bring(self, module: nn.Module) -> None:
         """Brings a network that is about to compute, and sends the one before it home."""
         if module is self._here:
             return
@@ -55,27 +55,22 @@ class Visits:
             torch.cuda.empty_cache()
 
 
-_visits: ContextVar[Visits | None] = ContextVar("visits", default=None)
-
-
 @contextmanager
-def visiting(parts: Parts, tiled: bool = False) -> Iterator[None]:
-    """Within the block the VAE and each text encoder come to the backbone's device while they compute, one at a time; afterwards each is
-    where it was. tiled: the VAE decodes in tiles."""
+def visiting(parts: Parts, tiled: bool = False) -> Iterator[Parts]:
+    """The parts to render with: their VAE and each text encoder come to the backbone's device while they compute, one at a time; afterwards
+    each is where it was. tiled: the VAE decodes in tiles."""
     visits = Visits(parts, tiled)
-    token = _visits.set(visits)
     try:
-        yield
+        yield replace(parts, visits=visits)
     finally:
-        _visits.reset(token)
         visits.end()
 
 
 @contextmanager
-def in_tiles(vae: nn.Module) -> Iterator[None]:
+def in_tiles(parts: Parts) -> Iterator[None]:
     """Within the block the VAE decodes in tiles of TILE x TILE pixels, where `visiting` asks for that and it can."""
-    visits = _visits.get()
-    if visits is None or not visits.tiled or not hasattr(vae, "enable_tiling"):
+    vae = parts.vae
+    if parts.visits is None or not parts.visits.tiled or not hasattr(vae, "enable_tiling"):
         yield
         return
     before = {name: value for name, value in vars(vae).items() if name == "use_tiling" or name.startswith("tile_")}
@@ -92,42 +87,30 @@ def in_tiles(vae: nn.Module) -> Iterator[None]:
             setattr(vae, name, value)
 
 
-def place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and precision of a network that is about to compute: those of its first floating-point parameter, which no adapter replaces.
-
-    Within `visiting` the network is brought to its device first.
-    """
-    visits = _visits.get()
-    if visits is not None:
-        visits.call(module)
-    first = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
-    return first.device, first.dtype
-
-
 @torch.no_grad()
-def encode_pictures(vae: nn.Module, pixels: Tensor, grid: int) -> Tensor:
+def encode_pictures(parts: Parts, pixels: Tensor, grid: int) -> Tensor:
     """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, h, w) float32; the mean of the posterior.
 
     Raises ValueError for sides that are not multiples of grid.
     """
     if pixels.shape[-1] % grid or pixels.shape[-2] % grid:
         raise ValueError(f"picture sides {tuple(pixels.shape[-2:])} are not multiples of {grid}")
-    device, dtype = place(vae)
+    device, vae = parts.bring(parts.vae), parts.vae
     # The VAE's precision is chosen by vae_dtype alone: SDXL's overflows in fp16, whatever the rest runs in.
     with torch.autocast(device.type, enabled=False):
-        mean = vae.encode(pixels.to(device, dtype)).latent_dist.mean.float()
+        mean = vae.encode(pixels.to(device, dtype_of(vae))).latent_dist.mean.float()
     scale, shift = _latent_scale(vae, mean)
     return (mean - shift) * scale
 
 
 @torch.no_grad()
-def decode(vae: nn.Module, latents: Tensor) -> Tensor:
+def decode(parts: Parts, latents: Tensor) -> Tensor:
     """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-    device, dtype = place(vae)
+    device, vae = parts.bring(parts.vae), parts.vae
     latents = latents.to(device).float()
     scale, shift = _latent_scale(vae, latents)
-    with torch.autocast(device.type, enabled=False), in_tiles(vae):
-        pixels = vae.decode((latents / scale + shift).to(dtype)).sample
+    with torch.autocast(device.type, enabled=False), in_tiles(parts):
+        pixels = vae.decode((latents / scale + shift).to(dtype_of(vae))).sample
     return pixels.float().clamp(-1, 1)
 
 
@@ -141,7 +124,7 @@ class PictureFamily(ABC):
 
         Raises ValueError for sides off the grid.
         """
-        return encode_pictures(parts.vae, pixels, self.grid)
+        return encode_pictures(parts, pixels, self.grid)
 
     def num_controls(self, parts: Parts) -> tuple[int, int]:
         """None: most families make pictures from text alone."""
@@ -164,7 +147,7 @@ class PictureFamily(ABC):
 
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
         """Pictures of scaled latents: (B, C, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        return decode(parts.vae, latents)
+        return decode(parts, latents)
 
     @torch.no_grad()
     def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:

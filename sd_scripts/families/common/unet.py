@@ -16,12 +16,12 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
-from sd_scripts.library.core.protocols import Condition, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import FamilySpec, read_json
 
 from . import tiny
 from .clip_prompts import tokenize
-from .pictures import decode, evaluating, first_of, place
+from .pictures import decode, evaluating, first_of
 from .samplers import scheduler_for
 
 CHUNK_TOKENS = 75
@@ -51,7 +51,7 @@ def encode_captions(parts: Parts, name: str, captions: Sequence[str], states_of:
     num_chunks = parts.settings["max_token_length"] // CHUNK_TOKENS
     encoder = parts.text_encoders[name]
     tokens = tokenize(parts.tokenizers[name], captions, num_chunks, parts.settings["weighted_captions"])
-    device, _ = place(encoder)
+    device = parts.bring(encoder)
     output = encoder(tokens.ids.flatten(0, 1).to(device), output_hidden_states=True)
     states = states_of(encoder, output)
     if parts.settings["weighted_captions"]:
@@ -64,7 +64,8 @@ def denoise(parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition
 
     added: the UNet's name of each further condition, and ours.
     """
-    _, dtype = place(parts.backbone)
+    parts.bring(parts.backbone)
+    dtype = dtype_of(parts.backbone)
 
     def stack(name: str) -> Tensor:
         return torch.stack([condition[name] for condition in conditions]).to(x_t.device, dtype)
@@ -130,7 +131,7 @@ def render(
             generator=[torch.Generator().manual_seed(request.seed) for request in requests],
             output_type="latent",
         ).images
-        return decode(parts.vae, latents)
+        return decode(parts, latents)
 
 
 def tiny_parts(spec: FamilySpec, networks: dict[str, nn.Module], tokenizers: dict[str, Any], settings: dict[str, Any]) -> Parts:

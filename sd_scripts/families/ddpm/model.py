@@ -16,7 +16,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sd_scripts.families.common import pictures, structures, unet
-from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Dtypes, Geometry, Kind, Objective, Parts, Preview, Version
+from sd_scripts.families.common.made import latent_factor
+from sd_scripts.library.core.protocols import (
+    ESTIMATE,
+    Beginning,
+    Condition,
+    Dtypes,
+    Geometry,
+    Kind,
+    Objective,
+    Parts,
+    Preview,
+    Version,
+    dtype_of,
+)
 from sd_scripts.library.core.protocols import Path as DiffusionPath
 from sd_scripts.library.loading.common import config_of
 from sd_scripts.library.objectives.make import make
@@ -57,6 +70,13 @@ class Ddpm(pictures.PictureFamily):
         """Raises OptionError when the U-Net cannot halve pictures (width, height) of all these sizes as often as it does."""
         vae = None if isinstance(parts.vae, loading.PixelSpace) else config_of(parts.vae)
         loading.check_sizes(sizes, len(parts.backbone.config.block_out_channels), vae)
+
+    def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
+        """Any text can be read."""
+
+    def latent_factor(self, parts: Parts) -> int:
+        """How many pixels one latent is wide."""
+        return latent_factor(None if isinstance(parts.vae, loading.PixelSpace) else config_of(parts.vae))
 
     def load(self, options: DdpmModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""
@@ -136,7 +156,7 @@ class Ddpm(pictures.PictureFamily):
             return []
         encoder = parts.text_encoders["te1"]
         ids, lengths = caption_tokenizer.ids_of(parts.tokenizers["te1"], captions)
-        device, _ = pictures.place(encoder)
+        device = parts.bring(encoder)
         states = encoder(_on(device, ids), _mask_of(lengths, len(ids[0]), device))
         return [{TEXT: rows[:length]} for rows, length in zip(states, lengths, strict=True)]
 
@@ -150,7 +170,8 @@ class Ddpm(pictures.PictureFamily):
 
     def predict(self, parts: Parts, x_t: Tensor, clock: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The same by the network's own clock (B,): the step of its schedule, from 0, which may lie between two steps."""
-        _, dtype = pictures.place(parts.backbone)
+        parts.bring(parts.backbone)
+        dtype = dtype_of(parts.backbone)
         texts = [condition[TEXT] for condition in conditions]
         lengths = [len(text) for text in texts]
         longest = -(-max(lengths) // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.common.made import latent_factor
-from sd_scripts.families.common.pictures import evaluating, place
+from sd_scripts.families.common.pictures import evaluating
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.diffusion import NoiseSchedulePath
 from sd_scripts.library.core.protocols import ESTIMATE, OnStep, Parts, Preview
@@ -82,7 +82,7 @@ def draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Sett
     check_size(family, parts, (first.width, first.height))
     if first.sampler not in ("auto", *DDPM_SAMPLERS):
         raise OptionError(Problem("sampler", f"sampler: {first.sampler} cannot draw with this model; take {', '.join(DDPM_SAMPLERS)}"))
-    together = 1 if place(parts.backbone)[0].type == "cpu" else len(requests)
+    together = 1 if parts.device.type == "cpu" else len(requests)
     groups = [requests[start : start + together] for start in range(0, len(requests), together)]
     with torch.no_grad(), evaluating(parts):
         drawn = [_draw(family, parts, group, settings, on_step) for group in groups]
@@ -91,7 +91,7 @@ def draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Sett
 
 def _draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Settings, on_step: OnStep | None) -> Drawn:
     first = requests[0]
-    device, _ = place(parts.backbone)
+    device = parts.device
     generators = [rng_for(request.seed, 0, "drawing") for request in requests]
     shape = state_shape(parts, first.width, first.height)
 

@@ -19,10 +19,10 @@ from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, place, quiet_transformers
+from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, quiet_transformers
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header
 
 from . import loading
@@ -116,7 +116,7 @@ class Flux(PictureFamily):
             truncation=True,
             return_tensors="pt",
         )
-        device, _ = place(encoder)
+        device = parts.bring(encoder)
         mask = tokens.attention_mask.to(device) if masked else None
         states = encoder(tokens.input_ids.to(device), attention_mask=mask).last_hidden_state
         lengths = tokens.attention_mask.sum(dim=1).tolist() if masked else [states.shape[1]] * len(states)
@@ -132,7 +132,8 @@ class Flux(PictureFamily):
         Texts of different lengths in one batch are padded, and the padding is hidden in attention. Embedded guidance is
         denoising["guidance_scale"]. Time and guidance reach their embedding in float32, whatever the precision of the network.
         """
-        _, dtype = place(parts.backbone)
+        parts.bring(parts.backbone)
+        dtype = dtype_of(parts.backbone)
         text, mask = batched_texts([condition["t5"] for condition in conditions], x_t.shape[-2] * x_t.shape[-1] // 4)
         t = t.to(x_t.device, torch.float32)
         guidance = torch.full_like(t, parts.denoising["guidance_scale"]) if parts.backbone.config.guidance_embeds else None
@@ -207,7 +208,7 @@ class Flux(PictureFamily):
         if requests[0].cfg_scale > 1:
             captions += [request.negative_prompt for request in requests]
         conditions = self.encode_prompts(parts, captions)
-        device, dtype = place(parts.backbone)
+        device, dtype = parts.bring(parts.backbone), dtype_of(parts.backbone)
         text, mask = batched_texts([condition["t5"] for condition in conditions], requests[0].width * requests[0].height // self.grid**2)
         pooled = torch.stack([condition["pooled"] for condition in conditions]).to(device, dtype)
         size = len(requests)
@@ -240,7 +241,7 @@ def _pooled(parts: Parts, captions: Sequence[str]) -> Tensor:
     """CLIP-L's vectors (B, P) of captions."""
     encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
     tokens = tokenizer(list(captions), padding="max_length", max_length=tokenizer.model_max_length, truncation=True, return_tensors="pt")
-    device, _ = place(encoder)
+    device = parts.bring(encoder)
     pooled: Tensor = encoder(tokens.input_ids.to(device)).pooler_output
     return pooled
 

@@ -17,6 +17,7 @@ import json
 import math
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -89,6 +90,13 @@ class Sources:
     @property
     def sizes(self) -> tuple[Size, ...]:
         return tuple(dict.fromkeys(source.size for source in self.items))
+
+    def lines(self, plan: Plan) -> list[str]:
+        """How many images each style has, and how many transfers an evaluation makes."""
+        counts = Counter(plan.pictures[index].caption for index in plan.trained_pictures())
+        told = ", ".join(f"{style} {count}" for style, count in sorted(counts.items()))
+        tests, transfers = len(self.items), len(self.items) * len(counts)
+        return [f"styles: {told}", f"evaluation: {transfers} transfers, of {tests} {'picture' if tests == 1 else 'pictures'}"]
 
 
 @dataclass(frozen=True)
@@ -196,8 +204,8 @@ class Evaluation:
             return
         try:
             # Nothing draws from the global generators; what does one day must not be noticed by training.
-            with torch.random.fork_rng(), torch.no_grad(), self._rendering():
-                found = self._computed([(source, self._seen(number)) for number, source in enumerate(self._sources)], f"step {step}")
+            with torch.random.fork_rng(), torch.no_grad(), self._rendering() as parts:
+                found = self._computed(parts, [(source, self._seen(number)) for number, source in enumerate(self._sources)], f"step {step}")
             if self._saves:
                 self._write(step, found)
         # Anything a solver, a decoder or a full disk can raise: an evaluation never ends the run, and the log says why it is missing.
@@ -209,19 +217,19 @@ class Evaluation:
         """Transfers the largest source picture in one step, into nowhere; says what it was. Raises what transferring raises."""
         number = max(range(len(self._sources)), key=lambda number: math.prod(self._sources[number].size))
         source = self._sources[number]
-        with torch.random.fork_rng(), torch.no_grad(), self._rendering():
-            self._computed([(source, self._seen(number))], "tried out", fewest=True)
+        with torch.random.fork_rng(), torch.no_grad(), self._rendering() as parts:
+            self._computed(parts, [(source, self._seen(number))], "tried out", fewest=True)
         return f"an evaluation of {source.size[0]} x {source.size[1]}"
 
     @contextmanager
-    def _rendering(self) -> Iterator[None]:
-        """The networks where and as they are needed. All stay, because a source goes back and forth between them."""
-        with _gathered(self._parts), visiting(self._parts, self._tiled), evaluating(self._parts):
-            yield
+    def _rendering(self) -> Iterator[Parts]:
+        """The parts to render with. All networks stay where they compute, because a source goes back and forth between them."""
+        with _gathered(self._parts), visiting(self._parts, self._tiled) as parts, evaluating(parts):
+            yield parts
 
     # Pictures.
 
-    def _computed(self, sources: Sequence[tuple[Source, Tensor]], what: str, fewest: bool = False) -> _Found:
+    def _computed(self, parts: Parts, sources: Sequence[tuple[Source, Tensor]], what: str, fewest: bool = False) -> _Found:
         """Transfers of source pictures, with their pixels, to every style, with latents for measuring. fewest: in one step."""
         options, styles = self._options, self._data.styles
         settings = Settings(
@@ -236,17 +244,17 @@ class Evaluation:
         bar = Bar(sources, desc=f"evaluate {what}", unit="picture", leave=False, disable=not self._saves)
         for source, seen in bar:
             pixels = seen[None]
-            latents = self._family.encode_pictures(self._parts, pixels)
+            latents = self._family.encode_pictures(parts, pixels)
             names = [f"{source.style}/{source.stem}/{style}" for style in styles]
             seeds = [seed_for(self._seed, 0, f"evaluation/{name}") for name in names]
             # An inversion depends on the source alone; noise is that of each pair.
             starts = 1 if settings.start == "inversion" else len(styles)
             several = latents.expand(starts, -1, -1, -1)
-            state = begin(self._family, self._parts, several, [source.style] * starts, seeds[:starts], settings)
-            moved = generate(self._family, self._parts, state.expand(len(styles), -1, -1, -1), styles, seeds, settings)
-            round_trip = self._family.decode(self._parts, latents)
-            again = self._family.encode_pictures(self._parts, round_trip)
-            shown = torch.cat([self._family.decode(self._parts, one) for one in moved.split(1)])
+            state = begin(self._family, parts, several, [source.style] * starts, seeds[:starts], settings)
+            moved = generate(self._family, parts, state.expand(len(styles), -1, -1, -1), styles, seeds, settings)
+            round_trip = self._family.decode(parts, latents)
+            again = self._family.encode_pictures(parts, round_trip)
+            shown = torch.cat([self._family.decode(parts, one) for one in moved.split(1)])
             found.add(pixels, round_trip.cpu(), shown.cpu(), latents.cpu(), again.cpu(), moved.cpu())
             self._progress()
         return found

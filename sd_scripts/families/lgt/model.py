@@ -6,24 +6,43 @@ Shapes: B samples, C latent channels, h w latent sides, S styles.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from sd_scripts.dataset.plan import Plan
 from sd_scripts.families.common import pictures, unet
-from sd_scripts.library.core.protocols import Beginning, Condition, Dtypes, Geometry, Kind, Objective, Parts, Preview, Version
+from sd_scripts.families.common.made import latent_factor
+from sd_scripts.library.core.protocols import (
+    Beginning,
+    Condition,
+    Dtypes,
+    Geometry,
+    Kind,
+    Objective,
+    Parts,
+    Preview,
+    Samples,
+    Version,
+    dtype_of,
+)
 from sd_scripts.library.core.protocols import Path as DiffusionPath
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.loading.common import config_of
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.runs import RunOptions
 
 from . import loading
 from .energy import Energy
-from .options import LgtModelOptions, LgtObjectiveOptions
+from .options import LgtModelOptions, LgtObjectiveOptions, LgtSampleOptions
+
+if TYPE_CHECKING:
+    from .evaluation import Data, Sources
 
 STYLE = "style"
 """Entry of a condition with the weights (S + 1,) of the rows of the table of styles; the last row is the average of all styles."""
@@ -57,9 +76,39 @@ class Lgt(pictures.PictureFamily):
         """Raises OptionError when the U-Net cannot halve pictures (width, height) of all these sizes as often as it does."""
         loading.check_sizes(sizes, len(parts.backbone.config.block_out_channels), config_of(parts.vae))
 
-    def check_styles(self, parts: Parts, styles: Collection[str]) -> None:
+    def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
         """Raises OptionError unless these, the styles of a data set, are those of the model."""
-        loading.check_styles(parts, styles)
+        loading.check_styles(parts, captions)
+
+    def latent_factor(self, parts: Parts) -> int:
+        """How many pixels one latent is wide."""
+        return latent_factor(config_of(parts.vae))
+
+    def sources(self, options: RunOptions, plan: Plan, cache_folder: Path) -> Sources:
+        """The images that evaluations transfer; see protocols.EvaluatingFamily."""
+        from .evaluation import sources_of
+
+        assert isinstance(options.samples, LgtSampleOptions)
+        return sources_of(options.samples, options.dataset, plan, cache_folder)
+
+    def evaluation(
+        self,
+        parts: Parts,
+        options: RunOptions,
+        plan: Plan,
+        sources: Sources,
+        data: Data,
+        run: RunDirectory,
+        saves: bool,
+        agreed: Callable[[list[int]], list[int]],
+        progress: Callable[[], None],
+    ) -> Samples:
+        """Images of every style in every other style, and what is measured of them; see protocols.EvaluatingFamily."""
+        from .evaluation import Evaluation
+
+        assert isinstance(options.samples, LgtSampleOptions)
+        shown, seed, tiled = options.samples, options.training.seed, options.memory.vae_tiling
+        return Evaluation(self, parts, shown, options.dataset, plan, sources.items, data, run, seed, saves, agreed, progress, tiled)
 
     def load(self, options: LgtModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""
@@ -116,7 +165,8 @@ class Lgt(pictures.PictureFamily):
 
         Sides are multiples of 2 ** (levels - 1).
         """
-        _, dtype = pictures.place(parts.backbone)
+        parts.bring(parts.backbone)
+        dtype = dtype_of(parts.backbone)
         weights = torch.stack([condition[STYLE] for condition in conditions]).to(x_t.device, dtype)
         clock = parts.path.model_times(t).to(x_t.device)
         velocity: Tensor = parts.backbone(x_t.to(dtype), clock, class_labels=weights, return_dict=False)[0]

@@ -164,6 +164,7 @@ class LgtTrainingOptions(TrainingOptions):
 class LgtObjectiveOptions(ObjectiveSection):
     """The energy of a transferred latent, and what else the velocity field is trained on."""
 
+    leading_parts: ClassVar[tuple[str, ...]] = ("swd", "ssm")
     w_style: Annotated[NotNegative, Show(basic=True)] = 1.0
     """Weight of the style term: the sliced Wasserstein distance between patches of the transferred latent and patches of real pictures of
     the wanted style."""

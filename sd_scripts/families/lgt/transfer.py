@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from sd_scripts.families.common.pictures import evaluating, first_of, place
+from sd_scripts.families.common.pictures import evaluating, first_of
 from sd_scripts.families.ddpm.rendering import check_size, state_shape
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.integrators import ORDERS, STEPS, Field, Method
@@ -80,7 +80,7 @@ def begin(
     """The state (B, C, h, w) at noise level `strength` from which pictures are generated: inverted, or mixed with noise of their seeds."""
     if settings.start == "inversion":
         return invert(family, parts, latents, sources, settings, on_step)
-    return mixed(latents.to(place(parts.backbone)[0]), seeds, settings.strength)
+    return mixed(latents.to(parts.device), seeds, settings.strength)
 
 
 def mixed(latents: Tensor, seeds: Sequence[int], strength: float) -> Tensor:
@@ -101,7 +101,7 @@ def invert(family: Lgt, parts: Parts, latents: Tensor, sources: Sequence[str], s
     with torch.no_grad(), evaluating(parts):
         done = []
         for rows in _groups(parts, len(latents)):
-            x = latents[rows].to(place(parts.backbone)[0]).float()
+            x = latents[rows].to(parts.device).float()
             field = _field(family, parts, family.encode_prompts(parts, sources[rows]))
             zero = torch.zeros(len(x), device=x.device)
             length = torch.full_like(zero, settings.strength / settings.steps)
@@ -131,7 +131,7 @@ def generate(
     with torch.no_grad(), evaluating(parts):
         done = []
         for rows in _groups(parts, len(state)):
-            x = state[rows].to(place(parts.backbone)[0]).float()
+            x = state[rows].to(parts.device).float()
             goals = family.encode_prompts(parts, targets[rows])
             others = None
             if settings.cfg_scale != 1:
@@ -198,7 +198,7 @@ def guess_source(family: Lgt, parts: Parts, latents: Tensor) -> list[str]:
     A diffusion classifier (Li et al. 2023, arXiv 2303.16203).
     """
     styles: tuple[str, ...] = parts.settings["styles"]
-    device, _ = place(parts.backbone)
+    device = parts.device
     times = torch.tensor(GUESS_TIMES, device=device)
     noise = torch.stack([torch.randn(latents.shape[1:], generator=rng_for(0, number, "guess")) for number in range(len(times))]).to(device)
     conditions = family.encode_prompts(parts, styles)
@@ -239,7 +239,7 @@ def render(family: Lgt, parts: Parts, requests: Sequence[Preview]) -> Tensor:
 
 def _groups(parts: Parts, count: int) -> Iterator[slice]:
     """Rows of the pictures that go through the network together."""
-    together = 1 if place(parts.backbone)[0].type == "cpu" else max(1, count)
+    together = 1 if parts.device.type == "cpu" else max(1, count)
     return (slice(start, start + together) for start in range(0, count, together))
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, in_tiles, place
+from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, in_tiles
 from sd_scripts.families.common.tiny import tiny_parts
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.common import BASE, read_json
 from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.loading.source import find
@@ -112,7 +112,7 @@ class QwenEdit(PictureFamily):
         """
         if pixels.shape[-1] % self.grid or pixels.shape[-2] % self.grid:
             raise ValueError(f"picture sides {tuple(pixels.shape[-2:])} are not multiples of {self.grid}")
-        device, dtype = place(parts.vae)
+        device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
         with torch.autocast(device.type, enabled=False):
             # The VAE is one for films: a picture is a film of one frame.
             latents = parts.vae.encode(pixels.to(device, dtype)[:, :, None]).latent_dist.mode()[:, :, 0].float()
@@ -122,10 +122,10 @@ class QwenEdit(PictureFamily):
     @torch.no_grad()
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
         """Pictures of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        device, dtype = place(parts.vae)
+        device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
         latents = latents.to(device).float()
         mean, std = _statistics(parts.vae, latents)
-        with torch.autocast(device.type, enabled=False), in_tiles(parts.vae):
+        with torch.autocast(device.type, enabled=False), in_tiles(parts):
             pixels = parts.vae.decode((latents / (1.0 / std) + mean).to(dtype)[:, :, None], return_dict=False)[0][:, :, 0]
         return pixels.float().clamp(-1, 1)
 
@@ -145,7 +145,8 @@ class QwenEdit(PictureFamily):
         if controls:
             return qwen_prompts.instruction_rows(parts, controls, captions)
         rows = qwen_prompts.prompt_rows(parts, captions)
-        device, dtype = place(parts.text_encoders["te1"])
+        encoder = parts.text_encoders["te1"]
+        device, dtype = parts.bring(encoder), dtype_of(encoder)
         return torch.zeros(0, parts.backbone.config.joint_attention_dim, device=device, dtype=dtype), rows
 
     def num_controls(self, parts: Parts) -> tuple[int, int]:
@@ -191,7 +192,8 @@ class QwenEdit(PictureFamily):
 
     def _denoise_alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """`denoise` of samples whose control pictures have the same sizes."""
-        _, dtype = place(parts.backbone)
+        parts.bring(parts.backbone)
+        dtype = dtype_of(parts.backbone)
         controls = [torch.stack(same).to(x_t.device) for same in zip(*map(_controls, conditions), strict=True)]
         shapes = [(1, picture.shape[-2] // 2, picture.shape[-1] // 2) for picture in (x_t, *controls)]
         text, mask = _batched([condition["text"] for condition in conditions])
@@ -271,7 +273,7 @@ class QwenEdit(PictureFamily):
     ) -> Tensor:
         """Scaled latents (B, 16, h, w), float32, of requests with these conditions, each from noise of its own seed."""
         first = first_of(requests, self.grid)
-        device, _ = place(parts.backbone)
+        device = parts.device
         scheduler = _schedule(parts, first, device)
 
         def predict(conditions: Sequence[Condition]) -> qwen_sampling.Predict:

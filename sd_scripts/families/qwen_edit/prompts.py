@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.families.common.pictures import as_pictures, place
+from sd_scripts.families.common.pictures import as_pictures
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 
@@ -40,7 +40,7 @@ def prompt_rows(parts: Parts, captions: Sequence[str]) -> list[Tensor]:
     """Rows (L, D) of captions without pictures, in the text encoder's precision; each is encoded alone."""
     if not captions:
         return []
-    encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
+    tokenizer = parts.tokenizers["te1"]
     before, after = _around(parts, 0)
     closing, start = _ids(tokenizer, after), parts.settings["template_start"]
     rows = []
@@ -50,7 +50,7 @@ def prompt_rows(parts: Parts, captions: Sequence[str]) -> list[Tensor]:
         opened = _ids(tokenizer, before + caption)
         ids = opened[:start] + _cut(opened[start:], parts.settings["max_token_length"]) + closing
         positions = torch.arange(len(ids)).expand(3, -1)
-        rows.append(_run(encoder, ids, positions, use_cache=False).last_hidden_state[0, start:])
+        rows.append(_run(parts, ids, positions, use_cache=False).last_hidden_state[0, start:])
     return rows
 
 
@@ -66,7 +66,7 @@ def instruction_rows(parts: Parts, controls: Sequence[Tensor], captions: Sequenc
     positions = positions_of(ids, mark, grids)
     closing, start = _ids(tokenizer, after), parts.settings["template_start"]
     room = _room(parts, controls, len(ids) - start + len(closing))
-    shared = _run(encoder, ids, positions, use_cache=True, pixel_values=pictures["pixel_values"], image_grid_thw=pictures["image_grid_thw"])
+    shared = _run(parts, ids, positions, use_cache=True, pixel_values=pictures["pixel_values"], image_grid_thw=pictures["image_grid_thw"])
     cache, next_position = shared.past_key_values, int(positions.max()) + 1
     suffixes = []
     for caption in captions:
@@ -74,7 +74,7 @@ def instruction_rows(parts: Parts, controls: Sequence[Tensor], captions: Sequenc
         own = _cut(_ids(tokenizer, caption), room) + closing
         steps = next_position + torch.arange(len(own)).expand(3, -1)
         # One instruction at a time: its bits must not depend on which others are encoded with it.
-        suffixes.append(_run(encoder, own, steps, use_cache=True, past_key_values=cache).last_hidden_state[0])
+        suffixes.append(_run(parts, own, steps, use_cache=True, past_key_values=cache).last_hidden_state[0])
         cache.crop(-len(own))
     return shared.last_hidden_state[0, start:], suffixes
 
@@ -150,9 +150,10 @@ def _expanded(ids: Sequence[int], mark: int, counts: Sequence[int]) -> list[int]
     return found
 
 
-def _run(encoder: nn.Module, ids: Sequence[int], positions: Tensor, use_cache: bool, **more: Any) -> Any:
+def _run(parts: Parts, ids: Sequence[int], positions: Tensor, use_cache: bool, **more: Any) -> Any:
     """The encoder's output for one row of tokens at these positions (3, L); without the logits, which nobody reads."""
-    device, _ = place(encoder)
+    encoder = parts.text_encoders["te1"]
+    device = parts.bring(encoder)
     placed = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in more.items()}
     # Positions are given: transformers 5 falls back to plain ones without a word where it is not told which tokens are pictures.
     return encoder.model(

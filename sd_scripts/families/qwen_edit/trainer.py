@@ -9,7 +9,6 @@ Shapes: B samples, N picture tokens of 16 x 16 pixels, h w latent sides, L text 
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,16 +20,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline
-from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from sd_scripts.dataset.buckets import area_size
 from sd_scripts.dataset.plan import cache_folder
-from sd_scripts.dataset.progress import Bars
-from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.pictures import as_pictures, evaluating, place
+from sd_scripts.families.common.packing import unpacked
+from sd_scripts.families.common.pictures import as_pictures, evaluating
 from sd_scripts.families.qwen_edit.predict_options import PredictModelOptions, QwenPredictSection
 from sd_scripts.library.adapters.applying import AppliedAdapters, apply_adapters
 from sd_scripts.library.adapters.attaching import attach
@@ -38,33 +34,31 @@ from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.adapters.network import Network
 from sd_scripts.library.core.devices import device_of
-from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import Batch, Parts
-from sd_scripts.library.core.rng import rng_for, seed_for
-from sd_scripts.library.data.cache import CODE_REVISION, Cache, CorruptEntry, fingerprint, key_of
+from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.data.cache import Cache
 from sd_scripts.library.memory.arranging import arrange
 from sd_scripts.library.memory.quantize import is_quantized, quantize_network
 from sd_scripts.library.render.predict import Predictor, Progress, Request, devices_for
 from sd_scripts.library.render.predicting.memory import give_back
-from sd_scripts.library.train.checkpoint import Checkpointer, Identity, State, read_state, remove_leftovers
+from sd_scripts.library.train.checkpoint import Checkpointer, State
 from sd_scripts.library.train.conditioned import Conditioned
 from sd_scripts.library.train.describing import base_facts
-from sd_scripts.library.train.environment import CPU, DTYPES, make_accelerator, start_trackers, with_precision
+from sd_scripts.library.train.environment import CPU, DTYPES, make_accelerator, with_precision
 from sd_scripts.library.train.metadata import build
-from sd_scripts.library.train.model_files import model_files
-from sd_scripts.library.train.optim import learning_rate_at, make_optimizer, restore
-from sd_scripts.library.train.run_meta import write_meta
-from sd_scripts.library.train.session import Session
-from sd_scripts.runs import resume
-from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.library.train.optim import learning_rate_at, make_optimizer
+from sd_scripts.library.train.process import Process
+from sd_scripts.library.train.session import fill_caches, train
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.predict import LoadingSection
 
+from . import loader_run
 from . import yaml as qwen_yaml
-from .batches import CACHED, SHAPES, Entries, Grid, Picture, digest, grids_of, pictures_of, stacked, without_end
+from .batches import CACHED, Entries, Grid, Picture, grids_of, pictures_of, stacked
+from .encoding import BATCHES, Encoder, Sample
 from .model import FAMILY, QwenEdit
 from .options import QwenImageNetwork
 from .predict_options import QwenImagePredict
@@ -72,7 +66,6 @@ from .predict_options import QwenImagePredict
 Pictures = Picture | Sequence[Picture]
 FILE = "pytorch_lora_weights.safetensors"
 """Name of an adapter file in a folder that save_lora is given."""
-CONFIG = "# This run belongs to a script with QwenImageEditTrainer and batches of its own; it is continued by starting that script again.\n"
 FLOAT8 = "qfloat8"
 """What `quantize = True` means where the configuration names no kind: that program's quantisation."""
 
@@ -119,6 +112,7 @@ class QwenImageEditTrainer:
         """Samples that were trained on; they number what is drawn for each."""
         self._scaler = torch.amp.GradScaler("cpu", enabled=False)
         self._checkpointer: Checkpointer | None = None
+        self._last_encoder: Encoder | None = None
 
     # What is configured and loaded.
 
@@ -201,7 +195,7 @@ class QwenImageEditTrainer:
         if self.predictor is not None:
             self.predictor.free()
             self.predictor = None
-        self._parts = self._applied = self.network = self.optimizer = self.lr_scheduler = self.scheduler = None
+        self._parts = self._last_encoder = self._applied = self.network = self.optimizer = self.lr_scheduler = self.scheduler = None
         self._merged = self._arranged = False
         give_back()
 
@@ -225,7 +219,7 @@ class QwenImageEditTrainer:
         The option transformer_quantization, or quantize = True before load_model, does it while loading, in less memory.
         """
         model = self.load_model().backbone if model is None else model
-        home = _named(device, place(model)[0])
+        home = _named(device, next(model.parameters()).device)
         if not is_quantized(model):
             if self.network is not None and model is self.transformer:
                 raise OptionError("quantize: there is an adapter on the transformer already; turn it on before set_lora")
@@ -266,97 +260,14 @@ class QwenImageEditTrainer:
         goes on from the newest state, past the batches that were trained on.
         """
         if train_dataloader is not None:
-            return self._fit(train_dataloader)
+            return loader_run.fit(self, train_dataloader)
         self.free()
-        with self._session() as session:
-            finished = session.run()
-            session.last_word("finished" if finished else "stopped", text=session.closing)
-            assert session.run_dir is not None
-            self.run, self.global_step = session.run_dir.path, session.step
+        with self._process() as (process, asked):
+            ending = train(process, asked)
+            process.last_word("finished" if ending.finished else "stopped", text=ending.text)
+            self.run, self.global_step = ending.run.path, ending.step
         self.lora = [(self.run / f"{self.options.output.output_name}{self.options.output.ending}", 1.0)]
         return self.lora[0][0]
-
-    def _fit(self, train_dataloader: Iterable[Mapping[str, Any]]) -> Path:
-        accelerator = self.setup_accelerator()
-        if accelerator.num_processes > 1:
-            raise OptionError("fit: batches of a loader are trained on in one process; fit without an argument trains on several GPUs")
-        network, options = self.network or self.set_lora(), self.options
-        precision = with_precision(options, accelerator.device).training.mixed_precision
-        self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=precision == "fp16")
-        if not options.memory.blocks_to_swap:
-            # It may have predicted elsewhere.
-            self.load_model().backbone.to(accelerator.device)
-        if self.optimizer is None or self.lr_scheduler is None:
-            self.configure_optimizers()
-        total, together = options.training.max_train_steps, options.training.gradient_accumulation_steps
-        self.global_step = self._num_samples = 0
-        run, finished = self._begin_run()
-        final = run.path / f"{options.output.output_name}{options.output.ending}"
-        if finished:
-            return final
-        lock, stop, batches = resume.RunLock(run), StopRequest(run), without_end(train_dataloader)
-        lock.take()
-        try:
-            remove_leftovers(run)
-            run.log("started", steps=total, start_step=self.global_step, script=options.script)
-            start_trackers(accelerator, options, run)
-            for _ in range(self.global_step * together):
-                next(batches)
-            network.train()
-            with stop.listening(), stop.finishing_steps():
-                while self.global_step < total:
-                    self._one_step([next(batches) for _ in range(together)])
-                    due = options.output.save_every_n_steps
-                    stopping = stop.requested() and self.global_step < total
-                    if (
-                        stopping
-                        or (due and self.global_step % due == 0)
-                        or (self.global_step == total and options.output.save_state_on_train_end)
-                    ):
-                        self.save_checkpoint(0, self.global_step)
-                    if stopping:
-                        run.clear_stop()
-                        run.log("stopped", step=self.global_step, text=f"{self.global_step} of {total} steps are done")
-                        return self.save_lora(run.path / f"{options.output.output_name}-{self.global_step:06d}{options.output.ending}")
-            self.save_lora(final)
-            run.log("saved", step=total, what="export", file=final.name)
-            run.log("finished", step=total, text=f"{total} of {total} steps are done")
-        except BaseException as err:
-            run.log("failed", step=self.global_step, text=str(err) or type(err).__name__)
-            raise
-        finally:
-            for tracker in accelerator.trackers:
-                tracker.finish()
-            lock.release()
-        return final
-
-    def _one_step(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        """An optimizer step over these batches. Raises TrainingError before the weights are touched when the loss is no number."""
-        network, optimizer, scheduler, options = self.network, self.optimizer, self.lr_scheduler, self.options
-        assert network is not None and optimizer is not None and scheduler is not None
-        # Dropout inside modules draws from the global generator: the same step drops the same, resumed or not.
-        torch.manual_seed(seed_for(options.training.seed, self.global_step, "dropout/0"))
-        total = 0.0
-        for batch in batches:
-            loss = self.training_step(batch) / len(batches)
-            self._scaler.scale(loss).backward()
-            total += float(loss.detach())
-        if not math.isfinite(total):
-            optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(f"the loss of step {self.global_step + 1} is {total}; nothing was changed. A lower learning rate may help")
-        self._scaler.unscale_(optimizer)
-        if options.optimizer.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_(network.parameters(), options.optimizer.max_grad_norm)
-        self._scaler.step(optimizer)
-        self._scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        network.after_step()
-        rate = max(scheduler.get_last_lr())
-        scheduler.step()
-        self.global_step += 1
-        assert self.run is not None and self.accelerator is not None
-        RunDirectory(self.run).log("step", step=self.global_step, epoch=0, loss=total, lr=rate)
-        self.accelerator.log({"loss": total, "lr": rate}, step=self.global_step)
 
     def training_step(self, batch: Mapping[str, Any]) -> Tensor:
         """The loss of a batch, with a gradient for the adapter. What it holds decides how: prompt_embed, prompt_embeds_mask, pixel_latent
@@ -365,7 +276,7 @@ class QwenImageEditTrainer:
 
     def _training_step_cached(self, batch: Mapping[str, Any]) -> Tensor:
         parts = self.load_model()
-        grids = grids_of(batch, lambda size: [self._target_size(size), self.family.control_size(parts, size)])
+        grids = grids_of(batch, lambda size: [self._encoder.target_size(size), self.family.control_size(parts, size)])
         rows, columns = grids[0]
         mask = batch.get("prompt_embeds_mask")
         mask = torch.ones(batch["prompt_embed"].shape[:2], dtype=torch.int64) if mask is None else mask
@@ -375,8 +286,9 @@ class QwenImageEditTrainer:
     def _training_step_compute(self, batch: Mapping[str, Any]) -> Tensor:
         rate, seed = self.options.dataset.caption_dropout_rate, self.options.training.seed
         samples = []
-        for number, sample in enumerate(self._samples_of(batch), start=self._num_samples):
-            entries = self._kept(sample) or self._encoded(*sample, self._device, self._device)
+        cache = Cache(Path(self.cache_dir) / BATCHES) if self.use_cache else None
+        for number, sample in enumerate(self._encoder.samples_of(batch), start=self._num_samples):
+            entries = self._encoder.kept(sample, cache) or self._encoded(sample, self._device, self._device)
             if rate and float(torch.rand((), generator=rng_for(seed, number, "caption dropout"))) < rate:
                 entries = {**entries, **{name: entries[f"empty_{name}"] for name in ("prompt_embed", "prompt_embeds_mask")}}
             samples.append(entries)
@@ -428,7 +340,7 @@ class QwenImageEditTrainer:
             self.configure_optimizers()
             optimizer = self.optimizer
         assert optimizer is not None
-        checkpointer = self._checkpointer or self._open(None)
+        checkpointer = self._checkpointer or loader_run.open_run(self, None)
         state: State = {
             "weights": network.state(),
             "optimizer": optimizer.state_dict(),
@@ -440,77 +352,20 @@ class QwenImageEditTrainer:
         checkpointer.exported(global_step, path)
         return folder
 
-    def _begin_run(self) -> tuple[RunDirectory, bool]:
-        """The folder of the run, a new one or that of one that goes on, whose state is loaded then; and whether it is finished already."""
-        options, total = self.options, self.options.training.max_train_steps
-        settings = self._settings
-        wanted = resume.Wanted(
-            options.output, options.distributed.resume, None, settings, qwen_yaml.NO_PICTURES, total, model_files=self._model_files
-        )
-        start = resume.choose(wanted)
-        if start.finished:
-            assert start.run is not None
-            self.run = start.run.path
-            return start.run, True
-        self._open(start.run)
-        assert self.run is not None
-        run = RunDirectory(self.run)
-        for text in start.warnings:
-            run.log("warning", text=text)
-        if start.state is not None:
-            self._go_on_from(start.state)
-        return run, False
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """What decides whether a run goes on."""
-        options = self.options
-        return resume.training_settings(options, options.dataset.train_batch_size * options.training.gradient_accumulation_steps)
-
-    def _model_files(self) -> dict[str, str]:
-        """A hash of each file of the model; what did not change since the last look is not read again."""
-        with Bars() as bars:
-            return model_files(self.options, cache_folder(self.options.dataset, self.options.output.output_dir), bars)
-
-    def _open(self, run: RunDirectory | None) -> Checkpointer:
-        """Writes down what is trained in the folder of a run, None for a new one; what writes its states."""
-        options, settings = self.options, self._settings
-        run = run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, CONFIG)
-        identity = Identity(resume.fingerprint(settings), qwen_yaml.NO_PICTURES, 1)
-        about = {"dataset_hash": qwen_yaml.NO_PICTURES}
-        known = {"settings": settings, "model_files": self._model_files(), "dataset": about}
-        write_meta(run, fingerprint=identity.fingerprint, **known, seed=options.training.seed, processes=1)
-        self.run = run.path
-        self._checkpointer = Checkpointer(run, options.output, identity, lambda step: 0, options.training.max_train_steps)
-        return self._checkpointer
-
-    def _go_on_from(self, folder: Path) -> None:
-        assert self.network is not None and self.optimizer is not None and self.lr_scheduler is not None
-        state, _ = read_state(folder)
-        self.network.load(state["weights"])
-        restore(self.optimizer, state["optimizer"])
-        self.global_step, self._num_samples = state["loop"]["step"], state["loop"]["samples"]
-        if self._scaler.is_enabled():
-            self._scaler.load_state_dict(state["loop"]["scaler"])
-        self.lr_scheduler.last_epoch = self.global_step
-        self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-
     # Caches
 
     def cache_embeddings(self, train_dataloader: Iterable[Mapping[str, Any]] | None = None) -> str:
         """Encodes all pictures and instructions into cache_dir, those of the configuration or of these batches; a summary for people."""
         if train_dataloader is None:
             self.free()
-            with self._session(cache_only=True) as session:
-                return session.fill_caches()
-        model, cache, counts = self.options.model, self._cache(), [0, 0]
+            with self._process(cache_only=True) as (process, asked):
+                return fill_caches(process, asked)
+        cache, counts = Cache(Path(self.cache_dir) / BATCHES), [0, 0]
         for batch in train_dataloader:
-            for sample in self._samples_of(batch):
-                key, counts[0] = self._key_of(sample), counts[0] + 1
+            for sample in self._encoder.samples_of(batch):
+                key, counts[0] = self._encoder.key_of(sample), counts[0] + 1
                 if not cache.has(key):
-                    cache.put(
-                        key, self._encoded(*sample, _named(model.vae_device, self._device), _named(model.text_encoder_device, self._device))
-                    )
+                    cache.put(key, self._encoded(sample, *self._encoder_devices()))
                     counts[1] += 1
         return f"{counts[0]} samples, {counts[1]} of them encoded now, in {cache.folder}"
 
@@ -522,85 +377,24 @@ class QwenImageEditTrainer:
 
         Of a single sample, one picture and one text, they have no first axis. Devices are those of the cache section where they are None.
         """
-        model = self.options.model
-        vae, text = _named(vae_device or model.vae_device, self._device), _named(text_device or model.text_encoder_device, self._device)
-        entries = [self._encoded(*sample, vae, text) for sample in self._samples_of(batch)]
+        entries = [self._encoded(sample, *self._encoder_devices(vae_device, text_device)) for sample in self._encoder.samples_of(batch)]
         return entries[0] if isinstance(batch["prompt"], str) else stacked(entries)
 
-    def _samples_of(self, batch: Mapping[str, Any]) -> list[tuple[Image.Image, list[Image.Image], str]]:
-        """Target, control pictures and instruction of each sample. Raises OptionError for a batch that lacks something."""
-        missing = [name for name in ("image", "control", "prompt") if name not in batch]
-        if missing:
-            there = ", ".join(map(str, batch)) or "nothing"
-            raise OptionError(
-                f"the batch has no {' and no '.join(missing)}; it has {there}. Give image, control and prompt, or the encoded "
-                "pixel_latent, control_latent, prompt_embed and prompt_embeds_mask"
-            )
-        prompts = [batch["prompt"]] if isinstance(batch["prompt"], str) else list(batch["prompt"])
-        targets = pictures_of(batch["image"])
-        controls = [pictures_of(batch[name]) for name in ("control", "control_1", "control_2") if name in batch]
-        counts = [len(prompts), len(targets), *map(len, controls)]
-        if len(set(counts)) > 1:
-            raise OptionError(
-                f"the batch has {counts[0]} prompts, {counts[1]} images and {counts[2:]} control pictures; give one of each for each"
-            )
-        fewest, most = self.family.num_controls(self.load_model())
-        if not fewest <= len(controls) <= most:
-            raise OptionError(f"the batch has {len(controls)} control pictures for each sample; this model takes {fewest} to {most}")
-        return [(target, list(row), prompt) for prompt, target, *row in zip(prompts, targets, *controls, strict=True)]
+    def _encoder_devices(self, vae: Any = None, text: Any = None) -> tuple[torch.device, torch.device]:
+        model = self.options.model
+        return _named(vae or model.vae_device, self._device), _named(text or model.text_encoder_device, self._device)
 
-    @torch.no_grad()
-    def _encoded(self, target: Image.Image, controls: Sequence[Image.Image], prompt: str, vae: torch.device, text: torch.device) -> Entries:
+    @property
+    def _encoder(self) -> Encoder:
+        """What encodes samples with what is loaded."""
+        parts = self.load_model()
+        if self._last_encoder is None or self._last_encoder.parts is not parts:
+            self._last_encoder = Encoder(self.family, parts)
+        return self._last_encoder
+
+    def _encoded(self, sample: Sample, vae: torch.device, text: torch.device) -> Entries:
         """The entries of a sample, in main memory."""
-        parts = self.load_model()
-        parts.vae.to(vae)
-        width, height = self._target_size(target.size)
-        pixels = [VaeImageProcessor(vae_scale_factor=16).preprocess(target, height, width)]
-        pixels += [self.family.control_pixels(parts, picture)[None] for picture in controls]
-        with evaluating(parts):
-            latents = [self.family.encode_pictures(parts, one).cpu() for one in pixels]
-        rows, empty = self._rows(controls, [prompt, ""], text)
-        shapes = [(1, one.shape[-2] // 2, one.shape[-1] // 2) for one in latents]
-        return {
-            "pixel_latent": packed(latents[0])[0],
-            "control_latent": torch.cat([packed(one)[0] for one in latents[1:]]),
-            "prompt_embed": rows.cpu(),
-            "prompt_embeds_mask": torch.ones(len(rows), dtype=torch.int64),
-            "empty_prompt_embed": empty.cpu(),
-            "empty_prompt_embeds_mask": torch.ones(len(empty), dtype=torch.int64),
-            SHAPES: torch.tensor(shapes),
-        }
-
-    def _target_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) at which a target of this size is learned: the model's area, in its own aspect ratio."""
-        width, height = area_size(size, self.load_model().settings["area"])
-        return width // 16 * 16, height // 16 * 16
-
-    def _cache(self) -> Cache:
-        return Cache(Path(self.cache_dir) / "batches")
-
-    def _key_of(self, sample: tuple[Image.Image, list[Image.Image], str]) -> str:
-        """Follows from everything that an entry is made from."""
-        target, controls, prompt = sample
-        parts = self.load_model()
-        if self._prints is None or self._prints[0] is not parts:
-            self._prints = (parts, fingerprint(parts.vae, *parts.text_encoders.values()))
-        pictures = [[*one.size, digest(one)] for one in (target, *controls)]
-        return key_of(
-            {"pictures": pictures, "text": prompt, "encoders": self._prints[1], "settings": parts.settings, "revision": CODE_REVISION}
-        )
-
-    _prints: tuple[Parts, str] | None = None
-
-    def _kept(self, sample: tuple[Image.Image, list[Image.Image], str]) -> Entries | None:
-        """The entries of a sample from the cache; None where there are none, or use_cache is off."""
-        cache = self._cache()
-        if not self.use_cache or not cache.folder.is_dir():
-            return None
-        try:
-            return cache.get(self._key_of(sample))
-        except (KeyError, CorruptEntry):
-            return None
+        return self._encoder.encoded(sample, vae, text)
 
     def _encode_empty_prompt(self, image: Pictures, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Text rows of the empty instruction on control pictures, and their mask."""
@@ -613,7 +407,7 @@ class QwenImageEditTrainer:
         """Normalised latents (B, 16, 1, h, w), float32, of pictures at the size that the model gives control pictures; those of a batch
         have one size. The VAE goes to device; None leaves it where it is."""
         parts = self.load_model()
-        parts.vae.to(_named(device, place(parts.vae)[0]))
+        parts.vae.to(_named(device, next(parts.vae.parameters()).device))
         with evaluating(parts):
             pixels = [self.family.control_pixels(parts, picture) for picture in pictures_of(image)]
             if len({one.shape for one in pixels}) > 1:
@@ -629,26 +423,17 @@ class QwenImageEditTrainer:
         A text may have several control pictures; of several texts each has one. The text encoder goes to device; None leaves it there.
         """
         pictures, parts = pictures_of(image), self.load_model()
-        home = _named(device, place(parts.text_encoders["te1"])[0])
+        home = _named(device, next(parts.text_encoders["te1"].parameters()).device)
         if isinstance(prompt, str):
-            found = self._rows(pictures, [prompt], home)
+            found = self._encoder.rows(pictures, [prompt], home)
         elif len(pictures) in (1, len(prompt)):
             each = pictures * len(prompt) if len(pictures) == 1 else pictures
-            found = [self._rows([one], [text], home)[0] for text, one in zip(prompt, each, strict=True)]
+            found = [self._encoder.rows([one], [text], home)[0] for text, one in zip(prompt, each, strict=True)]
         else:
             raise OptionError(f"{len(prompt)} prompts and {len(pictures)} pictures: give one picture for each, or one for all")
         masks = [torch.ones(len(rows), dtype=torch.int64, device=rows.device) for rows in found]
         pad = torch.nn.utils.rnn.pad_sequence
         return pad(found, batch_first=True), pad(masks, batch_first=True)
-
-    def _rows(self, controls: Sequence[Image.Image], prompts: Sequence[str], device: torch.device) -> list[Tensor]:
-        """Text rows (L, D) of instructions on the same control pictures."""
-        parts = self.load_model()
-        parts.text_encoders["te1"].to(device)
-        with torch.no_grad(), evaluating(parts):
-            pixels = [self.family.control_pixels(parts, one) for one in controls]
-            prefix, suffixes = self.family.encode_instructions(parts, pixels, prompts)
-        return [torch.cat([prefix, suffix]) for suffix in suffixes]
 
     @torch.no_grad()
     def decode_vae_latent(self, latents: Tensor, height: int | None = None, width: int | None = None) -> np.ndarray:
@@ -792,18 +577,20 @@ class QwenImageEditTrainer:
             self._applied = None
 
     @contextmanager
-    def _session(self, cache_only: bool = False) -> Iterator[Session]:
+    def _process(self, cache_only: bool = False) -> Iterator[tuple[Process, flat.Invocation]]:
+        """This process of a start on the pictures of the configuration, and what is asked of it."""
         options = self.options
         if options.dataset.train_data_dir == qwen_yaml.NO_PICTURES:
             text = "train_data_dir is missing: the configuration names no pictures; give data.init_args.dataset_path, or a dataloader"
             raise OptionError(Problem("train_data_dir", text))
         stop = StopRequest()
-        session = Session(flat.Invocation(options, None, False, cache_only, frozenset()), stop)
+        asked = flat.Invocation(options, None, False, cache_only, frozenset())
+        process = Process.begin(asked, stop)
         try:
             with stop.listening():
-                yield session
+                yield process, asked
         finally:
-            session.close()
+            process.close()
 
 
 def _config(given: object) -> qwen_yaml.Config | QwenImageNetwork:

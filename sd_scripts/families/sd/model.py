@@ -16,7 +16,7 @@ from transformers import CLIPTextModel
 
 from sd_scripts.families.common import pictures, structures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header, what_is
 
 from . import loading
@@ -143,7 +143,7 @@ class Sd(pictures.PictureFamily):
     def _embeddings(self, parts: Parts, captions: Sequence[str]) -> Tensor:
         """Embeddings (B, L, D) of captions, for the backbone."""
         embeddings = torch.stack([condition["prompt_embeds"] for condition in self.encode_prompts(parts, captions)])
-        return embeddings.to(*pictures.place(parts.backbone))
+        return embeddings.to(parts.bring(parts.backbone), dtype_of(parts.backbone))
 
 
 def _pipeline_class() -> type[StableDiffusionPipeline]:

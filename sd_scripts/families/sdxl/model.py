@@ -16,7 +16,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.common import pictures, structures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header
 
 from . import loading
@@ -136,7 +136,7 @@ class Sdxl(pictures.PictureFamily):
     def _embeddings(self, parts: Parts, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Embeddings (B, L, D) and pooled vectors (B, P) of captions, for the backbone."""
         conditions = self.encode_prompts(parts, captions)
-        device, dtype = pictures.place(parts.backbone)
+        device, dtype = parts.bring(parts.backbone), dtype_of(parts.backbone)
         embeddings = torch.stack([condition["prompt_embeds"] for condition in conditions]).to(device, dtype)
         return embeddings, torch.stack([condition["pooled"] for condition in conditions]).to(device, dtype)
 

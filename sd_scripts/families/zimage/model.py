@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common import structures
-from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, place, quiet_transformers
+from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, quiet_transformers
 from sd_scripts.families.common.samplers import scheduler_for
 from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header
 
 from . import loading
@@ -93,7 +93,7 @@ class ZImage(PictureFamily):
         """
         encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
         limit: int = parts.settings["max_token_length"]
-        device, _ = place(encoder)
+        device = parts.bring(encoder)
         conditions = []
         for caption in captions:
             text = tokenizer.apply_chat_template(
@@ -116,7 +116,8 @@ class ZImage(PictureFamily):
         Z-Image's clock runs the other way, 0 at noise and 1 at the clean picture, and its output is x0 - noise. Its time reaches the
         embedding in float32, whatever the precision of the network. Texts may have different lengths.
         """
-        _, dtype = place(parts.backbone)
+        parts.bring(parts.backbone)
+        dtype = dtype_of(parts.backbone)
         clock = 1 - t.to(x_t.device, torch.float32)
         output = parts.backbone(
             list(x_t.to(dtype).unsqueeze(2)),
@@ -177,7 +178,7 @@ class ZImage(PictureFamily):
     def _texts(self, parts: Parts, captions: Sequence[str]) -> list[Tensor]:
         """The rows of captions, as the transformer takes them."""
         conditions = self.encode_prompts(parts, captions)
-        device, dtype = place(parts.backbone)
+        device, dtype = parts.bring(parts.backbone), dtype_of(parts.backbone)
         return [condition["text"].to(device, dtype) for condition in conditions]
 
 

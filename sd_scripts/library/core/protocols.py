@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -18,6 +18,10 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from PIL import Image
 from torch import Tensor, nn
+
+from sd_scripts.dataset.plan import Plan
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.schema.runs import RunOptions
 
 Kind = Literal["epsilon", "v_prediction", "velocity", "sample"]
 """What a network predicts: noise, v = a noise - s x0 (Salimans and Ho 2022), velocity = noise - x0, or x0 itself."""
@@ -71,6 +75,17 @@ class InHostRam(Protocol):
     def host_tensors(self) -> list[Tensor]: ...
 
 
+class Visits(Protocol):
+    """What brings networks that are kept elsewhere to where they compute, while pictures are rendered."""
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the VAE decodes in tiles."""
+        ...
+
+    def bring(self, module: nn.Module) -> None: ...
+
+
 @dataclass
 class Parts:
     """The loaded networks of one model, and what its files say about how they are to be used."""
@@ -97,6 +112,19 @@ class Parts:
     training_adapter: TrainingAdapter | None = None
     """What is on the backbone in training and in validation, also of the base that a prior compares with, but in no preview and in no saved
     file."""
+    visits: Visits | None = None
+    """Who brings networks from where they are kept; None where each computes where it is."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the backbone is."""
+        return _first_weight(self.backbone).device
+
+    def bring(self, module: nn.Module) -> torch.device:
+        """Brings a network that is about to compute to where it does so, if it is kept elsewhere; its device."""
+        if self.visits is not None:
+            self.visits.bring(module)
+        return _first_weight(module).device
 
     def without_training_adapter(self) -> AbstractContextManager[None]:
         """Inside, the model is what it is without training_adapter."""
@@ -105,6 +133,15 @@ class Parts:
     def modules(self) -> dict[str, nn.Module]:
         """All networks by name: backbone, vae, te1, te2, ..."""
         return {"backbone": self.backbone, "vae": self.vae, **self.text_encoders}
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """Precision of a network: that of its first floating-point parameter, which no adapter replaces."""
+    return _first_weight(module).dtype
+
+
+def _first_weight(module: nn.Module) -> nn.Parameter:
+    return next(parameter for parameter in module.parameters() if parameter.is_floating_point())
 
 
 @dataclass(frozen=True)
@@ -347,10 +384,73 @@ class NewFamily(ModelFamily, Protocol):
         """Raises OptionError when the model cannot work on pictures (width, height) of all these sizes, in pixels."""
         ...
 
+    def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
+        """Raises OptionError for captions of a data set that the model cannot be trained on."""
+        ...
+
+    def latent_factor(self, parts: Parts) -> int:
+        """How many pixels one latent is wide."""
+        ...
+
     def build(self, options: Any, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """A model with random weights, which follow from beginning.seed alone; the counterpart of `load`.
 
         Raises OptionError with every problem: sizes that the architecture cannot halve, files that cannot be read.
+        """
+        ...
+
+
+class Sources(Protocol):
+    """What evaluations of a run are made of."""
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """(width, height) in pixels, each once."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for a person."""
+        ...
+
+    def lines(self, plan: Plan) -> list[str]:
+        """How many there are, for a dry run."""
+        ...
+
+
+class Samples(Protocol):
+    """What shows during training how far the network is."""
+
+    def render(self, step: int, missing_only: bool = False) -> None: ...
+
+    def try_out(self) -> str:
+        """Renders what takes most memory, as short as possible, into nowhere; says what it was. Raises what rendering raises."""
+        ...
+
+
+class EvaluatingFamily(ModelFamily, Protocol):
+    """A family whose runs are shown by evaluations of its own instead of prompts; see FamilyFacts.evaluates."""
+
+    def sources(self, options: RunOptions, plan: Plan, cache_folder: FilePath) -> Sources:
+        """What evaluations will be made of. Raises OptionError for what is not there or cannot be read."""
+        ...
+
+    def evaluation(
+        self,
+        parts: Parts,
+        options: RunOptions,
+        plan: Plan,
+        sources: Any,
+        data: Any,
+        run: RunDirectory,
+        saves: bool,
+        agreed: Callable[[list[int]], list[int]],
+        progress: Callable[[], None],
+    ) -> Samples:
+        """What makes evaluations of these sources, which `sources` has found, and of the images of `data`.
+
+        saves: off in processes that only lend their share of a network to the one that writes. agreed gives that one's choice to all that
+        compute together; progress is called now and then, for those who wait.
         """
         ...
 
@@ -423,6 +523,32 @@ class Batch:
     """Optimizer step that the batch belongs to, from 0; -1 for held-out pictures."""
     progress: float = 0.0
     """Share of the run's steps that are done before it, in [0, 1)."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device; the numbers stay, because they are drawn from on the CPU, and who is a regularisation image with them."""
+        at_home = {"numbers", "regularisation"}
+        return replace(self, **{one.name: _moved(getattr(self, one.name), device) for one in fields(self) if one.name not in at_home})
+
+    def __getitem__(self, rows: slice) -> Batch:
+        """The samples of these rows."""
+        whole = {"step", "progress"}
+        return replace(self, **{one.name: _rows(getattr(self, one.name), rows) for one in fields(self) if one.name not in whole})
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors on the device, in whatever holds them."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {name: _moved(one, device) for name, one in value.items()}
+    return [_moved(one, device) for one in value] if isinstance(value, list) else value
+
+
+def _rows(value: Any, rows: slice) -> Any:
+    """The rows of a tensor or list, or of each in a dictionary."""
+    if isinstance(value, dict):
+        return {name: one[rows] for name, one in value.items()}
+    return None if value is None else value[rows]
 
 
 @dataclass(frozen=True)

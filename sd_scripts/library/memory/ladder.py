@@ -7,7 +7,6 @@ step that is done again sees the same pictures, times, noise and masks of dropou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -143,22 +142,4 @@ def pieces_of(batch: Batch, count: int) -> list[Batch]:
     if count == 1 or size == 1:
         return [batch]
     most = -(-size // count)
-    return [_part(batch, slice(start, start + most)) for start in range(0, size, most)]
-
-
-def _part(batch: Batch, rows: slice) -> Batch:
-    return replace(
-        batch,
-        x0=batch.x0[rows],
-        conditions=batch.conditions[rows],
-        numbers=batch.numbers[rows],
-        weights=batch.weights[rows],
-        names=batch.names[rows],
-        masks=None if batch.masks is None else batch.masks[rows],
-        towards=batch.towards[rows],
-        goals=batch.goals[rows],
-        references=batch.references[rows],
-        captions=batch.captions[rows],
-        regularisation=None if batch.regularisation is None else batch.regularisation[rows],
-        terms={name: weights[rows] for name, weights in batch.terms.items()},
-    )
+    return [batch[start : start + most] for start in range(0, size, most)]

@@ -40,8 +40,8 @@ def rehearse(trainer: Trainer, data: Data, working: Callable[[Work], None]) -> N
     a ladder, its levers are pulled first.
     """
     start = time.perf_counter()
-    trainer.phases.enter("rehearse")
-    device = trainer.accelerator.device
+    trainer.process.phases.enter("rehearse")
+    device = trainer.process.device
     working("train")
     batch, what = data.heaviest()
     _try_out(trainer, batch, what)
@@ -50,10 +50,10 @@ def rehearse(trainer: Trainer, data: Data, working: Callable[[Work], None]) -> N
     previews = _try_out_samples(trainer)
     working("train")
     _release(device)
-    trainer.peers.barrier()
-    with trainer.peers.exchanging():
-        peak = largest(peak_gib(device), trainer.accelerator)
-    if trainer.accelerator.is_main_process:
+    trainer.process.peers.barrier()
+    with trainer.process.peers.exchanging():
+        peak = largest(peak_gib(device), trainer.process.accelerator)
+    if trainer.process.is_main:
         seconds, said = time.perf_counter() - start, f"{what}; {previews}" if previews else what
         trainer.run.log("rehearsed", seconds=round(seconds, 3), peak_gib=round(peak, 3), what=said)
         log.info("rehearsed %s: at most %.2f GiB, %.1f s", said, peak, seconds)
@@ -78,15 +78,15 @@ def _try_out(trainer: Trainer, batch: Batch, what: str) -> None:
                 raise
             # Its frames keep the graph.
             failed = err.with_traceback(None)
-        if trainer.ladder is None or not trainer.ladder.pull("rehearsal"):
+        if trainer.steps.ladder is None or not trainer.steps.ladder.pull("rehearsal"):
             raise OutOfMemory(_sentence(what)) from failed
 
 
 def _beside_state(trainer: Trainer, batch: Batch) -> None:
     """Tries a batch while as much memory is held as the optimizer will need from its first step on."""
-    device = trainer.accelerator.device
-    state = torch.empty(state_bytes(trainer.optimizer, device), dtype=torch.uint8, device=device)
-    trainer.try_out(batch)
+    device = trainer.process.device
+    state = torch.empty(state_bytes(trainer.learner.optimizer, device), dtype=torch.uint8, device=device)
+    trainer.steps.try_out(batch)
     del state
 
 

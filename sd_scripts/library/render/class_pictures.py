@@ -57,8 +57,8 @@ class ClassPictures:
             for start in range(0, total, together):
                 progress("class pictures", start, total)
                 batch = self.requests[start : start + together]
-                with torch.random.fork_rng(), visiting(parts, tiled):
-                    images = family.preview(parts, batch)
+                with torch.random.fork_rng(), visiting(parts, tiled) as visited:
+                    images = family.preview(visited, batch)
                 for index, (image, request) in enumerate(zip(images, batch, strict=True), start):
                     save_picture(image, self.path(index), request, parts.source)
                 bar.update(len(batch))

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sd_scripts import families
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.families.common.pictures import as_pictures, evaluating, place
+from sd_scripts.families.common.pictures import as_pictures, evaluating
 from sd_scripts.library.core.devices import device_of, precision_for
-from sd_scripts.library.core.protocols import Condition, EditingFamily, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, EditingFamily, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import tried
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.predict import PredictOptions
@@ -110,7 +110,7 @@ class Predictor:
         self.family, self.parts, self.devices, self.offload = family, parts, devices or Devices(), offload
         for name, module in parts.modules().items():
             module.to(CPU if offload else self.devices.of(name))
-        self.adapters = Adapters(parts, place(parts.backbone)[1])
+        self.adapters = Adapters(parts, dtype_of(parts.backbone))
         self.kept = Kept(KEPT_BYTES)
         self.thumbnails = Thumbnails(family, parts)
 
@@ -186,7 +186,7 @@ class Predictor:
         return {
             "model_version": self.parts.settings["model_version"],
             "devices": self.devices.names(),
-            "precision": str(place(self.parts.backbone)[1]).removeprefix("torch."),
+            "precision": str(dtype_of(self.parts.backbone)).removeprefix("torch."),
             "controls": list(self.controls),
         }
 

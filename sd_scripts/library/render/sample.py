@@ -141,8 +141,8 @@ class Previews:
 
     def _rendered(self, requests: list[Preview]) -> list[Image.Image]:
         # Samplers may draw from the global generators; training must not notice that somebody looked.
-        with torch.random.fork_rng(), visiting(self.parts, self.tiled):
-            return self.family.preview(self.parts, requests)
+        with torch.random.fork_rng(), visiting(self.parts, self.tiled) as parts:
+            return self.family.preview(parts, requests)
 
     def _request(self, step: int, index: int) -> Preview | None:
         """The request of a prompt; None, after a warning, when one of its control pictures cannot be read any more."""

@@ -4,12 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sd_scripts.library.core.protocols import Denoiser, Kind, ModelFamily, Network, Parts
+from sd_scripts.library.core.protocols import Batch, Denoiser, Kind, ModelFamily, Network, Parts
+from sd_scripts.library.memory.compiling import Compilation
 from sd_scripts.library.parallel.sharding import is_sharded
+
+
+class Data(Protocol):
+    """Batches by number. trained_encoders: text encoders whose part the conditions lack, because it changes with every step."""
+
+    trained_encoders: Sequence[str]
+
+    def micro_batch(self, step: int, micro: int, rank: int) -> Batch: ...
+
+    def validation_batches(self) -> Sequence[Callable[[], Batch]]: ...
+
+    def empty_text(self) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained: a network on or in the parts of a family, and the batches that it is shown."""
+
+    family: ModelFamily
+    parts: Parts
+    network: Network
+    data: Data
+    compilation: Compilation | None = None
+    """The code of the backbone, if it is made."""
+
+    def denoiser(self, batch: Batch) -> Conditioned:
+        """The network for a batch that is on its device."""
+        if self.compilation is not None:
+            self.compilation.begin_batch()
+        conditions = batch.conditions
+        if self.data.trained_encoders:
+            conditions = [{**condition, **text} for condition, text in zip(conditions, self._live_texts(batch.captions), strict=True)]
+        return Conditioned(self.family, self.parts, self.network, conditions, lambda: self._empty_text(batch.x0.device))
+
+    def _live_texts(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
+        """What the trained text encoders make of captions."""
+        encoders = self.data.trained_encoders if self.family.separate_texts else None
+        return self.family.encode_prompts(self.parts, captions, encoders)
+
+    def _empty_text(self, device: torch.device) -> dict[str, Tensor]:
+        """The text part of the empty caption's condition, on the device."""
+        kept = {name: tensor.to(device) for name, tensor in self.data.empty_text().items()}
+        return {**kept, **self._live_texts([""])[0]} if self.data.trained_encoders else kept
 
 
 @dataclass(frozen=True)

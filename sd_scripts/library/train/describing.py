@@ -8,8 +8,7 @@ from pathlib import Path
 
 from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.families.lgt.evaluation import Sources
-from sd_scripts.library.core.protocols import ModelFamily, Parts
+from sd_scripts.library.core.protocols import ModelFamily, Parts, Sources
 from sd_scripts.library.data.pipeline import Kept
 from sd_scripts.runs.resume import Start
 from sd_scripts.schema.runs import RunOptions
@@ -70,14 +69,6 @@ def lines_about_pictures(plan: Plan) -> list[str]:
     return lines
 
 
-def lines_about_styles(plan: Plan, sources: Sources) -> list[str]:
-    """How many pictures each style has, and how many transfers an evaluation makes."""
-    counts = Counter(plan.pictures[index].caption for index in plan.trained_pictures())
-    told = ", ".join(f"{style} {count}" for style, count in sorted(counts.items()))
-    tests, transfers = len(sources.items), len(sources.items) * len(counts)
-    return [f"styles: {told}", f"evaluation: {transfers} transfers, of {tests} {'picture' if tests == 1 else 'pictures'}"]
-
-
 def _from(controls: Sequence[tuple[int, int]]) -> str:
     return f" from {' + '.join(f'{width}x{height}' for width, height in controls)}" if controls else ""
 
@@ -116,7 +107,7 @@ def about_start(
         f"steps: {total_steps} of {plan.global_batch_size} samples, {plan.steps_of_epochs(1)} in the first epoch",
         f"starts: {begins}",
         f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
-        *([f"previews: {num_previews}"] if sources is None else lines_about_styles(plan, sources)),
+        *([f"previews: {num_previews}"] if sources is None else sources.lines(plan)),
         *([f"class pictures: {num_class_pictures} will be made before training"] if num_class_pictures else []),
         *(f"note: {text}" for text in (*start.warnings, *plan.warnings, *findings_of_length(plan, total_steps), *about_tests)),
         "Nothing was started (--dry_run).",

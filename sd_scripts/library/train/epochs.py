@@ -15,7 +15,10 @@ from typing import Any
 
 from sd_scripts.schema.files import write_atomically
 
+from .checkpoint import room_for
+from .learner import Learner
 from .meter import StepLog
+from .observing import Observer
 
 Row = dict[str, float]
 """The columns that an epoch has, by name."""
@@ -112,3 +115,46 @@ class EpochLog:
         self.rows = [dict(row) for row in state["rows"]]
         self._whole, self._seconds = bool(state["whole"]), float(state["seconds"])
         self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+
+
+class EpochTable(Observer):
+    """Adds each step of a run to its epoch, and writes down an epoch that is over; the run may end within one."""
+
+    kept = "epochs"
+
+    def __init__(self, learner: Learner, path: Path, leading: Sequence[str] = ()) -> None:
+        """See EpochLog."""
+        self._learner, self._table, self._process = learner, learner.timetable, learner.process
+        self._path = path
+        self.log = EpochLog(path, leading)
+
+    def begin(self, step: int) -> None:
+        """Brings the file to what is known."""
+        if self._process.is_main:
+            ended = step >= self._table.total_steps
+            row = self.log.so_far(self._table.epochs_done(step - 1) + 1, self._learner.learning_rate()) if ended else None
+            with room_for(self._path.name, self._path.parent):
+                self.log.write(row)
+
+    def after_step(self, step: int, log: StepLog) -> None:
+        self.log.add(log)
+        before = self._table.epochs_done(step - 1)
+        ends = self._table.epochs_done(step) > before
+        if not ends and step < self._table.total_steps:
+            return
+        rate = self._learner.learning_rate()
+        row = self.log.end(before + 1, rate) if ends else self.log.so_far(before + 1, rate)
+        if row is None or not self._process.is_main:
+            return
+        with room_for(self._path.name, self._path.parent):
+            if ends:
+                self.log.append()
+            else:
+                self.log.write(row)
+        self._process.log("epoch", step=step, **row)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.log.state_dict()
+
+    def load_state_dict(self, state: Any, step: int) -> None:
+        self.log.load_state_dict(state, step)

@@ -27,7 +27,7 @@ from sd_scripts.schema.errors import OptionError
 if TYPE_CHECKING:
     from sd_scripts.library.parallel.peers import PeerLost
 
-    from .session import Session
+    from .process import Process
 
 log = logging.getLogger("sd_scripts")
 
@@ -86,56 +86,57 @@ def start(asked: flat.Invocation) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     logging.basicConfig(level=logging.INFO if _rank() == 0 else logging.ERROR, format="%(message)s", stream=sys.stderr)
     stop = StopRequest()
-    session: Session | None = None
+    process: Process | None = None
     try:
         with stop.listening():
-            from .session import Session
+            from . import session
+            from .process import Process
 
             if asked.estimate:
                 from sd_scripts.library.memory.forecast.answers import for_estimate
 
                 asked = for_estimate(asked)
-            session = Session(asked, stop)
+            process = Process.begin(asked, stop)
             if asked.estimate or asked.dry_run or asked.cache_only:
                 for note in asked.notes:
                     log.warning("%s", note)
             if asked.estimate:
-                sys.stdout.write(session.estimate() + "\n")
+                sys.stdout.write(session.estimate(process, asked) + "\n")
                 return 0
             if asked.dry_run:
-                sys.stdout.write(session.dry_run() + "\n")
+                sys.stdout.write(session.dry_run(process, asked) + "\n")
                 return 0
             if asked.cache_only:
-                said = session.fill_caches()
+                said = session.fill_caches(process, asked)
                 if _rank() == 0:
                     sys.stdout.write(said + "\n")
-                session.last_word("finished", text=said)
+                process.last_word("finished", text=said)
                 return 0
-            done = session.run()
-            session.last_word("finished" if done else "stopped", text=session.closing)
+            ending = session.train(process, asked)
+            process.last_word("finished" if ending.finished else "stopped", text=ending.text)
             return 0
     except Stopped:
-        return _stopped(session, asked)
+        return _stopped(process, asked)
     except Exception as err:
-        return _failed(session, err, asked)
+        return _failed(process, err, asked)
     finally:
-        if session is not None:
-            session.close()
+        if process is not None:
+            process.close()
 
 
-def _stopped(session: Session | None, asked: flat.Invocation) -> int:
-    if session is not None:
-        lost = session.peers.lost()
+def _stopped(process: Process | None, asked: flat.Invocation) -> int:
+    if process is not None:
+        lost = process.peers.lost()
         if lost is not None:
             # A launcher asks the others to stop when one process has ended; why that one did is what counts.
-            return _failed(session, lost, asked)
-        session.peers.tell_end("stopped", stopped=True)
-        session.last_word("stopped", text=session.closing or "stopped; what is cached and saved stays")
+            return _failed(process, lost, asked)
+        process.peers.tell_end("stopped", stopped=True)
+        process.last_word("stopped", text="stopped; what is cached and saved stays")
     log.info("stopped")
     return 0
 
 
-def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> int:
+def _failed(process: Process | None, err: Exception, asked: flat.Invocation) -> int:
     """The sentence on the console, the `failed` event, and the exit code of an error."""
     text, remedy, code = _one_line(err), "the whole error is in console.log; please report it", 1
     lost = _is_lost(err)
@@ -149,16 +150,16 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
         remedy = "bash setup.sh doctor names the package that is wrong, bash setup.sh install brings it back"
         log.error("a package this needs cannot be imported; %s", remedy, exc_info=err)
     elif lost is not None:
-        assert session is not None
-        text, remedy = session.about_loss(lost), lost.remedy
-        if session.peers.speaks:
+        assert process is not None
+        text, remedy = process.about_loss(lost), lost.remedy
+        if process.peers.speaks:
             sys.stderr.write(f"{text}\n")
     elif isinstance(err, RunFolderLost):
         text, remedy = str(err), "bring the folder back and start again, or start a new run"
         log.error("%s; %s", text, remedy)
     elif _is_out_of_memory(err):
         text = str(err) if isinstance(err, OutOfMemory) else "the device has no memory left"
-        remedy = session.levers() if session is not None else "a smaller model"
+        remedy = _advice(process, asked)
         sys.stderr.write(f"{text}. What would help most: {remedy}\n")
         log.debug("out of memory", exc_info=err)
     elif isinstance(err, TrainingError):
@@ -166,15 +167,27 @@ def _failed(session: Session | None, err: Exception, asked: flat.Invocation) -> 
         sys.stderr.write(f"{text}\n")
     else:
         log.error("unexpected error", exc_info=err)
-    if session is not None:
+    if process is not None:
         if lost is None:
-            session.peers.tell_end(text, remedy)
-        if session.peers.speaks or "distributed_timeout" in text:
-            session.last_word("failed", text=text, remedy=remedy, refused=code == 2)
-    elif session is None and _rank() == 0 and asked.run_dir is not None and asked.run_dir.is_dir():
+            process.peers.tell_end(text, remedy)
+        if process.peers.speaks or "distributed_timeout" in text:
+            process.last_word("failed", text=text, remedy=remedy, refused=code == 2)
+    elif process is None and _rank() == 0 and asked.run_dir is not None and asked.run_dir.is_dir():
         with suppress(OSError):
             RunDirectory(asked.run_dir).log("failed", step=0, text=text, remedy=remedy, refused=code == 2)
     return code
+
+
+def _advice(process: Process | None, asked: flat.Invocation) -> str:
+    """What to change after running out of memory."""
+    if process is None:
+        return "a smaller model"
+    from sd_scripts.library.memory.remedies import levers
+
+    from .environment import with_global_batch, with_precision
+
+    options = with_global_batch(with_precision(asked.options, process.device), process.peers.world)
+    return "; ".join(levers(options, process.device.type == "cuda", process.work))
 
 
 def _is_lost(err: Exception) -> PeerLost | None:

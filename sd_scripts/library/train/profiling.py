@@ -8,12 +8,15 @@ from torch.profiler import ProfilerActivity, profile
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.files import write_atomically, written_aside
 
+from .meter import StepLog
+from .observing import Observer
+
 STEPS_BEFORE = 3
 """Steps of a session that are not recorded: kernels are chosen and compiled in them."""
 ROWS = 50
 
 
-class StepProfiler:
+class StepProfiler(Observer):
     """Records `num_steps` steps of this session after the third; 0 records none. Changes no number of the training."""
 
     def __init__(self, run: RunDirectory, num_steps: int, device: torch.device) -> None:
@@ -21,21 +24,20 @@ class StepProfiler:
         self._done = self._recorded = 0
         self._profile: profile | None = None
 
-    def before_step(self) -> None:
+    def before_step(self, step: int) -> None:
         if self._num_steps and self._done == STEPS_BEFORE:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
             self._profile = profile(activities=activities, profile_memory=True)
             self._profile.start()
 
-    def after_step(self, step: int) -> None:
-        """step: steps of the run that are done."""
+    def after_step(self, step: int, log: StepLog) -> None:
         self._done += 1
         if self._profile is not None:
             self._recorded += 1
             if self._recorded == self._num_steps:
-                self.finish(step)
+                self.end(step)
 
-    def finish(self, step: int) -> None:
+    def end(self, step: int) -> None:
         """Ends the recording, at the end of a session too, and writes what there is."""
         if self._num_steps and not self._recorded:
             text = f"profile: this session ended before its step {STEPS_BEFORE + 1}, the first to be recorded"

@@ -270,7 +270,7 @@ class Forecaster:
 
     def _control(self, size: tuple[int, int], options: RunOptions) -> tuple[int, int]:
         """The size of a control picture with the sides of this one."""
-        sized = control_size(options.model)
+        sized = control_size(self._family, options.model)
         return size if sized is None else sized(size)
 
     def _scaled(self, size: tuple[int, int], options: RunOptions) -> tuple[int, int]:
