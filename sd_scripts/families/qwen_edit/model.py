@@ -20,6 +20,7 @@ from sd_scripts.families.common import structures
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, in_tiles
 from sd_scripts.families.common.tiny import tiny_parts
+from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.common import BASE, read_json
 from sd_scripts.library.loading.headers import Header
@@ -71,7 +72,7 @@ class QwenEdit(PictureFamily):
 
     def tiny_version(self, version: str) -> Parts:
         """The tiny model of another version: edit, edit-2509, edit-2511 or image."""
-        tokenizer = tiny_qwen.tiny_qwen_tokenizer(qwen_templates.template_of(one).text for one in MAX_CONTROLS)
+        tokenizer = tiny_qwen_tokenizer(qwen_templates.template_of(one).text for one in MAX_CONTROLS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             encoder, vae = tiny_qwen.tiny_qwen_text_encoder(tokenizer), tiny_qwen.tiny_qwen_vae()

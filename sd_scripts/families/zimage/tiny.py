@@ -11,7 +11,7 @@ from diffusers import ZImageTransformer2DModel
 from torch import nn
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
-from sd_scripts.families.qwen_edit.tiny import tiny_qwen_tokenizer
+from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sd_scripts.families.sd.model import Sd
 from sd_scripts.families.sdxl.model import Sdxl
 from sd_scripts.families.zimage.model import ZImage
 from sd_scripts.families.zimage.options import ZImageNetworkOptions
+from sd_scripts.library.adapters.architectures import architectures
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.layer_names import layers_of
 from sd_scripts.library.adapters.layers import plan_layers
@@ -252,6 +254,16 @@ def test_a_family_alone_gives_the_names_of_its_published_model(family: str, requ
     for name in known.layers:
         assert known.to_kohya(name) == loaded.to_kohya(name)
         assert known.fused(name) == loaded.fused(name)
+
+
+def test_a_backbone_and_a_kind_of_file_belong_to_one_architecture() -> None:
+    known = architectures()
+    assert len({file for one in known.values() for file in one.files}) == sum(len(one.files) for one in known.values())
+    for one in known.values():
+        part = one.spec.parts["backbone"]
+        config = json.loads((one.spec.configs / part.folder / "config.json").read_text(encoding="utf-8"))
+        same_class = [other for other in known.values() if other.spec.parts["backbone"].class_name == part.class_name]
+        assert [other.name for other in same_class if other.is_backbone(config)] == [one.name]
 
 
 def test_a_folder_of_configurations_gives_the_names_of_its_model(tmp_path: Path) -> None:
