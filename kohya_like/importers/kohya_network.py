@@ -41,7 +41,8 @@ _TYPES = {
     "lokr": _Type("lokr", convolutions=True),
     "oft": _Type("oft"),
     "diag-oft": _Type("oft", lost="peft's OFT takes its place; its blocks have oft_block_size, and convolutions are left alone"),
-    "oft of blocks": _Type("oft", lost="kohya's rank is the number of blocks, oft_block_size here is their side; check it"),
+    "transformer": _Type("lora"),
+    "transformer oft": _Type("oft", lost="kohya's rank is the number of blocks, oft_block_size here is their side; check it"),
     "boft": _Type("oft", lost="orthogonal blocks without butterflies (OFT) are the nearest there is"),
     "glora": _Type("lora", convolutions=True, lost="GLoRA is not made; LoRA is the nearest there is"),
     "ia3": _Type("lora", lost="iA3 is not made; a LoRA of a small rank is the nearest there is, with a learning rate about a tenth"),
@@ -158,7 +159,7 @@ _LYCORIS_PRESETS = {"attn-only": [r"attn\d?\."], "unet-convblock-only": [r"resne
 @rule("LyCORIS_preset", "preset")
 def _lycoris_preset(sheet: KohyaSheet, key: str) -> None:
     name = str(sheet.value(key) or "")
-    if type_name(sheet) in ("standard", "oft of blocks", "lora-fa"):
+    if type_name(sheet) in ("standard", "transformer", "transformer oft", "lora-fa"):
         sheet.skip(key, "this type has no LyCORIS preset")
     elif name in _LYCORIS_PRESETS:
         sheet.take(key, "target_modules", _LYCORIS_PRESETS[name])

@@ -442,6 +442,15 @@ def _hub(sheet: KohyaSheet, key: str) -> None:
         sheet.plain(key)
 
 
-@rule("highvram", "lowvram", "lowram", "logging_dir", "xformers", "sdpa", "mem_eff_attn")
+@rule(
+    "highvram",
+    "lowvram",
+    "lowram",
+    "logging_dir",
+    "xformers",
+    "sdpa",
+    "mem_eff_attn",
+    *(name for facts in KOHYA.values() for name in facts.versions),
+)
 def _never_needed(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, sheet.advice(key, sheet.value(key)))

@@ -170,8 +170,8 @@ def _family(given: Mapping[str, object], name: str, page: bool) -> tuple[str, st
             told_by = box if switch(given.get(box)) is True else module if module == f"networks.lora_{other}" else marks.get(other)
             if told_by:
                 return family, f"{told_by}, a family that is not trained here", True
-        if said and facts.model_type not in (None, said):
-            return family, "model_type, a family that is not trained here", True
+    if said and (family := next((name for name, facts in KOHYA.items() if facts.model_type not in (None, said)), "")):
+        return family, "model_type, a family that is not trained here", True
     for family, facts in KOHYA.items():
         if on := next((box for box in facts.boxes if switch(given.get(box)) is True), None):
             return family, on, False
@@ -198,6 +198,9 @@ def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, s
         for family, facts in KOHYA.items():
             if any(piece in text.lower() for piece in facts.models):
                 return family, what
+    for family, facts in KOHYA.items():
+        if on := next((name for name in facts.versions if switch(given.get(name)) is True), None):
+            return family, on
     sides = [number(side) or 0 for side in str(given.get("max_resolution") or given.get("resolution") or "").strip("[]() ").split(",")]
     family, side = next((family, facts.side) for family, facts in KOHYA.items() if facts.side is not None and min(sides) >= facts.side)
     return family, f"{'the resolution' if side else 'the lack of any other sign'}; choose another kind of run if that is wrong"
@@ -212,7 +215,7 @@ _SAID_BY = {"lr_scheduler": "lr_scheduler_type", "lr_warmup_steps": "lr_warmup",
 def _assume(sheet: KohyaSheet) -> None:
     """What the file leaves at kohya's default, where that is not ours."""
     program = "kohya_ss" if sheet.page else "sd-scripts"
-    rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "oft of blocks")
+    rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "transformer oft")
     own = sheet.kohya.defaults if sheet.kohya is not None else {}
     for option, default in {**(_PAGE_DEFAULTS if sheet.page else kohya_lines.DEFAULTS), **own}.items():
         if option not in sheet.known or option in sheet.given:

@@ -60,6 +60,8 @@ class KohyaFacts:
     """In which order a file is asked whether it is for this family, from 0."""
     boxes: tuple[str, ...]
     """Switches that say so."""
+    versions: tuple[str, ...]
+    """Switches between versions of the family, which say so where neither its options nor names of models do."""
     marks: tuple[str, ...]
     """Options that only the family's scripts have."""
     models: tuple[str, ...]

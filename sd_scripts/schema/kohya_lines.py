@@ -39,7 +39,7 @@ _TYPES = {
     "networks.loha": "loha",
     "networks.lokr": "lokr",
     "lycoris.kohya": "lora",
-    **{name: "lora" for facts in FACTS.values() if facts.kohya for name, kind in facts.kohya.types.items() if kind == "standard"},
+    **{name: "lora" for facts in FACTS.values() if facts.kohya for name, kind in facts.kohya.types.items() if kind == "transformer"},
 }
 _ALGORITHMS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr", "dora": "dora"}
 _NO_EFFECT = {"preset": ("full", "attn-mlp"), **dict.fromkeys(("use_tucker", "use_cp", "use_scalar", "train_norm"), ("false", "0"))}

@@ -15,6 +15,7 @@ FACTS = FamilyFacts(
     kohya=KohyaFacts(
         asked=0,
         boxes=("flux1_checkbox",),
+        versions=(),
         marks=("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask"),
         models=("flux",),
         side=None,
@@ -28,7 +29,12 @@ FACTS = FamilyFacts(
             "flux1_t5xxl": "t5xxl",
             "flux_fused_backward_pass": "fused_backward_pass",
         },
-        types={"networks.lora_flux": "standard", "networks.oft_flux": "oft of blocks", "flux1": "standard", "flux1 oft": "oft of blocks"},
+        types={
+            "networks.lora_flux": "transformer",
+            "networks.oft_flux": "transformer oft",
+            "flux1": "transformer",
+            "flux1 oft": "transformer oft",
+        },
         defaults={"timestep_sampling": "sigma", "discrete_flow_shift": 3.0, "model_prediction_type": "sigma_scaled", "guidance_scale": 3.5},
         text_rates=(),
         dreambooth_trains_text=False,

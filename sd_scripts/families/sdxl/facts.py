@@ -30,6 +30,7 @@ FACTS = FamilyFacts(
     kohya=KohyaFacts(
         asked=1,
         boxes=("sdxl", "sdxl_checkbox"),
+        versions=(),
         marks=("learning_rate_te2", "no_half_vae", "block_lr"),
         models=("xl", "pony", "illustrious"),
         side=1024,
