@@ -12,7 +12,7 @@ from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions
 
 if TYPE_CHECKING:
-    from sd_scripts.library.core.protocols import EvaluatingFamily, ModelFamily, NewFamily
+    from sd_scripts.library.core.protocols import EditingFamily, EvaluatingFamily, ModelFamily, NewFamily
 
 
 def _found() -> dict[str, FamilyFacts]:
@@ -42,6 +42,11 @@ def family(name: str) -> ModelFamily:
 def maker_of(family: ModelFamily) -> NewFamily | None:
     """The family as one whose runs make their model; None where models are only loaded."""
     return cast("NewFamily", family) if hasattr(family, "is_new") else None
+
+
+def editor_of(family: ModelFamily) -> EditingFamily | None:
+    """The family as one whose models edit images; None for others."""
+    return cast("EditingFamily", family) if FACTS[family.name].edits else None
 
 
 def evaluator_of(family: ModelFamily) -> EvaluatingFamily | None:

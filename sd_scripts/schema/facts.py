@@ -13,5 +13,7 @@ class FamilyFacts:
     """The family's name on the page."""
     place: int
     """Where it stands in lists, from 0; two families never have the same."""
+    edits: bool
+    """Whether its models may take control images: an EditingFamily."""
     evaluates: bool
     """Whether its runs are shown by evaluations of its own (protocols.EvaluatingFamily), and not by prompts."""

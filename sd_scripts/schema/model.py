@@ -26,6 +26,11 @@ class ModelOptions(Section):
     vae_dtype: Literal["float", "fp16", "bf16"] = "float"
     """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
 
+    @property
+    def encoder_devices(self) -> dict[str, str | None]:
+        """Devices of the VAE and of the text encoders by the options that name them; None is the training device."""
+        return {"vae_device": None, "text_encoder_device": None}
+
 
 class BaseModelOptions(ModelOptions):
     """A published model that training begins with."""

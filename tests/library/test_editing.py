@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from sd_scripts import families
 from sd_scripts.families.qwen_edit.model import QwenEdit
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions, QwenImageSampleOptions
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.data.pipeline import Kept
 from sd_scripts.library.train.describing import about_caches, base_facts, dataset_facts, lines_about_pictures
-from sd_scripts.library.train.editing import check_control_area, check_prompts, control_area, control_size, encoder_devices, with_controls
+from sd_scripts.library.train.editing import check_control_area, check_prompts, control_size, encoder_devices, with_controls
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import PromptSpec
-from sd_scripts.schema.samples import UNetSampleOptions
 from tests.library.data.pairs_in_small import options_for, pairs, plan_for, tiny
 
+SDXL = families.family("sdxl")
 SPEC = PromptSpec("make it red", "", 64, 64, 1, 2, 1.0, "auto")
 
 
@@ -27,19 +28,20 @@ def model(path: Path | str = "owner/name", **values: object) -> QwenImageModelOp
 
 
 def test_the_area_of_control_pictures_is_the_options_or_the_models_own(tmp_path: Path) -> None:
+    control_area = QwenEdit().control_area
     assert control_area(model()) == 1024 * 1024 and control_area(model(control_resolution=512)) == 512 * 512
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "QwenImageEditPlusPipeline", "_default_side": 64}))
     assert control_area(model(tmp_path)) == 64 * 64 and control_area(model(tmp_path, control_resolution=96)) == 96 * 96
-    size = control_size(model(tmp_path))
+    size = control_size(QwenEdit(), model(tmp_path))
     assert size is not None and all(size(wide) == QwenEdit().control_size(tiny(), wide) for wide in ((90, 60), (64, 64), (30, 120)))
-    assert control_size(SdxlModelOptions(pretrained_model_name_or_path="x")) is None
+    assert control_size(SDXL, SdxlModelOptions(pretrained_model_name_or_path="x")) is None
 
 
 def test_a_model_of_another_area_than_was_planned_with_is_named() -> None:
-    check_control_area(model(control_resolution=64), tiny())
-    check_control_area(SdxlModelOptions(pretrained_model_name_or_path="x"), tiny())
+    check_control_area(QwenEdit(), model(control_resolution=64), tiny())
+    check_control_area(SDXL, SdxlModelOptions(pretrained_model_name_or_path="x"), tiny())
     with pytest.raises(OptionError, match="control_resolution: tiny was made for pictures of about 64 x 64; set control_resolution to 64"):
-        check_control_area(model(), tiny())
+        check_control_area(QwenEdit(), model(), tiny())
 
 
 def test_encoders_go_where_the_options_say_and_both_wrong_names_are_told() -> None:
@@ -56,13 +58,13 @@ def test_prompts_without_control_pictures_take_those_of_the_pairs_held_out_ones_
     prompts = [SPEC] * 8
     named = PromptSpec(**{**vars(SPEC), "controls": ("own.png",)})
     plan = plan_for(options_for(data, validation_split=0.3), tmp_path)
-    made = with_controls([named, *prompts], QwenImageSampleOptions(), plan)
+    made = with_controls([named, *prompts], QwenEdit(), plan)
     assert made[0] == named
     order = [*plan.held_out, *plan.trained_pictures()]
     assert len(plan.held_out) == 2 and len(order) == 6
     for place, spec in enumerate(made[1:], 1):
         assert spec.controls == tuple(control.path for control in plan.pictures[order[place % 6]].controls)
-    assert with_controls(prompts, UNetSampleOptions(), plan) == prompts
+    assert with_controls(prompts, SDXL, plan) == prompts
 
 
 def test_a_prompt_with_more_control_pictures_than_the_model_takes_is_named() -> None:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="Small DDPM", place=5, evaluates=False)
+FACTS = FamilyFacts(label="Small DDPM", place=5, edits=False, evaluates=False)

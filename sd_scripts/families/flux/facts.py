@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="FLUX", place=2, evaluates=False)
+FACTS = FamilyFacts(label="FLUX", place=2, edits=False, evaluates=False)

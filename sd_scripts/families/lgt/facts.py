@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="Style transfer", place=6, evaluates=True)
+FACTS = FamilyFacts(label="Style transfer", place=6, edits=False, evaluates=True)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="Qwen-Image-Edit", place=3, evaluates=False)
+FACTS = FamilyFacts(label="Qwen-Image-Edit", place=3, edits=True, evaluates=False)

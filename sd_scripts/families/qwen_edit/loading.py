@@ -13,6 +13,7 @@ from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
 from torch import nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
+import sd_scripts.toy
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
@@ -40,6 +41,8 @@ from . import original as original_qwen
 from . import processor as qwen_processor
 from . import templates as qwen_templates
 from .options import QwenImageModelOptions
+
+SIDE = "_default_side"
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +133,7 @@ def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None
         return
     index: dict[str, Any] = {"_class_name": qwen_templates.PIPELINES[parts.settings["model_version"]]}
     if parts.settings["area"] != qwen_templates.AREA:
-        index["_default_side"] = round(parts.settings["area"] ** 0.5)
+        index[SIDE] = round(parts.settings["area"] ** 0.5)
     if parts.processor is None:
         write_folder(SPEC, parts, path, dtype, metadata, index)
         return
@@ -212,8 +215,7 @@ def _check_fit(base: Base, given_names: Sequence[str], version: str) -> None:
 
 def _parts(base: Base, options: QwenImageModelOptions, version: str, modules: Mapping[str, nn.Module]) -> Parts:
     """The model of these networks."""
-    side = int(base.index.get("_default_side", 0))
-    area = side**2 or qwen_templates.AREA
+    area = _area_in(base.index)
     control_area = area if options.control_resolution is None else options.control_resolution**2
     pictures = None if version == "image" else qwen_processor.pictures_of(_picture_config(base))
     words = base.tokenizers.get("te1")
@@ -246,3 +248,18 @@ def _picture_config(base: Base) -> Config:
                 if config is not None:
                     return dict(config)
     return read_json(SPEC.configs / "processor" / "preprocessor_config.json", BASE)
+
+
+def control_area(options: QwenImageModelOptions) -> int:
+    """Pixels of a control picture as the VAE gets it, found without loading the model. Raises OptionError for a broken model_index.json."""
+    if options.control_resolution is not None:
+        return options.control_resolution**2
+    name = options.pretrained_model_name_or_path
+    folder = Path(sd_scripts.toy.__file__).parent / "bases" / SPEC.name if name == "toy" else Path(name).expanduser()
+    index = folder / "model_index.json"
+    return _area_in(read_json(index, BASE) if index.is_file() else {})
+
+
+def _area_in(index: Mapping[str, Any]) -> int:
+    """Pixels of an image where nobody says otherwise; model_index.json names a side in a model that was made for another size."""
+    return int(index.get(SIDE, 0)) ** 2 or qwen_templates.AREA

@@ -122,6 +122,10 @@ class QwenEdit(PictureFamily):
         most = MAX_CONTROLS[parts.settings["model_version"]]
         return min(1, most), most
 
+    def control_area(self, options: QwenImageModelOptions) -> int:
+        """Pixels of a control picture as the VAE gets it, found without loading the model; see protocols.EditingFamily."""
+        return loading.control_area(options)
+
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) at which a control picture of this size is given to the VAE: the model's area, in its own aspect ratio."""
         width, height = area_size(size, parts.settings["control_area"])

@@ -56,9 +56,14 @@ class QwenImageModelOptions(BaseModelOptions):
     text_encoder_device: str | None = None
     """Device of the text encoder, such as cpu or cuda:1; None takes the training device."""
 
+    @property
+    def encoder_devices(self) -> dict[str, str | None]:
+        """See ModelOptions."""
+        return {"vae_device": self.vae_device, "text_encoder_device": self.text_encoder_device}
+
     @model_validator(mode="after")
     def _devices_are_names(self) -> Self:
-        raise_all([problem for name in ("vae_device", "text_encoder_device") for problem in device_problems(name, getattr(self, name))])
+        raise_all([problem for name, device in self.encoder_devices.items() for problem in device_problems(name, device)])
         return self
 
 

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="SD 1.5 / 2.x", place=1, evaluates=False)
+FACTS = FamilyFacts(label="SD 1.5 / 2.x", place=1, edits=False, evaluates=False)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="SDXL", place=0, evaluates=False)
+FACTS = FamilyFacts(label="SDXL", place=0, edits=False, evaluates=False)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sd_scripts.schema.facts import FamilyFacts
 
-FACTS = FamilyFacts(label="Z-Image", place=4, evaluates=False)
+FACTS = FamilyFacts(label="Z-Image", place=4, edits=False, evaluates=False)

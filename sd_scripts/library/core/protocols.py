@@ -241,6 +241,10 @@ class ModelFamily(Protocol):
 class EditingFamily(ModelFamily, Protocol):
     """A family whose models edit pictures; what it adds is asked of models with num_controls above 0."""
 
+    def control_area(self, options: Any) -> int:
+        """Pixels of a control picture as the VAE gets it, found without loading the model. Raises OptionError for a broken one."""
+        ...
+
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) at which a control picture of this size is given to the VAE."""
         ...

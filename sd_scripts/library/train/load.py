@@ -102,7 +102,7 @@ def _files(found: Read, family: NewFamily, start: Start | None) -> dict[str, str
 def fill(found: Read, parts: Parts) -> DataPipeline:
     """Brings the encoders to their devices, and the caches to what this run needs."""
     options, process = found.options, found.process
-    check_control_area(options.model, parts)
+    check_control_area(found.family, options.model, parts)
     process.working("cache")
     process.phases.enter("cache")
     data = DataPipeline(

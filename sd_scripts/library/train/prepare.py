@@ -197,7 +197,7 @@ def read(process: Process, asked: flat.Invocation, options: RunOptions, *, missi
         grid=family.grid,
         processes=process.accelerator.num_processes,
         accumulation=options.training.gradient_accumulation_steps,
-        control_size=control_size(options.model),
+        control_size=control_size(family, options.model),
         terms=loss_weights.terms_of(options.objective),
     )
     if options.output.save_best and not plan.held_out:
@@ -235,7 +235,7 @@ def prompts_of(found: Read) -> tuple[PromptSpec, ...]:
     """The prompts of previews, with their control images."""
     options = found.options
     prompts = read_prompts(Defaults(options.samples, options.dataset.resolution, found.family.grid, options.training.seed))
-    return tuple(with_controls(prompts, options.samples, found.plan))
+    return tuple(with_controls(prompts, found.family, found.plan))
 
 
 def check(found: Shown) -> str:

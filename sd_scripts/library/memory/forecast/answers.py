@@ -15,9 +15,7 @@ import torch
 from sd_scripts import families
 from sd_scripts.dataset.plan import Plan as DataPlan
 from sd_scripts.families.common.made import CONFIGS as VAE_CONFIGS
-from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, Parts
-from sd_scripts.library.train.editing import control_area
 from sd_scripts.library.train.environment import CPU, with_global_batch
 from sd_scripts.runs.command import shown
 from sd_scripts.runs.rundir import RunDirectory
@@ -55,6 +53,7 @@ def questions_of(options: RunOptions, plan: DataPlan, prompts: Sequence[PromptSp
     buckets = sorted({Bucket((row.width, row.height), tuple(row.controls)) for row in plan.table()}, key=area, reverse=True)
     kinds = sorted((spec.width, spec.height, spec.cfg_scale) for spec in prompts)
     previews = tuple(((width, height), len(list(same)), cfg) for (width, height, cfg), same in groupby(kinds))
+    editor = families.editor_of(families.family(options.family))
     captions, largest = plan.captions(), max(sources, key=area, default=None)
     return Questions(
         tuple(buckets),
@@ -62,7 +61,7 @@ def questions_of(options: RunOptions, plan: DataPlan, prompts: Sequence[PromptSp
         previews,
         None if largest is None else (largest.size, len(set(captions)), options.samples.sample_cfg_scale),
         max((len(spec.controls) for spec in prompts), default=0),
-        control_area(options.model) if isinstance(options.model, QwenImageModelOptions) else 0,
+        0 if editor is None else editor.control_area(options.model),
     )
 
 
