@@ -50,7 +50,7 @@ class Backend(Protocol):
         """Whether free() would give anything back."""
 
 
-def offered() -> type[ToolOptions]:
+def offered() -> type[PredictOptions]:
     """What may be asked of a model here: the options of the first family that draws on request. Raises OptionError where none does."""
     if not PREDICTS:
         raise OptionError("no model family of this version draws on request")
