@@ -168,7 +168,7 @@ def _check_architecture(file: TensorFile, options: VerifySection, found: Finding
 
 
 def _readers(stems: Mapping[str, Mapping[str, Slot]], found: Findings, names: LayerNames) -> dict[str, int]:
-    """How many of the file's layers each program reads whole, largest number first; see `networks.readers`."""
+    """How many of the file's layers each program reads whole, largest number first; see adapters.readers."""
     layers = {}
     for stem, kind in found.kinds.items():
         keys = [slot.name for slot in stems[stem].values()]
