@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sd_scripts.library.train.meter import StepLog
 from sd_scripts.library.train.profiling import StepProfiler
 from sd_scripts.runs.rundir import RunDirectory
 
@@ -23,14 +24,14 @@ def train(folder: Path, num_recorded: int, steps: int) -> list[float]:
     profiler = StepProfiler(RunDirectory(folder), num_recorded, CPU)
     losses = []
     for step in range(steps):
-        profiler.before_step()
+        profiler.before_step(step)
         loss = network(torch.randn(4, 8)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        profiler.after_step(step + 1)
+        profiler.after_step(step + 1, StepLog(loss.item(), 0.0))
         losses.append(loss.item())
-    profiler.finish(steps)
+    profiler.end(steps)
     return losses
 
 

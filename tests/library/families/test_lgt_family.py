@@ -199,9 +199,9 @@ def test_attention_and_groups_are_where_the_options_put_them() -> None:
 
 
 def test_a_model_goes_on_with_its_own_styles_alone(parts: Parts) -> None:
-    FAMILY.check_styles(parts, ["night", "flat", "line"])
+    FAMILY.check_captions(parts, ["night", "flat", "line"])
     with pytest.raises(OptionError, match=r"has dots, which the model does not know and lacks line, night") as raised:
-        FAMILY.check_styles(parts, ["flat", "dots"])
+        FAMILY.check_captions(parts, ["flat", "dots"])
     assert raised.value.problems[0].option == "train_data_dir"
 
 
