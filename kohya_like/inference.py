@@ -21,7 +21,7 @@ from sd_scripts.families import PREDICTS
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.tools import ToolOptions
+from sd_scripts.schema.predict import PredictOptions
 
 from . import console, processes
 
