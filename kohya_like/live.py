@@ -187,7 +187,7 @@ class Live:
             "validation": progress.validation,
             "warnings": [[text, count] for text, count in progress.warnings.items()],
             "files": [{**vars(file), "path": str(job.path / file.name), "note": _note(progress, file.name)} for file in files],
-            "draws": "" if tool is None else tool.name,
+            "draws": "" if tool is None else tool.deed,
             "evaluates": evaluations.evaluates(job.run.config),
             "evaluation_requested": job.run.evaluation_requested(),
             "evaluations": on_disk,

@@ -34,6 +34,8 @@ class ToolOptions(Options):
     """What does the work: module:function, from the tool's first section to a Report."""
     family: ClassVar[str] = ""
     """The model family whose saved files the tool draws pictures with, from its options `ckpt` to `out`; empty for all other tools."""
+    deed: ClassVar[str] = ""
+    """What a tool of a family does, "draw" or "transfer": the page has words for each."""
     in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Options that name what is written and what is read, and may name one file; no other file that is read is ever written over."""
 

@@ -18,8 +18,9 @@ const DRAWING = {
   progress: "Progress of the drawing", strip: "Pictures of this drawing", all: "All pictures as one grid", none: "This run has saved no model yet. It can draw as soon as it has.",
   title: ({ prompt }) => prompt || "No prompt",
 };
-const TOOLS = {
-  lgt_infer: {
+const DEEDS = {
+  draw: DRAWING,
+  transfer: {
     ...DRAWING, heading: "Transfer a style", button: "Transfer a style", go: "Transfer", states: { running: "Transferring", ...ENDED }, one: "Transfer", before: "Transferred before",
     progress: "Progress of the transfer", strip: "Pictures of this transfer", all: "Each picture beside what became of it",
     none: "This run has saved no model yet. Styles can be transferred as soon as it has.", title: ({ target }) => (target ? `To ${target}` : "No style"),
@@ -64,18 +65,18 @@ export class Draw {
     this.before.hidden = true;
   }
 
-  // What the view of the run has learned: the name of the tool, empty for none, and that its files may have changed.
-  update(run, tool, samples) {
+  // What the view of the run has learned: what its tool does, empty for none, and that its files may have changed.
+  update(run, deed, samples) {
     if (run !== this.run) {
       this.reset();
       this.run = run;
-      this.words = TOOLS[tool] || DRAWING;
+      this.words = DEEDS[deed] || DRAWING;
       say(this.heading, this.words.heading);
       this.before.setAttribute("aria-label", this.words.before);
       this.result.rename();
       this.root.open = sessionStorage.getItem(OPEN) === run;
     }
-    this.root.hidden = !tool;
+    this.root.hidden = !deed;
     this.example = samples.length ? samples[0].prompt : "";
     this.stale = true;
   }

@@ -79,6 +79,7 @@ class DdpmDraw(ToolOptions):
     name: ClassVar[str] = "ddpm_sample"
     work: ClassVar[str] = "sd_scripts.families.ddpm.script:draw"
     family: ClassVar[str] = "ddpm"
+    deed: ClassVar[str] = "draw"
     script: ClassVar[str] = "ddpm_sample.py"
     label: ClassVar[str] = "Draw with a DDPM"
     renamed: ClassVar[dict[str, str]] = {

@@ -67,6 +67,7 @@ class LgtTransfer(ToolOptions):
     name: ClassVar[str] = "lgt_infer"
     work: ClassVar[str] = "sd_scripts.families.lgt.script:transfer"
     family: ClassVar[str] = "lgt"
+    deed: ClassVar[str] = "transfer"
     script: ClassVar[str] = "lgt_infer.py"
     label: ClassVar[str] = "Transfer a style"
     renamed: ClassVar[dict[str, str]] = {
