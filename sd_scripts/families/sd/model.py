@@ -70,7 +70,7 @@ class Sd(pictures.PictureFamily):
         name = Path(options.pretrained_model_name_or_path).name.lower()
         second = "diffusion-2" in name or (header is not None and what_is(header) == SECOND)
         settings = {key: getattr(options, key) for key in ("max_token_length", "weighted_captions", "clip_skip")}
-        return structures.published(loading.SPEC2 if second else loading.SPEC1, self.tiny(), options, header, settings)
+        return structures.published(loading.SPEC2 if second else loading.SPEC, self.tiny(), options, header, settings)
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """prompt_embeds of one length for all captions; see protocols.ModelFamily."""

@@ -43,7 +43,7 @@ def fresh() -> torch.Generator:
 
 
 def acrf(colours: torch.Tensor | None = None, **options: object) -> FlowMatching:
-    made = make(AnchoredFlowOptions(**options), FLOW, "velocity", TURBO, colours)
+    made = make(AnchoredFlowOptions(**{"objective": "acrf", **options}), FLOW, "velocity", TURBO, colours)
     assert isinstance(made, FlowMatching)
     return made
 
