@@ -260,6 +260,20 @@ def test_no_file_outside_the_families_names_one():
     assert naming == {str(OTHER_PROGRAMS)}
 
 
+def test_families_know_one_another_through_what_is_common_alone():
+    folders = [path.parent for path in python_under("sd_scripts/families") if path.name == "facts.py"]
+    assert len(folders) > 1
+    found = {
+        f"{path} imports {module}"
+        for folder in folders
+        for path in python_under(str(folder))
+        for module in imports(path)
+        for other in folders
+        if other != folder and is_under(module, ".".join(other.parts))
+    }
+    assert sorted(found) == []
+
+
 WITHOUT_A_FAMILY = """
 import sd_scripts.dataset.plan, sd_scripts.schema.docs
 from kohya_like import importers

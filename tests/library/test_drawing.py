@@ -13,9 +13,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from sd_scripts.families.common.made import size_multiple, state_shape, trained_size
 from sd_scripts.families.ddpm.model import Ddpm
 from sd_scripts.families.ddpm.options import DDPM_SAMPLERS, DdpmModelOptions
-from sd_scripts.families.ddpm.rendering import Settings, clamped, draw, render, rescaled, size_multiple, state_shape, trained_size
+from sd_scripts.families.ddpm.rendering import Settings, clamped, draw, render, rescaled
 from sd_scripts.families.ddpm.script import GAP, grid_of
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Beginning, Parts, Preview

@@ -7,6 +7,7 @@ it takes to use the model, and the folder of a run stands for the newest of them
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from diffusers import AutoencoderKL
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.loading.common import (
     BASE,
@@ -94,8 +95,34 @@ def placed(networks: Mapping[str, nn.Module], device: torch.device, dtypes: Mapp
 
 
 def latent_factor(vae: Config | None) -> int:
-    """How many pixels one latent is wide: 1 without a VAE."""
-    return 1 if vae is None else 2 ** (len(vae["block_out_channels"]) - 1)
+    """How many pixels one latent is wide: 1 without a VAE, and with what stands in its place in models of pixels."""
+    return int(2 ** (len(vae["block_out_channels"]) - 1)) if vae is not None and "block_out_channels" in vae else 1
+
+
+def state_shape(parts: Parts, width: int, height: int) -> tuple[int, int, int]:
+    """(C, h, w) of the state of a picture: its pixels, or the VAE's latents."""
+    factor = latent_factor(parts.vae.config)
+    return parts.backbone.config.out_channels, height // factor, width // factor
+
+
+def size_multiple(family: ModelFamily, parts: Parts) -> int:
+    """What the sides of pictures are multiples of, in pixels: of the grid, and the U-Net halves those of the state from level to level."""
+    num_levels = len(parts.backbone.config.block_out_channels)
+    return math.lcm(family.grid, latent_factor(parts.vae.config) * int(2 ** (num_levels - 1)))
+
+
+def check_size(family: ModelFamily, parts: Parts, size: tuple[int, int]) -> None:
+    """Raises OptionError for a (width, height) that the network cannot halve."""
+    multiple = size_multiple(family, parts)
+    if size[0] % multiple or size[1] % multiple:
+        text = f"size: {size[0]} x {size[1]} is not possible; the sides are multiples of {multiple} for this model"
+        raise OptionError(Problem("size", text))
+
+
+def trained_size(parts: Parts) -> tuple[int, int]:
+    """(width, height) in pixels that the model was made for."""
+    height, width = parts.backbone.config.sample_size
+    return width * latent_factor(parts.vae.config), height * latent_factor(parts.vae.config)
 
 
 def sample_size(sizes: Sequence[tuple[int, int]], vae: Config | None) -> tuple[int, int]:

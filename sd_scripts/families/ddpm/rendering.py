@@ -9,7 +9,6 @@ Shapes: B pictures, C channels, h w sides of the state, H W those of a picture.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from sd_scripts.families.common.made import latent_factor
+from sd_scripts.families.common.made import check_size, state_shape
 from sd_scripts.families.common.pictures import evaluating
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.diffusion import NoiseSchedulePath
@@ -110,36 +109,6 @@ def _draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Set
     sampler = cast(DdpmSampler, "ddim" if first.sampler == "auto" else first.sampler)
     state = solve(stepper(sampler, denoise, fresh, settings.eta), fresh(), levels, on_step)
     return Drawn(family.decode(parts, state), asked)
-
-
-def state_shape(parts: Parts, width: int, height: int) -> tuple[int, int, int]:
-    """(C, h, w) of the state of a picture: its pixels, or the VAE's latents."""
-    factor = _factor(parts)
-    return parts.backbone.config.out_channels, height // factor, width // factor
-
-
-def size_multiple(family: Ddpm, parts: Parts) -> int:
-    """What the sides of pictures are multiples of, in pixels: of the grid, and the U-Net halves those of the state from level to level."""
-    num_levels = len(parts.backbone.config.block_out_channels)
-    return math.lcm(family.grid, _factor(parts) * int(2 ** (num_levels - 1)))
-
-
-def check_size(family: Ddpm, parts: Parts, size: tuple[int, int]) -> None:
-    """Raises OptionError for a (width, height) that the network cannot halve."""
-    multiple = size_multiple(family, parts)
-    if size[0] % multiple or size[1] % multiple:
-        text = f"size: {size[0]} x {size[1]} is not possible; the sides are multiples of {multiple} for this model"
-        raise OptionError(Problem("size", text))
-
-
-def trained_size(parts: Parts) -> tuple[int, int]:
-    """(width, height) in pixels that the model was made for."""
-    height, width = parts.backbone.config.sample_size
-    return width * _factor(parts), height * _factor(parts)
-
-
-def _factor(parts: Parts) -> int:
-    return latent_factor(None if in_pixels(parts) else parts.vae.config)
 
 
 def in_pixels(parts: Parts) -> bool:

@@ -15,26 +15,22 @@ from PIL import Image
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.families.common.made import check_size, trained_size
 from sd_scripts.families.common.pictures import as_pictures
 from sd_scripts.library.core.devices import device_of, precision_for
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import BASE
 from sd_scripts.library.memory.remedies import is_out_of_memory
-from sd_scripts.library.render.sample import save_picture
+from sd_scripts.library.render.sample import GAP, MAX_SEED, save_picture
 from sd_scripts.library.tools.report import Report
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import new_picture
 
 from .model import Ddpm
 from .options import DdpmModelOptions
-from .rendering import Settings, check_size, trained_size
+from .rendering import Settings
 from .rendering import draw as draw_pixels
 from .tools import DrawSection
-
-MAX_SEED = 2**32
-"""Seeds that are drawn stay below this, so that they can be typed again."""
-GAP = 2
-"""Pixels between the pictures of a grid."""
 
 
 @dataclass

@@ -20,14 +20,13 @@ from torch import Tensor
 from sd_scripts.dataset.buckets import BucketRules, cut_for
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, crop, decode, read_size, resize
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.families.common.made import check_size, size_multiple, trained_size
 from sd_scripts.families.common.pictures import as_pictures
-from sd_scripts.families.ddpm.rendering import check_size, size_multiple, trained_size
-from sd_scripts.families.ddpm.script import GAP, MAX_SEED
 from sd_scripts.library.core.devices import device_of, precision_for
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import BASE, tried
 from sd_scripts.library.memory.remedies import is_out_of_memory
-from sd_scripts.library.render.sample import save_picture
+from sd_scripts.library.render.sample import GAP, MAX_SEED, save_picture
 from sd_scripts.library.tools.report import Report
 from sd_scripts.runs.states import sha256
 from sd_scripts.schema.errors import OptionError, Problem

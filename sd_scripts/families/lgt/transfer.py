@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from sd_scripts.families.common.made import check_size, state_shape
 from sd_scripts.families.common.pictures import evaluating, first_of
-from sd_scripts.families.ddpm.rendering import check_size, state_shape
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.integrators import ORDERS, STEPS, Field, Method
 from sd_scripts.library.core.protocols import Condition, OnStep, Parts, Preview

@@ -22,6 +22,11 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.prompts import OPTION, PromptSpec
 
+MAX_SEED = 2**32
+"""Seeds that are drawn stay below this, so that they can be typed again."""
+GAP = 2
+"""Pixels between the images of a grid."""
+
 
 def at_once(size: tuple[int, int]) -> int:
     """How many pictures of this (width, height) are rendered together: four small ones, or one of 1024 x 1024, which gains no speed from
