@@ -234,7 +234,7 @@ def rows(page: str, head: str) -> list[list[str]]:
 def logged() -> dict[str, set[str]]:
     """Kinds of events that the engine writes, with the fields that are written out in the call."""
     found: dict[str, set[str]] = {}
-    for path in (ROOT / "sd_scripts" / "library").rglob("*.py"):
+    for path in (ROOT / "sd_scripts").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "log" and node.args:
                 kind = node.args[0]

@@ -103,7 +103,7 @@ def test_the_options_reference_is_fresh() -> None:
 def test_help_and_a_wrong_option_need_nothing_heavy() -> None:
     code = (
         "import sys\nfrom sd_scripts.schema.flat import parse_cli\nfrom sd_scripts.schema.errors import OptionError\n"
-        "from sd_scripts.schema.runs import SdxlNetwork\n"
+        "from sd_scripts.families.sdxl.options import SdxlNetwork\n"
         "try:\n    parse_cli(SdxlNetwork, ['--network_dim', '0'])\nexcept OptionError as err:\n    print(len(err.problems))\n"
         "print(sorted({'torch', 'numpy', 'PIL', 'gradio', 'transformers'} & set(sys.modules)))"
     )

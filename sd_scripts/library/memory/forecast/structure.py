@@ -30,7 +30,7 @@ from .accounting import META
 _COMPANIONS = ("vae", "ae", "text_encoder", "clip_l", "t5xxl")
 """Options that name a network beside the base model's own."""
 EVERYTHING = ("backbone", "vae", "te1", "te2", "te3")
-_SPECS = {"sd": "sd:SPEC1", "sdxl": "sdxl:SPEC", "flux": "flux:SPEC", "qwen_edit": "qwen:SPEC", "zimage": "zimage:SPEC"}
+_SPECS = {"sd": "sd:SPEC1", "sdxl": "sdxl:SPEC", "flux": "flux:SPEC", "qwen_edit": "qwen_edit:SPEC", "zimage": "zimage:SPEC"}
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _published(family: ModelFamily, options: BaseModelOptions, header: Header | 
     """The published model that the options most likely mean: of FLUX dev or schnell, of SD 1 or 2, of Qwen-Image the version."""
     name = Path(options.pretrained_model_name_or_path).name.lower()
     module, _, attribute = _SPECS[family.name].partition(":")
-    spec: FamilySpec = getattr(import_module(f"sd_scripts.library.loading.{module}"), attribute)
+    spec: FamilySpec = getattr(import_module(f"sd_scripts.families.{module}.loading"), attribute)
     parts = family.tiny()
     if family.name == "flux" and "schnell" in name:
         spec = replace(spec, configs=SCHNELL)
