@@ -41,7 +41,7 @@ from sd_scripts.schema.lgt import LgtSampleOptions
 from sd_scripts.schema.rundir import RunDirectory
 
 from .data.views import cached_view, see, see_file
-from .families.lgt_transfer import Settings, begin, generate
+from .families.lgt_transfer import Settings, begin, edges_of, generate
 from .families.pictures import as_pictures, evaluating, visiting
 from .objectives.similarity import chosen_positions, self_similarity
 from .objectives.transport import directions, projected, quantile_distance
@@ -243,7 +243,9 @@ class Evaluation:
             starts = 1 if settings.start == "inversion" else len(styles)
             several = latents.expand(starts, -1, -1, -1)
             state = begin(self._family, self._parts, several, [source.style] * starts, seeds[:starts], settings)
-            moved = generate(self._family, self._parts, state.expand(len(styles), -1, -1, -1), styles, seeds, settings)
+            edges = edges_of(self._family, self._parts, latents)
+            several_edges = None if edges is None else edges.expand(len(styles), -1, -1, -1)
+            moved = generate(self._family, self._parts, state.expand(len(styles), -1, -1, -1), styles, seeds, settings, edges=several_edges)
             round_trip = self._family.decode(self._parts, latents)
             again = self._family.encode_pictures(self._parts, round_trip)
             shown = torch.cat([self._family.decode(self._parts, one) for one in moved.split(1)])

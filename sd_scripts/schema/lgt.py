@@ -21,6 +21,7 @@ TransferStart = Literal["inversion", "noise"]
 
 _STYLE = Show(fold="Style term")
 _CONTENT = Show(fold="Content terms")
+_EDGES = Show(needs="edge_conditioning", fold="Content terms")
 _FIELD = Show(fold="Velocity terms")
 _PATH = Show(fold="Integration")
 
@@ -49,6 +50,9 @@ class LgtModelOptions(ModelOptions):
     """Channels of an attention head; the channels of every level with attention must be a multiple of it."""
     unet_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
     """Share of activations that the residual blocks drop in training."""
+    edge_conditioning: bool = False
+    """Tell the network where the picture that is transferred has its edges, as one more channel of its input: flow matching alone then
+    teaches it to draw what stands there in each style. The map is made of the latents and is nearly the same in every style."""
 
     @model_validator(mode="after")
     def _architecture_fits_together(self) -> Self:
@@ -156,6 +160,9 @@ class LgtObjectiveOptions(Section):
     negative has the same). Take 0 where styles differ in brightness, such as day and night."""
     low_pass_size: Annotated[int, Field(ge=2, le=32), Show(needs="w_low", fold="Content terms")] = 5
     """Side of the square of latent pixels that w_low averages over."""
+    w_edges: Annotated[NotNegative, _CONTENT] = 0.0
+    """Weight of 1 - the correlation of the maps of edges of transferred latent and source. Unlike w_content it does not ask areas that
+    looked different to look different still, such as the inside of a shape that becomes an outline."""
     descriptor_size: Annotated[Literal[1, 3, 5], _CONTENT] = 3
     """Side of the patches that the content term compares, centred over the picture; 1 compares single latent pixels, which tells a picture
     from few others."""
@@ -184,6 +191,11 @@ class LgtObjectiveOptions(Section):
     that its content is all there; noise mixes it with noise, which is a little faster and forgets content at high levels."""
     energy_from_step: Annotated[WholeNumber, Show(unit="steps", needs="w_flow", fold="Integration")] = 0
     """Optimizer steps of flow matching alone, before the energy joins: inversion means something only once the velocity does."""
+    edge_noise: Annotated[NotNegative, _EDGES] = 0.2
+    """Most noise that flow matching adds to the map of edges, whose own deviation is 1; how much is drawn for each sample. It keeps the
+    network from reading more out of the map than where the edges are, such as the style that it comes from."""
+    edge_dropout_rate: Annotated[Fraction, _EDGES] = 0.1
+    """Chance that flow matching tells a sample nothing of its edges, by which the model learns to draw from noise alone."""
     min_start: Annotated[Fraction, _PATH] = 0.3
     """Least noise level from which a sample is transferred, 0 the picture and 1 noise."""
     max_start: Annotated[Fraction, _PATH] = 1.0

@@ -16,7 +16,7 @@ from torch import Tensor
 from sd_scripts.library.families import pictures, unet
 from sd_scripts.library.loading import lgt as loading
 from sd_scripts.library.loading.common import config_of
-from sd_scripts.library.protocols import Beginning, Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.protocols import EDGES, Beginning, Condition, Dtypes, Geometry, Parts, Preview
 from sd_scripts.library.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.lgt import LgtModelOptions
@@ -91,8 +91,20 @@ class Lgt(pictures.PictureFamily):
         _, dtype = pictures.place(parts.backbone)
         weights = torch.stack([condition[STYLE] for condition in conditions]).to(x_t.device, dtype)
         clock = parts.path.model_times(t).to(x_t.device)
-        velocity: Tensor = parts.backbone(x_t.to(dtype), clock, class_labels=weights, return_dict=False)[0]
+        known = self._with_edges(parts, x_t, conditions).to(dtype)
+        velocity: Tensor = parts.backbone(known, clock, class_labels=weights, return_dict=False)[0]
         return velocity.to(torch.promote_types(x_t.dtype, torch.float32))
+
+    def takes_edges(self, parts: Parts) -> bool:
+        """Whether the network is told where the edges of a picture are."""
+        return bool(parts.backbone.config.in_channels > parts.backbone.config.out_channels)
+
+    def _with_edges(self, parts: Parts, x_t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's input: x_t, with the maps of edges as a further channel in models with edge conditioning; zeros are none."""
+        if not self.takes_edges(parts):
+            return x_t
+        none = torch.zeros_like(x_t[0, :1])
+        return torch.cat([x_t, torch.stack([condition.get(EDGES, none).to(x_t) for condition in conditions])], dim=1)
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers of transformers, of which there are none, and with conv of the other blocks, by module name."""

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library import diffusion
+from sd_scripts.library.edges import edge_map
 from sd_scripts.library.families.ddpm_drawing import check_size, state_shape
 from sd_scripts.library.families.pictures import evaluating, first_of, place
 from sd_scripts.library.integrators import ORDERS, STEPS, Field, Method
-from sd_scripts.library.protocols import Condition, OnStep, Parts, Preview
+from sd_scripts.library.protocols import EDGES, Condition, OnStep, Parts, Preview
 from sd_scripts.library.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.lgt import INTEGRATORS, TransferStart
@@ -64,7 +65,18 @@ def transfer(
 ) -> Tensor:
     """Latents (B, C, h, w), float32, of pictures of the source styles in the target styles, as `begin` and `generate` make them."""
     state = begin(family, parts, latents, sources, seeds, settings, on_step)
-    return generate(family, parts, state, targets, seeds, settings, on_step)
+    return generate(family, parts, state, targets, seeds, settings, on_step, edges=edges_of(family, parts, latents))
+
+
+def edges_of(family: Lgt, parts: Parts, latents: Tensor) -> Tensor | None:
+    """Maps of edges (B, 1, h, w) of pictures; None for a model that is not told of them."""
+    return edge_map(latents.to(place(parts.backbone)[0])) if family.takes_edges(parts) else None
+
+
+def _conditions(family: Lgt, parts: Parts, styles: Sequence[str], edges: Tensor | None) -> list[Condition]:
+    """Of styles, with what is known of edges."""
+    told = family.encode_prompts(parts, styles)
+    return told if edges is None else [{**condition, EDGES: one} for condition, one in zip(told, edges, strict=True)]
 
 
 def begin(
@@ -101,7 +113,7 @@ def invert(family: Lgt, parts: Parts, latents: Tensor, sources: Sequence[str], s
         done = []
         for rows in _groups(parts, len(latents)):
             x = latents[rows].to(place(parts.backbone)[0]).float()
-            field = _field(family, parts, family.encode_prompts(parts, sources[rows]))
+            field = _field(family, parts, _conditions(family, parts, sources[rows], edges_of(family, parts, x)))
             zero = torch.zeros(len(x), device=x.device)
             length = torch.full_like(zero, settings.strength / settings.steps)
             for number in range(settings.steps):
@@ -120,10 +132,12 @@ def generate(
     settings: Settings,
     on_step: OnStep | None = None,
     away: Sequence[str] | None = None,
+    edges: Tensor | None = None,
 ) -> Tensor:
     """Latents (B, C, h, w) in the target styles from a state at noise level `strength`; fresh noise is of the seeds.
 
-    Guidance leads away from the styles `away`, by default the average. on_step is told the steps of each group of pictures that is
+    Guidance leads away from the styles `away`, by default the average. edges: maps (B, 1, h, w) of what is transferred,
+    for a model that is told of them. on_step is told the steps of each group of pictures that is
     generated together.
     """
     assert len(state) == len(targets) == len(seeds), f"{len(targets)} styles and {len(seeds)} seeds for {len(state)} pictures"
@@ -131,10 +145,11 @@ def generate(
         done = []
         for rows in _groups(parts, len(state)):
             x = state[rows].to(place(parts.backbone)[0]).float()
-            goals = family.encode_prompts(parts, targets[rows])
+            known = None if edges is None else edges[rows]
+            goals = _conditions(family, parts, targets[rows], known)
             others = None
             if settings.cfg_scale != 1:
-                others = family.encode_prompts(parts, [""] * len(x) if away is None else away[rows])
+                others = _conditions(family, parts, [""] * len(x) if away is None else away[rows], known)
             field = _field(family, parts, goals, others, settings.cfg_scale)
             done.append(_generated(field, x, [rng_for(seed, 0, "temperature") for seed in seeds[rows]], settings, on_step))
     return torch.cat(done) if done else state
@@ -200,10 +215,11 @@ def guess_source(family: Lgt, parts: Parts, latents: Tensor) -> list[str]:
     device, _ = place(parts.backbone)
     times = torch.tensor(GUESS_TIMES, device=device)
     noise = torch.stack([torch.randn(latents.shape[1:], generator=rng_for(0, number, "guess")) for number in range(len(times))]).to(device)
-    conditions = family.encode_prompts(parts, styles)
     found = []
     with torch.no_grad(), evaluating(parts):
         for x0 in latents.to(device).float():
+            edges = edges_of(family, parts, x0[None])
+            conditions = _conditions(family, parts, styles, None if edges is None else edges.expand(len(styles), -1, -1, -1))
             clean = x0.expand_as(noise)
             x_t, velocity = (
                 diffusion.add_noise(parts.path, clean, noise, times),

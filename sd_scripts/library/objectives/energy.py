@@ -3,10 +3,11 @@
 A sample is led up to a noise level t0, by the velocity of its own style or by mixing it with noise, and brought back to the picture by the
 velocity towards its wanted style. The gradient goes through the way back. The loss is
 
-    w_flow flow + w_style s SWD + w_content SSM + w_low low + w_velocity |v|^2 + w_velocity_tv TV(v),
+    w_flow flow + w_style s SWD + w_content SSM + w_edges edges + w_low low + w_velocity |v|^2 + w_velocity_tv TV(v),
 
-s the weight of the wanted style, SWD and SSM of where it arrives (`transport`, `similarity`), low the blurred difference there, v the
-velocity on the way, and flow conditional flow matching of its own style (Lipman et al. 2023, arXiv 2210.02747).
+s the weight of the wanted style, SWD and SSM of where it arrives (`transport`, `similarity`), edges and low the difference of maps of
+edges (`library.edges`) and the blurred difference there, v the velocity on the way, and flow conditional flow matching of its own style
+(Lipman et al. 2023, arXiv 2210.02747).
 
 Shapes: B samples, C latent channels, h w latent sides.
 """
@@ -22,10 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sd_scripts.library import diffusion
+from sd_scripts.library.edges import edge_difference, edge_map
 from sd_scripts.library.integrators import ORDERS, integrate
 from sd_scripts.library.objectives.similarity import chosen_positions, self_similarity
 from sd_scripts.library.objectives.transport import directions, sliced_wasserstein
-from sd_scripts.library.protocols import Batch, Denoiser, Losses, Path
+from sd_scripts.library.protocols import EDGES, Batch, Denoiser, Losses, Path
 from sd_scripts.library.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.lgt import LgtObjectiveOptions
@@ -46,6 +48,7 @@ class Energy:
             "flow": options.w_flow,
             "swd": options.w_style,
             "ssm": options.w_content,
+            "edges": options.w_edges,
             "low": options.w_low,
             "velocity": options.w_velocity,
             "velocity_tv": options.w_velocity_tv,
@@ -78,9 +81,20 @@ class Energy:
         """The mean squared error of the velocity, at a time and with noise of the sample's own."""
         t = drawn_times(batch, seed, "time")
         noise = drawn_noise(batch, seed, "noise")
-        velocity = model(diffusion.add_noise(self.path, batch.x0, noise, t), t)
+        velocity = self._told_edges(model, batch, seed)(diffusion.add_noise(self.path, batch.x0, noise, t), t)
         wanted = diffusion.target(model.kind, self.path, batch.x0, noise, t)
         return {"flow": (velocity - wanted).square().mean(dim=(1, 2, 3))}
+
+    def _told_edges(self, model: Denoiser, batch: Batch, seed: int) -> Denoiser:
+        """The denoiser told where the edges of each sample are, with some noise, or for a share of the samples nothing."""
+        if not model.takes_edges:
+            return model
+        levels, chances = (drawn_times(batch, seed, stream) for stream in ("edge noise level", "edge dropout"))
+        maps = edge_map(batch.x0)
+        noise = drawn_noise(batch, seed, "edge noise")[:, :1]
+        maps = maps + (self.options.edge_noise * levels).view(-1, 1, 1, 1) * noise
+        kept = (chances >= self.options.edge_dropout_rate).view(-1, 1, 1, 1)
+        return model.told([{EDGES: one} for one in maps * kept])
 
     def _transfer(self, model: Denoiser, batch: Batch, seed: int) -> dict[str, Tensor]:
         """What the parts other than flow are, of latents on their way from a noise level of their own to the picture, and there."""
@@ -88,6 +102,8 @@ class Energy:
         problems = too_small(options, {tuple(latents.shape[-2:]) for latents in (batch.x0, *batch.references)})
         if problems:
             raise OptionError(problems)
+        if model.takes_edges:
+            model = model.told([{EDGES: one} for one in edge_map(batch.x0)])
         start = options.min_start + (options.max_start - options.min_start) * drawn_times(batch, seed, "start")
         x = self._begun(model, batch, start, seed)
         towards = model.told(batch.towards)
@@ -110,6 +126,8 @@ class Energy:
             parts["swd"] = self._style(x, batch, seed)
         if "ssm" in self.weights:
             parts["ssm"] = self_similarity(x, batch.x0, options.descriptor_size, self._positions(batch, seed))
+        if "edges" in self.weights:
+            parts["edges"] = edge_difference(x, batch.x0)
         if "low" in self.weights:
             parts["low"] = blurred(x - batch.x0, options.low_pass_size).square().mean(dim=(1, 2, 3))
         names = [name for name in ("velocity", "velocity_tv") if name in self.weights]

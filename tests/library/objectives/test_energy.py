@@ -16,17 +16,26 @@ from torch.nn import functional as F
 from sd_scripts.dataset.weights import terms_of
 from sd_scripts.library import objectives
 from sd_scripts.library.diffusion import FlowPath
+from sd_scripts.library.edges import edge_map
 from sd_scripts.library.integrators import ORDERS
 from sd_scripts.library.objectives import Energy, make
 from sd_scripts.library.objectives.transport import directions, sliced_wasserstein
-from sd_scripts.library.protocols import Batch, Condition
+from sd_scripts.library.protocols import EDGES, Batch, Condition
 from sd_scripts.library.rng import rng_for
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.lgt import INTEGRATORS, LgtObjectiveOptions
 
 STYLES = ("line", "flat")
-ALL = {"w_style": 1.5, "w_content": 2.0, "w_flow": 0.5, "w_low": 0.7, "w_velocity": 0.3, "w_velocity_tv": 0.2}
-PARTS = {"w_style": "swd", "w_content": "ssm", "w_flow": "flow", "w_low": "low", "w_velocity": "velocity", "w_velocity_tv": "velocity_tv"}
+ALL = {"w_style": 1.5, "w_content": 2.0, "w_flow": 0.5, "w_edges": 0.6, "w_low": 0.7, "w_velocity": 0.3, "w_velocity_tv": 0.2}
+PARTS = {
+    "w_style": "swd",
+    "w_content": "ssm",
+    "w_flow": "flow",
+    "w_edges": "edges",
+    "w_low": "low",
+    "w_velocity": "velocity",
+    "w_velocity_tv": "velocity_tv",
+}
 
 
 def energy(**given: object) -> Energy:
@@ -66,10 +75,12 @@ class Network:
     layers: nn.ModuleList
     asked: list[tuple[Tensor, Tensor, list[float]]] = field(default_factory=list)
     activations: list[StorageWeakRef] = field(default_factory=list)
+    told_edges: list[Tensor] = field(default_factory=list)
     most_kept: list[int] = field(default_factory=list)
     """How many activations were kept when each was made."""
     kind: str = "velocity"
     in_step: bool = False
+    takes_edges: bool = False
 
     @staticmethod
     def new(batch: Batch) -> Network:
@@ -83,6 +94,7 @@ class Network:
         return sum(not activation.expired() for activation in self.activations)
 
     def told(self, entries: Sequence[Condition]) -> Network:
+        self.told_edges += [told[EDGES] for told in entries if EDGES in told]
         return replace(self, conditions=[{**mine, **told} for mine, told in zip(self.conditions, entries, strict=True)])
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
@@ -103,6 +115,7 @@ class Fixed:
     with_gradient: list[bool] = field(default_factory=list)
     kind: str = "velocity"
     in_step: bool = False
+    takes_edges: bool = False
 
     def told(self, entries: Sequence[Condition]) -> Fixed:
         return self
@@ -119,6 +132,7 @@ class Guided:
     end: Tensor
     kind: str = "velocity"
     in_step: bool = False
+    takes_edges: bool = False
 
     def told(self, entries: Sequence[Condition]) -> Guided:
         return self
@@ -168,6 +182,7 @@ def expected_parts(options: LgtObjectiveOptions, batch: Batch, network: Network)
         tv = [(v[:, 1:] - v[:, :-1]).abs().mean() + (v[:, :, 1:] - v[:, :, :-1]).abs().mean() for v in met]
         found["velocity_tv"].append(float(np.mean(tv)))
         found["ssm"].append(self_similarity(x, x0, options, number))
+        found["edges"].append(1 - np.corrcoef(*(edge_map(latents[None]).flatten().numpy() for latents in (x, x0)))[0, 1])
         found["low"].append(low(x - x0, options.low_pass_size))
     for row in range(len(ends)):
         together = [row]
@@ -282,6 +297,24 @@ def test_starts_are_spread_over_their_range_and_times_of_the_flow_over_all():
     assert abs(np.corrcoef(times, starts)[0, 1]) < 0.15
     noise = [((x - (1 - t.view(-1, 1, 1, 1)) * batch.x0) / t.view(-1, 1, 1, 1)).flatten() for x, t in ((own, times), (towards, starts))]
     assert abs(np.corrcoef(*noise)[0, 1]) < 0.05
+
+
+def test_a_network_that_takes_edges_is_told_them_with_noise_or_not_at_all_and_exactly_on_the_way():
+    count, rate, most = 400, 0.25, 0.5
+    batch = batch_of(range(count), ["line"] * count, (6, 6), 1)
+    objective = energy(edge_noise=most, edge_dropout_rate=rate, ode_integration_steps=1, swd_scales=(1,))
+    network = Network.new(batch)
+    objective(network, batch, 0)
+    assert not network.told_edges, "a network without edge conditioning is told nothing"
+    network.takes_edges = True
+    objective(network, batch, 0)
+    maps = edge_map(batch.x0)
+    flow, way = torch.stack(network.told_edges).split(count)
+    assert torch.equal(way, maps)
+    dropped = flow.flatten(1).abs().amax(dim=1) == 0
+    assert dropped.float().mean().item() == pytest.approx(rate, abs=0.06)
+    levels = (flow - maps)[~dropped].flatten(1).std(dim=1)
+    assert levels.max() < most * 1.5 and levels.mean().item() == pytest.approx(most / 2, abs=0.03)
 
 
 # What is compared with what.
