@@ -41,11 +41,6 @@ def opened(folder: Path, most: int | None = None) -> list[Image.Image]:
     return images
 
 
-def scenes_of(folder: Path, most: int | None = None) -> list[str]:
-    """What names the scene of each of these files: the same in every style."""
-    return [path.stem.partition("_")[2] + path.stem[:3] for path in sorted(folder.glob("*.png"))[:most]]
-
-
 def filled(image: Image.Image) -> Image.Image:
     """The image with everything that its ink encloses painted with the ink: an outline as the area that it is the outline of."""
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
@@ -121,7 +116,8 @@ class Ruler:
     """Measures against real images of each style (train/) and their scenes drawn in every style (test/)."""
 
     def __init__(self, encode: Callable[[list[Image.Image]], Tensor], decode: Callable[[Tensor], list[Image.Image]], data: Path) -> None:
-        self.encode, self.decode, self.data = encode, decode, data
+        """encode and decode are the halves of the VAE: images of one size to latents (N, C, h, w), and back."""
+        self.encode, self.decode, self.data = torch.no_grad()(encode), torch.no_grad()(decode), data
         self.styles = tuple(sorted(path.name for path in (data / "train").iterdir()))
         real = {style: opened(data / "train" / style, 64) for style in self.styles}
         self._latents = {style: encode(images) for style, images in real.items()}
@@ -147,8 +143,8 @@ class Ruler:
     ) -> Quality:
         """What the images `after` are worth as transfers of the images `before`."""
         maps = [list(edges(to_pixels(list(images)))) for images in (before, after)]
-        seen = [[worlds.read(filled(image) if style == "line" else image) for image in images]
-                for style, images in ((source, before), (target, after))]  # fmt: skip
+        sides = ((source, before), (target, after))
+        seen = [[worlds.read(filled(image) if style == "line" else image) for image in images] for style, images in sides]
         same = [[getattr(one, name) == getattr(two, name) for one, two in zip(*seen, strict=True)] for name in ("shape", "place", "color")]
         difference = (to_pixels(list(after)) - to_pixels(list(perfect))) * 127.5
         return Quality(
@@ -196,8 +192,11 @@ def table(qualities: Mapping[tuple[str, str], Quality]) -> str:
 
 def sheet(ruler: Ruler, found: Mapping[tuple[str, str], Sequence[Image.Image]], count: int) -> Image.Image:
     """A row for each of the first `count` test images of each style: itself, and in every style."""
-    rows = [[ruler.tests(source, source, count)[number], *(found[source, target][number] for target in ruler.styles)]
-            for source in ruler.styles for number in range(count)]  # fmt: skip
+    rows = [
+        images
+        for source in ruler.styles
+        for images in zip(ruler.tests(source, source, count), *(found[source, target][:count] for target in ruler.styles), strict=True)
+    ]
     side, gap = rows[0][0].width, 2
     whole = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
     for row, images in enumerate(rows):

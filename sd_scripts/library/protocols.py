@@ -28,7 +28,7 @@ ESTIMATE = "estimate"
 """Entry of a condition with the network's own estimate of x0 (C, h, w), in models with self-conditioning; without it there is none."""
 
 EDGES = "edges"
-"""Entry of a condition with the map of edges (1, h, w) of what is transferred, in models with edge conditioning; without it they are
+"""Entry of a condition with the map of edges (3, h, w) of what is transferred, in models with edge conditioning; without it they are
 unknown."""
 
 StateDict = dict[str, Tensor]
@@ -300,7 +300,7 @@ class Denoiser(Protocol):
 
     def told(self, entries: Sequence[Condition]) -> Denoiser:
         """The denoiser with these entries in the condition of each sample, in place of those of the same names: another style, an
-        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning, or EDGES (1, h, w); zeros are none."""
+        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning, or EDGES (3, h, w); zeros are none."""
         ...
 
 

@@ -51,8 +51,12 @@ class LgtModelOptions(ModelOptions):
     unet_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
     """Share of activations that the residual blocks drop in training."""
     edge_conditioning: bool = False
-    """Tell the network where the picture that is transferred has its edges, as one more channel of its input: flow matching alone then
+    """Tell the network where the picture that is transferred has its edges, as three more channels of its input: flow matching alone then
     teaches it to draw what stands there in each style. The map is made of the latents and is nearly the same in every style."""
+
+    @property
+    def unread(self) -> frozenset[str]:
+        return frozenset() if self.pretrained_model_name_or_path is None else frozenset({"vae"})
 
     @model_validator(mode="after")
     def _architecture_fits_together(self) -> Self:
@@ -191,11 +195,15 @@ class LgtObjectiveOptions(Section):
     that its content is all there; noise mixes it with noise, which is a little faster and forgets content at high levels."""
     energy_from_step: Annotated[WholeNumber, Show(unit="steps", needs="w_flow", fold="Integration")] = 0
     """Optimizer steps of flow matching alone, before the energy joins: inversion means something only once the velocity does."""
-    edge_noise: Annotated[NotNegative, _EDGES] = 0.2
+    edge_noise: Annotated[NotNegative, _EDGES] = 0.1
     """Most noise that flow matching adds to the map of edges, whose own deviation is 1; how much is drawn for each sample. It keeps the
     network from reading more out of the map than where the edges are, such as the style that it comes from."""
     edge_dropout_rate: Annotated[Fraction, _EDGES] = 0.1
     """Chance that flow matching tells a sample nothing of its edges, by which the model learns to draw from noise alone."""
+    back_translation_rate: Annotated[Fraction, _EDGES] = 0.0
+    """Chance that flow matching tells a sample the edges of what the model itself makes of it in the style it is to take on, drawn from
+    noise, in place of its own: the model learns to draw real pictures of a style from the edges of another, and to mend what is wrong with
+    them. It begins with energy_from_step."""
     min_start: Annotated[Fraction, _PATH] = 0.3
     """Least noise level from which a sample is transferred, 0 the picture and 1 noise."""
     max_start: Annotated[Fraction, _PATH] = 1.0

@@ -26,6 +26,11 @@ class ModelOptions(Section):
     vae_dtype: Literal["float", "fp16", "bf16"] = "float"
     """Precision of the VAE while it encodes and decodes. SDXL's own VAE overflows in fp16, so float is the safe choice."""
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """Options whose files such a run does not read, because the model that it begins with brings its own."""
+        return frozenset()
+
 
 class BaseModelOptions(ModelOptions):
     """A published model that training begins with."""

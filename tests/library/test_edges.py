@@ -15,26 +15,48 @@ def smooth(*shape: int, seed: int = 0) -> Tensor:
     return torch.nn.functional.avg_pool2d(torch.nn.functional.pad(latents, (1,) * 4, mode="circular"), 3, stride=1)
 
 
-def expected(latents: np.ndarray) -> np.ndarray:
-    """The map of one latent (C, h, w), by loops."""
+def gradients(latents: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums over the channels of one latent (C, h, w) of squares and products of the gradient's components, by loops: (h, w) each."""
     _, height, width = latents.shape
     around = np.pad(latents, ((0, 0), (1, 1), (1, 1)), mode="edge")
-    lengths = np.empty((height, width))
+    found = np.empty((3, height, width))
     for i in range(height):
         for j in range(width):
             across = (around[:, i + 1, j + 2] - around[:, i + 1, j]) / 2
             down = (around[:, i + 2, j + 1] - around[:, i, j + 1]) / 2
-            lengths[i, j] = np.sqrt((across**2 + down**2).sum())
-    blurred = np.array([[lengths[max(0, i - 1) : i + 2, max(0, j - 1) : j + 2].mean() for j in range(width)] for i in range(height)])
-    return (blurred - blurred.mean()) / blurred.std()
+            found[:, i, j] = (across**2).sum(), (down**2).sum(), (across * down).sum()
+    return found[0], found[1], found[2]
 
 
-def test_it_is_the_blurred_length_of_the_gradient_brought_to_mean_0_and_variance_1():
+def test_it_is_the_length_of_the_gradient_and_twice_its_angle():
     latents = smooth(2, 3, 7, 5)
     found = edge_map(latents)
-    assert found.shape == (2, 1, 7, 5) and found.dtype == torch.float32
+    assert found.shape == (2, 3, 7, 5) and found.dtype == torch.float32
     for one, source in zip(found, latents, strict=True):
-        assert one[0].numpy() == pytest.approx(expected(source.double().numpy()), abs=1e-5)
+        across, down, both = gradients(source.double().numpy())
+        lengths = np.sqrt(across + down)
+        for channel, values in enumerate((lengths - lengths.mean(), (across - down) / lengths, 2 * both / lengths)):
+            assert one[channel].numpy() == pytest.approx(values / lengths.std(), abs=1e-4)
+
+
+def test_the_last_two_channels_turn_twice_as_fast_as_the_edge():
+    rows, columns = torch.meshgrid(torch.arange(15.0), torch.arange(15.0), indexing="ij")
+    for degrees in (0, 30, 90, 135):
+        angle = torch.tensor(degrees * np.pi / 180)
+        ramp = torch.tanh(((columns - 7) * angle.cos() + (rows - 7) * angle.sin()) / 4).float()
+        turn = edge_map(ramp.expand(1, 2, -1, -1))[0, 1:, 7, 7]
+        turn = turn / turn.norm()
+        assert turn.tolist() == pytest.approx([(2 * angle).cos().item(), (2 * angle).sin().item()], abs=0.05)
+
+
+def test_the_difference_is_1_less_the_correlation_of_blurred_lengths():
+    one, other = smooth(3, 4, 6, 8), smooth(3, 4, 6, 8, seed=1)
+    for value, *both in zip(edge_difference(one, other), one, other, strict=True):
+        maps = []
+        for latents in both:
+            lengths = np.sqrt(sum(gradients(latents.double().numpy())[:2]))
+            maps.append([lengths[max(0, i - 1) : i + 2, max(0, j - 1) : j + 2].mean() for i in range(6) for j in range(8)])
+        assert value.item() == pytest.approx(1 - np.corrcoef(*maps)[0, 1], abs=1e-5)
 
 
 def test_it_is_blind_to_brightness_contrast_negatives_and_turns_of_the_channels():

@@ -206,7 +206,7 @@ def test_a_model_with_edge_conditioning_comes_back_as_one_and_an_older_file_is_o
     edged = built(edge_conditioning=True)
     again = load(saved(edged, tmp_path / "edged", form))
     assert LGT.takes_edges(again) and again.denoising == {"edge_conditioning": True}
-    assert again.backbone.config.in_channels == again.backbone.config.out_channels + 1
+    assert again.backbone.config.in_channels == again.backbone.config.out_channels + 3
     place = saved(parts, tmp_path / "older", form)
     if form == "safetensors":
         described(lambda it: it["architecture"].pop("edge_conditioning"))(place)

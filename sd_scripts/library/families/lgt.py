@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sd_scripts.library import edges
 from sd_scripts.library.families import pictures, unet
 from sd_scripts.library.loading import lgt as loading
 from sd_scripts.library.loading.common import config_of
@@ -100,10 +101,10 @@ class Lgt(pictures.PictureFamily):
         return bool(parts.backbone.config.in_channels > parts.backbone.config.out_channels)
 
     def _with_edges(self, parts: Parts, x_t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The network's input: x_t, with the maps of edges as a further channel in models with edge conditioning; zeros are none."""
+        """The network's input: x_t, with the maps of edges as further channels in models with edge conditioning; zeros are none."""
         if not self.takes_edges(parts):
             return x_t
-        none = torch.zeros_like(x_t[0, :1])
+        none = x_t.new_zeros(edges.CHANNELS, *x_t.shape[-2:])
         return torch.cat([x_t, torch.stack([condition.get(EDGES, none).to(x_t) for condition in conditions])], dim=1)
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:

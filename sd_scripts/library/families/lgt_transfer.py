@@ -69,7 +69,7 @@ def transfer(
 
 
 def edges_of(family: Lgt, parts: Parts, latents: Tensor) -> Tensor | None:
-    """Maps of edges (B, 1, h, w) of pictures; None for a model that is not told of them."""
+    """Maps of edges (B, 3, h, w) of pictures; None for a model that is not told of them."""
     return edge_map(latents.to(place(parts.backbone)[0])) if family.takes_edges(parts) else None
 
 
@@ -136,7 +136,7 @@ def generate(
 ) -> Tensor:
     """Latents (B, C, h, w) in the target styles from a state at noise level `strength`; fresh noise is of the seeds.
 
-    Guidance leads away from the styles `away`, by default the average. edges: maps (B, 1, h, w) of what is transferred,
+    Guidance leads away from the styles `away`, by default the average. edges: maps (B, 3, h, w) of what is transferred,
     for a model that is told of them. on_step is told the steps of each group of pictures that is
     generated together.
     """

@@ -14,7 +14,7 @@ import torch
 from diffusers import UNet2DModel
 from torch import Tensor, nn
 
-from sd_scripts.library import diffusion
+from sd_scripts.library import diffusion, edges
 from sd_scripts.library.loading import made
 from sd_scripts.library.loading.common import BASE, CONFIGS, Config, FamilySpec, PartSpec, config_of, dtypes_of, read_networks
 from sd_scripts.library.protocols import Beginning, Dtypes, Parts
@@ -139,7 +139,7 @@ def unet_config(options: LgtModelOptions, vae: Config, sizes: Sequence[tuple[int
     groups = gcd(32, *(width // 2 for width in widths))
     return {
         "sample_size": made.sample_size(sizes, vae),
-        "in_channels": vae["latent_channels"] + options.edge_conditioning,
+        "in_channels": vae["latent_channels"] + (edges.CHANNELS if options.edge_conditioning else 0),
         "out_channels": vae["latent_channels"],
         "block_out_channels": tuple(widths),
         "layers_per_block": options.layers_per_block,

@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sd_scripts.library import diffusion
-from sd_scripts.library.edges import edge_difference, edge_map
+from sd_scripts.library.edges import CHANNELS, edge_difference, edge_map
 from sd_scripts.library.integrators import ORDERS, integrate
+from sd_scripts.library.objectives.regression import chosen_rows
 from sd_scripts.library.objectives.similarity import chosen_positions, self_similarity
 from sd_scripts.library.objectives.transport import directions, sliced_wasserstein
 from sd_scripts.library.protocols import EDGES, Batch, Denoiser, Losses, Path
@@ -90,11 +91,29 @@ class Energy:
         if not model.takes_edges:
             return model
         levels, chances = (drawn_times(batch, seed, stream) for stream in ("edge noise level", "edge dropout"))
-        maps = edge_map(batch.x0)
-        noise = drawn_noise(batch, seed, "edge noise")[:, :1]
+        maps = self._back_translated(model, batch, edge_map(batch.x0), seed)
+        noise = drawn_noise(batch, seed, "edge noise", CHANNELS)
         maps = maps + (self.options.edge_noise * levels).view(-1, 1, 1, 1) * noise
         kept = (chances >= self.options.edge_dropout_rate).view(-1, 1, 1, 1)
         return model.told([{EDGES: one} for one in maps * kept])
+
+    def _back_translated(self, model: Denoiser, batch: Batch, maps: Tensor, seed: int) -> Tensor:
+        """The maps of edges (B, 3, h, w), of a share of the samples those of what the model draws from noise with them in the wanted style.
+
+        Training on real samples told of made ones is back-translation (Sennrich et al. 2016, arXiv 1511.06709).
+        """
+        options = self.options
+        if not options.back_translation_rate or 0 <= batch.step < options.energy_from_step:
+            return maps
+        rows, count = chosen_rows(drawn_times(batch, seed, "back-translation") < options.back_translation_rate, model)
+        if not rows:
+            return maps
+        noise = drawn_noise(batch, seed, "back-translation noise")[rows]
+        towards = model.only(rows).told([{**batch.towards[row], EDGES: maps[row]} for row in rows])
+        ones = torch.ones(len(rows), device=noise.device)
+        with torch.no_grad():
+            made = integrate(towards, noise, ones, torch.zeros_like(ones), options.ode_integration_steps, options.integrator)
+        return maps.index_copy(0, torch.tensor(rows, device=maps.device), edge_map(made)) if count else maps
 
     def _transfer(self, model: Denoiser, batch: Batch, seed: int) -> dict[str, Tensor]:
         """What the parts other than flow are, of latents on their way from a noise level of their own to the picture, and there."""
@@ -191,9 +210,10 @@ def drawn_times(batch: Batch, seed: int, stream: str) -> Tensor:
     return torch.stack(uniform).float().to(batch.x0.device, non_blocking=True)
 
 
-def drawn_noise(batch: Batch, seed: int, stream: str) -> Tensor:
-    """Normal noise of each sample (B, C, h, w), float32, on the batch's device."""
-    noise = [torch.randn(batch.x0.shape[1:], generator=rng_for(seed, number, stream)) for number in batch.numbers.tolist()]
+def drawn_noise(batch: Batch, seed: int, stream: str, channels: int | None = None) -> Tensor:
+    """Normal noise of each sample (B, C, h, w), float32, on the batch's device; with as many channels as x0 unless it is said."""
+    shape = (channels or batch.x0.shape[1], *batch.x0.shape[-2:])
+    noise = [torch.randn(shape, generator=rng_for(seed, number, stream)) for number in batch.numbers.tolist()]
     return torch.stack(noise).to(batch.x0.device, non_blocking=True)
 
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from sd_scripts.dataset.weights import terms_of
 from sd_scripts.library import objectives
 from sd_scripts.library.diffusion import FlowPath
-from sd_scripts.library.edges import edge_map
-from sd_scripts.library.integrators import ORDERS
+from sd_scripts.library.edges import edge_difference, edge_map
+from sd_scripts.library.integrators import ORDERS, integrate
 from sd_scripts.library.objectives import Energy, make
 from sd_scripts.library.objectives.transport import directions, sliced_wasserstein
 from sd_scripts.library.protocols import EDGES, Batch, Condition
@@ -75,12 +75,12 @@ class Network:
     layers: nn.ModuleList
     asked: list[tuple[Tensor, Tensor, list[float]]] = field(default_factory=list)
     activations: list[StorageWeakRef] = field(default_factory=list)
+    takes_edges: bool = False
     told_edges: list[Tensor] = field(default_factory=list)
     most_kept: list[int] = field(default_factory=list)
     """How many activations were kept when each was made."""
     kind: str = "velocity"
     in_step: bool = False
-    takes_edges: bool = False
 
     @staticmethod
     def new(batch: Batch) -> Network:
@@ -96,6 +96,9 @@ class Network:
     def told(self, entries: Sequence[Condition]) -> Network:
         self.told_edges += [told[EDGES] for told in entries if EDGES in told]
         return replace(self, conditions=[{**mine, **told} for mine, told in zip(self.conditions, entries, strict=True)])
+
+    def only(self, rows: Sequence[int]) -> Network:
+        return replace(self, conditions=[self.conditions[row] for row in rows])
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
         first, second = self.layers
@@ -182,7 +185,7 @@ def expected_parts(options: LgtObjectiveOptions, batch: Batch, network: Network)
         tv = [(v[:, 1:] - v[:, :-1]).abs().mean() + (v[:, :, 1:] - v[:, :, :-1]).abs().mean() for v in met]
         found["velocity_tv"].append(float(np.mean(tv)))
         found["ssm"].append(self_similarity(x, x0, options, number))
-        found["edges"].append(1 - np.corrcoef(*(edge_map(latents[None]).flatten().numpy() for latents in (x, x0)))[0, 1])
+        found["edges"].append(edge_difference(x[None], x0[None]).item())
         found["low"].append(low(x - x0, options.low_pass_size))
     for row in range(len(ends)):
         together = [row]
@@ -315,6 +318,39 @@ def test_a_network_that_takes_edges_is_told_them_with_noise_or_not_at_all_and_ex
     assert dropped.float().mean().item() == pytest.approx(rate, abs=0.06)
     levels = (flow - maps)[~dropped].flatten(1).std(dim=1)
     assert levels.max() < most * 1.5 and levels.mean().item() == pytest.approx(most / 2, abs=0.03)
+
+
+def test_back_translation_tells_the_flow_the_edges_of_what_the_model_draws_in_the_wanted_style():
+    count, rate = 40, 0.5
+    batch = batch_of(range(count), [STYLES[number % 2] for number in range(count)], (6, 6), 1)
+    alone = {"w_style": 0.0, "w_content": 0.0, "w_low": 0.0, "edge_noise": 0.0, "edge_dropout_rate": 0.0}
+    objective = energy(**alone, back_translation_rate=rate, energy_from_step=2, ode_integration_steps=2, integrator="midpoint")
+
+    def told(step: int) -> tuple[Network, Tensor]:
+        network = Network.new(batch)
+        network.takes_edges = True
+        loss = objective(network, replace(batch, step=step), 0).loss
+        loss.sum().backward()
+        return network, torch.stack(network.told_edges[-count:])
+
+    own = edge_map(batch.x0)
+    assert torch.equal(told(1)[1], own), "before the energy joins there is none"
+    network, maps = told(2)
+    chances = [torch.rand((), generator=rng_for(0, number, "back-translation"), dtype=torch.float64) for number in range(count)]
+    rows = [number for number, chance in enumerate(chances) if chance < rate]
+    assert 0 < len(rows) < count
+    others = [number for number in range(count) if number not in rows]
+    assert torch.equal(maps[others], own[others])
+    # The way from noise to the picture in two steps, each asking twice, in the wanted style.
+    assert [t[0].item() for _, t, _ in network.asked] == [1.0, 0.75, 0.5, 0.25, network.asked[-1][1][0].item()]
+    assert network.asked[0][2] == [float(1 + STYLES.index(batch.goals[row])) for row in rows]
+    noise = [torch.randn(4, 6, 6, generator=rng_for(0, row, "back-translation noise")) for row in rows]
+    assert torch.equal(network.asked[0][0], torch.stack(noise))
+    with torch.no_grad():
+        field = replace(network, conditions=[batch.towards[row] for row in rows])
+        ones = torch.ones(len(rows))
+        made = integrate(field, torch.stack(noise), ones, 0 * ones, 2, "midpoint")
+    assert torch.allclose(maps[rows], edge_map(made), atol=1e-5)
 
 
 # What is compared with what.
