@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from sd_scripts.library.process_trees import LAUNCH_ID, RUN_FOLDER, RUN_ID, carried, command_of, living, parent_of, ranks, tree, was_given
+from sd_scripts.runs.process_trees import LAUNCH_ID, RUN_FOLDER, RUN_ID, carried, command_of, living, parent_of, ranks, tree, was_given
 from sd_scripts.schema.files import given_path
 from sd_scripts.schema.outside import json_of
 

@@ -20,8 +20,9 @@ from sd_scripts.dataset.pairs import controls_of
 from sd_scripts.dataset.pictures import Picture
 from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
 from sd_scripts.dataset.weights import terms_of
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
+from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.runs import RunOptions
 
 MOST_AT_START = 2000

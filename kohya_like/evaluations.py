@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families.lgt.options import LgtSampleOptions
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.lgt import LgtSampleOptions
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.rundir import RunDirectory
 
 from .monitor import number, whole
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import TEMPORARY_MARK
-from sd_scripts.schema.predict import QwenImagePredict
 
 from .files import safe_name
 from .importers import lora_file

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import gradio as gr
 
+from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import Options
@@ -23,10 +24,10 @@ from sd_scripts.schema.flat import FlatField
 from sd_scripts.schema.labels import label
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.prompts import OPTION as PROMPTS
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 from . import files, look
-from .ways import FAMILIES, WAYS
+from .ways import WAYS
 
 Text = str | bool
 """What one control holds."""
@@ -196,13 +197,9 @@ def schema_json() -> str:
             if blocks
         ]
         runs[run_key(run)] = {"label": run.label, "script": run.script, "groups": kept}
-    families = {run.family: FAMILIES.get(run.family, run.family) for run in sorted(RUNS.values(), key=_family_place)}
+    families = {name: facts.label for name, facts in FACTS.items()}
     rest = {"runs": runs, "families": families, "ways": [asdict(way) for way in WAYS]}
     return f'{{"fields":[{",".join(pool)}],{json.dumps(rest, ensure_ascii=False, separators=(",", ":"))[1:]}'
-
-
-def _family_place(run: type[RunOptions]) -> int:
-    return list(FAMILIES).index(run.family) if run.family in FAMILIES else len(FAMILIES)
 
 
 def script() -> bytes:

@@ -1,7 +1,7 @@
 """What makes pictures: requests in, events out. The worker process of the studio is one such backend; this module imports no torch.
 
 The protocol is that of `qwen_image_predict.py --serve`: JSON lines through the worker's standard input and output, and nothing else, so no
-port is open. Its keys and events are described in sd_scripts/library/predicting/serve.py.
+port is open. Its keys and events are described in sd_scripts/library/render/predicting/serve.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from sd_scripts.schema.command import SCRIPTS, cpu_threads
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.runs.command import SCRIPTS, cpu_threads
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.predict import QwenImagePredict
 
 from . import console, processes
 

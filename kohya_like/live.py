@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from sd_scripts.schema.command import shown
+from sd_scripts.runs.command import shown
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 

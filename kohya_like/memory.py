@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.schema import flat
-from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 

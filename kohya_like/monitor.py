@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.runs.rundir import LAST_WORDS
+from sd_scripts.runs.sessions import Sessions
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.rundir import LAST_WORDS
-from sd_scripts.schema.sessions import Sessions
 
 Event = dict[str, Any]
 

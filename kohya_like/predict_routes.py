@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from sd_scripts.families.qwen_edit.predict_options import LoadingSection, QwenImagePredict
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import ModelOptions
-from sd_scripts.schema.predict import LoadingSection, QwenImagePredict
 
 from . import files, form, gpu
 from .context import Context

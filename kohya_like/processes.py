@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from sd_scripts.library.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, end, living, tree
+from sd_scripts.runs.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, end, living, tree
 
 __all__ = ["collect", "created", "end", "is_same", "living", "of_runs", "start", "tree"]
 

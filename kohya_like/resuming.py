@@ -1,5 +1,5 @@
 """Where Start would begin, told before anybody presses it. Reads run folders, neither pictures nor weights; the rules are those of
-sd_scripts/library/resume.py, which the training process follows.
+sd_scripts/runs/resume.py, which the training process follows.
 
 What only that process can know, it says in the run's log: whether a state is whole to the last byte, and whether images, captions or
 files of the model have changed since.
@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.library.resume import differing_settings, epoch_in, epoch_states, is_finished, meta_of, runs_named, training_settings
-from sd_scripts.library.states import BrokenState, read_manifest, state_folders
+from sd_scripts.runs.command import processes_here
+from sd_scripts.runs.resume import differing_settings, epoch_in, epoch_states, is_finished, meta_of, runs_named, training_settings
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.states import BrokenState, read_manifest, state_folders
 from sd_scripts.schema import flat
-from sd_scripts.schema.command import processes_here
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
 from . import monitor

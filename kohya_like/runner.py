@@ -65,7 +65,7 @@ def _run_id() -> str:
 def _end_left() -> None:
     """A launcher that was killed leaves its ranks behind, and a rank its data workers."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from sd_scripts.library.process_trees import RUN_ID, end_left
+    from sd_scripts.runs.process_trees import RUN_ID, end_left
 
     if _run_id():
         stuck = end_left(RUN_ID, _run_id(), GRACE_SECONDS, without=[os.getpid()])

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.schema import gpus
-from sd_scripts.schema.command import launch_command, launch_environment, processes_here, visible_gpus
+from sd_scripts.runs import gpus
+from sd_scripts.runs.command import launch_command, launch_environment, processes_here, visible_gpus
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.flat import to_toml
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RunOptions
 
 from . import monitor, processes

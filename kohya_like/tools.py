@@ -25,12 +25,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sd_scripts.families import TOOLS
+from sd_scripts.runs.command import SCRIPTS, shown
 from sd_scripts.schema import flat
-from sd_scripts.schema.command import SCRIPTS, shown
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.tools import TOOLS, ToolOptions
+from sd_scripts.schema.tools import ToolOptions
 
 from . import console, files, form, processes
 from .context import Context

@@ -7,17 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FAMILIES = {
-    "sdxl": "SDXL",
-    "sd": "SD 1.5 / 2.x",
-    "flux": "FLUX",
-    "qwen_edit": "Qwen-Image-Edit",
-    "zimage": "Z-Image",
-    "ddpm": "Small DDPM",
-    "lgt": "Style transfer",
-}
-"""Model families by their name in RUNS, as the page writes them, in its order; one that is not listed is written as its name."""
-
 
 @dataclass(frozen=True)
 class Way:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> int:
-    from sd_scripts.library.ranks import GRACE_SECONDS, Launcher, Order
+    from sd_scripts.runs.launcher import GRACE_SECONDS, Launcher, Order
 
     parser = argparse.ArgumentParser("train_multi_gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)

@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 
-from sd_scripts.library import families
-from sd_scripts.library.exporting import Exporter
-from sd_scripts.library.metadata import DatasetFacts
-from sd_scripts.library.networks import Network, attach
-from sd_scripts.library.networks.full import WholeNetwork, train_whole
-from sd_scripts.library.peers import Peers
-from sd_scripts.library.protocols import Parts
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.full import WholeNetwork, train_whole
+from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.parallel.peers import Peers
+from sd_scripts.library.train.exporting import Exporter
+from sd_scripts.library.train.metadata import DatasetFacts
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.network import NetworkOptions
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 NETWORK_FAMILIES = tuple(family for family, method in RUNS if method == "network")
 """Families that LoRA files are made for."""

@@ -36,9 +36,9 @@ DRAWN_OF_AREA = 5
 AREAS = {
     "schema": ("sd_scripts/schema",),
     "data": ("sd_scripts/dataset", "sd_scripts/library/data"),
-    "objectives": ("sd_scripts/library/objectives", "sd_scripts/library/diffusion.py", "sd_scripts/library/schedules.py"),
-    "families": ("sd_scripts/library/families",),
-    "files": ("sd_scripts/library/networks", "sd_scripts/library/tools", "sd_scripts/library/loading"),
+    "objectives": ("sd_scripts/library/objectives", "sd_scripts/library/core/diffusion.py", "sd_scripts/runs/schedules.py"),
+    "families": ("sd_scripts/families",),
+    "files": ("sd_scripts/library/adapters", "sd_scripts/library/tools", "sd_scripts/library/loading"),
     "resume": tuple(
         f"sd_scripts/library/{name}.py" for name in ("checkpoint", "resume", "states", "epochs", "nonfinite", "stopping", "trainer")
     ),

@@ -19,9 +19,9 @@ from diffusers import (
     ZImagePipeline,
 )
 
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families import RUNS
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.model import ModelOptions
-from sd_scripts.schema.runs import RUNS
 
 NEW_MODEL: dict[str, Any] = {
     "base_channels": 16,

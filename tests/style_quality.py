@@ -17,12 +17,12 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sd_scripts.library.evaluation import correlation, edges
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.families.lgt_transfer import Settings, edges_of, generate, invert
-from sd_scripts.library.objectives.transport import directions, sliced_wasserstein
-from sd_scripts.library.protocols import Parts
-from sd_scripts.library.rng import rng_for
+from sd_scripts.families.lgt.evaluation import correlation, edges
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.transfer import Settings, edges_of, generate, invert
+from sd_scripts.families.lgt.transport import directions, sliced_wasserstein
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.core.rng import rng_for
 from sd_scripts.toy import worlds
 from sd_scripts.toy.autoencoder import to_images, to_pixels
 

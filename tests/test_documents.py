@@ -18,15 +18,15 @@ import pytest
 import gui
 from kohya_like import exporting
 from sd_scripts.dataset.config import read_config
+from sd_scripts.families import RUNS, TOOLS
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.runs.cluster import ClusterOptions
+from sd_scripts.runs.rundir import LAST_WORDS
 from sd_scripts.schema import flat
-from sd_scripts.schema.cluster import ClusterOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.predict import QwenImagePredict
 from sd_scripts.schema.prompts import FLAGS
-from sd_scripts.schema.rundir import LAST_WORDS
-from sd_scripts.schema.runs import RUNS, SdxlNetwork
-from sd_scripts.schema.tools import TOOLS
 from tests.documents import PAGES, ROOT, Block, blocks, command_blocks, page_text, prose, ticked
 
 OPTIONS = {name: field for run in reversed(RUNS.values()) for name, field in flat.fields(run).items()}
@@ -234,7 +234,7 @@ def rows(page: str, head: str) -> list[list[str]]:
 def logged() -> dict[str, set[str]]:
     """Kinds of events that the engine writes, with the fields that are written out in the call."""
     found: dict[str, set[str]] = {}
-    for path in (ROOT / "sd_scripts" / "library").rglob("*.py"):
+    for path in (ROOT / "sd_scripts").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "log" and node.args:
                 kind = node.args[0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema.flat import fields
-from sd_scripts.schema.runs import RUNS
 
 ENGINE = Path(__file__).parents[1] / "sd_scripts"
 READERS = [file for folder in ("library", "dataset") for file in (ENGINE / folder).rglob("*.py")]

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sd_scripts.schema.tools import TOOLS
+from sd_scripts.families import TOOLS
 from tests.forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -197,22 +197,27 @@ def test_tests_are_skipped_for_missing_hardware_only():
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 ENGINE = "sd_scripts.library"
-# Where a start begins, and how processes are found and ended: asked by the studio too.
-WITHOUT_TORCH = tuple(f"{ENGINE}.{name}" for name in ("preflight", "schedules", "resume", "states", "process_trees", "ranks"))
+FAMILIES = "sd_scripts.families"
+# What of a family loads no torch: everybody may import it.
+LIGHT = re.compile(r"sd_scripts\.families(\.[A-Z]+|\.\w+|\.\w+\.(options|facts|tools|predict_options|yaml\w*)(\..*)?)?")
 # Which files, and what they may not import.
 RULES: list[tuple[str, tuple[str, ...]]] = [
-    ("kohya_like", (*HEAVY, ENGINE)),
-    ("gui.py", (*HEAVY, ENGINE)),
+    ("kohya_like", (*HEAVY, ENGINE, FAMILIES)),
+    ("gui.py", (*HEAVY, ENGINE, FAMILIES)),
     ("kohya_like/monitor.py", ("gradio",)),
     ("kohya_like/dataset_view.py", ("gradio",)),
     ("sd_scripts", ("gradio", "kohya_like")),
-    ("sd_scripts/schema", (*HEAVY, ENGINE)),
-    ("sd_scripts/dataset", (*HEAVY, ENGINE)),
+    ("sd_scripts/schema", (*HEAVY, ENGINE, FAMILIES)),
+    ("sd_scripts/dataset", (*HEAVY, ENGINE, FAMILIES)),
+    ("sd_scripts/runs", (*HEAVY, ENGINE, FAMILIES)),
     ("sd_scripts/doctor.py", (*HEAVY, ENGINE)),
-    ("sd_scripts/library", (f"{ENGINE}.launch",)),
-    ("sd_scripts/library/trainer.py", tuple(f"{ENGINE}.{part}" for part in ("families", "objectives", "networks"))),
-    ("sd_scripts/library/objectives", tuple(f"{ENGINE}.{part}" for part in ("families", "networks", "data", "trainer"))),
-    ("sd_scripts/library/families", tuple(f"{ENGINE}.{part}" for part in ("objectives", "data", "trainer"))),
+    ("sd_scripts/library", (f"{ENGINE}.train.launch",)),
+    (
+        "sd_scripts/library/core",
+        tuple(f"{ENGINE}.{room}" for room in ("train", "memory", "parallel", "adapters", "data", "objectives", "render", "tools")),
+    ),
+    ("sd_scripts/library/train/trainer.py", (FAMILIES, *(f"{ENGINE}.{room}" for room in ("objectives", "adapters")))),
+    ("sd_scripts/library/objectives", tuple(f"{ENGINE}.{room}" for room in ("adapters", "data", "train"))),
 ]
 
 
@@ -220,32 +225,31 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
 def test_layers_import_only_downwards(where, forbidden):
     files = python_under(where)
     assert files, f"{where} is not there; the rule has to follow the code"
-    named = {(path, module) for path in files for module in imports(path) if not any(is_under(module, free) for free in WITHOUT_TORCH)}
+    named = {(path, module) for path in files for module in imports(path) if not LIGHT.fullmatch(module)}
     found = {f"{path} imports {module}" for path, module in named for package in forbidden if is_under(module, package)}
     assert sorted(found) == []
 
 
-def section(page: str, title: str) -> str:
-    """What a document says under a title of the second rank."""
-    return re.split(r"^## ", read(Path(page)).partition(f"## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+FAMILY_NAMES = re.compile(r"sdxl|flux|qwen|z.?image|ddpm|lgt|(?<![\w./-])sd(?![\w-])|(?<![A-Za-z])Sd[A-Z0-9]", re.IGNORECASE)
+STILL_NAMING = Path("tests/data/files_that_name_a_family.txt")
 
 
-def test_the_architecture_says_which_files_of_the_engine_the_studio_imports():
-    used = {module for path in [*python_under("kohya_like"), Path("gui.py")] for module in imports(path) if is_under(module, ENGINE)}
-    files = {f"{module.removeprefix(f'{ENGINE}.').split('.')[0]}.py" for module in used if module != ENGINE}
-    (told,) = [line for line in section("docs/architecture.md", "Layers").split("\n- ") if line.startswith("Of the engine")]
-    assert set(re.findall(r"`(\w+\.py)`", told)) == files
+def words(path: Path) -> Iterator[str]:
+    """Identifiers and strings of a Python file, and its name."""
+    yield path.stem
+    for node in ast.walk(tree(path)):
+        for name in ("id", "attr", "arg", "name", "asname", "module"):
+            if isinstance(found := getattr(node, name, None), str):
+                yield found.replace("sd_scripts", "")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.sub(r"sd[_-]scripts", "", node.value)
 
 
-def test_the_architecture_lists_every_place_that_names_a_family():
-    """What adding a family takes; a place that is new belongs into the list in docs/architecture.md, or better has no need of the name."""
-    naming = {
-        str(path)
-        for folder in ("sd_scripts", "kohya_like")
-        for path in python_under(folder)
-        if re.search("zimage", f"{path}{read(path)}", re.I)
-    }
-    assert set(re.findall(r"`((?:sd_scripts|kohya_like)/[\w/]+\.py)`", section("docs/architecture.md", "Add a family"))) == naming
+def test_fewer_and_fewer_files_name_a_family():
+    """What a family is stands in its folder. The list of files elsewhere that still name one only ever gets shorter, and is to be empty."""
+    folders = ("sd_scripts/schema", "sd_scripts/dataset", "sd_scripts/runs", "sd_scripts/library", "kohya_like")
+    naming = {str(path) for folder in folders for path in python_under(folder) if any(FAMILY_NAMES.search(word) for word in words(path))}
+    assert naming == set(read(STILL_NAMING).split())
 
 
 def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):
@@ -263,7 +267,11 @@ def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):
         ("sd_scripts.schema.runs", (*HEAVY, "gradio", "numpy")),
         ("sd_scripts.dataset.plan", (*HEAVY, "gradio")),
         ("sd_scripts.dataset.scan", (*HEAVY, "gradio")),
-        *((module, (*HEAVY, "gradio", "kohya_like")) for module in WITHOUT_TORCH),
+        ("sd_scripts.families", (*HEAVY, "gradio", "kohya_like")),
+        *(
+            (path.with_suffix("").as_posix().replace("/", "."), (*HEAVY, "gradio", "kohya_like"))
+            for path in python_under("sd_scripts/runs")
+        ),
     ],
 )
 def test_a_fresh_process_does_not_load_what_a_layer_may_not_know(module, absent):
@@ -275,7 +283,7 @@ def test_a_fresh_process_does_not_load_what_a_layer_may_not_know(module, absent)
 
 
 def import_trainer(said: str) -> None:
-    importlib.import_module("sd_scripts.library.trainer")
+    importlib.import_module("sd_scripts.library.train.trainer")
     Path(said).write_text(str([name for name in ("gradio", "kohya_like") if name in sys.modules]))
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 from .kohya_ss import MISSING
 from .report import Imported

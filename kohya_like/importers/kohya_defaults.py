@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 
 from . import kohya_ss
 from .report import Imported, Row

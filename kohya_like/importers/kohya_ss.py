@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat, kohya_lines
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 
 from .kohya_memory import MEMORY
 from .kohya_network import ADAPTER, RATES, adapts_convolutions, type_name, who_is_trained

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 from .kohya_network import who_is_trained
 from .kohya_sheet import KohyaSheet

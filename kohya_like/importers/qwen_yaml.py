@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sd_scripts.schema import qwen_yaml
+from sd_scripts.families.qwen_edit import yaml as qwen_yaml
 from sd_scripts.schema.errors import OptionError
 
 from .kohya_ss import MISSING

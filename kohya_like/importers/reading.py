@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sd_scripts.families.qwen_edit import yaml as schema_yaml
 from sd_scripts.schema import flat
-from sd_scripts.schema import qwen_yaml as schema_yaml
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of, toml_of
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat, legacy
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.flat import FlatField
 from sd_scripts.schema.memory import DECIDES_FIT
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 from .report import Imported, Row, Verdict
 

@@ -21,12 +21,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sd_scripts.library.preflight import check_early
-from sd_scripts.schema import cluster, flat
-from sd_scripts.schema.command import launch_command, launch_environment, shown
+from sd_scripts.families import RUNS
+from sd_scripts.runs import cluster
+from sd_scripts.runs.command import launch_command, launch_environment, shown
+from sd_scripts.runs.preflight import check_early
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 from .. import dataset_view, files, form, gpu, importers, live, look, memory, presets, resuming
 from ..context import Context, TrainDoor

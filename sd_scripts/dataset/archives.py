@@ -17,8 +17,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.dataset.metadata import caption_in_json
 from sd_scripts.schema.errors import OptionError, Problem
+
+from .metadata import caption_in_json
 
 KINDS = {".tar": "webdataset", ".parquet": "parquet"}
 """Endings of archives, and what the package datasets calls them."""
@@ -73,7 +74,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
     Names are the rows' numbers: what an archive calls a file may lead anywhere.
     """
     # Loads Pillow, which whoever only asks for archives has no use for.
-    from sd_scripts.dataset.images import EXTENSIONS
+    from .images import EXTENSIONS
 
     count = 0
     for number, row in enumerate(rows):

@@ -14,8 +14,9 @@ import random
 import re
 from dataclasses import dataclass
 
-from sd_scripts.dataset.draws import choice_for, fraction_for, random_for
 from sd_scripts.schema.dataset import DatasetOptions
+
+from .draws import choice_for, fraction_for, random_for
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 _OPEN, _CLOSE = "\x01", "\x02"  # stand for {{ and }}, which mean the braces themselves

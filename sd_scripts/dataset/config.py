@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sd_scripts.dataset.archives import archives_in, unpacked
-from sd_scripts.dataset.images import EXTENSIONS
-from sd_scripts.dataset.metadata import FILES, lists_controls
-from sd_scripts.dataset.pairs import control_folder_problems, control_folders, pair_folders
-from sd_scripts.dataset.weights import NAMES as WEIGHT_KEYS
-from sd_scripts.dataset.weights import Weights, weights_of
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
 from sd_scripts.schema import sleeping
-from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
+from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import show_of
 from sd_scripts.schema.flat import FlatField
 from sd_scripts.schema.outside import json_of, toml_of
+
+from .archives import archives_in, unpacked
+from .images import EXTENSIONS
+from .metadata import FILES, lists_controls
+from .pairs import control_folder_problems, control_folders, pair_folders
+from .weights import NAMES as WEIGHT_KEYS
+from .weights import Weights, weights_of
 
 if TYPE_CHECKING:
     from sd_scripts.toy.datasets import ToyDataset

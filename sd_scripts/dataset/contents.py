@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sd_scripts.dataset.plan import Plan
+    from .plan import Plan
 
 FILE = "images.json"
 """Its name in a run folder."""

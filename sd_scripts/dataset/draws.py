@@ -1,6 +1,6 @@
 """Random draws of the data side: functions of a seed, a number and a stream, without torch.
 
-`seed_for` is the same function as in `sd_scripts.library.rng`, so the two sides agree on what a seed means.
+`seed_for` is the same function as in `sd_scripts.library.core.rng`, so the two sides agree on what a seed means.
 """
 
 from __future__ import annotations

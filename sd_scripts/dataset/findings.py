@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sd_scripts.dataset.plan import Plan
+    from .plan import Plan
 
 _SHOWN_NAMES = 5
 _SHOWN_SIZES = 8

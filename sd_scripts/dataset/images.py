@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sd_scripts.dataset import jxl
-from sd_scripts.dataset.draws import fraction_for
 from sd_scripts.schema.dataset import Interpolation
+
+from . import jxl
+from .draws import fraction_for
 
 Pixels = NDArray[np.uint8]
 """(H, W, 3) or, for masks, (H, W)."""

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.dataset.cache_files import CacheFile
+from .cache_files import CacheFile
 
 Stat = tuple[int, int]
 """(size in bytes, time of change in ns)"""

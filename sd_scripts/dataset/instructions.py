@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sd_scripts.dataset import captions
-from sd_scripts.dataset.plan import ControlSet, Plan, SampleRef, caption_of
+from . import captions
+from .plan import ControlSet, Plan, SampleRef, caption_of
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.dataset.weights import NAMES as WEIGHTS
-from sd_scripts.dataset.weights import Weights, weights_of
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
+
+from .weights import NAMES as WEIGHTS
+from .weights import Weights, weights_of
 
 FILES = ("metadata.jsonl", "metadata.csv")
 """Names of metadata files that are found by themselves; the first wins where both name a picture."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from sd_scripts.dataset.images import EXTENSIONS
-from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions, QwenImageModelOptions
+from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.model import ModelOptions, QwenImageModelOptions
+from sd_scripts.schema.model import ModelOptions
+
+from .images import EXTENSIONS
 
 TARGET_FOLDERS = ("target", "targets", "target_images", "images", "training_images")
 CONTROL_FOLDERS = ("control", "controls", "control_images", "condition_images")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sd_scripts.dataset.config import Subset
-from sd_scripts.dataset.weights import Weights
+from .config import Subset
+from .weights import Weights
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total); total is 0 while it is unknown."""

@@ -23,16 +23,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sd_scripts.dataset import buckets, captions
-from sd_scripts.dataset.buckets import BucketRules, Cut, Size
-from sd_scripts.dataset.captions import CaptionRules
-from sd_scripts.dataset.config import Subset
-from sd_scripts.dataset.draws import numpy_for, seed_for
-from sd_scripts.dataset.findings import findings_of
-from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.training import TrainingOptions
+
+from . import buckets, captions
+from .buckets import BucketRules, Cut, Size
+from .captions import CaptionRules
+from .config import Subset
+from .draws import numpy_for, seed_for
+from .findings import findings_of
+from .pictures import Dataset, Picture
 
 Integers = NDArray[np.int64]
 Shape = tuple[Size, ...]

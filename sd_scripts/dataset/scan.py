@@ -16,17 +16,18 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from sd_scripts.dataset.config import Subset, Subsets, subsets_of
-from sd_scripts.dataset.findings import some_names
-from sd_scripts.dataset.images import EXTENSIONS, BadImage, Unreachable, read_size
-from sd_scripts.dataset.index import Index, Known, Stat, index_file, stat_of
-from sd_scripts.dataset.metadata import FILES, Listed, caption_in_json, read_metadata
-from sd_scripts.dataset.pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, is_file, is_text, layouts, plain, walk
-from sd_scripts.dataset.pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
-from sd_scripts.dataset.verify import identity_of, verify
-from sd_scripts.dataset.weights import Weights
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+
+from .config import Subset, Subsets, subsets_of
+from .findings import some_names
+from .images import EXTENSIONS, BadImage, Unreachable, read_size
+from .index import Index, Known, Stat, index_file, stat_of
+from .metadata import FILES, Listed, caption_in_json, read_metadata
+from .pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, Controls, beside, is_file, is_text, layouts, plain, walk
+from .pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
+from .verify import identity_of, verify
+from .weights import Weights
 
 __all__ = ["BadPicture", "Dataset", "Picture", "Progress", "identity_of", "read_dataset", "scan", "verify"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from sd_scripts.dataset.images import BadImage, Unreachable, decode
-from sd_scripts.dataset.index import Index, Stat, index_file, stat_of
-from sd_scripts.dataset.pictures import BadPicture, Dataset, Picture, Progress
+from .images import BadImage, Unreachable, decode
+from .index import Index, Stat, index_file, stat_of
+from .pictures import BadPicture, Dataset, Picture, Progress
 
 _REPORT_EVERY = 500
 

@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
-from sd_scripts.schema.lgt import LgtObjectiveOptions
-from sd_scripts.schema.objective import RegressionOptions
+from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
+from sd_scripts.schema.objective import ObjectiveSection
 
 NAMES = ("loss_weight", *TERMS)
 """loss_weight multiplies everything; the others replace the run's option of the same name."""
@@ -41,17 +40,6 @@ def _mistyped(key: str) -> str:
     return f"{key} is no weight of the loss; {f'did you mean {close[0]}?' if close else 'known are ' + ', '.join(NAMES)}"
 
 
-def terms_of(options: RegressionOptions | LgtObjectiveOptions) -> dict[str, float]:
+def terms_of(options: ObjectiveSection) -> dict[str, float]:
     """The further terms of a run's loss with their weights; none in objectives that have no such terms."""
-    if not isinstance(options, ZImageObjectiveOptions):
-        return {}
-    return {
-        "lambda_cosine": options.lambda_cosine,
-        "lambda_fft": options.lambda_fft,
-        "alpha_hf": options.alpha_hf,
-        "beta_lf": options.beta_lf,
-        "lambda_struct": options.lambda_struct,
-        "lambda_light": options.lambda_light,
-        "lambda_color": options.lambda_color,
-        "lambda_tex": options.lambda_tex,
-    }
+    return {name: getattr(options, name) for name in TERMS} if isinstance(options, AnchoredFlowOptions) else {}

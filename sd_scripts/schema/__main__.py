@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from . import cluster, flat
+from sd_scripts.runs import cluster
+
+from . import flat
 from .docs import page
 from .errors import OptionError
 from .files import write_atomically

@@ -170,27 +170,3 @@ class DatasetOptions(Section):
             )
         raise_all(problems)
         return self
-
-
-class SdDatasetOptions(DatasetOptions):
-    """Pictures, captions, buckets and caches; sizes of Stable Diffusion 1.x."""
-
-    resolution: Annotated[Size, Show(basic=True, unit="px")] = (512, 512)
-    """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on. 512 for 1.x and 2.x
-    base, 768 for the larger 2.x."""
-    max_bucket_reso: Annotated[Side, Show(unit="px")] = 1024
-    """Longest side of a bucket."""
-
-
-class QwenImageDatasetOptions(DatasetOptions):
-    """Pairs of control and target pictures with instructions; for text to image, pictures with captions."""
-
-    train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:edit_border", "toy:edits"))] = None
-    """Folder with the training pairs: `target` with the edited pictures and their captions, `control` with the pictures before, under the
-    same names, and `control_1`, `control_2` for further ones. For text to image a folder of pictures. `toy:edit_border` draws a built-in
-    data set."""
-    control_data_dir: Annotated[tuple[str, ...], Show(kind="folder")] = ()
-    """Folders with the control pictures, the first, second and third of each sample, under the names of the pictures in train_data_dir.
-    Empty takes the folders inside train_data_dir."""
-    bucket_reso_steps: Annotated[int, Field(ge=16, le=512), Show(unit="px")] = 32
-    """Bucket sides are multiples of this."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, get_args
 
+from sd_scripts.families import RUNS
+
 from .flat import FlatField, core_type, fields
-from .runs import RUNS
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "switch"}
 

@@ -19,12 +19,14 @@ import toml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from sd_scripts.families import RUNS
+
 from . import kohya_lines, legacy, sleeping
 from .errors import OptionError, Problem, shortened
 from .fields import VAST, Options, Section, Show, show_of
 from .files import given_path
 from .outside import json_of, toml_of
-from .runs import RUNS, RunOptions
+from .runs import RunOptions
 
 M = TypeVar("M", bound=BaseModel)
 O = TypeVar("O", bound=Options)

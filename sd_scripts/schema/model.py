@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from .fields import NotNegative, Number, Positive, Section, Show, Side, raise_all
+from .fields import Number, Section, Show
 
 Quantization = Literal["none", "qint8", "qfloat8", "fp8", "nf4"]
 """How the weights of frozen blocks are held."""
@@ -82,78 +82,6 @@ class UNetModelOptions(BaseModelOptions):
     """Read (word:1.2), (word) and [word] in captions as attention weights."""
 
 
-class SdxlModelOptions(UNetModelOptions):
-    """The SDXL base model."""
-
-
-class SdModelOptions(UNetModelOptions):
-    """The Stable Diffusion 1.x or 2.x base model; which of the two is told by the model itself."""
-
-    clip_skip: Annotated[int | None, Field(ge=1, le=12)] = None
-    """Read the text encoder's N-th last layer, 1 is the last; 2 is usual for models made from anime pictures. None takes the model's own
-    way. Use the same number when you make pictures."""
-
-
-class QwenImageModelOptions(BaseModelOptions):
-    """The Qwen-Image base model: the text-to-image model, or one of the editing models."""
-
-    grid: ClassVar[int] = 16
-
-    model_version: Literal["auto", "edit", "edit-2509", "edit-2511", "image"] = "auto"
-    """Which Qwen-Image model it is: edit (one control picture), edit-2509 and edit-2511 (one to three), or image (text to image). auto
-    reads it from the model's folder; a single file does not say it and needs a choice."""
-    vae: Annotated[str | None, Show(kind="file")] = None
-    """The VAE: a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
-    text_encoder: Annotated[str | None, Show(kind="file")] = None
-    """The Qwen2.5-VL text encoder: a .safetensors file, a folder (with tokenizer and processor beside it, if it has them) or a hub id; None
-    takes the one that comes with the base model."""
-    max_token_length: Annotated[int, Field(ge=16, le=1024)] = 512
-    """Tokens of an instruction that are read, besides those of the control pictures."""
-    control_resolution: Annotated[Side | None, Show(unit="px")] = None
-    """Control pictures are given to the VAE at about the area of a square of this side, each in its own aspect ratio. None takes the
-    model's own, 1024; less saves memory and time. In training a control of the same aspect ratio as its target is cut as the target is, at
-    the target's size."""
-    modulation_table: bool = False
-    """Keep the modulation layers, a third of the transformer's weights, in main memory, and a table of what they give at each of 1000 times
-    instead. Saves 13.6 GB of a device's memory in 16 bit without changing the result; main memory takes 18 GB. Training times are then
-    multiples of 1/1000. Not for adapters on the modulation."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
-    vae_device: str | None = None
-    """Device of the VAE, such as cpu or cuda:1; None takes the training device."""
-    text_encoder_device: str | None = None
-    """Device of the text encoder, such as cpu or cuda:1; None takes the training device."""
-
-    @model_validator(mode="after")
-    def _devices_are_names(self) -> Self:
-        raise_all([problem for name in ("vae_device", "text_encoder_device") for problem in device_problems(name, getattr(self, name))])
-        return self
-
-
-class ZImageModelOptions(BaseModelOptions):
-    """The Z-Image base model: Turbo, which draws in 8 steps without guidance, or the base model."""
-
-    grid: ClassVar[int] = 16
-
-    vae: Annotated[str | None, Show(kind="file")] = None
-    """The VAE (FLUX's): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
-    text_encoder: Annotated[str | None, Show(kind="file")] = None
-    """The Qwen3 text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the base
-    model."""
-    max_token_length: Annotated[int, Field(ge=16, le=1024)] = 512
-    """Tokens of a caption that are read, with those of the chat template around it."""
-    scheduler_shift: Positive | None = None
-    """The s in sigma = s u / (1 + (s - 1) u), by which training and previews place their steps; None reads it from the model's scheduler
-    configuration. Turbo's is 3, the base model's 6; a single file does not say it, and None then means 3."""
-    training_adapter: Annotated[str | None, Show(kind="file")] = None
-    """A LoRA file that undoes the distillation of Turbo, active while training and left out of previews and saved files, so that long runs
-    keep the few-step ability (ostris' `zimage_turbo_training_adapter` is one); None trains on the model as it is."""
-    training_adapter_multiplier: Annotated[Number, Show(needs="training_adapter")] = 1.0
-    """Strength of the training adapter."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
-
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".pkl")
 
@@ -194,26 +122,3 @@ def device_problems(option: str, name: str | None) -> list[str]:
     if name is None or re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         return []
     return [f"{option}: {name!r} is not a device; write cpu, cuda, cuda:0, cuda:1 ... or mps"]
-
-
-class FluxModelOptions(BaseModelOptions):
-    """The FLUX.1 base model: dev, schnell or one made from them."""
-
-    grid: ClassVar[int] = 16
-
-    ae: Annotated[str | None, Show(kind="file")] = None
-    """The autoencoder (VAE): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
-    clip_l: Annotated[str | None, Show(kind="file")] = None
-    """The CLIP-L text encoder as a file or folder; None takes the one that comes with the base model."""
-    t5xxl: Annotated[str | None, Show(kind="file")] = None
-    """The T5-XXL text encoder as a file or folder; None takes the one that comes with the base model."""
-    t5xxl_max_token_length: Annotated[int | None, Field(ge=16, le=512)] = None
-    """Caption tokens that T5 reads; None takes 512 for dev and 256 for schnell."""
-    apply_t5_attn_mask: bool = False
-    """Hide the padding after a short caption from T5 and from the transformer. FLUX was trained without this; files made with it want it
-    when pictures are made, too."""
-    guidance_scale: NotNegative = 1.0
-    """Guidance that dev's embedding is told during training. 1 is what kohya's guide recommends; it has no effect on schnell. Previews
-    have their own, sample_guidance_scale."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the T5 encoder in 8 bits, which halves its memory while captions are encoded."""

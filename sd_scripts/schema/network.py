@@ -123,6 +123,11 @@ class TextNetworkOptions(NetworkOptions):
     loraplus_text_encoder_lr_ratio: Annotated[Positive | None, _LORA] = None
     """LoRA+ ratio of the text encoders only; None takes loraplus_lr_ratio."""
 
+    @property
+    def leaves_texts_to_cache(self) -> bool:
+        """Whether train_text_encoder leaves an encoder as it is, so that its part of the texts can be cached all the same."""
+        return False
+
     @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
         if not self.train_unet and not self.train_text_encoder:
@@ -162,73 +167,14 @@ class UNetNetworkOptions(TextNetworkOptions):
         return self
 
 
-class FluxNetworkOptions(TextNetworkOptions):
-    """The adapter on a FLUX transformer."""
-
-    train_t5xxl: Annotated[bool, Show(needs="train_text_encoder")] = False
-    """With train_text_encoder, attach the adapter to T5-XXL as well as to CLIP-L."""
-    split_qkv: bool = False
-    """Give query, key and value (and the MLP of single blocks) adapters of their own. Off, they share one down matrix, as in kohya's files;
-    on, a file with kohya's names holds them side by side and its ranks are three (four) times as large."""
-    train_blocks: Literal["all", "double", "single"] = "all"
-    """Which transformer blocks get an adapter."""
-    train_double_block_indices: Annotated[Indices, Show(needs="train_blocks=all|double")] = "all"
-    """Numbers of the double blocks that get an adapter: all, none, or such as 0-3,5."""
-    train_single_block_indices: Annotated[Indices, Show(needs="train_blocks=all|single")] = "all"
-    """Numbers of the single blocks that get an adapter: all, none, or such as 0-3,5."""
-    img_attn_dim: RankOrNone | None = None
-    """Rank for the picture's attention in double blocks; 0 leaves it out, None takes network_dim."""
-    txt_attn_dim: RankOrNone | None = None
-    """Rank for the text's attention in double blocks; 0 leaves it out, None takes network_dim."""
-    img_mlp_dim: RankOrNone | None = None
-    """Rank for the picture's MLP in double blocks; 0 leaves it out, None takes network_dim."""
-    txt_mlp_dim: RankOrNone | None = None
-    """Rank for the text's MLP in double blocks; 0 leaves it out, None takes network_dim."""
-    img_mod_dim: RankOrNone | None = None
-    """Rank for the picture's modulation in double blocks; 0 leaves it out, None takes network_dim."""
-    txt_mod_dim: RankOrNone | None = None
-    """Rank for the text's modulation in double blocks; 0 leaves it out, None takes network_dim."""
-    single_dim: RankOrNone | None = None
-    """Rank for attention and MLP in single blocks; 0 leaves them out, None takes network_dim."""
-    single_mod_dim: RankOrNone | None = None
-    """Rank for the modulation in single blocks; 0 leaves it out, None takes network_dim."""
-    in_dims: Annotated[tuple[RankOrNone, ...], Field(max_length=5)] = ()
-    """Ranks for the five input layers: picture, time, vector, guidance, text; 0 leaves one out. Empty means none of them."""
-
-    @model_validator(mode="after")
-    def _flux_agrees(self) -> Self:
-        if self.in_dims and len(self.in_dims) != 5:
-            raise_all([f"in_dims has {len(self.in_dims)} numbers; give five (picture, time, vector, guidance, text), or none"])
-        return self
-
-
 class TransformerNetworkOptions(NetworkOptions):
     """The adapter of a family whose text encoder, a large language model, stays as it is."""
 
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = False
+    leaves_texts_to_cache: ClassVar[bool] = False
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()
     loraplus_text_encoder_lr_ratio: ClassVar[float | None] = None
-
-
-class QwenImageNetworkOptions(TransformerNetworkOptions):
-    """The adapter on a Qwen-Image transformer."""
-
-    lora_targets: Literal["image_attention", "attention", "all", "all_with_modulation"] = "all"
-    """Layers of each block that get an adapter: the picture's attention (240 layers in the full model), all attention (480), the MLPs as
-    well (720), or also the modulation (840), whose weights are a third of the model. target_modules, when given, chooses among all."""
-    train_block_indices: Indices = "all"
-    """Numbers of the transformer blocks that get an adapter: all, or such as 0-29,55."""
-
-
-class ZImageNetworkOptions(TransformerNetworkOptions):
-    """The adapter on a Z-Image transformer."""
-
-    lora_targets: Literal["attention", "attention_and_mlp", "all"] = "attention_and_mlp"
-    """Layers of each of the 30 blocks that get an adapter: attention alone (120 layers in the full model), the MLPs as well (210, as most
-    files for Z-Image have), or also the modulation and the refiner blocks. target_modules, when given, chooses among all."""
-    train_block_indices: Indices = "all"
-    """Numbers of the transformer blocks that get an adapter: all, or such as 0-14,29."""
 
 
 class FullOptions(Section):
@@ -245,8 +191,18 @@ class FullOptions(Section):
     """Regular expressions on names of weights; matching ones stay as they are."""
 
 
+class ScratchOptions(FullOptions):
+    """The weights of a model that its run makes."""
+
+    train_unet: ClassVar[bool] = True
+    train_text_encoder: ClassVar[bool]
+    leaves_texts_to_cache: ClassVar[bool] = False
+
+
 class UNetFullOptions(FullOptions):
     """The weights of a Stable Diffusion model: UNet and text encoders."""
+
+    leaves_texts_to_cache: ClassVar[bool] = False
 
     train_unet: bool = True
     """Train the denoising network, the UNet."""
@@ -263,35 +219,10 @@ class UNetFullOptions(FullOptions):
         return self
 
 
-class SdxlFullOptions(UNetFullOptions):
-    """The weights of an SDXL model: UNet and both text encoders."""
-
-    block_lr: Annotated[tuple[Rate, ...], _OF_UNET] = ()
-    """Learning rate of each part of the UNet, 23 numbers: time and size embeddings, 9 input blocks, 3 middle blocks, 9 output blocks, the
-    last layer; 0 freezes a part. Empty takes unet_lr everywhere."""
-
-    @model_validator(mode="after")
-    def _one_source_of_rates(self) -> Self:
-        if self.block_lr and self.unet_lr is not None:
-            raise_all(["block_lr and unet_lr both set rates of the UNet; remove one"])
-        return self
-
-
 class TransformerFullOptions(FullOptions):
     """The weights of a transformer; its text encoders stay as they are."""
 
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool] = False
+    leaves_texts_to_cache: ClassVar[bool] = False
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()
-
-
-class FluxFullOptions(TransformerFullOptions):
-    """The weights of a FLUX transformer; its text encoders stay as they are."""
-
-
-class ZImageFullOptions(TransformerFullOptions):
-    """The weights of a Z-Image transformer; its text encoder stays as it is."""
-
-    trained_layers: Literal["all", "attention", "mlp", "norm"] = "all"
-    """Which layers of the blocks are trained; embeddings and the last layer only with all. target_modules and exclude_modules choose among
-    them."""

@@ -13,10 +13,14 @@ _TIMES = Show(needs="objective=flow")
 """What chooses and weights free times; a family with another objective has its own."""
 
 
-class RegressionOptions(Section):
-    """What noise prediction, v-prediction and flow matching have in common."""
+class ObjectiveSection(Section):
+    """The training objective of any family."""
 
     title: ClassVar[str] = "Advanced Training"
+
+
+class RegressionOptions(ObjectiveSection):
+    """What noise prediction, v-prediction and flow matching have in common."""
 
     loss_type: Literal["l2", "l1", "huber", "smooth_l1", "charbonnier"] = "l2"
     """Distance between prediction and target: l2, l1, huber = 2c(sqrt(d^2+c^2)-c), smooth_l1 = 2(sqrt(d^2+c^2)-c), charbonnier =
@@ -111,27 +115,3 @@ class FlowObjectiveOptions(RegressionOptions):
     """Self-distillation: regularisation pictures teach the network to stay what the base model is, by the distance to the base's own
     velocity times this, instead of by their pixels. Keeps what a distilled model can do. For adapters; needs regularisation pictures
     (num_class_images makes them). 0 trains on them as on pictures."""
-
-
-class FluxFlowObjectiveOptions(FlowObjectiveOptions):
-    """The training objective of FLUX."""
-
-    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; flux_shift = sigmoid shifted by the picture's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
-    by discrete_flow_shift."""
-    discrete_flow_shift: Positive = 3.1582
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
-    at 1024 x 1024."""
-
-
-class QwenFlowObjectiveOptions(FlowObjectiveOptions):
-    """The training objective of Qwen-Image."""
-
-    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "qwen_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; qwen_shift = sigmoid shifted by the picture's size, as Qwen-Image is sampled; mode (mode_scale); sigma = uniform
-    shifted by discrete_flow_shift."""
-    discrete_flow_shift: Positive = 2.2
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 2.2 is usual for
-    Qwen-Image."""

@@ -99,32 +99,6 @@ class AdapterOutputOptions(OutputOptions):
     diffusers' by diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge. verify_lora counts the layers of a file."""
 
 
-class FluxAdapterOutputOptions(AdapterOutputOptions):
-    """Run folder, saved adapter files, states, trackers, metadata."""
-
-    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
-    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, Forge, sd-scripts, musubi-tuner, diffusers;
-    with diffusers' by ComfyUI, Forge, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge, diffusers. verify_lora counts the
-    layers of a file."""
-
-
-class QwenImageAdapterOutputOptions(AdapterOutputOptions):
-    """Run folder, saved adapter files, states, trackers, metadata."""
-
-    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
-    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, musubi-tuner, diffusers; with diffusers' by
-    ComfyUI, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
-
-
-class ZImageAdapterOutputOptions(AdapterOutputOptions):
-    """Run folder, saved adapter files, states, trackers, metadata."""
-
-    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
-    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by musubi-tuner, diffusers (ComfyUI leaves the attention
-    out); with diffusers' by ComfyUI, diffusers; with comfyui's (`diffusion_model.`, with alphas) by ComfyUI, diffusers. verify_lora counts
-    the layers of a file."""
-
-
 class ModelOutputOptions(OutputOptions):
     """Run folder, saved models, states, trackers, metadata."""
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families.flux.options import FluxSampleOptions
+from sd_scripts.families.qwen_edit.options import QwenImageSampleOptions
+
 from .errors import OptionError, Problem
 from .outside import json_of, toml_of
-from .samples import FluxSampleOptions, QwenImageSampleOptions, SampleOptions, SamplerSampleOptions, samplers_of
+from .samples import SampleOptions, SamplerSampleOptions, samplers_of
 
 OPTION = "sample_prompts"
 FLAGS = {

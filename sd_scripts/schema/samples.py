@@ -54,36 +54,3 @@ def samplers_of(options: type[SampleOptions]) -> tuple[str, ...]:
     """Names of the samplers that a family's previews can be rendered with; none for families with one of their own."""
     field = options.model_fields.get("sample_sampler")
     return () if field is None else get_args(field.annotation)
-
-
-class FluxSampleOptions(SampleOptions):
-    """Previews of a FLUX model, always with its own flow-matching sampler."""
-
-    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Denoising steps of a preview without --s; schnell needs 4."""
-    sample_cfg_scale: NotNegative = 1.0
-    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
-    sample_guidance_scale: NotNegative = 3.5
-    """Guidance that dev's embedding is told in a preview without --g; no effect on schnell."""
-
-
-class QwenImageSampleOptions(SampleOptions):
-    """Previews of a Qwen-Image model, with its own flow-matching sampler.
-
-    An instruction without --ci edits the control pictures of the training pairs in turn.
-    """
-
-    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Denoising steps of a preview without --s."""
-    sample_cfg_scale: NotNegative = 4.0
-    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
-
-
-class ZImageSampleOptions(SampleOptions):
-    """Previews of a Z-Image model, at exactly the steps that the objective acrf trains."""
-
-    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 8
-    """Denoising steps of a preview without --s: 8 for Turbo, about 30 to 50 for the base model."""
-    sample_cfg_scale: NotNegative = 1.0
-    """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, which is right for Turbo (diffusers'
-    guidance_scale is this minus 1). The base model wants about 4 to 5."""

@@ -6,10 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .drawing import DrawSection
 from .fields import Count, NotNegative, Number, Options, Positive, Section, Seed, Show, raise_all
 from .network import Rank
-from .transfer import TransferSection
 
 Precision = Literal["float", "fp16", "bf16"]
 AdapterLayout = Literal["kohya", "diffusers", "comfyui"]
@@ -324,46 +322,6 @@ class EditMetadata(ToolOptions):
     report: ReportOptions = ReportOptions()
 
 
-class DdpmDraw(ToolOptions):
-    """Draw pictures with a small DDPM that was trained from nothing."""
-
-    name: ClassVar[str] = "ddpm_sample"
-    family: ClassVar[str] = "ddpm"
-    script: ClassVar[str] = "ddpm_sample.py"
-    label: ClassVar[str] = "Draw with a DDPM"
-    renamed: ClassVar[dict[str, str]] = {
-        "negative_prompt": "neg_prompt",
-        "cfg_scale": "cfg",
-        "guidance_scale": "cfg",
-        "num_inference_steps": "steps",
-        "num_images": "n",
-    }
-
-    draw: DrawSection
-    report: ReportOptions = ReportOptions()
-
-
-class LgtTransfer(ToolOptions):
-    """Give pictures another style, with a model that learned styles."""
-
-    name: ClassVar[str] = "lgt_infer"
-    family: ClassVar[str] = "lgt"
-    script: ClassVar[str] = "lgt_infer.py"
-    label: ClassVar[str] = "Transfer a style"
-    renamed: ClassVar[dict[str, str]] = {
-        "checkpoint": "ckpt",
-        "cfg_scale": "cfg",
-        "num_steps": "steps",
-        "source_style": "source",
-        "target_style": "target",
-        "temperature_lambda": "temperature",
-    }
-
-    transfer: TransferSection
-    report: ReportOptions = ReportOptions()
-
-
-TOOLS: dict[str, type[ToolOptions]] = {
-    tool.name: tool for tool in (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata, DdpmDraw, LgtTransfer)
-}
+FILE_TOOLS: tuple[type[ToolOptions], ...] = (MergeLora, ExtractLora, ResizeLora, ConvertLora, VerifyLora, EditMetadata)
+"""Those for files of any family."""
 """The tools by name, in the order of the page."""

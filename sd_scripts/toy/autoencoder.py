@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.toy import worlds
+
+from . import worlds
 
 LATENT_CHANNELS = 16
 DOWNSCALE = 8  # four blocks halve the sides three times

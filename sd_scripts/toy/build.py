@@ -20,12 +20,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, TypeVar
 
-from sd_scripts.toy import edits, measure, worlds
+from . import edits, measure, worlds
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, AutoencoderKLQwenImage, DiffusionPipeline, ZImagePipeline
 
-    from sd_scripts.toy.pretraining import BaseSettings
+    from .pretraining import BaseSettings
 
     Vae = AutoencoderKL | AutoencoderKLQwenImage
 
@@ -63,25 +63,25 @@ class Built:
 
 
 def _build_sd(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
-    from sd_scripts.toy import sd
+    from . import sd
 
     return _built(sd.train_sd, vae, sd.SdSettings(), seed, changes)
 
 
 def _build_sdxl(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
-    from sd_scripts.toy import sdxl
+    from . import sdxl
 
     return _built(sdxl.train_sdxl, vae, sdxl.SdxlSettings(), seed, changes)
 
 
 def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
-    from sd_scripts.toy import flux
+    from . import flux
 
     return _built(flux.train_flux, vae, flux.FluxSettings(), seed, changes)
 
 
 def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
-    from sd_scripts.toy import zimage
+    from . import zimage
 
     settings = replace(zimage.ZImageSettings(), **changes)
     teacher = zimage.train_teacher(vae, settings, seed)
@@ -90,7 +90,7 @@ def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
 
 
 def _build_qwen_edit(vae: AutoencoderKLQwenImage, seed: int, changes: Changes) -> Built:
-    from sd_scripts.toy import qwen_edit
+    from . import qwen_edit
 
     return _built(qwen_edit.train_qwen_edit, vae, qwen_edit.QwenEditSettings(), seed, changes)
 
@@ -172,7 +172,7 @@ def build(plan: Plan) -> dict[str, object]:
             plan.out.rename(aside / "old")
         new.rename(plan.out)
         if plan.family != EDITING:
-            from sd_scripts.toy import sharing
+            from . import sharing
 
             sharing.share(plan.out, found=plan.out.parent == BASES)
     finally:
@@ -200,7 +200,7 @@ def _get_vae(plan: Plan) -> tuple[Vae, dict[str, object]]:
     import torch
     from diffusers import AutoencoderKLQwenImage
 
-    from sd_scripts.toy import autoencoder, qwen_vae, sharing
+    from . import autoencoder, qwen_vae, sharing
 
     if plan.vae is not None:
         logger.info("using the VAE in %s", plan.vae)
@@ -272,8 +272,8 @@ def _sync(path: Path) -> None:
 
 def score_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict[str, object]:
     """How well a stored base obeys, over num prompts of each kind at all sizes; star, and teal where it is new, should be near 0."""
-    from sd_scripts.toy.render import render_with
-    from sd_scripts.toy.sharing import load_pipeline
+    from .render import render_with
+    from .sharing import load_pipeline
 
     kinds: list[measure.Kind] = ["old", "held_out", "star"]
     if not set(worlds.NEW_COLORS) <= set(worlds.colors_of(family)):
@@ -291,7 +291,7 @@ def scores_of(render: measure.Render, family: str, kinds: Sequence[measure.Kind]
 
 
 def _teacher_scores(teacher: ZImagePipeline, plan: Plan) -> dict[str, object]:
-    from sd_scripts.toy.render import render_with
+    from .render import render_with
 
     ways = {"8 steps, no guidance": (8, 0.0), "32 steps, guidance 1": (32, 1.0)}
     return {
@@ -302,7 +302,7 @@ def _teacher_scores(teacher: ZImagePipeline, plan: Plan) -> dict[str, object]:
 
 def score_editing_base(folder: Path, num: int = 200, seed: int = 1) -> dict[str, object]:
     """How well a stored editing base obeys, over num edits of each kind at all sizes, half of them held out; border should be near 0."""
-    from sd_scripts.toy import qwen_edit
+    from . import qwen_edit
 
     render = qwen_edit.render_with(*qwen_edit.load(folder))
     scores: dict[str, object] = {}

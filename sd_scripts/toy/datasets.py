@@ -20,9 +20,9 @@ from tempfile import mkdtemp
 
 from PIL import Image
 
-from sd_scripts.toy import edits, styles, worlds
-from sd_scripts.toy.edits import EditKind
-from sd_scripts.toy.worlds import Scene
+from . import edits, styles, worlds
+from .edits import EditKind
+from .worlds import Scene
 
 DATASETS = {
     "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation pictures of old shapes",

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from sd_scripts.schema.command import launch_command, shown
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.runs.command import launch_command, shown
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.flat import build, fail, read_toml
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import SdxlNetwork
-from sd_scripts.toy import measure
+
+from . import measure
 
 if TYPE_CHECKING:
-    from sd_scripts.library.protocols import ModelFamily, Parts
+    from sd_scripts.library.core.protocols import ModelFamily, Parts
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESET = ROOT / "presets" / "sdxl_train_network" / "toy-star.toml"
@@ -40,7 +41,7 @@ log = logging.getLogger("demo")
 
 def renderer(family: ModelFamily, parts: Parts, steps: int, cfg_scale: float) -> measure.Render:
     """Draws prompts with the model, all of one size in one batch."""
-    from sd_scripts.library.protocols import Preview
+    from sd_scripts.library.core.protocols import Preview
 
     def render(prompts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
         requests = [Preview(p, "", width, height, s, steps, cfg_scale) for p, s in zip(prompts, seeds, strict=True)]
@@ -100,8 +101,8 @@ def demonstrate(output_dir: Path, num_pictures: int) -> Path:
 
     import torch
 
-    from sd_scripts.library import families
-    from sd_scripts.library.networks import merge_into
+    from sd_scripts import families
+    from sd_scripts.library.adapters.merge import merge_into
 
     log.info("rendering the same prompts and seeds before and after")
     family = families.family("sdxl")

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from sd_scripts.toy import worlds
-from sd_scripts.toy.worlds import Scene
+from . import worlds
+from .worlds import Scene
 
 EditKind = Literal["recolour", "move", "remove", "keep", "border"]
 """keep: an instruction without a meaning, which leaves the picture as it is; border: the new one, which no base obeys."""

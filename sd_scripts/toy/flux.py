@@ -13,10 +13,10 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeli
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
 
-from sd_scripts.toy import autoencoder, pretraining, worlds
-from sd_scripts.toy.parts import clip_text_config
-from sd_scripts.toy.pretraining import BaseSettings, Batch, Latents
-from sd_scripts.toy.tokens import T5_MAX_TOKENS, clip_tokenizer, t5_tokenizer
+from . import autoencoder, pretraining, worlds
+from .parts import clip_text_config
+from .pretraining import BaseSettings, Batch, Latents
+from .tokens import T5_MAX_TOKENS, clip_tokenizer, t5_tokenizer
 
 LATENT_GRID = 16
 """Sides in pixels must be multiples of this: f8 latents, packed 2x2 into tokens."""

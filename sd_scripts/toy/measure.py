@@ -8,9 +8,9 @@ from typing import Literal
 
 from PIL import Image
 
-from sd_scripts.toy import edits, worlds
-from sd_scripts.toy.edits import Edit, EditKind
-from sd_scripts.toy.worlds import Reading, Scene
+from . import edits, worlds
+from .edits import Edit, EditKind
+from .worlds import Reading, Scene
 
 Kind = Literal["star", "teal", "old", "held_out", "subject", "class"]
 """star: the new shape; teal: base shapes in the new colour; old: base shapes, held-out scenes among them;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from diffusers import DDIMScheduler
 from transformers import CLIPTextConfig, CLIPTokenizer
 
-from sd_scripts.toy.tokens import CLIP_MAX_TOKENS
+from .tokens import CLIP_MAX_TOKENS
 
 
 def clip_text_config(width: int, tokenizer: CLIPTokenizer, projection_width: int) -> CLIPTextConfig:

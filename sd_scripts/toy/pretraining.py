@@ -16,8 +16,9 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.toy import autoencoder, worlds
-from sd_scripts.toy.worlds import Scene
+
+from . import autoencoder, worlds
+from .worlds import Scene
 
 OTHER_WORDS = ("star", "cross", "ring", "heart", "diamond", "moon", "arrow", "ellipse", "hexagon", "pentagon", "plus", "tree")
 """Words that may stand for any shape while a base is trained: it learns that they say nothing about the shape."""

@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from sd_scripts.library.loading.qwen_processor import PictureProcessor
-from sd_scripts.toy import edits, pretraining, qwen_vae, worlds
-from sd_scripts.toy.edits import Edit
-from sd_scripts.toy.flux import packed
-from sd_scripts.toy.measure import EditRender
-from sd_scripts.toy.pretraining import BaseSettings
-from sd_scripts.toy.tokens import qwen_tokenizer
+from sd_scripts.families.qwen_edit.processor import PictureProcessor
+
+from . import edits, pretraining, qwen_vae, worlds
+from .edits import Edit
+from .flux import packed
+from .measure import EditRender
+from .pretraining import BaseSettings
+from .tokens import qwen_tokenizer
 
 CONDITION_AREA = 384 * 384
 """Area in pixels of the picture that goes to the text encoder's processor, which makes it VISION_AREA: as in the real model."""

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.toy import autoencoder, edits, worlds
-from sd_scripts.toy.autoencoder import LATENT_CHANNELS, VaeSettings
+from . import autoencoder, edits, worlds
+from .autoencoder import LATENT_CHANNELS, VaeSettings
 
 # Shapes: B samples, C = 16 latent channels, H W picture sides in pixels, h = H / 8, w = W / 8. The frame axis of length 1 is added and
 # taken away here.

@@ -8,8 +8,8 @@ import torch
 from diffusers import FluxPipeline, ZImagePipeline
 from PIL import Image
 
-from sd_scripts.toy.measure import Render
-from sd_scripts.toy.tokens import T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
+from .measure import Render
+from .tokens import T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
 
 NUM_STEPS = 12
 GUIDANCE_SCALE = 2.0

@@ -12,10 +12,10 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNe
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from sd_scripts.toy import autoencoder, pretraining, worlds
-from sd_scripts.toy.parts import clip_text_config, zero_snr_scheduler
-from sd_scripts.toy.pretraining import BaseSettings, Batch
-from sd_scripts.toy.tokens import clip_tokenizer
+from . import autoencoder, pretraining, worlds
+from .parts import clip_text_config, zero_snr_scheduler
+from .pretraining import BaseSettings, Batch
+from .tokens import clip_tokenizer
 
 _TEXT_WIDTH = 64
 

@@ -13,10 +13,10 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionXLPipeline, U
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from sd_scripts.toy import autoencoder, pretraining, worlds
-from sd_scripts.toy.parts import clip_text_config, zero_snr_scheduler
-from sd_scripts.toy.pretraining import BaseSettings, Batch, Latents
-from sd_scripts.toy.tokens import clip_tokenizer
+from . import autoencoder, pretraining, worlds
+from .parts import clip_text_config, zero_snr_scheduler
+from .pretraining import BaseSettings, Batch, Latents
+from .tokens import clip_tokenizer
 
 LATENT_GRID = 16
 """Sides in pixels must be multiples of this: f8 latents, halved once inside the UNet."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from sd_scripts.toy import worlds
-from sd_scripts.toy.worlds import Scene
+from . import worlds
+from .worlds import Scene
 
 SIDE = 128
 """Sides of the pictures in pixels."""

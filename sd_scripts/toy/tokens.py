@@ -10,7 +10,7 @@ from collections import Counter
 from tokenizers import pre_tokenizers
 from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-from sd_scripts.toy import worlds
+from . import worlds
 
 CLIP_MAX_TOKENS = 24
 """Longest prompt in tokens, start and end included: the longest caption needs 12, a user's may add a few."""

@@ -17,10 +17,11 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipe
 from torch import Tensor, nn
 from transformers import Qwen2Tokenizer, Qwen3Model
 
-from sd_scripts.library.families.tiny_zimage import tiny_zimage_text_encoder, tiny_zimage_transformer
-from sd_scripts.toy import autoencoder, pretraining, worlds
-from sd_scripts.toy.pretraining import BaseSettings, Batch, Latents
-from sd_scripts.toy.tokens import zimage_tokenizer
+from sd_scripts.families.zimage.tiny import tiny_zimage_text_encoder, tiny_zimage_transformer
+
+from . import autoencoder, pretraining, worlds
+from .pretraining import BaseSettings, Batch, Latents
+from .tokens import zimage_tokenizer
 
 SHIFT = 3.0
 """Of the scheduler, as Z-Image-Turbo has it: half of the steps are spent above sigma 0.75."""

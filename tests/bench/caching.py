@@ -20,14 +20,14 @@ from diffusers import AutoencoderKL
 from PIL import Image
 from report import report
 
+from sd_scripts import families
 from sd_scripts.dataset import plan as plans
 from sd_scripts.dataset.scan import read_dataset
-from sd_scripts.library import families
 from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
 from sd_scripts.schema.dataset import DatasetOptions
 
-CONFIGS = Path(__file__).resolve().parents[2] / "sd_scripts" / "library" / "configs" / "sdxl"
+CONFIGS = Path(__file__).resolve().parents[2] / "sd_scripts" / "families" / "sdxl" / "configs"
 
 
 def fill(root: Path, cache: str, parts, side: int) -> float:  # type: ignore[no-untyped-def]

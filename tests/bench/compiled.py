@@ -14,7 +14,8 @@ import time
 import torch
 from report import median, report
 
-from sd_scripts.library import compiling, families
+from sd_scripts import families
+from sd_scripts.library.memory import compiling
 from sd_scripts.schema.compile import CompileOptions
 from tests.library.batches import a_call, trainable
 

@@ -15,11 +15,11 @@ import torch
 from diffusers import DDIMScheduler
 from report import median, report
 
-from sd_scripts.library.families.ddpm import Ddpm
-from sd_scripts.library.families.ddpm_drawing import Settings, draw
-from sd_scripts.library.protocols import Beginning, Parts, Preview
-from sd_scripts.library.rng import rng_for
-from sd_scripts.schema.ddpm import DDPM_SAMPLERS, DdpmModelOptions
+from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.ddpm.options import DDPM_SAMPLERS, DdpmModelOptions
+from sd_scripts.families.ddpm.rendering import Settings, draw
+from sd_scripts.library.core.protocols import Beginning, Parts, Preview
+from sd_scripts.library.core.rng import rng_for
 
 ROUNDS = 5
 CAPTION, SCALE = "a red circle at the top left", 3.0

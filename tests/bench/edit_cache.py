@@ -26,12 +26,12 @@ from sd_scripts.dataset.buckets import area_size
 from sd_scripts.dataset.instructions import instructions_of_run
 from sd_scripts.dataset.pairs import Controls
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.data.cache import Cache, key_of, open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
 from sd_scripts.library.data.views import cached_view, control_views, see_control
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.dataset import QwenImageDatasetOptions
 
 SIDE = 64
 WORDS = "make the small circle on the left red, remove the square, keep the background, add a thin frame, all in daylight"

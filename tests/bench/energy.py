@@ -17,11 +17,11 @@ import torch
 from report import median, report, resident_mib
 from torch import Tensor
 
-from sd_scripts.library.diffusion import FlowPath
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.objectives import make
-from sd_scripts.library.protocols import Batch, Beginning, Condition, Parts
-from sd_scripts.schema.lgt import LgtModelOptions, LgtObjectiveOptions
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtModelOptions, LgtObjectiveOptions
+from sd_scripts.library.core.diffusion import FlowPath
+from sd_scripts.library.core.protocols import Batch, Beginning, Condition, Parts
+from sd_scripts.library.objectives.make import make
 
 ROUNDS = 5
 STYLES = ("flat", "line", "night")

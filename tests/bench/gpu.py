@@ -29,23 +29,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sd_scripts.library import families, objectives
-from sd_scripts.library.arranging import Arranged, arrange
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.conditioned import Conditioned
-from sd_scripts.library.forecast.accounting import AsOnDevice
-from sd_scripts.library.forecast.structure import conditions_of, latents_of, structure_of
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.protocols import Batch, Condition, Geometry, Parts
 from sd_scripts.library.loading.common import read_json
 from sd_scripts.library.loading.weights import empty, fill, leave_out
-from sd_scripts.library.meter import peak_gib
-from sd_scripts.library.networks import attach
-from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.protocols import Batch, Condition, Geometry, Parts
-from sd_scripts.library.quantize import Report, quantize_network
-from sd_scripts.library.quantize import blocks_of as quantized_blocks_of
+from sd_scripts.library.memory.arranging import Arranged, arrange
+from sd_scripts.library.memory.forecast.accounting import AsOnDevice
+from sd_scripts.library.memory.forecast.structure import conditions_of, latents_of, structure_of
+from sd_scripts.library.memory.quantize import Report, quantize_network
+from sd_scripts.library.memory.quantize import blocks_of as quantized_blocks_of
+from sd_scripts.library.objectives import make as objectives
+from sd_scripts.library.train.conditioned import Conditioned
+from sd_scripts.library.train.meter import peak_gib
+from sd_scripts.library.train.optim import make_optimizer
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 MODELS = {
     "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",

@@ -23,9 +23,9 @@ from diffusers import QwenImageTransformer2DModel
 from PIL import Image
 from report import median, report
 
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.predict import Predictor, Request
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.render.predict import Predictor, Request
 from tests.small_models import qwen_pipeline_of
 
 ROUNDS = 5
@@ -38,9 +38,9 @@ _PROBE = """
 import gc, resource, sys
 import optimum.quanto, psutil
 from PIL import Image
-from sd_scripts.library.predict import Predictor, Request
+from sd_scripts.library.render.predict import Predictor, Request
 from sd_scripts.schema import flat
-from sd_scripts.schema.predict import QwenImagePredict
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 
 options = flat.parse_tool(QwenImagePredict, sys.argv[1:])
 before = psutil.Process().memory_info().rss

@@ -17,10 +17,10 @@ from pathlib import Path
 from report import median, report
 from safetensors import safe_open
 
-from sd_scripts.schema.command import SCRIPTS, launch_command
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.runs.command import SCRIPTS, launch_command
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.flat import build
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import SdxlNetwork
 
 WARM_STEPS = 5
 

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 import torch
 from PIL import Image
 
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.families.lgt_transfer import Settings
-from sd_scripts.schema.lgt import LgtModelOptions
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtModelOptions
+from sd_scripts.families.lgt.transfer import Settings
 from sd_scripts.toy.datasets import write_dataset
 from tests.style_quality import of_model, sheet, table, transferred
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from report import median, report
 
-from sd_scripts.library.session import Session
-from sd_scripts.library.stopping import StopRequest
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.session import Session
+from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.runs import RUNS
 
 STEPS_A_BLOCK = 5
 
@@ -126,7 +126,7 @@ def measure(blocks: int, batch: int, kind: tuple[str, str]) -> None:
         parts = start._load()
         data = start._prepare(parts)
         network = start._attach(parts)
-        from sd_scripts.library.optim import make_optimizer
+        from sd_scripts.library.train.optim import make_optimizer
 
         groups = network.parameter_groups(start.options.network, 1e-6)
         trainer = start._make_trainer(parts, network, data, make_optimizer(start.options.optimizer, groups), prompts, began)

@@ -15,11 +15,11 @@ import torch
 from report import median, report
 from torch import Tensor
 
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.families.lgt_transfer import Settings, guess_source, num_calls, transfer
-from sd_scripts.library.protocols import Beginning, Parts
-from sd_scripts.library.rng import rng_for
-from sd_scripts.schema.lgt import LgtModelOptions
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtModelOptions
+from sd_scripts.families.lgt.transfer import Settings, guess_source, num_calls, transfer
+from sd_scripts.library.core.protocols import Beginning, Parts
+from sd_scripts.library.core.rng import rng_for
 
 ROUNDS = 5
 STYLES = ("flat", "line", "night")

@@ -12,11 +12,11 @@ from PIL import Image
 from sd_scripts.dataset import archives
 from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.scan import scan
-from sd_scripts.library.preflight import check_early
+from sd_scripts.families import RUNS
+from sd_scripts.runs.preflight import check_early
 from sd_scripts.schema import flat
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 
 
 def encoded(kind: str, colour: str = "red") -> bytes:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sd_scripts.dataset.buckets import BucketRules, bucket_sizes, cut_for, distribution, nearest_bucket, notes_of, problems_of, rules_of
+from sd_scripts.families.ddpm.options import Ddpm
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.flat import build
-from sd_scripts.schema.runs import Ddpm
 
 sides = st.integers(1, 9000)
 grids = st.sampled_from([8, 16, 32, 64])

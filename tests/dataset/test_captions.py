@@ -197,7 +197,7 @@ def test_held_out_captions_are_neither_shuffled_nor_thinned() -> None:
 
 
 def test_seeds_are_those_of_the_engine() -> None:
-    from sd_scripts.library import rng
+    from sd_scripts.library.core import rng
 
     for seed, number, stream in [(0, 0, ""), (42, 17, "noise"), (2**40, 2**33, "x/y")]:
         assert seed_for(seed, number, stream) == rng.seed_for(seed, number, stream)

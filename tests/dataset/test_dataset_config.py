@@ -13,9 +13,9 @@ from PIL import Image
 from sd_scripts.dataset.config import Subset, Subsets, evaluated_folders, pictures_below, read_config, subsets_of
 from sd_scripts.dataset.plan import make_plan
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.families.lgt.options import LgtDatasetOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.lgt import LgtDatasetOptions
 
 GOOD = """
 [general]

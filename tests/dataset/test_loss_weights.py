@@ -11,10 +11,10 @@ from PIL import Image
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.dataset.weights import terms_of
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
+from sd_scripts.families.flux.options import FluxFlowObjectiveOptions
+from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.objective import FluxFlowObjectiveOptions
 
 RUN = {**dict.fromkeys(TERMS, 0.0), "lambda_fft": 0.25}
 """Weights of the run."""
@@ -143,7 +143,7 @@ def test_terms_that_the_model_is_trained_without_are_refused_and_loss_weight_is_
 
 def test_the_objective_of_zimage_has_all_terms() -> None:
     given = {name: 0.1 * index for index, name in enumerate(TERMS)}
-    assert terms_of(ZImageObjectiveOptions(**given)) == given and tuple(given) == TERMS
+    assert terms_of(AnchoredFlowOptions(**given)) == given and tuple(given) == TERMS
 
 
 def test_weights_are_part_of_the_identity_of_the_data(root: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from sd_scripts.dataset.images import Unreachable, decode, has_heif, read_size
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 from tests.dataset.test_scan import captions, picture, scanned
 
 ROOT = Path(__file__).resolve().parents[2]

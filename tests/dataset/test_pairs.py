@@ -20,9 +20,11 @@ from sd_scripts.dataset.pairs import Controls, controls_of
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.dataset.plan import make_plan
 from sd_scripts.dataset.scan import identity_of, read_dataset, scan
-from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions, SdDatasetOptions
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions, QwenImageModelOptions
+from sd_scripts.families.sd.options import SdDatasetOptions
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import QwenImageModelOptions, SdxlModelOptions
 
 MODEL = "edit-2509"
 

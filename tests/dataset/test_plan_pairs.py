@@ -15,7 +15,7 @@ from sd_scripts.dataset.draws import numpy_for
 from sd_scripts.dataset.instructions import instructions_of_run
 from sd_scripts.dataset.pictures import ControlPicture, Dataset, Picture
 from sd_scripts.dataset.plan import Plan, caption_of, make_plan, texts_of_run
-from sd_scripts.schema.dataset import QwenImageDatasetOptions
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
 
 Size = tuple[int, int]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 
 SCRIPT = Path(__file__).parents[2] / "sd_scripts" / "sdxl_train_network.py"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device; torch sees none")]

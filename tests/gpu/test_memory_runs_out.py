@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sd_scripts.library import families, kernels
-from sd_scripts.library.families.pictures import visiting
-from sd_scripts.library.protocols import Preview
+from sd_scripts import families
+from sd_scripts.families.common.pictures import visiting
+from sd_scripts.library.core.protocols import Preview
+from sd_scripts.library.memory import kernels
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.rundir import RunDirectory
 from tests.library.batches import a_call
 from tests.library.small_trainers import options_of
 

@@ -11,9 +11,9 @@ from diffusers import FluxTransformer2DModel
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from sd_scripts.library import recomputing
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.swapping import BlockSwap
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.memory import recomputing
+from sd_scripts.library.memory.swapping import BlockSwap
 from tests.library.test_swapping import HALF, OFFLOADED, RECOMPUTED, MemoryOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device; torch sees none")]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sd_scripts.library import families
-from sd_scripts.library.networks import attach
-from sd_scripts.library.protocols import Condition, Geometry, Parts
-from sd_scripts.schema.runs import RUNS
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.protocols import Condition, Geometry, Parts
 
 
 def a_call(name: str, parts: Parts, size: int = 2, side: int = 64, seed: int = 0) -> tuple[Tensor, Tensor, list[Condition]]:

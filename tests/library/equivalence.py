@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.library import families
-from sd_scripts.library.blocks import blocks_of
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 from tests.library.small_trainers import make, trained, weights_of
 
 Kind = tuple[str, str]

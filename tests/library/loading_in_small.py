@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from sd_scripts.library.loading import original
+from sd_scripts.families.common import original_unet as original
+from sd_scripts.library.core.protocols import Parts, StateDict
 from sd_scripts.library.loading.common import FamilySpec, config_of
-from sd_scripts.library.protocols import Parts, StateDict
 
 
 def assert_same(parts: Parts, expected: Parts, names: Sequence[str] | None = None) -> None:

@@ -12,23 +12,26 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from sd_scripts.library import families, objectives, stepping
-from sd_scripts.library.arranging import arrange
-from sd_scripts.library.checkpoint import Checkpointer, Identity
-from sd_scripts.library.meter import Phases
-from sd_scripts.library.networks import attach
-from sd_scripts.library.networks.full import train_whole
-from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.protocols import Batch
-from sd_scripts.library.quantize import quantize_network
-from sd_scripts.library.rng import rng_for
-from sd_scripts.library.stopping import StopRequest
-from sd_scripts.library.timetable import Timetable
-from sd_scripts.library.trainer import Trainer
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.full import train_whole
+from sd_scripts.library.core.protocols import Batch
+from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.memory.arranging import arrange
+from sd_scripts.library.memory.quantize import quantize_network
+from sd_scripts.library.objectives import make as objectives
+from sd_scripts.library.train import stepping
+from sd_scripts.library.train.checkpoint import Checkpointer, Identity
+from sd_scripts.library.train.meter import Phases
+from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.library.train.timetable import Timetable
+from sd_scripts.library.train.trainer import Trainer
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema import flat
 from sd_scripts.schema.network import NetworkOptions
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 from tests.library.batches import a_call
 
 GIVEN: dict[str, Any] = {

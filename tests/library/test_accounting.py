@@ -12,11 +12,14 @@ import torch
 from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2DConditionModel, ZImageTransformer2DModel
 from torch import Tensor, nn
 
-from sd_scripts.library import families
-from sd_scripts.library.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes
-from sd_scripts.library.networks import attach
-from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.network import FluxNetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
+from sd_scripts import families
+from sd_scripts.families.flux.options import FluxNetworkOptions
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.families.zimage.options import ZImageNetworkOptions
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes
+from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.batches import a_call
 
 WITHIN = 0.05

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from sd_scripts.library import resume
-from sd_scripts.library.checkpoint import (
+from sd_scripts.library.train.checkpoint import (
     Checkpointer,
     Identity,
     NoRoomLeft,
@@ -28,11 +27,12 @@ from sd_scripts.library.checkpoint import (
     remove_leftovers,
     unpack,
 )
-from sd_scripts.library.states import BrokenState, newest_whole
+from sd_scripts.runs import resume
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.states import BrokenState, newest_whole
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.rundir import RunDirectory
 
 
 def checkpointer(folder: Path, total: int = 100, steps_per_epoch: int = 10, **options: Any) -> Checkpointer:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sd_scripts.library.code_versions import versions_of
+from sd_scripts.families import RUNS
+from sd_scripts.library.memory.code_versions import versions_of
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.runs import RUNS
 
 SQUARE, WIDE, TALL, LARGE = (64, 64), (128, 64), (64, 128), (128, 128)
 

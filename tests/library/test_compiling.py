@@ -13,14 +13,15 @@ import torch
 from PIL import Image
 from torch._dynamo.utils import counters
 
-from sd_scripts.library import compiling, families
-from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.protocols import Parts, Preview
-from sd_scripts.library.trainer import Trainer
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.memory import compiling
+from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import UNetMemoryOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.batches import a_call, trainable
 from tests.library.small_trainers import make, weights_of
 

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sd_scripts.library import families
-from sd_scripts.library.conditioned import Conditioned
-from sd_scripts.library.networks import attach
-from sd_scripts.library.objectives import make
-from sd_scripts.library.protocols import Batch
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
-from sd_scripts.schema.network import NetworkOptions, ZImageNetworkOptions
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.families.zimage.options import ZImageNetworkOptions
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.protocols import Batch
+from sd_scripts.library.objectives.make import make
+from sd_scripts.library.train.conditioned import Conditioned
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
+from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.small_trainers import options_of, samples_of
 
 FAMILY = families.family("zimage")
@@ -69,7 +70,7 @@ def test_without_text_is_the_answer_to_the_empty_caption(conditioned: Conditione
 def test_acrf_with_everything_trains_the_adapter_and_nothing_else(conditioned: Conditioned) -> None:
     x, _ = inputs(conditioned)
     everything = dict.fromkeys(("lambda_cosine", "lambda_fft", "alpha_hf", "beta_lf", "lambda_struct", "lambda_tex"), 0.1)
-    options = ZImageObjectiveOptions(base_prior_weight=1.0, cfg_training_scale=2.0, curvature_weight=0.1, turbo_steps=3, **everything)
+    options = AnchoredFlowOptions(base_prior_weight=1.0, cfg_training_scale=2.0, curvature_weight=0.1, turbo_steps=3, **everything)
     config = conditioned.parts.scheduler_config
     objective = make(options, conditioned.parts.path, conditioned.kind, config, torch.randn(3, x.shape[1]))
     captions = Batch(x, conditioned.conditions, torch.arange(3), torch.ones(3), CAPTIONS, regularisation=torch.tensor([False, True, False]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sd_scripts.library.devices import device_of
+from sd_scripts.library.core.devices import device_of
 from sd_scripts.schema.errors import OptionError
 
 

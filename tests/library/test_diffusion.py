@@ -5,8 +5,8 @@ import torch
 from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.diffusion import KINDS, FlowPath, NoiseSchedulePath
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.diffusion import KINDS, FlowPath, NoiseSchedulePath
 from sd_scripts.schema.errors import OptionError
 
 SCHEDULES = {

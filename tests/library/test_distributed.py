@@ -19,19 +19,19 @@ import psutil
 import pytest
 import torch
 
-from sd_scripts.library.ema import MovingAverage
-from sd_scripts.library.environment import check_processes, with_global_batch
-from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.peers import PeerLost, Peers, backend_of, join
-from sd_scripts.library.ranks import INIT_FILE
-from sd_scripts.library.sharding import check_optimizer, gathered, own, shard, shared_out_optimizer_state, total_norm
-from sd_scripts.library.stopping import Stopped
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.parallel.peers import PeerLost, Peers, backend_of, join
+from sd_scripts.library.parallel.sharding import check_optimizer, gathered, own, shard, shared_out_optimizer_state, total_norm
+from sd_scripts.library.train.ema import MovingAverage
+from sd_scripts.library.train.environment import check_processes, with_global_batch
+from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.runs.launcher import INIT_FILE
+from sd_scripts.runs.stopping import Stopped
 from sd_scripts.schema.distributed import DistributedOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import build
 from sd_scripts.schema.optimizer import OptimizerOptions
-from sd_scripts.schema.runs import SdxlNetwork
 
 SECONDS = 60.0
 """Far more than any of this takes."""
@@ -68,7 +68,7 @@ class Together:
     def start(self, work: Callable[[Peers, Path], str], world: int = 2, patience: float = 30.0) -> Together:
         os.environ["OMP_NUM_THREADS"] = "1"
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["sd_scripts.library.session"])
+        context.set_forkserver_preload(["sd_scripts.library.train.session"])
         for rank in range(world):
             one = context.Process(target=process, args=(rank, world, self.folder, work, patience))
             one.start()
@@ -331,8 +331,8 @@ def _questions(world: int, rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
         "PrefixStore": lambda *_: store,
     }.items():
         monkeypatch.setattr(torch.distributed, name, value)
-    monkeypatch.setattr("sd_scripts.library.peers._get_default_store", lambda: None)
-    monkeypatch.setattr("sd_scripts.library.peers.LOOK_SECONDS", 1000.0)
+    monkeypatch.setattr("sd_scripts.library.parallel.peers._get_default_store", lambda: None)
+    monkeypatch.setattr("sd_scripts.library.parallel.peers.LOOK_SECONDS", 1000.0)
     peers = Peers()
     before = store.calls
     peers.barrier()

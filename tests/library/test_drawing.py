@@ -13,13 +13,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.drawing import GAP, grid_of
-from sd_scripts.library.families.ddpm import Ddpm
-from sd_scripts.library.families.ddpm_drawing import Settings, clamped, draw, render, rescaled, size_multiple, state_shape, trained_size
-from sd_scripts.library.protocols import Beginning, Parts, Preview
-from sd_scripts.library.rng import rng_for
-from sd_scripts.schema.ddpm import DDPM_SAMPLERS, DdpmModelOptions
+from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.ddpm.options import DDPM_SAMPLERS, DdpmModelOptions
+from sd_scripts.families.ddpm.rendering import Settings, clamped, draw, render, rescaled, size_multiple, state_shape, trained_size
+from sd_scripts.families.ddpm.script import GAP, grid_of
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Beginning, Parts, Preview
+from sd_scripts.library.core.rng import rng_for
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import SMALL_DDPM
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sd_scripts.library.edges import edge_difference, edge_map
+from sd_scripts.families.lgt.edges import edge_difference, edge_map
 
 
 def smooth(*shape: int, seed: int = 0) -> Tensor:

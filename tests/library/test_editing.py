@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions, QwenImageSampleOptions
+from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.data.pipeline import Kept
-from sd_scripts.library.describing import about_caches, base_facts, dataset_facts, lines_about_pictures
-from sd_scripts.library.editing import check_control_area, check_prompts, control_area, control_size, encoder_devices, with_controls
-from sd_scripts.library.families.qwen_edit import QwenEdit
+from sd_scripts.library.train.describing import about_caches, base_facts, dataset_facts, lines_about_pictures
+from sd_scripts.library.train.editing import check_control_area, check_prompts, control_area, control_size, encoder_devices, with_controls
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import QwenImageModelOptions, SdxlModelOptions
 from sd_scripts.schema.prompts import PromptSpec
-from sd_scripts.schema.samples import QwenImageSampleOptions, UNetSampleOptions
+from sd_scripts.schema.samples import UNetSampleOptions
 from tests.library.data.pairs_in_small import options_for, pairs, plan_for, tiny
 
 SPEC = PromptSpec("make it red", "", 64, 64, 1, 2, 1.0, "auto")

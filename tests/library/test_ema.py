@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from sd_scripts.library.ema import MovingAverage
+from sd_scripts.library.train.ema import MovingAverage
 
 
 def test_the_average_is_the_weighted_sum_of_all_weights_it_saw() -> None:

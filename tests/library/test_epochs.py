@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sd_scripts.library.epochs import EpochLog
-from sd_scripts.library.meter import StepLog
+from sd_scripts.library.train.epochs import EpochLog
+from sd_scripts.library.train.meter import StepLog
 
 
 def step(loss: float, **parts: float) -> StepLog:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sd_scripts.schema.runs import RUNS
+from sd_scripts.families import RUNS
 from tests.library.equivalence import (
     APPROXIMATE,
     BITS,

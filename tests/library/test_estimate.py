@@ -17,26 +17,27 @@ import torch
 from PIL import Image
 
 from kohya_like import presets
-from sd_scripts.library import families
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.forecast import fitting
-from sd_scripts.library.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of
-from sd_scripts.library.forecast.answers import Beside, plan_lines, verdict
-from sd_scripts.library.forecast.estimate import Forecaster
-from sd_scripts.library.forecast.fitting import plan_for
-from sd_scripts.library.forecast.structure import structure_of
-from sd_scripts.library.forecast.values import CONTEXT, GIB, Bucket, Forecast, Questions
-from sd_scripts.library.forecast.weighing import BlockWeight, Training, weight_of
-from sd_scripts.library.launch import main
-from sd_scripts.library.loading.common import CONFIGS
-from sd_scripts.library.protocols import Parts
-from sd_scripts.library.swapping import BlockSwap
-from sd_scripts.library.trained import dtypes_of_run
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.families.flux.loading import DEV
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.memory.forecast import fitting
+from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of
+from sd_scripts.library.memory.forecast.answers import Beside, plan_lines, verdict
+from sd_scripts.library.memory.forecast.estimate import Forecaster
+from sd_scripts.library.memory.forecast.fitting import plan_for
+from sd_scripts.library.memory.forecast.structure import structure_of
+from sd_scripts.library.memory.forecast.values import CONTEXT, GIB, Bucket, Forecast, Questions
+from sd_scripts.library.memory.forecast.weighing import BlockWeight, Training, weight_of
+from sd_scripts.library.memory.swapping import BlockSwap
+from sd_scripts.library.train.launch import main
+from sd_scripts.library.train.trained import dtypes_of_run
+from sd_scripts.runs.command import SCRIPTS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 MODELS = {
     "sd": "a/stable-diffusion-v1-5",
@@ -147,7 +148,7 @@ def test_what_swapping_spares_is_what_the_swapper_says() -> None:
     network = families.family("flux").tiny().backbone
     swap = BlockSwap(network, torch.device("cpu"))
     swap.set(3)
-    from sd_scripts.library.forecast.estimate import _Swapped
+    from sd_scripts.library.memory.forecast.estimate import _Swapped
 
     blocks = tuple(weight_of(block, set(), set(), 0) for block in blocks_of(network).values())
     told = _Swapped.of(weighed(blocks, 4), 3)
@@ -156,8 +157,8 @@ def test_what_swapping_spares_is_what_the_swapper_says() -> None:
 
 
 def test_packed_weights_weigh_what_the_forecast_says() -> None:
-    from sd_scripts.library.forecast.estimate import _packed
-    from sd_scripts.library.packed import pack
+    from sd_scripts.library.memory.forecast.estimate import _packed
+    from sd_scripts.library.memory.packed import pack
 
     layer = (640, 768)
     one = weighed((BlockWeight(0, 0, (layer,), 0),), 2)
@@ -441,4 +442,4 @@ def test_a_preset_with_a_card_in_its_name_fits_that_card(
 
 
 def test_published_configurations_are_there() -> None:
-    assert (CONFIGS / "flux" / "dev" / "transformer" / "config.json").is_file()
+    assert (DEV / "transformer" / "config.json").is_file()

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from kohya_like import evaluations
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.families.lgt.evaluation import METRICS, Evaluation, correlation, edges, sources_of
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtDatasetOptions, LgtSampleOptions
 from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
-from sd_scripts.library.evaluation import METRICS, Evaluation, correlation, edges, sources_of
-from sd_scripts.library.families.lgt import Lgt
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.lgt import LgtDatasetOptions, LgtSampleOptions
-from sd_scripts.schema.rundir import RunDirectory
 from tests.library.data.conftest import draw
 from tests.ui.runs_on_disk import BASELINES, MEASURES
 

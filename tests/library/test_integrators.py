@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sd_scripts.library.integrators import ORDERS, STEPS, integrate
+from sd_scripts.library.core.integrators import ORDERS, STEPS, integrate
 
 DOUBLE = torch.float64
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from sd_scripts.library import families, kernels
-from sd_scripts.library.errors import TrainingError
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.memory import kernels
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import MemoryOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.batches import a_call
 from tests.library.small_trainers import make, options_of, samples_of
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.library.launch import main
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.launch import main
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 
 _SAFE = "--save_model_as=safetensors"
 _ADAPTER = "--network_module=networks.lora --network_dim=4 --network_alpha=1"

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from sd_scripts.library.arranging import Arranged
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.ladder import Ladder, check_alone, ladder_of, pieces_of
-from sd_scripts.library.swapping import BlockSwap
-from sd_scripts.library.trainer import Trainer
+from sd_scripts.families import RUNS
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.memory.arranging import Arranged
+from sd_scripts.library.memory.ladder import Ladder, check_alone, ladder_of, pieces_of
+from sd_scripts.library.memory.swapping import BlockSwap
+from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import MemoryOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.equivalence import BITS, ROUNDING, dtype_of
 from tests.library.small_trainers import make, options_of, weights_of
 

@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.families import family
+from sd_scripts.families import RUNS, family
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.headers import read_header, what_is
-from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import SdxlModelOptions
-from sd_scripts.schema.runs import RUNS
 from sd_scripts.toy.build import BASES
 from tests.library.loading_in_small import assert_same
 from tests.small_models import pipeline_of

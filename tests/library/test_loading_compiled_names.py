@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library import families
+from sd_scripts import families
+from sd_scripts.families import RUNS
 from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.tools.tensor_files import open_file
-from sd_scripts.schema.runs import RUNS
 from tests.library.loading_in_small import assert_same
 
 pytestmark = pytest.mark.usefixtures("no_network")

@@ -14,14 +14,14 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 
-from sd_scripts.library import families
-from sd_scripts.library.families.caption_encoder import CaptionEncoder
-from sd_scripts.library.families.caption_tokenizer import ids_of
-from sd_scripts.library.families.ddpm import Ddpm
-from sd_scripts.library.loading.ddpm import DESCRIPTION, PixelSpace
-from sd_scripts.library.protocols import Beginning, Parts
-from sd_scripts.library.safetensors_file import read_file, serialise
-from sd_scripts.schema.ddpm import DdpmModelOptions
+from sd_scripts import families
+from sd_scripts.families.ddpm.caption_encoder import CaptionEncoder
+from sd_scripts.families.ddpm.caption_tokenizer import ids_of
+from sd_scripts.families.ddpm.loading import DESCRIPTION, PixelSpace
+from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.library.core.protocols import Beginning, Parts
+from sd_scripts.library.core.safetensors_file import read_file, serialise
 from sd_scripts.schema.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("no_network")

@@ -16,13 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import T5Config, T5EncoderModel
 
-from sd_scripts.library.families import family
-from sd_scripts.library.loading import flux, original, original_flux
+from sd_scripts.families import family
+from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.flux import loading as flux
+from sd_scripts.families.flux import original as original_flux
+from sd_scripts.families.flux.options import FluxModelOptions
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.library.core.protocols import Parts, StateDict
 from sd_scripts.library.loading.common import config_of
 from sd_scripts.library.loading.headers import read_header
-from sd_scripts.library.protocols import Parts, StateDict
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import FluxModelOptions, SdxlModelOptions
 from tests.library.loading_in_small import assert_same
 from tests.small_models import flux_pipeline_of
 

@@ -5,8 +5,10 @@ import torch
 from diffusers import FluxTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers, convert_ldm_vae_checkpoint
 
-from sd_scripts.library.families import family
-from sd_scripts.library.loading import flux, original, original_flux
+from sd_scripts.families import family
+from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.flux import loading as flux
+from sd_scripts.families.flux import original as original_flux
 from sd_scripts.library.loading.common import config_of, read_json
 
 

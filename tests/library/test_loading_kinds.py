@@ -7,12 +7,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sd_scripts.library import families
-from sd_scripts.library.loading import flux, sd, sdxl
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.families.flux import loading as flux
+from sd_scripts.families.sd import loading as sd
+from sd_scripts.families.sdxl import loading as sdxl
 from sd_scripts.library.loading.common import BASE, FamilySpec
 from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 
 SPECS: dict[str, FamilySpec] = {"sd": sd.SPEC1, "sdxl": sdxl.SPEC, "flux": flux.SPEC}
 _UNET = "model.diffusion_model."

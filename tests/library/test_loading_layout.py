@@ -16,11 +16,14 @@ from diffusers.loaders.single_file_utils import (
 from safetensors.torch import load_file
 
 import sd_scripts.toy
-from sd_scripts.library.families import family
-from sd_scripts.library.loading import common, original, sd, sdxl
+from sd_scripts.families import family
+from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.sd import loading as sd
+from sd_scripts.families.sdxl import loading as sdxl
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.library.loading import common
 from sd_scripts.library.loading.common import FamilySpec
 from sd_scripts.library.loading.writing import original_tensors
-from sd_scripts.schema.model import SdxlModelOptions
 from tests.small_models import pipeline_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"

@@ -13,14 +13,14 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, UNet2DModel
 
-from sd_scripts.library import families
-from sd_scripts.library.families.ddpm import Ddpm
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.loading.lgt import DESCRIPTION
-from sd_scripts.library.protocols import Beginning, Parts
-from sd_scripts.library.safetensors_file import read_file, serialise
+from sd_scripts import families
+from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.lgt.loading import DESCRIPTION
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtModelOptions
+from sd_scripts.library.core.protocols import Beginning, Parts
+from sd_scripts.library.core.safetensors_file import read_file, serialise
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.lgt import LgtModelOptions
 
 pytestmark = pytest.mark.usefixtures("no_network")
 LGT = Lgt()
@@ -235,7 +235,7 @@ def test_a_vae_is_taken_from_a_file_a_folder_or_the_built_in_one(parts: Parts, t
 
 def test_the_same_network_is_made_again_from_its_configuration_alone(parts: Parts) -> None:
     """As runs do whose weights are shared out over processes."""
-    from sd_scripts.library.sharding import skeleton_of
+    from sd_scripts.library.parallel.sharding import skeleton_of
 
     again = skeleton_of(parts.backbone)(parts.backbone.state_dict().items()).eval()
     x, t, conditions = torch.randn(1, 16, 4, 4), torch.rand(1), LGT.encode_prompts(parts, ["monet, van gogh"])

@@ -20,14 +20,26 @@ from safetensors.torch import save_file
 from transformers import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from sd_scripts.library import families
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.loading import original, original_qwen, qwen, qwen_processor, qwen_templates
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.qwen_edit import (
+    loading as qwen,
+)
+from sd_scripts.families.qwen_edit import (
+    original as original_qwen,
+)
+from sd_scripts.families.qwen_edit import (
+    processor as qwen_processor,
+)
+from sd_scripts.families.qwen_edit import (
+    templates as qwen_templates,
+)
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.library.core.protocols import Parts, StateDict
 from sd_scripts.library.loading.common import config_of, shipped_configs
-from sd_scripts.library.protocols import Parts, StateDict
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import QwenImageModelOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.loading_in_small import assert_same, original_state, prefixed
 from tests.small_models import model_options, qwen_pipeline_of
 
@@ -396,7 +408,7 @@ def test_networks_are_held_in_eight_bits_where_it_is_asked(kind, bound, saved, t
     assert all(name.startswith("transformer_blocks.") for name in held["backbone"])
     assert all(name.startswith("model.language_model.layers.") for name in held["te1"])
     assert not any(p.requires_grad for module in parts.modules().values() for p in module.parameters())
-    from sd_scripts.library.families.pictures import place
+    from sd_scripts.families.common.pictures import place
 
     assert [place(parts.modules()[name]) for name in ("backbone", "te1")] == [(CPU, torch.bfloat16)] * 2
     told = [record.message for record in caplog.records if "held in 8 bits" in record.message]
@@ -428,7 +440,7 @@ def test_what_is_merged_first_is_quantised_afterwards(saved, tiny, tmp_path):
 
 
 def test_quantised_weights_are_those_of_reading_first_and_quantising_then(saved):
-    from sd_scripts.library.quantize import quantize_network
+    from sd_scripts.library.memory.quantize import quantize_network
 
     at_once, later = load(saved, transformer_quantization="qint8").backbone, load(saved).backbone
     report = quantize_network(later, "qint8")
@@ -439,8 +451,8 @@ def test_quantised_weights_are_those_of_reading_first_and_quantising_then(saved)
 
 
 def test_an_adapter_is_trained_on_a_transformer_in_eight_bits(saved):
-    from sd_scripts.library.networks import attach
-    from sd_scripts.schema.network import QwenImageNetworkOptions
+    from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+    from sd_scripts.library.adapters.attaching import attach
 
     parts = load(saved, transformer_quantization="qint8")
     before = {key: tensor.clone() for key, tensor in parts.backbone.state_dict().items()}

@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.loading import sd, tokenizers
+from sd_scripts.families.common import tokenizers
+from sd_scripts.families.sd import loading as sd
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sd.options import SdModelOptions
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.common import configs_for
-from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import SdModelOptions
 from tests.library.loading_in_small import assert_same
 from tests.small_models import sd_pipeline_of
 

@@ -12,13 +12,15 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline, StableDiffusio
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.loading import sd, sdxl
+from sd_scripts.families.sd import loading as sd
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sd.options import SdModelOptions
+from sd_scripts.families.sdxl import loading as sdxl
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.headers import read_header, what_is
 from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, write_folder
-from sd_scripts.library.protocols import Parts, Preview
-from sd_scripts.schema.model import SdModelOptions, SdxlModelOptions
 from tests.library.loading_in_small import assert_same
 
 MODELS: dict[str, Callable[[], Parts]] = {

@@ -11,14 +11,16 @@ from diffusers import ZImagePipeline, ZImageTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from safetensors.torch import save_file
 
-from sd_scripts.library import quantize
-from sd_scripts.library.diffusion import anchor_sigmas
-from sd_scripts.library.families.zimage import ZImage
-from sd_scripts.library.loading import original, original_zimage, zimage
+from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.zimage import loading as zimage
+from sd_scripts.families.zimage import original as original_zimage
+from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageModelOptions
+from sd_scripts.library.core.diffusion import anchor_sigmas
+from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import shipped_configs
-from sd_scripts.library.protocols import Parts, Preview
+from sd_scripts.library.memory import quantize
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import ZImageModelOptions
 from tests.library.loading_in_small import assert_same, original_state, prefixed
 from tests.small_models import zimage_pipeline_of
 

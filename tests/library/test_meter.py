@@ -14,9 +14,9 @@ from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sd_scripts.library.meter import DECAY, Meter, Phases, Sections, StepLog, largest, marks_of, peak_gib
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.sessions import Session, Sessions
+from sd_scripts.library.train.meter import DECAY, Meter, Phases, Sections, StepLog, largest, marks_of, peak_gib
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.sessions import Session, Sessions
 from tests.forked import forked
 
 CPU = torch.device("cpu")

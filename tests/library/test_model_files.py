@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import sd_scripts.toy
-from sd_scripts.library.model_files import NOTES, model_files
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.model_files import NOTES, model_files
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 from sd_scripts.toy.sharing import INDEX, weights_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"

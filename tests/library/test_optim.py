@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from sd_scripts.library.checkpoint import pack, unpack
-from sd_scripts.library.lion import Lion
-from sd_scripts.library.optim import learning_rate_at, make_optimizer, restore
+from sd_scripts.library.train.checkpoint import pack, unpack
+from sd_scripts.library.train.lion import Lion
+from sd_scripts.library.train.optim import learning_rate_at, make_optimizer, restore
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.optimizer import OptimizerOptions
 

@@ -10,7 +10,7 @@ import torch
 from diffusers.optimization import get_scheduler as diffusers_scheduler
 from transformers.optimization import get_scheduler as transformers_scheduler
 
-from sd_scripts.library.schedules import factor_at, num_steps
+from sd_scripts.runs.schedules import factor_at, num_steps
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.optimizer import OptimizerOptions
 

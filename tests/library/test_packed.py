@@ -12,7 +12,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sd_scripts.library.packed import PackedLinear, nf4_levels, pack_layers
+from sd_scripts.library.memory.packed import PackedLinear, nf4_levels, pack_layers
 
 PACKINGS = ("fp8", "nf4")
 BYTES = {"fp8": 1.0, "nf4": 0.5 + 4 / 64}

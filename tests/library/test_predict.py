@@ -12,17 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library import predict
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.networks import attach, export
-from sd_scripts.library.predict import Devices, Predictor, Progress, Request, devices_for, precision_for
-from sd_scripts.library.predicting.kept import Kept
-from sd_scripts.library.predicting.thumbnails import RIDGE, Thumbnails, colour_map, palette, shrunken
-from sd_scripts.library.protocols import Parts, Preview
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.render import predict
+from sd_scripts.library.render.predict import Devices, Predictor, Progress, Request, devices_for, precision_for
+from sd_scripts.library.render.predicting.kept import Kept
+from sd_scripts.library.render.predicting.thumbnails import RIDGE, Thumbnails, colour_map, palette, shrunken
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import QwenImageNetworkOptions
-from sd_scripts.schema.predict import QwenImagePredict
 from tests.library.networks.adapters_in_small import shaken
 
 QWEN = QwenEdit()
@@ -247,8 +248,8 @@ def test_the_number_of_control_pictures_is_that_of_the_version(version: str, cou
 
 
 def test_a_lora_of_another_family_is_refused_and_the_model_stays_as_it_was(predictor: Predictor, tmp_path: Path) -> None:
-    from sd_scripts.library.families.flux import Flux
-    from sd_scripts.schema.network import FluxNetworkOptions
+    from sd_scripts.families.flux.model import Flux
+    from sd_scripts.families.flux.options import FluxNetworkOptions
 
     flux = Flux()
     parts = flux.tiny()

@@ -17,15 +17,16 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.networks import attach, export
-from sd_scripts.library.predicting.in_process import InProcess
-from sd_scripts.library.predicting.orders import order_of
-from sd_scripts.library.predicting.serve import Worker
-from sd_scripts.library.predicting.work import Workbench, failed
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.render.predicting.in_process import InProcess
+from sd_scripts.library.render.predicting.orders import order_of
+from sd_scripts.library.render.predicting.serve import Worker
+from sd_scripts.library.render.predicting.work import Workbench, failed
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import free_path
-from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import shaken
 
 Event = Mapping[str, Any]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sd_scripts.library.profiling import StepProfiler
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.library.train.profiling import StepProfiler
+from sd_scripts.runs.rundir import RunDirectory
 
 CPU = torch.device("cpu")
 

@@ -13,18 +13,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library import families, quantize
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.families.pictures import place
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.families.common.pictures import place
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.adapters.inject import plain_weight
+from sd_scripts.library.adapters.layer_names import layers_of
+from sd_scripts.library.adapters.maths import KINDS
+from sd_scripts.library.adapters.merge import is_plain, merge_into
+from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.loading.quantized import check_whole
-from sd_scripts.library.networks import KINDS, Network, attach, export, merge_into
-from sd_scripts.library.networks.inject import plain_weight
-from sd_scripts.library.networks.layer_names import layers_of
-from sd_scripts.library.networks.merge import is_plain
-from sd_scripts.library.packed import PackedLinear
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.memory import quantize
+from sd_scripts.library.memory.packed import PackedLinear
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 from tests.library.batches import a_call
 
 FAMILIES = tuple(name for name, method in RUNS if method == "network")

@@ -20,14 +20,14 @@ from PIL import Image
 from safetensors import safe_open
 from torch.utils.data import DataLoader
 
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.predict import Predictor, Request
-from sd_scripts.library.quantize import is_quantized
-from sd_scripts.library.qwen_image_batches import pictures_of, without_end
-from sd_scripts.library.qwen_image_trainer import QwenImageEditTrainer, load_config_from_yaml
-from sd_scripts.schema import qwen_yaml
+from sd_scripts.families.qwen_edit import yaml as qwen_yaml
+from sd_scripts.families.qwen_edit.batches import pictures_of, without_end
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.trainer import QwenImageEditTrainer, load_config_from_yaml
+from sd_scripts.library.memory.quantize import is_quantized
+from sd_scripts.library.render.predict import Predictor, Request
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.rundir import RunDirectory
 
 QWEN = QwenEdit()
 DRAW = np.random.default_rng()

@@ -11,10 +11,11 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sd_scripts.library import families, recomputing
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.families.modulation import tabulate
-from sd_scripts.library.protocols import Parts
+from sd_scripts import families
+from sd_scripts.families.qwen_edit.modulation import tabulate
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.memory import recomputing
 from sd_scripts.schema.memory import MemoryOptions
 from tests.library.batches import a_call
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from sd_scripts.library import rehearsal
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.errors import OutOfMemory
-from sd_scripts.library.ladder import Ladder
-from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.protocols import Batch
-from sd_scripts.library.remedies import Work, is_out_of_memory
-from sd_scripts.library.trainer import Trainer
+from sd_scripts.families import RUNS
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.errors import OutOfMemory
+from sd_scripts.library.core.protocols import Batch
+from sd_scripts.library.memory import rehearsal
+from sd_scripts.library.memory.ladder import Ladder
+from sd_scripts.library.memory.remedies import Work, is_out_of_memory
+from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.schema.memory import MemoryOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
-from sd_scripts.schema.runs import RUNS
 from tests.library.equivalence import Kind
 from tests.library.small_trainers import make, trained
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library.families import family
-from sd_scripts.library.protocols import Parts
-from sd_scripts.library.sample import Previews, request_of, save_picture
+from sd_scripts.families import family
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.render.sample import Previews, request_of, save_picture
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import PromptSpec
-from sd_scripts.schema.rundir import RunDirectory
 
 PROMPTS = [
     PromptSpec("a red cat", "", 64, 64, 1, 2, 3.0, "auto"),

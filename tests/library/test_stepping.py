@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.checkpoint import read_state
-from sd_scripts.library.errors import NonFiniteLoss
-from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.stepping import WEIGHT_BY_WEIGHT, Stepping, check, round_stochastically
-from sd_scripts.library.trainer import Trainer
+from sd_scripts.library.core.errors import NonFiniteLoss
+from sd_scripts.library.train.checkpoint import read_state
+from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.library.train.stepping import WEIGHT_BY_WEIGHT, Stepping, check, round_stochastically
+from sd_scripts.library.train.trainer import Trainer
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import MemoryOptions
 from sd_scripts.schema.optimizer import OptimizerOptions

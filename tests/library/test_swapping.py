@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from sd_scripts.library import compiling, families, quantize, recomputing
-from sd_scripts.library.blocks import blocks_of
-from sd_scripts.library.protocols import Parts
-from sd_scripts.library.sharding import total_norm
-from sd_scripts.library.stepping import Stepping
-from sd_scripts.library.swapping import ALIGNMENT, BlockSwap, check, spread
+from sd_scripts import families
+from sd_scripts.library.core.blocks import blocks_of
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.memory import compiling, quantize, recomputing
+from sd_scripts.library.memory.swapping import ALIGNMENT, BlockSwap, check, spread
+from sd_scripts.library.parallel.sharding import total_norm
+from sd_scripts.library.train.stepping import Stepping
 from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.memory import MemoryOptions

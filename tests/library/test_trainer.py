@@ -18,24 +18,24 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from sd_scripts.library import objectives
-from sd_scripts.library.checkpoint import Checkpointer, Identity, read_state
-from sd_scripts.library.errors import NonFiniteLoss
-from sd_scripts.library.families import family
-from sd_scripts.library.meter import Phases, StepLog
-from sd_scripts.library.networks import attach
-from sd_scripts.library.optim import make_optimizer
-from sd_scripts.library.protocols import Batch, Geometry, Losses, Parts
-from sd_scripts.library.remedies import is_out_of_memory
-from sd_scripts.library.rng import rng_for
-from sd_scripts.library.stopping import StopRequest
-from sd_scripts.library.timetable import Timetable
-from sd_scripts.library.trainer import Trainer
+from sd_scripts.families import family
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.core.errors import NonFiniteLoss
+from sd_scripts.library.core.protocols import Batch, Geometry, Losses, Parts
+from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.memory.remedies import is_out_of_memory
+from sd_scripts.library.objectives import make as objectives
+from sd_scripts.library.train.checkpoint import Checkpointer, Identity, read_state
+from sd_scripts.library.train.meter import Phases, StepLog
+from sd_scripts.library.train.optim import make_optimizer
+from sd_scripts.library.train.timetable import Timetable
+from sd_scripts.library.train.trainer import Trainer
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.training import TrainingOptions
 
 SDXL = family("sdxl")

@@ -14,15 +14,17 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library import resume
-from sd_scripts.library.launch import check_early, main
-from sd_scripts.library.remedies import is_out_of_memory, levers
-from sd_scripts.library.run_meta import git_revision, versions, without_secrets, write_meta
-from sd_scripts.schema.command import SCRIPTS
+from sd_scripts.families import RUNS
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.library.memory.remedies import is_out_of_memory, levers
+from sd_scripts.library.train.launch import check_early, main
+from sd_scripts.library.train.run_meta import git_revision, versions, without_secrets, write_meta
+from sd_scripts.runs import resume
+from sd_scripts.runs.command import SCRIPTS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import build, fields
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions, SdxlNetwork
+from sd_scripts.schema.runs import RunOptions
 
 SCRIPT = SCRIPTS / "sdxl_train_network.py"
 

@@ -16,10 +16,10 @@ from torch import nn
 
 from kohya_like import monitor
 from kohya_like.supervisor import JobSupervisor
-from sd_scripts.library.checkpoint import read_state
-from sd_scripts.library.errors import OptionError, TrainingError
-from sd_scripts.library.training_extensions import TrainingExtensions
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.library.core.errors import OptionError, TrainingError
+from sd_scripts.library.train.checkpoint import read_state
+from sd_scripts.library.train.training_extensions import TrainingExtensions
+from sd_scripts.runs.rundir import RunDirectory
 from tests.forked import forked_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,7 +209,7 @@ def test_a_full_disk_leaves_the_earlier_state(tmp_path: Path, monkeypatch: pytes
     def full(*_arguments: object, **_names: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sd_scripts.library.checkpoint.save_file", full)
+    monkeypatch.setattr("sd_scripts.library.train.checkpoint.save_file", full)
     with pytest.raises(TrainingError, match="No space left"):
         loop.epochs(2)
     monkeypatch.undo()
@@ -249,7 +249,7 @@ PAIR = """
 import sys
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from sd_scripts.library.training_extensions import TrainingExtensions
+from sd_scripts.library.train.training_extensions import TrainingExtensions
 
 backend = TrainingExtensions.setup_distributed()
 together = backend is not None

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sd_scripts.library import transferring
-from sd_scripts.library.drawing import GAP
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.transferring import SHEET_PAIRS, named, opened, sheet_of, size_for, transfer
+from sd_scripts.families.ddpm.script import GAP
+from sd_scripts.families.lgt import script as transferring
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.script import SHEET_PAIRS, named, opened, sheet_of, size_for, transfer
+from sd_scripts.families.lgt.tools import TransferSection
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.transfer import TransferSection
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library import families
-from sd_scripts.library.families import pictures
-from sd_scripts.library.families.pictures import TILE, visiting
-from sd_scripts.library.prompt_texts import with_known_texts
-from sd_scripts.library.protocols import Parts, Preview
-from sd_scripts.library.sample import request_of
+from sd_scripts import families
+from sd_scripts.families.common import pictures
+from sd_scripts.families.common.pictures import TILE, visiting
+from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.render.prompt_texts import with_known_texts
+from sd_scripts.library.render.sample import request_of
 from sd_scripts.schema.prompts import PromptSpec
 
 WITH_TEXTS = [name for name in families.NAMES if name != "lgt"]

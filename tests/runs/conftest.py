@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.library.launch import main
-from sd_scripts.schema.command import SCRIPTS
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.command import SCRIPTS
+from sd_scripts.runs.rundir import RunDirectory
 from tests.forked import forked
 from tests.small_models import model_given
 
@@ -36,7 +36,7 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny SDXL as a diffusers folder, as users have them."""
     from diffusers.utils import logging as diffusers_logging
 
-    from sd_scripts.library.families import family
+    from sd_scripts.families import family
     from tests.small_models import pipeline_of
 
     diffusers_logging.disable_progress_bar()
@@ -54,7 +54,7 @@ class TinyBases(dict[str, Path]):
         self._factory = factory
 
     def __missing__(self, name: str) -> Path:
-        from sd_scripts.library.families import family
+        from sd_scripts.families import family
 
         made, folder = family(name), self._factory.mktemp(f"base_{name}") / "tiny"
         made.save(made.tiny(), folder, "diffusers", None, {})

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from sd_scripts.library import families
-from sd_scripts.library.launch import main
-from sd_scripts.library.networks import merge_into
-from sd_scripts.library.protocols import ModelFamily, Parts, Preview
+from sd_scripts import families
+from sd_scripts.families.flux.options import FluxSampleOptions
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import FluxSampleOptions
 from sd_scripts.toy import measure, worlds
 from sd_scripts.toy.edits import EditKind
 from tests.forked import forked

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.schema.command import SCRIPTS
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
+from sd_scripts.families import RUNS
+from sd_scripts.runs.command import SCRIPTS
+from sd_scripts.runs.rundir import RunDirectory
 from tests.forked import said_by_script
 from tests.runs.conftest import PATIENCE_SECONDS, Runs
 from tests.runs.together import Together

@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library import families
-from sd_scripts.library.class_pictures import FOLDER, wanted
-from sd_scripts.library.launch import main
-from sd_scripts.library.protocols import Preview
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.core.protocols import Preview
+from sd_scripts.library.render.class_pictures import FOLDER, wanted
+from sd_scripts.library.train.launch import main
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 from tests.runs.conftest import Runs
 
 OPTIONS = {"class_prompt": "a picture", "num_class_images": 5, "sample_steps": 3, "sample_cfg_scale": 1}

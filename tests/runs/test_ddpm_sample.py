@@ -12,17 +12,17 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library.drawing import draw
-from sd_scripts.library.families.ddpm import Ddpm
-from sd_scripts.library.protocols import Beginning
+from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.families.ddpm.script import draw
+from sd_scripts.families.ddpm.tools import DdpmDraw, DrawSection
+from sd_scripts.families.lgt.tools import LgtTransfer
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.library.core.protocols import Beginning
 from sd_scripts.library.tools import run
-from sd_scripts.schema.command import SCRIPTS
-from sd_scripts.schema.ddpm import DdpmModelOptions
-from sd_scripts.schema.drawing import DrawSection
+from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import build, fields
-from sd_scripts.schema.predict import QwenImagePredict
-from sd_scripts.schema.tools import DdpmDraw, LgtTransfer
 from tests.forked import said_by_script
 from tests.small_models import SMALL_DDPM
 

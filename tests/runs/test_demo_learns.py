@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library import families
-from sd_scripts.library.networks import merge_into
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts import families
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.toy import demo, measure
 
 

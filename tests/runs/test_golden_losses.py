@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from sd_scripts.library import families
-from sd_scripts.library.launch import main
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.small_models import model_given
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_losses.json"

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sd_scripts.library.process_trees import LAUNCH_ID, carried
-from sd_scripts.schema.command import OWN_LAUNCHER
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.command import OWN_LAUNCHER
+from sd_scripts.runs.process_trees import LAUNCH_ID, carried
+from sd_scripts.runs.rundir import RunDirectory
 
 MARK = "TEST_LAUNCHERS_MARK"
 HEAD = """

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.library.families.lgt import Lgt
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.script import GAP, transfer
+from sd_scripts.families.lgt.tools import TransferSection
 from sd_scripts.library.tools import run
-from sd_scripts.library.transferring import GAP, transfer
-from sd_scripts.schema.command import SCRIPTS
-from sd_scripts.schema.transfer import TransferSection
+from sd_scripts.runs.command import SCRIPTS
 from tests.forked import said_by_script
 
 

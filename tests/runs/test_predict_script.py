@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from sd_scripts.dataset.images import read_size
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.predicting import command
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
+from sd_scripts.library.render.predicting import command
 from sd_scripts.schema.flat import build, fields, parse_tool, to_argv
-from sd_scripts.schema.predict import QwenImagePredict
 
 SCRIPT = Path(__file__).parents[2] / "sd_scripts" / QwenImagePredict.script
 PATIENCE_SECONDS = 240

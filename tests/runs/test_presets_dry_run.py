@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.library.launch import main
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.launch import main
 from sd_scripts.schema.flat import build, changed, read_toml, run_of
-from sd_scripts.schema.runs import RUNS
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "presets").glob("*/*.toml"))

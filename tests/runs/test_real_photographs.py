@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from sd_scripts.dataset.images import decode
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from tests.documents import ROOT, blocks, commands, named, page_text
 from tests.forked import said_by_script
 from tests.runs.test_uploads import Hub, serving, variables

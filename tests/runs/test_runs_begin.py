@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.library import resume
-from sd_scripts.library.session import Session
-from sd_scripts.library.stopping import StopRequest
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.session import Session
+from sd_scripts.runs import resume
+from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.runs import RUNS
 from tests.library.test_model_files import flip
 
 

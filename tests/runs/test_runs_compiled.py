@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from sd_scripts.library.session import Session
-from sd_scripts.library.stopping import StopRequest
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.session import Session
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.runs.conftest import Runs
 
 KINDS = [

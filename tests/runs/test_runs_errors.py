@@ -15,8 +15,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from sd_scripts.library.states import newest_whole
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.states import newest_whole
 
 
 def last(run: RunDirectory) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from tests.runs.conftest import Runs
 
 LEVERS: dict[str, Any] = {

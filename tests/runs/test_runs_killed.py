@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.files import TEMPORARY_MARK
-from sd_scripts.schema.rundir import RunDirectory
 from tests.runs.conftest import STYLES, Runs
 
 

@@ -16,18 +16,18 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from safetensors.torch import load_file
 
-from sd_scripts.library import families
+from sd_scripts import families
+from sd_scripts.families import RUNS
+from sd_scripts.families.common.pictures import as_pictures
+from sd_scripts.families.lgt import transfer as lgt_transfer
+from sd_scripts.families.lgt.evaluation import QUALITY
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtDatasetOptions, LgtModelOptions, LgtSampleOptions
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.core.protocols import Preview
 from sd_scripts.library.data.views import see_file
-from sd_scripts.library.evaluation import QUALITY
-from sd_scripts.library.families import lgt_transfer
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.families.pictures import as_pictures
-from sd_scripts.library.networks import merge_into
-from sd_scripts.library.protocols import Preview
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.lgt import LgtDatasetOptions, LgtModelOptions, LgtSampleOptions
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.runs.conftest import Runs
 from tests.runs.together import trained_together
 

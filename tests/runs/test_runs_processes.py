@@ -15,9 +15,9 @@ import pytest
 from safetensors.torch import load_file
 
 from kohya_like import cleanup
-from sd_scripts.schema.command import OWN_LAUNCHER, SCRIPTS
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
+from sd_scripts.families import RUNS
+from sd_scripts.runs.command import OWN_LAUNCHER, SCRIPTS
+from sd_scripts.runs.rundir import RunDirectory
 from tests.runs.conftest import Runs
 from tests.runs.together import Together, trained_together
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from kohya_like.supervisor import Job, JobSupervisor
-from sd_scripts.library.launch import main
-from sd_scripts.library.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, ranks
-from sd_scripts.library.ranks import REFUSED_FILE
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.launcher import REFUSED_FILE
+from sd_scripts.runs.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, ranks
+from sd_scripts.runs.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema.flat import parse_cli
-from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.forked import forked
 
 

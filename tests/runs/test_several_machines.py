@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from sd_scripts.library.launch import main
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.cluster import ClusterSection, files
+from sd_scripts.runs.command import SCRIPTS, launch_command, launch_environment, shown
+from sd_scripts.runs.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.cluster import ClusterSection, files
-from sd_scripts.schema.command import SCRIPTS, launch_command, launch_environment, shown
-from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 from tests.forked import forked
 
 PORT = 29517

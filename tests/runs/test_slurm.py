@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from sd_scripts.families import RUNS
+from sd_scripts.runs.cluster import ClusterOptions, files
+from sd_scripts.runs.command import SCRIPTS
+from sd_scripts.runs.rundir import LAST_WORDS, RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.cluster import ClusterOptions, files
-from sd_scripts.schema.command import SCRIPTS
-from sd_scripts.schema.rundir import LAST_WORDS, RunDirectory
-from sd_scripts.schema.runs import RUNS
 
 PATIENCE_SECONDS = 400.0
 NODES = ("127.0.0.2", "127.0.0.3")

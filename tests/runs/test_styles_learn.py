@@ -19,14 +19,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sd_scripts.library import families
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.families.lgt_transfer import Settings, edges_of, generate, invert
-from sd_scripts.library.launch import main
-from sd_scripts.library.protocols import Parts
+from sd_scripts import families
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.transfer import Settings, edges_of, generate, invert
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema import runs as schema
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.toy.autoencoder import to_images, to_pixels
 from sd_scripts.toy.datasets import ToyDataset, write_dataset
 from tests import style_quality

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from sd_scripts.library.launch import check_early
+from sd_scripts.families import RUNS
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.library.train.launch import check_early
+from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.schema import flat
-from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS, SdxlNetwork
 from tests.forked import forked_script
 from tests.runs.conftest import PATIENCE_SECONDS, Runs
 

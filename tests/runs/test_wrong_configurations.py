@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sd_scripts.library.launch import main
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.library.train.launch import main
 from sd_scripts.schema.flat import FlatField, asleep, fields, nearest
-from sd_scripts.schema.runs import SdxlNetwork
 
 KNOWN = fields(SdxlNetwork)
 AWAKE = [field for field in KNOWN.values() if not asleep(SdxlNetwork, {field.name: "x"})]

@@ -9,9 +9,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.library.launch import main
-from sd_scripts.library.ranks import INIT_FILE
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.library.train.launch import main
+from sd_scripts.runs.launcher import INIT_FILE
+from sd_scripts.runs.rundir import RunDirectory
 from tests.forked import forked
 from tests.runs.conftest import PATIENCE_SECONDS, Runs
 

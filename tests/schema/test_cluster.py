@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
+from sd_scripts.families import RUNS
+from sd_scripts.runs.cluster import UNFINISHED, ClusterOptions, ClusterSection, files, manifest_problems
+from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.schema import flat
 from sd_scripts.schema.__main__ import main
-from sd_scripts.schema.cluster import UNFINISHED, ClusterOptions, ClusterSection, files, manifest_problems
-from sd_scripts.schema.command import SCRIPTS
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "data" / "kubernetes"
 STAMP = "20260102-030405"

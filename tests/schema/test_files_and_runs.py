@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import docs
 from sd_scripts.schema.__main__ import PATH
 from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically, written_aside
 from sd_scripts.schema.flat import build
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import SdxlNetwork
 
 OPTIONS = build(SdxlNetwork, {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_name": "my cat's lora"})
 
@@ -103,7 +103,7 @@ def test_the_options_reference_is_fresh() -> None:
 def test_help_and_a_wrong_option_need_nothing_heavy() -> None:
     code = (
         "import sys\nfrom sd_scripts.schema.flat import parse_cli\nfrom sd_scripts.schema.errors import OptionError\n"
-        "from sd_scripts.schema.runs import SdxlNetwork\n"
+        "from sd_scripts.families.sdxl.options import SdxlNetwork\n"
         "try:\n    parse_cli(SdxlNetwork, ['--network_dim', '0'])\nexcept OptionError as err:\n    print(len(err.problems))\n"
         "print(sorted({'torch', 'numpy', 'PIL', 'gradio', 'transformers'} & set(sys.modules)))"
     )

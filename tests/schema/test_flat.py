@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sd_scripts.families import RUNS, TOOLS
+from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.schema import legacy
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.fields import show_of
@@ -28,8 +30,7 @@ from sd_scripts.schema.flat import (
     to_toml,
     with_absolute_paths,
 )
-from sd_scripts.schema.runs import RUNS, RunOptions, SdxlNetwork
-from sd_scripts.schema.tools import TOOLS
+from sd_scripts.schema.runs import RunOptions
 
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
 # Texts without the two things an argument list cannot carry: NUL, and lone surrogates.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema import legacy
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import build, fields
-from sd_scripts.schema.runs import RUNS
 
 NAMES = (Path(__file__).parents[1] / "data" / "acrf_option_names.txt").read_text().split()
 """Flags of train_acrf.py and train_zimage_v2.py, and keys that their pages write."""

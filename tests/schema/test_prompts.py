@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sd_scripts.families.flux.options import FluxSampleOptions
+from sd_scripts.families.qwen_edit.options import QwenImageSampleOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
-from sd_scripts.schema.samples import FluxSampleOptions, QwenImageSampleOptions, UNetSampleOptions
+from sd_scripts.schema.samples import UNetSampleOptions
 
 
 def read(text: str, grid: int = 8, resolution: tuple[int, int] = (1024, 768), seed: int = 7, **options: object) -> list[PromptSpec]:

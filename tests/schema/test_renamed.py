@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from sd_scripts.families.ddpm.options import Ddpm
+from sd_scripts.families.lgt.options import Lgt
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.flat import NO_OPTIONS, fields, parse_cli
-from sd_scripts.schema.runs import Ddpm, Lgt, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 # As docs of the small DDPM's earlier program list them, settings and flags.
 DDPM = """

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from sd_scripts.families import RUNS, TOOLS
+from sd_scripts.families.ddpm.options import Ddpm
+from sd_scripts.families.lgt.options import Lgt
+from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.families.zimage.options import ZImageNetwork
 from sd_scripts.schema.flat import asleep, build, fields, flatten, parse_cli, to_toml
-from sd_scripts.schema.runs import RUNS, Ddpm, Lgt, RunOptions, SdxlNetwork, ZImageNetwork
-from sd_scripts.schema.tools import TOOLS
+from sd_scripts.schema.runs import RunOptions
 from tests.schema.test_flat import NEEDED, example
 
 TYPES = [*RUNS.values(), *TOOLS.values()]

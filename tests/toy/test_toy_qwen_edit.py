@@ -9,9 +9,9 @@ from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, Q
 from safetensors import safe_open
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-from sd_scripts.library import families
-from sd_scripts.library.protocols import Preview
-from sd_scripts.schema.model import QwenImageModelOptions
+from sd_scripts import families
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.library.core.protocols import Preview
 from sd_scripts.toy import autoencoder, build, edits, measure, qwen_edit, qwen_vae, worlds
 from sd_scripts.toy.build import Plan
 from sd_scripts.toy.tokens import WORDS

@@ -10,9 +10,9 @@ from kohya_like.inference import WorkerBackend
 from kohya_like.predictions import ENDED, Desk, Order
 from kohya_like.supervisor import Job, JobSupervisor
 from kohya_like.tools import FOLDER
+from sd_scripts.families import RUNS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.ui.runs_on_disk import evaluated, made, options, style_run
 from tests.ui.standin_runs import SCRIPT, command, until
 from tests.ui.test_evaluations_in_browser import transferred

@@ -11,13 +11,14 @@ from typing import Any
 
 from PIL import Image
 
-from sd_scripts.library import resume
-from sd_scripts.library.checkpoint import Checkpointer, Identity
-from sd_scripts.library.run_meta import write_meta
+from sd_scripts.families import RUNS
+from sd_scripts.library.train.checkpoint import Checkpointer, Identity
+from sd_scripts.library.train.run_meta import write_meta
+from sd_scripts.runs import resume
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.output import OutputOptions
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 RUN = RUNS["sdxl", "network"]
 BASE = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "max_train_steps": 1600, "output_name": "cat"}

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 
 STEPS = 400
 

@@ -11,7 +11,7 @@ import pytest
 
 from kohya_like.live import Live
 from kohya_like.supervisor import JobSupervisor
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.runs_on_disk import made, options
 
 DEEP = "[" * 200_000

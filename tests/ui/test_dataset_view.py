@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from kohya_like.dataset_view import View, look_at
+from sd_scripts.families import RUNS
+from sd_scripts.families.qwen_edit.options import QwenImageNetwork
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS, QwenImageNetwork
 
 
 def options_of(root: Path, version: str, **dataset: object) -> QwenImageNetwork:

@@ -16,10 +16,9 @@ from starlette.testclient import TestClient
 from kohya_like import drawing, processes, tools
 from kohya_like.app import make_context
 from kohya_like.context import Context
+from sd_scripts.families import RUNS, TOOLS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
-from sd_scripts.schema.tools import TOOLS
 from tests.ui.runs_on_disk import STYLES, evaluated, style_run
 
 

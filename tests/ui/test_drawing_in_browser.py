@@ -14,9 +14,9 @@ from playwright.sync_api import Page, expect
 from safetensors import safe_open
 
 from kohya_like import processes, tools
+from sd_scripts.families import RUNS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.ui.standin_runs import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from kohya_like import evaluations, live, monitor
 from kohya_like.supervisor import JobSupervisor
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.runs_on_disk import BASELINES, MEASURES, STYLES, evaluated, style_run
 from tests.ui.standin_runs import SCRIPT, command, options, until
 

@@ -13,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from kohya_like import tools
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.runs_on_disk import STYLES, colour_of, evaluated, style_run
 
 pytestmark = pytest.mark.browser

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from kohya_like import form, look
 from kohya_like.ways import WAYS
+from sd_scripts.families import RUNS, TOOLS
+from sd_scripts.runs.cluster import ClusterOptions
 from sd_scripts.schema import flat
 from sd_scripts.schema import labels as labels_module
-from sd_scripts.schema.cluster import ClusterOptions
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
-from sd_scripts.schema.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = RUNS["sdxl", "network"]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 
 pytestmark = pytest.mark.browser
 RUN = RUNS["sdxl", "network"]

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from kohya_like import form, importers
 from kohya_like.importers import Imported, kohya_ss
+from sd_scripts.families import RUNS
+from sd_scripts.families.flux.options import FluxFull, FluxNetwork
+from sd_scripts.families.sd.options import SdFull, SdNetwork
+from sd_scripts.families.sdxl.options import SdxlFull, SdxlNetwork
 from sd_scripts.schema import flat, prompts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS, FluxFull, FluxNetwork, RunOptions, SdFull, SdNetwork, SdxlFull, SdxlNetwork
+from sd_scripts.schema.runs import RunOptions
 
 DATA = Path(__file__).parents[1] / "data"
 PAGE_NAMES = (DATA / "kohya_page_names.txt").read_text().split()

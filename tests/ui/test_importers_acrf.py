@@ -11,8 +11,8 @@ import toml
 from kohya_like import form, importers
 from kohya_like.importers import Imported
 from kohya_like.importers.acrf import TERMS
+from sd_scripts.families.zimage.options import ZImageNetwork
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import ZImageNetwork
 
 SOURCE = {"cache_directory": "D:/pictures/size_1024", "num_repeats": 10, "resolution_limit": 768}
 TOML = {

@@ -14,9 +14,13 @@ from kohya_like import importers
 from kohya_like.importers import Imported
 from kohya_like.importers.lora_file import CONFIG
 from kohya_like.importers.safetensors_header import needed_bytes, read_header
+from sd_scripts.families import RUNS
+from sd_scripts.families.flux.options import FluxNetwork
+from sd_scripts.families.sd.options import SdNetwork
+from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS, FluxNetwork, RunOptions, SdNetwork, SdxlNetwork
+from sd_scripts.schema.runs import RunOptions
 from tests.made_here import NETWORK_FAMILIES, exported, lora_of
 
 PLACES = {"pretrained_model_name_or_path": "somewhere/base.safetensors", "train_data_dir": "pictures"}

@@ -14,8 +14,8 @@ import pytest
 from kohya_like import app, importers
 from kohya_like.importers import Imported
 from kohya_like.tabs.train import Desk
+from sd_scripts.families import RUNS
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 
 _TABLES = """[model]
 {model}

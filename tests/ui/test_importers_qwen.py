@@ -14,10 +14,11 @@ from PIL import Image
 
 from kohya_like import form, importers
 from kohya_like.importers import Imported
-from sd_scripts.schema import flat, qwen_yaml
+from sd_scripts.families.qwen_edit import yaml as qwen_yaml
+from sd_scripts.families.qwen_edit.options import QwenImageNetwork
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import Defaults, read_prompts
-from sd_scripts.schema.runs import QwenImageNetwork
 
 HEAD_KEYS: dict[str, Any] = {
     "trainer": "QwenImageEditPlus",

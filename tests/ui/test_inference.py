@@ -22,9 +22,9 @@ from kohya_like import predict_routes, predictions
 from kohya_like.inference import WorkerBackend
 from kohya_like.predict_routes import LoraFile, Menu
 from kohya_like.predictions import Desk, Order
+from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.predict import QwenImagePredict
 from tests.ui.standin_runs import until
 
 STANDIN = Path(__file__).with_name("standin_worker.py")

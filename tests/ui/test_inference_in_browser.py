@@ -17,9 +17,9 @@ from playwright.sync_api import Page, expect
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from sd_scripts.families import RUNS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.flat import build
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.ui.standin_runs import ROOT, until
 from tests.ui.test_guard import ask, token_of
 

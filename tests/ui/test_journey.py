@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from kohya_like.supervisor import JobSupervisor
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.standin_runs import ROOT, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]

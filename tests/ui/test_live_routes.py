@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 from kohya_like import live
 from kohya_like.live import inside
 from kohya_like.supervisor import JobSupervisor
+from sd_scripts.families import RUNS
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.flat import build
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS
 from tests.ui.fake_nvml import DRIVER_NOT_LOADED, GIB, Card, FakeNvml
 from tests.ui.standin_runs import ROOT, SCRIPT, command, options, until
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from kohya_like import form, memory
 from kohya_like.monitor import Progress
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 
 
 def options_of(**values: Any) -> RunOptions:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kohya_like import form, presets
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 
 FILES = sorted(presets.BUILT_IN.glob("*/*.toml"))
 RUN = RUNS["sdxl", "network"]

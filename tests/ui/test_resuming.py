@@ -17,11 +17,12 @@ from PIL import Image
 from kohya_like import app, form, resuming
 from kohya_like.supervisor import JobSupervisor
 from kohya_like.tabs import train
-from sd_scripts.library import resume
+from sd_scripts.families import RUNS
+from sd_scripts.runs import resume
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.runs import RUNS, RunOptions
+from sd_scripts.schema.runs import RunOptions
 from tests.ui.runs_on_disk import BASE, made, options, settings
 
 

@@ -14,8 +14,8 @@ from playwright.sync_api import Locator, Page, Response, expect
 
 from kohya_like import presets
 from kohya_like.supervisor import Job, JobSupervisor
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema.rundir import RunDirectory
 from tests.ui.conftest import WIDTHS_AND_THEMES, hearing
 from tests.ui.runs_on_disk import evaluated, made, style_run
 from tests.ui.standin_runs import SCRIPT, command, options, until

@@ -23,10 +23,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from kohya_like import exporting, space
-from sd_scripts.library.families import family
+from sd_scripts.families import RUNS, family
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.runs import RUNS
 from tests.made_here import NETWORK_FAMILIES, lora_of
 from tests.ui.conftest import ROOT, START_SECONDS, free_port
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from sd_scripts.schema.rundir import RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.toy import worlds
 from sd_scripts.toy.styles import draw
 from tests.ui.standin_runs import until

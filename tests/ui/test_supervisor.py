@@ -15,10 +15,10 @@ import pytest
 
 from kohya_like import cleanup, monitor, processes, supervisor
 from kohya_like.supervisor import ENDED, Job, JobSupervisor
-from sd_scripts.schema import gpus
-from sd_scripts.schema.command import OWN_LAUNCHER
+from sd_scripts.runs import gpus
+from sd_scripts.runs.command import OWN_LAUNCHER
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.rundir import RunDirectory
 from sd_scripts.schema.runs import RunOptions
 from tests.ui.standin_runs import ROOT, SCRIPT, STANDIN, command, options, until
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from kohya_like import form, processes, tools
+from sd_scripts.families import TOOLS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.tools import TOOLS
 from tests.made_here import lora_of
 
 

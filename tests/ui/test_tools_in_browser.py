@@ -12,10 +12,10 @@ import torch
 from playwright.sync_api import Page, expect
 
 from kohya_like import tools
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.schema.model import SdxlModelOptions
-from sd_scripts.schema.rundir import RunDirectory
-from sd_scripts.schema.tools import TOOLS
+from sd_scripts.families import TOOLS
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.runs.rundir import RunDirectory
 from tests.made_here import lora_of
 from tests.ui.standin_runs import options
 

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from kohya_like import form
+from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 
 pytestmark = pytest.mark.browser
 CLASS_PICTURES = ("instance_prompt", "class_prompt", "num_class_images", "reg_data_dir", "prior_loss_weight")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.library.protocols import ModelFamily, Parts
+from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 
 _SHOWN = 5

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.library.protocols import Condition, EditingFamily, ModelFamily, Parts
+from sd_scripts.library.core.protocols import Condition, EditingFamily, ModelFamily, Parts
 
 from .cache import CODE_REVISION, Entry, entry_of, fingerprint, processor_settings, tokenizer_fingerprint
 from .fill import Tensors

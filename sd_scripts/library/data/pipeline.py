@@ -20,9 +20,9 @@ from sd_scripts.dataset.instructions import instructions_of_run
 from sd_scripts.dataset.plan import Plan, SampleRef, caption_of, texts_of_run
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import Progress
-from sd_scripts.library.protocols import Batch, Condition, ModelFamily, Parts
+from sd_scripts.families.lgt.options import LgtDatasetOptions
+from sd_scripts.library.core.protocols import Batch, Condition, ModelFamily, Parts
 from sd_scripts.schema.dataset import DatasetOptions
-from sd_scripts.schema.lgt import LgtDatasetOptions
 
 from .cache import Cache, Caches, CorruptEntry, Entry
 from .controls import check_controls

@@ -8,7 +8,7 @@ from typing import TypeVar
 from sd_scripts.dataset.buckets import Size
 from sd_scripts.dataset.draws import fraction_for
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.schema.lgt import LgtDatasetOptions
+from sd_scripts.families.lgt.options import LgtDatasetOptions
 
 from .views import View, cached_view
 

@@ -15,8 +15,8 @@ from sd_scripts.dataset.buckets import Cut, cut_for, rules_of
 from sd_scripts.dataset.draws import fraction_for
 from sd_scripts.dataset.images import BadImage, Pixels
 from sd_scripts.dataset.plan import Plan, SampleRef
-from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.protocols import Geometry
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.core.protocols import Geometry
 from sd_scripts.schema.dataset import DatasetOptions, Interpolation
 
 

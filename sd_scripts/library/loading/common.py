@@ -22,22 +22,21 @@ import torch
 from torch import nn
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.loading import tokenizers
-from sd_scripts.library.loading.headers import LORA, VAE, Header, read_header, what_is
-from sd_scripts.library.loading.original import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
-from sd_scripts.library.loading.source import Source, find
-from sd_scripts.library.loading.tokenizers import TokenizerSpec
-from sd_scripts.library.loading.weights import Entry, Finish, Reader, check, empty, entries, fill, folder_entries, leave_out
-from sd_scripts.library.protocols import Dtypes, Parts
+from sd_scripts.families.common import tokenizers
+from sd_scripts.families.common.original_unet import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
+from sd_scripts.families.common.tokenizers import TokenizerSpec
+from sd_scripts.library.core.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
+
+from .headers import LORA, VAE, Header, read_header, what_is
+from .source import Source, find
+from .weights import Entry, Finish, Reader, check, empty, entries, fill, folder_entries, leave_out
 
 logger = logging.getLogger(__name__)
 
 BASE = "pretrained_model_name_or_path"
 """The option that names the base model."""
-CONFIGS = Path(__file__).parents[1] / "configs"
-"""Configuration of the published networks by family, for single files, which carry none."""
 VAE_DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 Config = dict[str, Any]
@@ -421,7 +420,7 @@ def merge_adapters(parts: Parts, adapters: Sequence[Path], multipliers: Sequence
     """Merges LoRA files into the networks in their order, with these strengths; none given means 1.0 for all."""
     if not adapters:
         return
-    from sd_scripts.library.networks.merge import merge_into
+    from sd_scripts.library.adapters.merge import merge_into
 
     strengths = multipliers or (1.0,) * len(adapters)
     for path, strength in Bar(list(zip(adapters, strengths, strict=True)), desc="merging base_weights", disable=len(adapters) < 2):

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sd_scripts.library import quantize
-from sd_scripts.library.loading.common import Base, dtypes_of, merge_adapters, read_networks
-from sd_scripts.library.protocols import Dtypes, Parts
+from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.memory import quantize
 from sd_scripts.schema.model import BaseModelOptions
+
+from .common import Base, dtypes_of, merge_adapters, read_networks
 
 
 def read_quantized(

@@ -14,11 +14,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.loading.few_bits import Get, GgufFile, Packed, packed_in
-from sd_scripts.library.loading.headers import GGUF, Header, read_header
-from sd_scripts.library.loading.original import TOLERATED
+from sd_scripts.families.common.original_unet import TOLERATED
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
+
+from .few_bits import Get, GgufFile, Packed, packed_in
+from .headers import GGUF, Header, read_header
 
 logger = logging.getLogger(__name__)
 Module = TypeVar("Module", bound=nn.Module)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sd_scripts.library.protocols import Path
+from sd_scripts.library.core.protocols import Path
 from sd_scripts.schema.objective import RegressionOptions
 
 Distance = Callable[[Tensor, Tensor], Tensor]

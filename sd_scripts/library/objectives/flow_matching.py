@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.objectives import noise as noises
-from sd_scripts.library.objectives.distances import Distance
-from sd_scripts.library.objectives.levels import LevelsOf
-from sd_scripts.library.objectives.regression import chosen_rows
-from sd_scripts.library.objectives.terms import Compared, Term
-from sd_scripts.library.protocols import Batch, Denoiser, Losses, Path
-from sd_scripts.library.rng import rng_for
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Batch, Denoiser, Losses, Path
+from sd_scripts.library.core.rng import rng_for
+
+from . import noise as noises
+from .distances import Distance
+from .levels import LevelsOf
+from .regression import chosen_rows
+from .terms import Compared, Term
 
 Interpretation = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(network's output, x_t, times (B,)) -> the velocity that is compared with noise - x0, (B, C, h, w)."""

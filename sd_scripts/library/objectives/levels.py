@@ -12,10 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sd_scripts.library.objectives.regression import Times
-from sd_scripts.library.objectives.weights import Weight
-from sd_scripts.library.protocols import Batch
-from sd_scripts.library.rng import rng_for
+from sd_scripts.library.core.protocols import Batch
+from sd_scripts.library.core.rng import rng_for
+
+from .regression import Times
+from .weights import Weight
 
 
 @dataclass(frozen=True)

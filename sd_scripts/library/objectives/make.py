@@ -11,22 +11,23 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.weights import terms_of as term_weights
-from sd_scripts.library.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
-from sd_scripts.library.objectives import noise as noises
-from sd_scripts.library.objectives.distances import distance_of
-from sd_scripts.library.objectives.energy import Energy, too_small
-from sd_scripts.library.objectives.flow_matching import Curvature, FlowMatching, Guidance, Interpretation
-from sd_scripts.library.objectives.levels import FromAnchors, FromDensity, LevelsOf
-from sd_scripts.library.objectives.regression import Regression, Times
-from sd_scripts.library.objectives.terms import COLOUR_TERMS, terms_of
-from sd_scripts.library.objectives.times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
-from sd_scripts.library.objectives.weights import anchor_weights, flow_weight_of, weight_of
-from sd_scripts.library.protocols import Kind, Objective, Path
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
-from sd_scripts.schema.ddpm import DdpmObjectiveOptions
+from sd_scripts.families.ddpm.options import DdpmObjectiveOptions
+from sd_scripts.families.lgt.energy import Energy, too_small
+from sd_scripts.families.lgt.options import LgtObjectiveOptions
+from sd_scripts.library.core.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
+from sd_scripts.library.core.protocols import Kind, Objective, Path
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.lgt import LgtObjectiveOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+
+from . import noise as noises
+from .distances import distance_of
+from .flow_matching import Curvature, FlowMatching, Guidance, Interpretation
+from .levels import FromAnchors, FromDensity, LevelsOf
+from .regression import Regression, Times
+from .terms import COLOUR_TERMS, terms_of
+from .times import QWEN_MOST, UNIFORM, Density, logit_normal, mode, resolution_shift, shifted
+from .weights import anchor_weights, flow_weight_of, weight_of
 
 AnyObjectiveOptions = RegressionOptions | LgtObjectiveOptions
 
@@ -101,7 +102,7 @@ def noise_of(options: ObjectiveOptions) -> Callable[[Tensor, noises.Draw], tuple
 
 def levels_of(options: FlowObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any]) -> LevelsOf:
     """The noise levels that are trained. Raises OptionError for a model whose sampler has no fixed levels."""
-    if not isinstance(options, ZImageObjectiveOptions) or options.objective == "flow":
+    if not isinstance(options, AnchoredFlowOptions) or options.objective == "flow":
         return FromDensity(times_of(options, path), flow_weight_of(options))
     if scheduler_config.get("use_dynamic_shifting", False):
         text = "objective: the model's sampler takes other steps for other sizes of pictures (use_dynamic_shifting); acrf cannot train that"
@@ -118,12 +119,12 @@ def levels_of(options: FlowObjectiveOptions, path: Path, scheduler_config: Mappi
 
 def num_anchors(options: AnyObjectiveOptions) -> int:
     """How many samples in a row see every noise level that is trained; 0 where levels are not dealt."""
-    return options.turbo_steps if isinstance(options, ZImageObjectiveOptions) and options.objective == "acrf" else 0
+    return options.turbo_steps if isinstance(options, AnchoredFlowOptions) and options.objective == "acrf" else 0
 
 
 def wants_empty_text(options: AnyObjectiveOptions) -> bool:
     """Whether the objective asks the network for its answer to the empty caption."""
-    return isinstance(options, ZImageObjectiveOptions) and options.cfg_training_scale > 1
+    return isinstance(options, AnchoredFlowOptions) and options.cfg_training_scale > 1
 
 
 def check_prior(options: AnyObjectiveOptions, has_regularisation: bool) -> None:
@@ -164,7 +165,7 @@ def flow_matching_of(
         interpretation_of(options),
         prior_weight=options.base_prior_weight,
     )
-    if not isinstance(options, ZImageObjectiveOptions):
+    if not isinstance(options, AnchoredFlowOptions):
         return plain
     return replace(
         plain,

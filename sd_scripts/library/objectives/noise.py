@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from sd_scripts.library.rng import rng_for
+from sd_scripts.library.core.rng import rng_for
 from sd_scripts.schema.objective import ObjectiveOptions
 
 Draw = Callable[[str], Generator]

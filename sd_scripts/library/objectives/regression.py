@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.objectives.distances import Distance
-from sd_scripts.library.objectives.noise import Draw, draws
-from sd_scripts.library.objectives.weights import Weight
-from sd_scripts.library.protocols import ESTIMATE, Batch, Denoiser, Kind, Losses, Path
-from sd_scripts.library.rng import rng_for
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import ESTIMATE, Batch, Denoiser, Kind, Losses, Path
+from sd_scripts.library.core.rng import rng_for
+
+from .distances import Distance
+from .noise import Draw, draws
+from .weights import Weight
 
 Times = Callable[[Tensor, tuple[int, int]], Tensor]
 """Uniform numbers (B,) float64 and latent sides (h, w) -> times (B,) float32."""

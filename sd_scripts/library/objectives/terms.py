@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 
 COLOUR_TERMS = ("lambda_struct", "lambda_light", "lambda_color", "lambda_tex")
 """Terms on luminance and colour, which need a map from latents to them."""
@@ -55,7 +55,7 @@ class Compared:
 Term = Callable[[Compared], Tensor]
 
 
-def terms_of(options: ZImageObjectiveOptions, colours: Tensor | None) -> dict[str, Term]:
+def terms_of(options: AnchoredFlowOptions, colours: Tensor | None) -> dict[str, Term]:
     """All terms by the names of their weights; those on colours only with a map (3, C) from latents to luminance and two colours."""
     factor, magnitude = options.downsample_factor, options.lf_magnitude_weight
     terms: dict[str, Term] = {

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.protocols import Kind, Path
-from sd_scripts.schema.acrf import ZImageObjectiveOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Kind, Path
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 
@@ -72,7 +72,7 @@ def flow_weight_of(options: FlowObjectiveOptions) -> Weight:
     }[options.weighting_scheme]
 
 
-def anchor_weights(options: ZImageObjectiveOptions, sigmas: Tensor) -> Tensor:
+def anchor_weights(options: AnchoredFlowOptions, sigmas: Tensor) -> Tensor:
     """The weights that anchor_weighting gives to noise levels sigmas (N,), float64, falling; their mean is 1.
 
     With SNR = ((1 - sigma) / sigma)^2, an error e of the velocity is one of sigma e in the clean latent; so min(SNR, gamma) on the loss

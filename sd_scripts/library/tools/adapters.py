@@ -12,21 +12,22 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.families import RUNS
+from sd_scripts.library.adapters.layer_names import LABELS, Family, Names, Target
+from sd_scripts.library.adapters.layers import examples
+from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG
+from sd_scripts.library.adapters.maths import AdapterLayer, Kind
+from sd_scripts.library.adapters.reading import adapters_of, place_of, refusal, split_key
+from sd_scripts.library.adapters.recognising import family_in_header
+from sd_scripts.library.core.protocols import StateDict
 from sd_scripts.library.loading.headers import LORA, read_header, what_is
 from sd_scripts.library.loading.source import find
-from sd_scripts.library.metadata import CONFIG
-from sd_scripts.library.networks.layer_names import LABELS, Family, Names, Target
-from sd_scripts.library.networks.layers import examples
-from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
-from sd_scripts.library.networks.maths import AdapterLayer, Kind
-from sd_scripts.library.networks.reading import adapters_of, place_of, refusal, split_key
-from sd_scripts.library.networks.recognising import family_in_header
-from sd_scripts.library.protocols import StateDict
-from sd_scripts.library.tools.models import TOY, Layers, built_in, open_model, published
-from sd_scripts.library.tools.tensor_files import HASHES, Slot, TensorFile, open_file, rounded
+from sd_scripts.library.train.metadata import CONFIG
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.runs import RUNS
+
+from .models import TOY, Layers, built_in, open_model, published
+from .tensor_files import HASHES, Slot, TensorFile, open_file, rounded
 
 DTYPES: dict[str, torch.dtype] = {
     "float": torch.float32,

@@ -11,25 +11,17 @@ from typing import Any
 import torch
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.networks.layer_names import LABELS
-from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG, layout_for, tensors_of
-from sd_scripts.library.networks.maths import AdapterLayer, product_distance
-from sd_scripts.library.tools.adapters import (
-    DTYPES,
-    AdapterFile,
-    header_of_new,
-    in_precision,
-    layers_for,
-    on_layers,
-    open_adapter,
-    with_alpha,
-)
-from sd_scripts.library.tools.low_rank import product_norm
-from sd_scripts.library.tools.report import Report, size_text
-from sd_scripts.library.tools.tensor_files import Spool, open_file
+from sd_scripts.library.adapters.layer_names import LABELS
+from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG, layout_for, tensors_of
+from sd_scripts.library.adapters.maths import AdapterLayer, product_distance
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ConvertSection
+
+from .adapters import DTYPES, AdapterFile, header_of_new, in_precision, layers_for, on_layers, open_adapter, with_alpha
+from .low_rank import product_norm
+from .report import Report, size_text
+from .tensor_files import Spool, open_file
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

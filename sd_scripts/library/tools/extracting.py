@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.networks.layer_names import LABELS
-from sd_scripts.library.networks.layers import examples
-from sd_scripts.library.networks.layouts import tensors_of
-from sd_scripts.library.tools.adapters import ARCHITECTURES, BASE_VERSIONS, DTYPES, in_precision, network_texts, with_alpha
-from sd_scripts.library.tools.low_rank import Limit, clamped, decompose, squared_error, squared_norm
-from sd_scripts.library.tools.merging import divided, matrices
-from sd_scripts.library.tools.models import TOY, Model, built_in, open_model
-from sd_scripts.library.tools.report import Report, size_text, table
-from sd_scripts.library.tools.tensor_files import Spool
+from sd_scripts.library.adapters.layer_names import LABELS
+from sd_scripts.library.adapters.layers import examples
+from sd_scripts.library.adapters.layouts import tensors_of
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import ExtractSection
+
+from .adapters import ARCHITECTURES, BASE_VERSIONS, DTYPES, in_precision, network_texts, with_alpha
+from .low_rank import Limit, clamped, decompose, squared_error, squared_norm
+from .merging import divided, matrices
+from .models import TOY, Model, built_in, open_model
+from .report import Report, size_text, table
+from .tensor_files import Spool
 
 
 @dataclass

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.tools.report import Report
-from sd_scripts.library.tools.tensor_files import TensorFile, copy_bytes, open_file
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import MetadataSection
+
+from .report import Report
+from .tensor_files import TensorFile, copy_bytes, open_file
 
 _SHOWN = 500
 """Longer texts are cut where they are shown; the JSON report has them whole."""

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.networks.layer_names import LABELS, Names
-from sd_scripts.library.networks.layouts import SaveModelAs, tensors_of
-from sd_scripts.library.networks.maths import AdapterLayer
-from sd_scripts.library.tools.adapters import (
+from sd_scripts.library.adapters.layer_names import LABELS, Names
+from sd_scripts.library.adapters.layouts import SaveModelAs, tensors_of
+from sd_scripts.library.adapters.maths import AdapterLayer
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.tools import MergeSection
+
+from .adapters import (
     ARCHITECTURES,
     DTYPES,
     AdapterFile,
@@ -27,12 +30,10 @@ from sd_scripts.library.tools.adapters import (
     open_adapter,
     with_alpha,
 )
-from sd_scripts.library.tools.low_rank import Limit, of_product
-from sd_scripts.library.tools.merging_models import merge_into_model
-from sd_scripts.library.tools.report import Report, size_text
-from sd_scripts.library.tools.tensor_files import Spool, TensorFile
-from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.tools import MergeSection
+from .low_rank import Limit, of_product
+from .merging_models import merge_into_model
+from .report import Report, size_text
+from .tensor_files import Spool, TensorFile
 
 
 @torch.no_grad()

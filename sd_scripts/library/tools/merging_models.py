@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.loading.original import Stored, assembled, from_original
+from sd_scripts.families.common.original_unet import Stored, assembled, from_original
+from sd_scripts.library.adapters.layer_names import LABELS
+from sd_scripts.library.adapters.layers import examples
+from sd_scripts.library.adapters.maths import AdapterLayer, merged_weight
 from sd_scripts.library.loading.writing import folder_aside
-from sd_scripts.library.networks.layer_names import LABELS
-from sd_scripts.library.networks.layers import examples
-from sd_scripts.library.networks.maths import AdapterLayer, merged_weight
-from sd_scripts.library.tools.adapters import DTYPES, AdapterFile, base_of, header_of_new, is_of_encoder, on_layers, open_adapter
-from sd_scripts.library.tools.low_rank import squared_distance
-from sd_scripts.library.tools.models import TOY, Model, open_model, published, without_text_encoders
-from sd_scripts.library.tools.report import Report, size_text
-from sd_scripts.library.tools.tensor_files import Planned, Slot, TensorFile, rounded, write
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import MergeSection
+
+from .adapters import DTYPES, AdapterFile, base_of, header_of_new, is_of_encoder, on_layers, open_adapter
+from .low_rank import squared_distance
+from .models import TOY, Model, open_model, published, without_text_encoders
+from .report import Report, size_text
+from .tensor_files import Planned, Slot, TensorFile, rounded, write
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_FP8)

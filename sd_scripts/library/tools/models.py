@@ -11,7 +11,20 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
-from sd_scripts.library.loading import flux, original_flux, original_qwen, original_zimage, qwen, sd, sdxl, zimage
+from sd_scripts.families.common.original_unet import Stored, from_original
+from sd_scripts.families.common.unet_names import UNetNames
+from sd_scripts.families.flux import loading as flux
+from sd_scripts.families.flux import original as original_flux
+from sd_scripts.families.flux.names import FluxNames
+from sd_scripts.families.qwen_edit import loading as qwen
+from sd_scripts.families.qwen_edit import original as original_qwen
+from sd_scripts.families.qwen_edit.names import QwenImageNames
+from sd_scripts.families.sd import loading as sd
+from sd_scripts.families.sdxl import loading as sdxl
+from sd_scripts.families.zimage import loading as zimage
+from sd_scripts.families.zimage import original as original_zimage
+from sd_scripts.families.zimage.names import ZImageNames
+from sd_scripts.library.adapters.layer_names import LABELS, Family, LayerNames, adaptable_layers
 from sd_scripts.library.loading.common import (
     Config,
     FamilySpec,
@@ -25,16 +38,11 @@ from sd_scripts.library.loading.common import (
     shipped_configs,
 )
 from sd_scripts.library.loading.headers import FLUX, LORA, QWEN, SD1, SD2, SDXL, ZIMAGE, Header, read_header, what_is
-from sd_scripts.library.loading.original import Stored, from_original
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import Entry, entries
-from sd_scripts.library.networks.flux_names import FluxNames
-from sd_scripts.library.networks.layer_names import LABELS, Family, LayerNames, adaptable_layers
-from sd_scripts.library.networks.qwen_names import QwenImageNames
-from sd_scripts.library.networks.unet_names import UNetNames
-from sd_scripts.library.networks.zimage_names import ZImageNames
-from sd_scripts.library.tools.tensor_files import Slot, TensorFile, open_file
 from sd_scripts.schema.errors import OptionError
+
+from .tensor_files import Slot, TensorFile, open_file
 
 SPECS: dict[Family, FamilySpec] = {
     "sdxl": sdxl.SPEC,

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.networks.layers import examples
-from sd_scripts.library.networks.layouts import PEFT_CONFIG
-from sd_scripts.library.networks.reading import diffusers_scale
-from sd_scripts.library.tools.adapters import DTYPES, by_layer, header_of_new, in_precision, is_wide, network_texts, open_adapter
-from sd_scripts.library.tools.low_rank import Limit, of_product
-from sd_scripts.library.tools.report import Report, size_text, table
-from sd_scripts.library.tools.tensor_files import Slot, Spool, TensorFile
+from sd_scripts.library.adapters.layers import examples
+from sd_scripts.library.adapters.layouts import PEFT_CONFIG
+from sd_scripts.library.adapters.reading import diffusers_scale
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import ResizeSection
+
+from .adapters import DTYPES, by_layer, header_of_new, in_precision, is_wide, network_texts, open_adapter
+from .low_rank import Limit, of_product
+from .report import Report, size_text, table
+from .tensor_files import Slot, Spool, TensorFile
 
 DOWN, UP, ALPHA = "lora_A.weight", "lora_B.weight", "alpha"
 

@@ -15,22 +15,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from sd_scripts.families import TOOLS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.tools import TOOLS, ToolOptions
+from sd_scripts.schema.tools import ToolOptions
 
 log = logging.getLogger("sd_scripts")
 
 # Where each tool's work is done: module of the library, function from the tool's section to a Report.
 _WORK = {
-    "merge_lora": ("tools.merging", "merge"),
-    "extract_lora": ("tools.extracting", "extract"),
-    "resize_lora": ("tools.resizing", "resize"),
-    "convert_lora": ("tools.converting", "convert"),
-    "verify_lora": ("tools.verifying", "verify"),
-    "edit_metadata": ("tools.headers", "edit"),
-    "ddpm_sample": ("drawing", "draw"),
-    "lgt_infer": ("transferring", "transfer"),
+    "merge_lora": ("library.tools.merging", "merge"),
+    "extract_lora": ("library.tools.extracting", "extract"),
+    "resize_lora": ("library.tools.resizing", "resize"),
+    "convert_lora": ("library.tools.converting", "convert"),
+    "verify_lora": ("library.tools.verifying", "verify"),
+    "edit_metadata": ("library.tools.headers", "edit"),
+    "ddpm_sample": ("families.ddpm.script", "draw"),
+    "lgt_infer": ("families.lgt.script", "transfer"),
 }
 
 
@@ -56,7 +57,7 @@ def start(options: ToolOptions) -> int:
     try:
         with ended_by_signals():
             _spare_inputs(options)
-            work = getattr(importlib.import_module(f"sd_scripts.library.{module}"), function)
+            work = getattr(importlib.import_module(f"sd_scripts.{module}"), function)
             report = work(getattr(options, next(iter(type(options).model_fields))))
             if options.report.report is not None:
                 report.write(Path(options.report.report).expanduser())

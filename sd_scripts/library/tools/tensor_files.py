@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.library.core.safetensors_file import DTYPES, data_of, header_of
 from sd_scripts.library.loading.headers import read_header
-from sd_scripts.library.safetensors_file import DTYPES, data_of, header_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, written_aside
 from sd_scripts.schema.outside import json_of

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.networks.layer_names import LABELS, Family, LayerNames
-from sd_scripts.library.networks.layers import examples
-from sd_scripts.library.networks.layouts import PEFT_CONFIG
-from sd_scripts.library.networks.maths import AdapterLayer, Kind, low_rank_update
-from sd_scripts.library.networks.readers import Stored, layers_read
-from sd_scripts.library.networks.reading import place_of
-from sd_scripts.library.networks.recognising import other_family
-from sd_scripts.library.tools.adapters import by_layer, nearest_layers, on_layers, open_adapter
-from sd_scripts.library.tools.low_rank import product_norm
-from sd_scripts.library.tools.models import Layers
-from sd_scripts.library.tools.report import Report, size_text, table
-from sd_scripts.library.tools.tensor_files import Slot, TensorFile
+from sd_scripts.library.adapters.layer_names import LABELS, Family, LayerNames
+from sd_scripts.library.adapters.layers import examples
+from sd_scripts.library.adapters.layouts import PEFT_CONFIG
+from sd_scripts.library.adapters.maths import AdapterLayer, Kind, low_rank_update
+from sd_scripts.library.adapters.readers import Stored, layers_read
+from sd_scripts.library.adapters.reading import place_of
+from sd_scripts.library.adapters.recognising import other_family
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.tools import VerifySection
+
+from .adapters import by_layer, nearest_layers, on_layers, open_adapter
+from .low_rank import product_norm
+from .models import Layers
+from .report import Report, size_text, table
+from .tensor_files import Slot, TensorFile
 
 _STYLES = (
     (("lora_unet_", "lora_te"), "kohya"),

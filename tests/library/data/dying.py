@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
+from sd_scripts.schema.dataset import DatasetOptions
 from tests.library.data import pairs_in_small, standin_family
 
 

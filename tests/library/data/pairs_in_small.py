@@ -14,11 +14,12 @@ from sd_scripts.dataset.buckets import area_size
 from sd_scripts.dataset.pairs import Controls
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
+from sd_scripts.library.core.protocols import Batch, Parts
 from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.protocols import Batch, Parts
-from sd_scripts.schema.dataset import DatasetOptions, QwenImageDatasetOptions
+from sd_scripts.schema.dataset import DatasetOptions
 
 LIVE = {"cache_latents": False, "cache_text_encoder_outputs": False}
 INSTRUCTIONS = ("make the circle red", "remove the square", "move it to the left, then up", "a frame, thin, black")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.library.core.diffusion import FlowPath
+from sd_scripts.library.core.protocols import Condition, Geometry, Parts
 from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
-from sd_scripts.library.diffusion import FlowPath
-from sd_scripts.library.protocols import Condition, Geometry, Parts
 from sd_scripts.schema.dataset import DatasetOptions
 
 LETTERS = 128

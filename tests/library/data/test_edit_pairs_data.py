@@ -13,11 +13,11 @@ import torch
 from torch.nn.functional import interpolate
 
 from sd_scripts.dataset.pairs import Controls
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
+from sd_scripts.library.core.protocols import Batch, Parts
 from sd_scripts.library.data.cache import fingerprint, processor_settings
 from sd_scripts.library.data.views import cached_view, control_views, normalised, see, see_control, with_outside
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.protocols import Batch, Parts
-from sd_scripts.schema.dataset import QwenImageDatasetOptions
 from sd_scripts.schema.errors import OptionError
 from tests.forked import forked
 from tests.library.data.dying import fill_edit_pairs

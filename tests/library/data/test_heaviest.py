@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from sd_scripts.library import families
+from sd_scripts import families
+from sd_scripts.library.core.protocols import Batch
 from sd_scripts.library.data.pipeline import DataPipeline
-from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.dataset import DatasetOptions
 from tests.library.data import pairs_in_small, standin_family
 from tests.library.data.standin_family import SmallFamily

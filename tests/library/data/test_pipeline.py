@@ -14,12 +14,12 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from sd_scripts.dataset import images
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.core.protocols import Batch
 from sd_scripts.library.data.fill import in_groups
 from sd_scripts.library.data.pipeline import DataPipeline
 from sd_scripts.library.data.prefetch import Prefetcher
 from sd_scripts.library.data.views import cached_view, geometry_of, see
-from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.dataset import DatasetOptions
 from tests.forked import forked
 from tests.library.data.dying import fill_pictures

@@ -12,10 +12,10 @@ from PIL import Image
 
 from sd_scripts.dataset.plan import make_plan
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.data.cache import fingerprint, open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.protocols import Parts
 from sd_scripts.schema.dataset import DatasetOptions
 
 PHOTOGRAPHS = ("chelsea.png", "rocket.jpg", "coffee.png", "camera.png")

@@ -10,13 +10,13 @@ import torch
 
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.families.lgt.loading import styles_text
+from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import LgtDatasetOptions, LgtModelOptions
+from sd_scripts.library.core.protocols import Batch, Beginning
 from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
 from sd_scripts.library.data.styles import StyleDraws
-from sd_scripts.library.families.lgt import Lgt
-from sd_scripts.library.loading.lgt import styles_text
-from sd_scripts.library.protocols import Batch, Beginning
-from sd_scripts.schema.lgt import LgtDatasetOptions, LgtModelOptions
 from tests.library.data.conftest import draw
 
 LGT = Lgt()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sd_scripts.library.families import family
-from sd_scripts.library.families.clip_prompts import parse_weights, tokenize
+from sd_scripts.families import family
+from sd_scripts.families.common.clip_prompts import parse_weights, tokenize
 
 TOKENIZER = family("sdxl").tiny().tokenizers["te2"]
 

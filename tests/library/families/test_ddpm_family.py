@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from torch.testing import assert_close
 
-from sd_scripts.library.families import caption_tokenizer
-from sd_scripts.library.families.caption_encoder import CaptionEncoder
-from sd_scripts.library.families.caption_tokenizer import BOS, EOS, PAD, SPECIALS, ids_of, make_tokenizer, read_tokenizer
-from sd_scripts.library.families.ddpm import Ddpm
-from sd_scripts.library.protocols import ESTIMATE, Beginning, Condition, Parts
-from sd_scripts.schema.ddpm import DdpmModelOptions
+from sd_scripts.families.ddpm import caption_tokenizer
+from sd_scripts.families.ddpm.caption_encoder import CaptionEncoder
+from sd_scripts.families.ddpm.caption_tokenizer import BOS, EOS, PAD, SPECIALS, ids_of, make_tokenizer, read_tokenizer
+from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.library.core.protocols import ESTIMATE, Beginning, Condition, Parts
 from sd_scripts.schema.errors import OptionError
 
 DDPM = Ddpm()
@@ -140,7 +140,7 @@ def test_a_tokenizer_is_the_same_in_every_process_and_for_every_order_of_the_cap
     here = make_tokenizer(captions, 320, lowercase=True)
     assert make_tokenizer(random.sample(captions, len(captions)), 320, lowercase=True) == here
     code = (
-        "import sys, json; from sd_scripts.library.families.caption_tokenizer import make_tokenizer; "
+        "import sys, json; from sd_scripts.families.ddpm.caption_tokenizer import make_tokenizer; "
         "sys.stdout.write(make_tokenizer(json.load(sys.stdin), 320, True))"
     )
     there = subprocess.run(

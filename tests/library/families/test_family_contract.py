@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from sd_scripts.library import families
-from sd_scripts.library.protocols import Condition, Geometry, ModelFamily, Parts, Preview
+from sd_scripts import families
+from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import model_options
 

@@ -7,12 +7,12 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.families import family as family_of
-from sd_scripts.library.families.flux import TEXT_STEP, batched_texts, positions
-from sd_scripts.library.families.packing import packed, unpacked
-from sd_scripts.library.loading import flux as loading
-from sd_scripts.library.protocols import Geometry, Parts, Preview
+from sd_scripts.families import family as family_of
+from sd_scripts.families.common.packing import packed, unpacked
+from sd_scripts.families.flux import loading
+from sd_scripts.families.flux.model import TEXT_STEP, batched_texts, positions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Geometry, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import flux_pipeline_of
 

@@ -10,11 +10,11 @@ import torch
 from diffusers import UNet2DModel
 from torch.testing import assert_close
 
-from sd_scripts.library.families.lgt import STYLE, Lgt, style_weights
-from sd_scripts.library.loading.lgt import STYLES, StyleUNet
-from sd_scripts.library.protocols import Beginning, Parts, Preview
+from sd_scripts.families.lgt.loading import STYLES, StyleUNet
+from sd_scripts.families.lgt.model import STYLE, Lgt, style_weights
+from sd_scripts.families.lgt.options import LgtModelOptions
+from sd_scripts.library.core.protocols import Beginning, Parts, Preview
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.lgt import LgtModelOptions
 
 FAMILY = Lgt()
 CPU = torch.device("cpu")

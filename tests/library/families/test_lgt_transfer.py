@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.edges import edge_map
-from sd_scripts.library.families.lgt import STYLE, Lgt
-from sd_scripts.library.families.lgt_transfer import (
+from sd_scripts.families.lgt.edges import edge_map
+from sd_scripts.families.lgt.model import STYLE, Lgt
+from sd_scripts.families.lgt.options import LgtModelOptions
+from sd_scripts.families.lgt.transfer import (
     Settings,
     begin,
     edges_of,
@@ -33,10 +33,10 @@ from sd_scripts.library.families.lgt_transfer import (
     sigma_of,
     transfer,
 )
-from sd_scripts.library.integrators import STEPS, Method
-from sd_scripts.library.protocols import Beginning, Condition, Parts
-from sd_scripts.library.rng import rng_for
-from sd_scripts.schema.lgt import LgtModelOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.integrators import STEPS, Method
+from sd_scripts.library.core.protocols import Beginning, Condition, Parts
+from sd_scripts.library.core.rng import rng_for
 
 DOUBLE = torch.float64
 STYLES = {"flat": (0.7, 0.4), "line": (-0.5, 1.5), "night": (0.0, 1.0)}

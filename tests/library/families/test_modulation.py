@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from sd_scripts.library.families.modulation import NUM_TIMES, tabulate
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.objectives import FlowMatching, make
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.modulation import NUM_TIMES, tabulate
+from sd_scripts.families.qwen_edit.options import QwenFlowObjectiveOptions
+from sd_scripts.library.core.protocols import Condition, Objective, Parts
+from sd_scripts.library.objectives.flow_matching import FlowMatching
 from sd_scripts.library.objectives.levels import FromDensity
+from sd_scripts.library.objectives.make import make
 from sd_scripts.library.objectives.regression import Times
-from sd_scripts.library.protocols import Condition, Objective, Parts
-from sd_scripts.schema.objective import QwenFlowObjectiveOptions
 
 FAMILY = QwenEdit()
 CPU = torch.device("cpu")

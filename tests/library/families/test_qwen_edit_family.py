@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.library.families import qwen_prompts, qwen_sampling
-from sd_scripts.library.families.packing import packed, unpacked
-from sd_scripts.library.families.qwen_edit import QwenEdit, linear_layers
-from sd_scripts.library.families.tiny_qwen import tiny_qwen_tokenizer
-from sd_scripts.library.loading import qwen as loading
-from sd_scripts.library.loading import qwen_templates
-from sd_scripts.library.protocols import Condition, Parts, Preview
+from sd_scripts.families.common.packing import packed, unpacked
+from sd_scripts.families.qwen_edit import loading
+from sd_scripts.families.qwen_edit import prompts as qwen_prompts
+from sd_scripts.families.qwen_edit import sampling as qwen_sampling
+from sd_scripts.families.qwen_edit import templates as qwen_templates
+from sd_scripts.families.qwen_edit.model import QwenEdit, linear_layers
+from sd_scripts.families.qwen_edit.tiny import tiny_qwen_tokenizer
+from sd_scripts.library.core.protocols import Condition, Parts, Preview
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import qwen_pipeline_of
 

@@ -8,14 +8,14 @@ import torch
 from diffusers import EulerDiscreteScheduler
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.families.samplers import FlowEuler, scheduler_for
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.loading import sd as loading
+from sd_scripts.families.common.samplers import FlowEuler, scheduler_for
+from sd_scripts.families.common.unet_loading import FLOW_SCHEDULER, scheduler_config
+from sd_scripts.families.sd import loading
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sd.options import SdModelOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import make, shipped_configs
-from sd_scripts.library.loading.unet import FLOW_SCHEDULER, scheduler_config
-from sd_scripts.library.protocols import Parts, Preview
-from sd_scripts.schema.model import SdModelOptions
 from sd_scripts.schema.samples import SAMPLERS
 from tests.small_models import sd_pipeline_of
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.families import family as family_of
-from sd_scripts.library.families.samplers import FlowEuler, scheduler_for
-from sd_scripts.library.loading import sdxl as loading
+from sd_scripts.families import family as family_of
+from sd_scripts.families.common.samplers import FlowEuler, scheduler_for
+from sd_scripts.families.common.unet_loading import FLOW_SCHEDULER, scheduler_config
+from sd_scripts.families.sdxl import loading
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Geometry, Parts, Preview
 from sd_scripts.library.loading.common import make, shipped_configs
-from sd_scripts.library.loading.unet import FLOW_SCHEDULER, scheduler_config
-from sd_scripts.library.protocols import Geometry, Parts, Preview
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import SdxlModelOptions
 from sd_scripts.schema.samples import SAMPLERS
 from tests.small_models import pipeline_of
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.diffusion import NoiseSchedulePath
-from sd_scripts.library.families.solvers import PICTURE, Denoise, Level, clock_of, level_at, levels_of, num_calls, sigmas_of, solve, stepper
-from sd_scripts.schema.ddpm import DDPM_SAMPLERS, DdpmSampler
+from sd_scripts.families.ddpm.options import DDPM_SAMPLERS, DdpmSampler
+from sd_scripts.families.ddpm.solvers import PICTURE, Denoise, Level, clock_of, level_at, levels_of, num_calls, sigmas_of, solve, stepper
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.diffusion import NoiseSchedulePath
 from sd_scripts.schema.errors import OptionError
 
 MU, STD = 0.3, 0.5

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from sd_scripts.library import diffusion, quantize
-from sd_scripts.library.diffusion import anchor_sigmas
-from sd_scripts.library.families import family as family_of
-from sd_scripts.library.protocols import Condition, Geometry, Parts, Preview
+from sd_scripts.families import family as family_of
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.diffusion import anchor_sigmas
+from sd_scripts.library.core.protocols import Condition, Geometry, Parts, Preview
+from sd_scripts.library.memory import quantize
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import zimage_pipeline_of
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from diffusers import DiffusionPipeline, FluxTransformer2DModel, QwenImageTransformer2DModel, ZImageTransformer2DModel
 
-from sd_scripts.library.families.flux import Flux
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.families.zimage import ZImage
-from sd_scripts.library.networks import Network, attach, names_of
-from sd_scripts.library.protocols import ModelFamily, Parts
+from sd_scripts.families.flux.model import Flux
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.names import names_of
+from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.schema.network import NetworkOptions
 from tests.small_models import flux_pipeline_of, pipeline_of, sd_pipeline_of
 

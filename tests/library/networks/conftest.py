@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 
-from sd_scripts.library.families.flux import Flux
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.families.zimage import ZImage
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.flux.model import Flux
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.library.core.protocols import Parts
 
 
 @cache

@@ -19,14 +19,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.networks import KINDS, Network, apply, export, merge_into, names_of, read
-from sd_scripts.library.networks.files import prove
-from sd_scripts.library.networks.layouts import LAYOUT, PEFT_CONFIG
-from sd_scripts.library.networks.maths import AdapterLayer, low_rank_update, merged_weight
-from sd_scripts.library.protocols import Parts
-from sd_scripts.library.safetensors_file import read_file, serialise
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.library.adapters.files import export, prove, read
+from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG
+from sd_scripts.library.adapters.maths import KINDS, AdapterLayer, low_rank_update, merged_weight
+from sd_scripts.library.adapters.merge import apply, merge_into
+from sd_scripts.library.adapters.names import names_of
+from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.core.safetensors_file import read_file, serialise
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.networks.adapters_in_small import attached, outputs, picture, shaken
@@ -503,7 +505,7 @@ WRITE = f"""
 import torch
 from pathlib import Path
 from sys import argv
-from sd_scripts.library.safetensors_file import serialise
+from sd_scripts.library.core.safetensors_file import serialise
 {inspect.getsource(write)}
 write(Path(argv[1]))
 """

@@ -9,12 +9,16 @@ import torch
 from optimum.quanto import freeze, qint8, quantize
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.networks import KINDS, apply_adapters, attach, export, merge_into
-from sd_scripts.library.networks.layer_names import layers_of
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.library.adapters.applying import apply_adapters
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.adapters.layer_names import layers_of
+from sd_scripts.library.adapters.maths import KINDS
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import outputs, shaken
 
 ATTENTION, MLP = r"attn\.to_(q|out)", "img_mlp"

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.families.flux import Flux
-from sd_scripts.library.networks import KINDS, apply, export, merge_into, read
-from sd_scripts.library.networks.fusing import SHARED
-from sd_scripts.library.networks.maths import low_rank_update
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.flux.model import Flux
+from sd_scripts.families.flux.options import FluxNetworkOptions
+from sd_scripts.library.adapters.files import export, read
+from sd_scripts.library.adapters.fusing import SHARED
+from sd_scripts.library.adapters.maths import KINDS, low_rank_update
+from sd_scripts.library.adapters.merge import apply, merge_into
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import FluxNetworkOptions
 from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, flux_output, outputs, picture, render, shaken
 
 LAYOUTS = ("kohya", "diffusers", "comfyui")

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sd_scripts.library.networks import names_for, names_of, read
-from sd_scripts.library.networks.reading import adapters_of
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.adapters.files import read
+from sd_scripts.library.adapters.names import names_for, names_of
+from sd_scripts.library.adapters.reading import adapters_of
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 
 RANK = 2

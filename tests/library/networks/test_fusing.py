@@ -6,11 +6,11 @@ import pytest
 import torch
 from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
 
-from sd_scripts.library.networks import AdapterLayer, names_for
-from sd_scripts.library.networks.fusing import fuse, split, take_rows
-from sd_scripts.library.networks.layer_names import Target
-from sd_scripts.library.networks.layouts import tensors_of
-from sd_scripts.library.networks.maths import low_rank_update, merged_weight
+from sd_scripts.library.adapters.fusing import fuse, split, take_rows
+from sd_scripts.library.adapters.layer_names import Target
+from sd_scripts.library.adapters.layouts import tensors_of
+from sd_scripts.library.adapters.maths import AdapterLayer, low_rank_update, merged_weight
+from sd_scripts.library.adapters.names import names_for
 
 WIDTH = 6
 LINEAR1 = Target(("q", "k", "v", "mlp"), (1, 1, 1, 4))

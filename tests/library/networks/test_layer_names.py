@@ -11,19 +11,22 @@ from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
-from sd_scripts.library.families.flux import Flux
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.families.zimage import ZImage
-from sd_scripts.library.networks import attach, names_for, names_of
-from sd_scripts.library.networks.layer_names import layers_of
-from sd_scripts.library.networks.layers import plan_layers
-from sd_scripts.library.networks.layouts import tensors_of
-from sd_scripts.library.networks.maths import AdapterLayer
-from sd_scripts.library.networks.names import Target
-from sd_scripts.library.protocols import ModelFamily, Parts, StateDict
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
+from sd_scripts.families.flux.model import Flux
+from sd_scripts.families.flux.options import FluxNetworkOptions
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageNetworkOptions
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.layer_names import layers_of
+from sd_scripts.library.adapters.layers import plan_layers
+from sd_scripts.library.adapters.layouts import tensors_of
+from sd_scripts.library.adapters.maths import AdapterLayer
+from sd_scripts.library.adapters.names import Target, names_for, names_of
+from sd_scripts.library.core.protocols import ModelFamily, Parts, StateDict
+from sd_scripts.schema.network import NetworkOptions, UNetNetworkOptions
 
 DATA = Path(__file__).parents[2] / "data"
 

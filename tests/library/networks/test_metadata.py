@@ -11,16 +11,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from sd_scripts.library import metadata
-from sd_scripts.library.metadata import CONFIG, BaseFacts, DatasetFacts
-from sd_scripts.library.networks import export
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.sdxl.options import SdxlModelOptions, SdxlNetwork
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.train import metadata
+from sd_scripts.library.train.metadata import CONFIG, BaseFacts, DatasetFacts
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.distributed import DistributedOptions
-from sd_scripts.schema.model import SdxlModelOptions
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.output import AdapterOutputOptions
-from sd_scripts.schema.runs import SdxlNetwork
 from tests.library.networks.adapters_in_small import attached, shaken
 
 SECRET = "/home/somebody/secret"

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.networks import KINDS, attach
-from sd_scripts.library.networks.maths import AdapterLayer, low_rank_update, merged_weight
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.maths import KINDS, AdapterLayer, low_rank_update, merged_weight
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.networks.adapters_in_small import attached, outputs, shaken

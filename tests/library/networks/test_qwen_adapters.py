@@ -12,12 +12,15 @@ from optimum.quanto import freeze, qfloat8, qint8, quantize
 from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.networks import KINDS, export, merge_into, names_for, names_of, read
-from sd_scripts.library.networks.layer_names import LABELS, Family, layers_of
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
+from sd_scripts.library.adapters.files import export, read
+from sd_scripts.library.adapters.layer_names import LABELS, Family, layers_of
+from sd_scripts.library.adapters.maths import KINDS
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.adapters.names import names_for, names_of
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import QwenImageNetworkOptions
 from tests.library.networks.adapters_in_small import attached, outputs, qwen_output, shaken
 from tests.small_models import qwen_pipeline_of
 

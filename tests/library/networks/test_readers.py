@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from sd_scripts.library.networks import readers
-from sd_scripts.library.networks.fusing import MAGNITUDE
-from sd_scripts.library.networks.layer_names import Family, LayerNames
-from sd_scripts.library.networks.layouts import layout_for, tensors_of
-from sd_scripts.library.networks.maths import KINDS, AdapterLayer, Kind
-from sd_scripts.library.networks.readers import Stored
-from sd_scripts.library.networks.reading import place_of
+from sd_scripts.families import RUNS
+from sd_scripts.library.adapters import readers
+from sd_scripts.library.adapters.fusing import MAGNITUDE
+from sd_scripts.library.adapters.layer_names import Family, LayerNames
+from sd_scripts.library.adapters.layouts import layout_for, tensors_of
+from sd_scripts.library.adapters.maths import KINDS, AdapterLayer, Kind
+from sd_scripts.library.adapters.readers import Stored
+from sd_scripts.library.adapters.reading import place_of
 from sd_scripts.library.tools.models import published
 from sd_scripts.schema import flat
-from sd_scripts.schema.runs import RUNS
 
 TABLE = Path(__file__).parents[2] / "data" / "lora_readers.tsv"
 REST = ("sdxl", "flux", "qwen_edit")

@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.networks import KINDS, apply, export, merge_into, names_of
-from sd_scripts.library.protocols import Parts
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.adapters.maths import KINDS
+from sd_scripts.library.adapters.merge import apply, merge_into
+from sd_scripts.library.adapters.names import names_of
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.network import UNetNetworkOptions
 from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, outputs, picture, render, shaken
 

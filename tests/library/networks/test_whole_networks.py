@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sd_scripts.library import families
-from sd_scripts.library.errors import TrainingError
-from sd_scripts.library.loading import original
-from sd_scripts.library.networks.full import train_whole
-from sd_scripts.library.protocols import Parts
+from sd_scripts import families
+from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.flux.options import FluxFullOptions
+from sd_scripts.families.sdxl.options import SdxlFullOptions
+from sd_scripts.library.adapters.full import train_whole
+from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import FluxFullOptions, SdxlFullOptions, UNetFullOptions
+from sd_scripts.schema.network import UNetFullOptions
 
 
 def tiny(name: str) -> Parts:
@@ -83,10 +85,11 @@ def test_block_lr_gives_each_part_of_the_original_layout_its_rate() -> None:
 def test_the_published_sdxl_has_the_23_parts_of_kohyas_block_lr() -> None:
     from diffusers import UNet2DConditionModel
 
-    from sd_scripts.library.loading.common import CONFIGS, read_json
+    from sd_scripts.families.sdxl.loading import SPEC
+    from sd_scripts.library.loading.common import read_json
 
     with torch.device("meta"):
-        unet = UNet2DConditionModel.from_config(read_json(CONFIGS / "sdxl" / "unet" / "config.json", "test"))
+        unet = UNet2DConditionModel.from_config(read_json(SPEC.configs / "unet" / "config.json", "test"))
     parts = tiny("sdxl")
     parts.backbone = unet
     # The text encoders are not asked, so the meta device is enough.

@@ -10,24 +10,27 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library import quantize
-from sd_scripts.library.conditioned import Conditioned
-from sd_scripts.library.describing import base_facts
-from sd_scripts.library.diffusion import anchor_sigmas
-from sd_scripts.library.families.zimage import ZImage
-from sd_scripts.library.forecast.estimate import Forecaster
-from sd_scripts.library.forecast.values import Bucket, Forecast, Questions
-from sd_scripts.library.metadata import build
-from sd_scripts.library.networks import KINDS, apply_adapters, export, merge_into, names_of, read
-from sd_scripts.library.networks.full import train_whole
-from sd_scripts.library.networks.layer_names import layers_of
-from sd_scripts.library.protocols import Parts, Preview
+from sd_scripts.families import RUNS
+from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageFullOptions, ZImageModelOptions, ZImageNetworkOptions
+from sd_scripts.library.adapters.applying import apply_adapters
+from sd_scripts.library.adapters.files import export, read
+from sd_scripts.library.adapters.full import train_whole
+from sd_scripts.library.adapters.layer_names import layers_of
+from sd_scripts.library.adapters.maths import KINDS
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.adapters.names import names_of
+from sd_scripts.library.core.diffusion import anchor_sigmas
+from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.memory import quantize
+from sd_scripts.library.memory.forecast.estimate import Forecaster
+from sd_scripts.library.memory.forecast.values import Bucket, Forecast, Questions
 from sd_scripts.library.tools.converting import convert
+from sd_scripts.library.train.conditioned import Conditioned
+from sd_scripts.library.train.describing import base_facts
+from sd_scripts.library.train.metadata import build
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import ZImageModelOptions
-from sd_scripts.schema.network import ZImageFullOptions, ZImageNetworkOptions
-from sd_scripts.schema.runs import RUNS
 from sd_scripts.schema.tools import ConvertSection
 from tests.library.networks.adapters_in_small import attached, outputs, shaken, zimage_output
 from tests.small_models import zimage_pipeline_of

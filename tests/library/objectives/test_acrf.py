@@ -16,15 +16,16 @@ from torch import Tensor
 from sd_scripts.dataset.config import Subset
 from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.dataset.plan import Plan, make_plan
-from sd_scripts.library import diffusion
-from sd_scripts.library.objectives import FlowMatching, Regression, make
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Batch, Losses
 from sd_scripts.library.objectives import noise as noises
 from sd_scripts.library.objectives.distances import distance_of
+from sd_scripts.library.objectives.flow_matching import FlowMatching
 from sd_scripts.library.objectives.levels import FromAnchors
-from sd_scripts.library.objectives.make import times_of
+from sd_scripts.library.objectives.make import make, times_of
+from sd_scripts.library.objectives.regression import Regression
 from sd_scripts.library.objectives.weights import anchor_weights, flow_weight_of
-from sd_scripts.library.protocols import Batch, Losses
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
+from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.objective import FlowObjectiveOptions
@@ -42,7 +43,7 @@ def fresh() -> torch.Generator:
 
 
 def acrf(colours: torch.Tensor | None = None, **options: object) -> FlowMatching:
-    made = make(ZImageObjectiveOptions(**options), FLOW, "velocity", TURBO, colours)
+    made = make(AnchoredFlowOptions(**options), FLOW, "velocity", TURBO, colours)
     assert isinstance(made, FlowMatching)
     return made
 
@@ -107,15 +108,15 @@ def trained(objective: FlowMatching, batch: Batch, seed: int = 3, **network: boo
 def test_anchors_are_the_nodes_of_the_sampler() -> None:
     assert np.allclose(anchors_of(acrf()).sigmas, SIGMAS, rtol=0, atol=1e-15)
     for steps, shift in ((1, 3.0), (4, 6.0), (10, 1.0)):
-        levels = anchors_of(make(ZImageObjectiveOptions(turbo_steps=steps), FLOW, "velocity", {"shift": shift}))
+        levels = anchors_of(make(AnchoredFlowOptions(turbo_steps=steps), FLOW, "velocity", {"shift": shift}))
         u = 1 - np.arange(steps) / steps
         assert np.allclose(levels.sigmas, shift * u / (1 + (shift - 1) * u), rtol=0, atol=1e-15)
 
 
 def test_a_sampler_without_fixed_steps_cannot_be_trained() -> None:
     with pytest.raises(OptionError, match="use_dynamic_shifting"):
-        make(ZImageObjectiveOptions(), FLOW, "velocity", {**TURBO, "use_dynamic_shifting": True})
-    assert isinstance(make(ZImageObjectiveOptions(objective="flow"), FLOW, "velocity", {"use_dynamic_shifting": True}), FlowMatching)
+        make(AnchoredFlowOptions(), FLOW, "velocity", {**TURBO, "use_dynamic_shifting": True})
+    assert isinstance(make(AnchoredFlowOptions(objective="flow"), FLOW, "velocity", {"use_dynamic_shifting": True}), FlowMatching)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_weights_of_anchors_equal_their_formulas() -> None:
     }
     for weighting, wanted in formulas.items():
         given = {"snr_gamma": gamma, "snr_floor": floor} if "snr" in weighting else {}
-        found = anchor_weights(ZImageObjectiveOptions(anchor_weighting=weighting, **given), sigmas)
+        found = anchor_weights(AnchoredFlowOptions(anchor_weighting=weighting, **given), sigmas)
         assert torch.allclose(found, wanted / wanted.mean(), rtol=1e-12, atol=0), weighting
 
 
@@ -356,7 +357,7 @@ def test_batches_of_four_two_processes_with_two_and_accumulation_train_the_same(
 def test_flow_matching_is_the_regression_of_the_velocity_in_every_family(given: dict[str, object]) -> None:
     batch = replace(batch_of(5, first=3), weights=torch.rand(5), masks=torch.rand(5, 1, 8, 12))
     losses, gradient, _ = trained(acrf(objective="flow", **given), batch)
-    usual = {"timestep_sampling": "sigma", "discrete_flow_shift": ZImageObjectiveOptions().discrete_flow_shift}
+    usual = {"timestep_sampling": "sigma", "discrete_flow_shift": AnchoredFlowOptions().discrete_flow_shift}
     options = FlowObjectiveOptions(**{**usual, **given})
 
     def noise(x0: Tensor, draw: noises.Draw) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.conditioned import Conditioned
-from sd_scripts.library.diffusion import NoiseSchedulePath
-from sd_scripts.library.families.ddpm import Ddpm
-from sd_scripts.library.objectives import Regression, make
-from sd_scripts.library.protocols import Batch, Beginning, Condition, Denoiser, Parts
-from sd_scripts.library.rng import rng_for
-from sd_scripts.schema.ddpm import DdpmModelOptions, DdpmObjectiveOptions
+from sd_scripts.families.ddpm.model import Ddpm
+from sd_scripts.families.ddpm.options import DdpmModelOptions, DdpmObjectiveOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.diffusion import NoiseSchedulePath
+from sd_scripts.library.core.protocols import Batch, Beginning, Condition, Denoiser, Parts
+from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.objectives.make import make
+from sd_scripts.library.objectives.regression import Regression
+from sd_scripts.library.train.conditioned import Conditioned
 from tests.small_models import SMALL_DDPM
 
 LINEAR = {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02}

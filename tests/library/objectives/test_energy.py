@@ -14,16 +14,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from sd_scripts.dataset.weights import terms_of
-from sd_scripts.library import objectives
-from sd_scripts.library.diffusion import FlowPath
-from sd_scripts.library.edges import edge_difference, edge_map
-from sd_scripts.library.integrators import ORDERS, integrate
-from sd_scripts.library.objectives import Energy, make
-from sd_scripts.library.objectives.transport import directions, sliced_wasserstein
-from sd_scripts.library.protocols import EDGES, Batch, Condition
-from sd_scripts.library.rng import rng_for
+from sd_scripts.families.lgt.edges import edge_difference, edge_map
+from sd_scripts.families.lgt.energy import Energy
+from sd_scripts.families.lgt.options import INTEGRATORS, LgtObjectiveOptions
+from sd_scripts.families.lgt.transport import directions, sliced_wasserstein
+from sd_scripts.library.core.diffusion import FlowPath
+from sd_scripts.library.core.integrators import ORDERS, integrate
+from sd_scripts.library.core.protocols import EDGES, Batch, Condition
+from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.objectives import make as objectives
+from sd_scripts.library.objectives.make import make
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.lgt import INTEGRATORS, LgtObjectiveOptions
 
 STYLES = ("line", "flat")
 ALL = {"w_style": 1.5, "w_content": 2.0, "w_flow": 0.5, "w_edges": 0.6, "w_low": 0.7, "w_velocity": 0.3, "w_velocity_tv": 0.2}

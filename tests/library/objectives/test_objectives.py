@@ -9,13 +9,13 @@ import pytest
 import torch
 from scipy import stats
 
-from sd_scripts.library import diffusion
-from sd_scripts.library.objectives import make
-from sd_scripts.library.objectives.make import density_of, times_of
+from sd_scripts.families.qwen_edit.options import QwenFlowObjectiveOptions
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Batch
+from sd_scripts.library.objectives.make import density_of, make, times_of
 from sd_scripts.library.objectives.noise import draws, multires, offset
-from sd_scripts.library.protocols import Batch
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, QwenFlowObjectiveOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions
 
 DDPM = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012})
 ZERO_SNR = diffusion.path_of({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}, rescale=True)

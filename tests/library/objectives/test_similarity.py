@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sd_scripts.library.objectives.energy import blurred
-from sd_scripts.library.objectives.similarity import chance_level, chosen_positions, descriptors, self_similarity
+from sd_scripts.families.lgt.energy import blurred
+from sd_scripts.families.lgt.similarity import chance_level, chosen_positions, descriptors, self_similarity
 
 
 def seeded(seed: int = 0) -> torch.Generator:

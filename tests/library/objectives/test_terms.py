@@ -9,11 +9,11 @@ import torch
 
 from sd_scripts.library.objectives.colours import fit_colours
 from sd_scripts.library.objectives.terms import COLOUR_TERMS, Compared, high_pass, terms_of, without_coarse
-from sd_scripts.schema.acrf import TERMS, ZImageObjectiveOptions
+from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
 from tests.library.objectives.references import all_terms
 
 FACTOR, MAGNITUDE = 4, 0.3
-OPTIONS = ZImageObjectiveOptions(downsample_factor=FACTOR, beta_lf=1.0, lf_magnitude_weight=MAGNITUDE)
+OPTIONS = AnchoredFlowOptions(downsample_factor=FACTOR, beta_lf=1.0, lf_magnitude_weight=MAGNITUDE)
 
 
 def fresh() -> torch.Generator:

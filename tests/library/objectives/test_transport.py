@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sd_scripts.library.objectives.transport import directions, projected, quantile_distance, sliced_wasserstein
+from sd_scripts.families.lgt.transport import directions, projected, quantile_distance, sliced_wasserstein
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -10,15 +10,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.families.zimage import ZImage
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageModelOptions
 from sd_scripts.library.tools.converting import convert
 from sd_scripts.library.tools.extracting import extract
 from sd_scripts.library.tools.merging import merge
 from sd_scripts.library.tools.resizing import resize
 from sd_scripts.library.tools.verifying import verify
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.model import SdxlModelOptions, ZImageModelOptions
 from sd_scripts.schema.tools import ConvertSection, ExtractSection, MergeSection, ResizeSection, VerifySection
 from tests.library.tools.tools_in_small import adapter, on_disk, tiny
 from tests.made_here import lora_of

@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from sd_scripts.library.networks import merge_into
-from sd_scripts.library.protocols import Parts
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.tools.extracting import extract
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.tools import ExtractSection

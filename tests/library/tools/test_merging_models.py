@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.networks import merge_into
+from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.library.tools.merging import merge
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.tools import MergeSection

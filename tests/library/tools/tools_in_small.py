@@ -8,16 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sd_scripts.library.families.flux import Flux
-from sd_scripts.library.families.qwen_edit import QwenEdit
-from sd_scripts.library.families.sd import Sd
-from sd_scripts.library.families.sdxl import Sdxl
-from sd_scripts.library.families.zimage import ZImage
-from sd_scripts.library.networks import export
-from sd_scripts.library.networks.layer_names import layers_of
-from sd_scripts.library.protocols import Parts
-from sd_scripts.schema.model import FluxModelOptions, QwenImageModelOptions, SdModelOptions, SdxlModelOptions, ZImageModelOptions
-from sd_scripts.schema.network import FluxNetworkOptions, NetworkOptions, QwenImageNetworkOptions, UNetNetworkOptions, ZImageNetworkOptions
+from sd_scripts.families.flux.model import Flux
+from sd_scripts.families.flux.options import FluxModelOptions, FluxNetworkOptions
+from sd_scripts.families.qwen_edit.model import QwenEdit
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions, QwenImageNetworkOptions
+from sd_scripts.families.sd.model import Sd
+from sd_scripts.families.sd.options import SdModelOptions
+from sd_scripts.families.sdxl.model import Sdxl
+from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.families.zimage.model import ZImage
+from sd_scripts.families.zimage.options import ZImageModelOptions, ZImageNetworkOptions
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.adapters.layer_names import layers_of
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.schema.network import NetworkOptions, UNetNetworkOptions
 from tests.library.networks.adapters_in_small import attached, family_of, shaken
 
 CPU = torch.device("cpu")

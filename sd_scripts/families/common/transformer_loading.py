@@ -1,0 +1,183 @@
+"""What loading FLUX, Qwen-Image and Z-Image share: a transformer in a file of its own, and other networks that options may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading.common import (
+    BASE,
+    Base,
+    Config,
+    FamilySpec,
+    Found,
+    PartSpec,
+    adapter,
+    base_source,
+    check_kind,
+    described_by,
+    from_folder,
+    given,
+    listed,
+    network,
+    read_json,
+    structure,
+    tried,
+)
+from sd_scripts.library.loading.headers import VAE, Header, read_header
+from sd_scripts.library.loading.quantized import check_whole
+from sd_scripts.library.loading.source import Source
+from sd_scripts.library.loading.weights import Entry, entries
+from sd_scripts.library.loading.writing import original_tensors, write_file, write_folder
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.model import BaseModelOptions
+
+from . import original_unet as original
+
+PREFIXES = ("model.diffusion_model.", "diffusion_model.")
+"""What may stand before the names of a transformer in a file."""
+AUTOENCODER = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, original.vae, ("vae.", "first_stage_model."), (VAE,))
+"""The VAE of FLUX, which is Z-Image's, too."""
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A network that may come from outside the base model."""
+
+    option: str
+    """The option that names it."""
+    noun: str
+    usual: str
+    """The file that it is published as, for sentences."""
+
+
+Companions = Mapping[str, Companion]
+"""By the name of the network: vae, te1, ..."""
+
+
+def gather(
+    spec: FamilySpec,
+    companions: Companions,
+    options: BaseModelOptions,
+    wanted: Mapping[str, str | None],
+    without: Collection[str],
+    in_file: Callable[[Source, Header, Sequence[str]], Base],
+    further: Sequence[Callable[[], object]] = (),
+) -> tuple[Base, list[str], list[Path]]:
+    """A model that comes in several files: the base with all networks, the names of those that are not its own, and files of base_weights.
+
+    wanted: what the options say of each companion, None where the base has its own; in_file reads a single file of the family, of which it
+    wants the networks of these names; further: checks whose problems are told with the others. Reads no weights.
+    """
+    problems: list[Problem] = []
+    values = {name: value for name, value in wanted.items() if value is not None}
+    own = [name for name in spec.parts if name not in values]
+    base = tried(problems, lambda: _base(spec, options, own, without, in_file))
+    described = described_by(spec, Path(options.pretrained_model_name_or_path).expanduser())
+    spec = replace(spec, configs=described) if base is None else base.spec
+    others = {
+        name: tried(problems, lambda name=name, value=value: given(spec, name, companions[name].option, value, options.variant))
+        for name, value in values.items()
+    }
+    adapters = [tried(problems, lambda value=value: adapter(value)) for value in options.base_weights]
+    for check_further in further:
+        tried(problems, check_further)
+    if base is None or problems:
+        raise OptionError(problems)
+    base.networks.update({name: found for name, found in others.items() if found is not None})
+    return base, list(values), [path for path in adapters if path is not None]
+
+
+def _base(
+    spec: FamilySpec,
+    options: BaseModelOptions,
+    own: Sequence[str],
+    without: Collection[str],
+    in_file: Callable[[Source, Header, Sequence[str]], Base],
+) -> Base:
+    """The base model with the networks named in own, of which a file needs to hold only the transformer."""
+    needed = [name for name in own if name not in without]
+    source = base_source(spec, options.pretrained_model_name_or_path, options.revision, options.variant, needed)
+    if not source.is_file:
+        return from_folder(replace(spec, configs=described_by(spec, source.path)), source, options.variant, own, without)
+    header = read_header(source.path, BASE)
+    check_kind(spec, header, source)
+    return in_file(source, header, own)
+
+
+def check_holds(spec: FamilySpec, companions: Companions, source: Source, header: Header, names: Sequence[str]) -> None:
+    """Raises OptionError for a file without one of these networks, which says what to set; every file holds the transformer."""
+    missing = [companions[name] for name in names if name != "backbone" and not header.starts(*spec.parts[name].prefixes)]
+    if missing:
+        raise OptionError(
+            f"{BASE}: {source.label} lacks {listed([one.noun for one in missing])}. Set "
+            f"{listed([f'{one.option} ({one.usual})' for one in missing])}, or give a whole diffusers folder or a hub id"
+        )
+
+
+def tensors_of(spec: FamilySpec, header: Header, name: str) -> dict[str, Entry]:
+    """A network's tensors in a file, names without prefix; a transformer alone may have none."""
+    prefix = next((prefix for prefix in spec.parts[name].prefixes if header.starts(prefix)), "")
+    return entries(header, BASE, prefix)
+
+
+def config_in(
+    spec: FamilySpec, source: Source, header: Header, label: str, config_of: Callable[[Mapping[str, tuple[int, ...]]], Config]
+) -> Config:
+    """Configuration of the transformer in a file, from the shapes of its tensors; label names its kind in the sentence for another."""
+    shapes = {name: entry.shape for name, entry in tensors_of(spec, header, "backbone").items()}
+    try:
+        return config_of(shapes)
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as err:
+        raise OptionError(
+            f"{BASE}: the transformer of {source.label} lacks the tensor {err.args[0]}, or it has no shape of {label}'s"
+        ) from err
+
+
+def networks_in(
+    spec: FamilySpec, companions: Companions, source: Source, header: Header, transformer: Config, own: Sequence[str]
+) -> dict[str, Found]:
+    """The transformer of this configuration and the other networks named in own, of which the file may hold none but their structure.
+
+    Their configurations are in the folder spec.configs.
+    """
+    what = f"the transformer of {source.label}"
+    networks = {"backbone": network(spec, "backbone", transformer, tensors_of(spec, header, "backbone"), BASE, what)}
+    for name in own[1:]:
+        folder, noun = spec.configs / spec.parts[name].folder, companions[name].noun
+        if header.starts(*spec.parts[name].prefixes):
+            config = read_json(folder / "config.json", BASE)
+            networks[name] = network(spec, name, config, tensors_of(spec, header, name), BASE, f"{noun} of {source.label}")
+        else:
+            networks[name] = structure(spec, name, folder, None, BASE, f"{noun} for {source.label}")
+    return networks
+
+
+def scheduler_in(configs: Path) -> Config:
+    """The scheduler's configuration in a folder of the diffusers layout."""
+    return read_json(configs / "scheduler" / "scheduler_config.json", BASE)
+
+
+def tell(problems: Sequence[str | Problem]) -> None:
+    """Raises OptionError with all problems, if there are any; a sentence stands at the option that it begins with."""
+    if problems:
+        raise OptionError([Problem(one.partition(":")[0], one) if isinstance(one, str) else one for one in problems])
+
+
+def save(spec: FamilySpec, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+    """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer as it is published."""
+    check_whole(parts)
+    if save_model_as == "diffusers":
+        write_folder(spec, parts, path, dtype, metadata)
+    else:
+        save_transformer(spec, parts, path, dtype, metadata)
+
+
+def save_transformer(spec: FamilySpec, parts: Parts, path: Path, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+    """Writes the transformer alone as it is published."""
+    write_file(path, original_tensors(spec.parts["backbone"], parts.backbone, dtype, prefix=""), metadata)

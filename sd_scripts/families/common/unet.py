@@ -1,0 +1,139 @@
+"""What the SD and SDXL families share: reading prompts with CLIP, asking the UNet, its layers, rendering, small networks.
+
+Shapes: B samples, C latent channels, h w latent sides, L text tokens, D text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.models.downsampling import Downsample2D
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from diffusers.models.upsampling import Upsample2D
+from torch import Tensor, nn
+
+from sd_scripts.library.core.protocols import Condition, Parts, Preview
+from sd_scripts.library.loading.common import FamilySpec, read_json
+
+from . import tiny
+from .clip_prompts import tokenize
+from .pictures import decode, evaluating, first_of, place
+from .samplers import scheduler_for
+
+CHUNK_TOKENS = 75
+"""Tokens of a chunk as max_token_length counts them, without start and end."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Captions through one text encoder."""
+
+    states: Tensor
+    """(B, L, D), the chunks of a caption one after the other."""
+    output: Any
+    """What the encoder gave for all chunks, (B * chunks, ...)."""
+    num_chunks: int
+
+    def first_chunks(self, values: Tensor) -> Tensor:
+        """Of values (B * chunks, ...) those of each caption's first chunk."""
+        return values.unflatten(0, (-1, self.num_chunks))[:, 0]
+
+
+def encode_captions(parts: Parts, name: str, captions: Sequence[str], states_of: Callable[[nn.Module, Any], Tensor]) -> Encoded:
+    """Captions through text encoder `name`; states_of takes the wanted hidden states (.., D) from the encoder's output.
+
+    Longer captions than one chunk are encoded chunk by chunk, chunks joined along L. Runs with gradient when grad mode is on.
+    """
+    num_chunks = parts.settings["max_token_length"] // CHUNK_TOKENS
+    encoder = parts.text_encoders[name]
+    tokens = tokenize(parts.tokenizers[name], captions, num_chunks, parts.settings["weighted_captions"])
+    device, _ = place(encoder)
+    output = encoder(tokens.ids.flatten(0, 1).to(device), output_hidden_states=True)
+    states = states_of(encoder, output)
+    if parts.settings["weighted_captions"]:
+        states = states * tokens.weights.flatten(0, 1).to(device)[..., None].to(states.dtype)
+    return Encoded(states.unflatten(0, tokens.ids.shape[:2]).flatten(1, 2), output, num_chunks)
+
+
+def denoise(parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition], added: dict[str, str]) -> Tensor:
+    """The UNet's prediction at canonical times t (B,); same shape as x_t, float32.
+
+    added: the UNet's name of each further condition, and ours.
+    """
+    _, dtype = place(parts.backbone)
+
+    def stack(name: str) -> Tensor:
+        return torch.stack([condition[name] for condition in conditions]).to(x_t.device, dtype)
+
+    prediction = parts.backbone(
+        x_t.to(dtype),
+        parts.path.model_times(t).to(x_t.device),
+        encoder_hidden_states=stack("prompt_embeds"),
+        added_cond_kwargs={theirs: stack(ours) for theirs, ours in added.items()} or None,
+        return_dict=False,
+    )[0]
+    return prediction.float()
+
+
+def adapter_targets(parts: Parts, conv: bool) -> dict[str, list[str]]:
+    """Names of the layers that get an adapter by default, by module name.
+
+    backbone: linear layers and 1x1 convolutions inside the transformers; conv adds every layer of the ResNet, down- and upsampling
+    blocks. Text encoders: attention and MLP.
+    """
+    blocks = (Transformer2DModel, *((ResnetBlock2D, Downsample2D, Upsample2D) if conv else ()))
+    targets = {"backbone": _layers_within(parts.backbone, blocks)}
+    for name, encoder in parts.text_encoders.items():
+        targets[name] = [path for path, layer in encoder.named_modules() if isinstance(layer, nn.Linear) and ".layers." in f".{path}"]
+    return targets
+
+
+def _layers_within(module: nn.Module, blocks: tuple[type[nn.Module], ...]) -> list[str]:
+    """Names of the linear and convolution layers inside blocks of these classes, in the order of the module."""
+    roots = [path for path, block in module.named_modules() if isinstance(block, blocks)]
+    inside = tuple(f"{root}." for root in roots)
+    return [path for path, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d) and path.startswith(inside)]
+
+
+Embeddings = dict[str, Tensor | None]
+"""A pipeline's arguments for the texts: prompt_embeds, negative_prompt_embeds, ..."""
+
+
+def render(
+    parts: Parts,
+    requests: Sequence[Preview],
+    grid: int,
+    make_pipeline: Callable[[Any], Any],
+    embeddings: Callable[[bool], Embeddings],
+) -> Tensor:
+    """The pictures of requests of equal size, steps, cfg_scale and sampler: (B, 3, H, W) in [-1, 1], float32.
+
+    make_pipeline gives diffusers' pipeline for a scheduler, without VAE and text encoders, so that it runs on the device of its UNet
+    wherever the others are; embeddings its texts, with those that guidance leads away from or without.
+    """
+    if not requests:
+        return torch.empty(0, 3, 0, 0)
+    first = first_of(requests, grid)
+    pipeline = make_pipeline(scheduler_for(first.sampler, parts.scheduler_config))
+    pipeline.set_progress_bar_config(disable=True)
+    with evaluating(parts):
+        latents = pipeline(
+            **embeddings(first.cfg_scale > 1),
+            width=first.width,
+            height=first.height,
+            num_inference_steps=first.steps,
+            guidance_scale=first.cfg_scale,
+            generator=[torch.Generator().manual_seed(request.seed) for request in requests],
+            output_type="latent",
+        ).images
+        return decode(parts.vae, latents)
+
+
+def tiny_parts(spec: FamilySpec, networks: dict[str, nn.Module], tokenizers: dict[str, Any], settings: dict[str, Any]) -> Parts:
+    """Parts of these networks with the published schedule, frozen and in eval mode."""
+    scheduler = read_json(spec.configs / "scheduler" / "scheduler_config.json", "tiny")
+    return tiny.tiny_parts(networks, tokenizers, scheduler, settings)

@@ -1,0 +1,1 @@
+"""The small diffusion model that a run trains from nothing."""

@@ -1,0 +1,148 @@
+"""What the script ddpm_sample.py does: pictures drawn with a saved model, as files with what made them inside, and told of."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sd_scripts.dataset.progress import Bar
+from sd_scripts.families.common.pictures import as_pictures
+from sd_scripts.library.core.devices import device_of, precision_for
+from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.loading.common import BASE
+from sd_scripts.library.memory.remedies import is_out_of_memory
+from sd_scripts.library.render.sample import save_picture
+from sd_scripts.library.tools.report import Report
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import new_picture
+
+from .model import Ddpm
+from .options import DdpmModelOptions
+from .rendering import Settings, check_size, trained_size
+from .rendering import draw as draw_pixels
+from .tools import DrawSection
+
+MAX_SEED = 2**32
+"""Seeds that are drawn stay below this, so that they can be typed again."""
+GAP = 2
+"""Pixels between the pictures of a grid."""
+
+
+@dataclass
+class _Made:
+    """What there is so far."""
+
+    images: list[Image.Image]
+    files: list[Path]
+    num_calls: int = 0
+
+
+def draw(options: DrawSection) -> Report:
+    """Draws what the options ask for. Raises OptionError for what cannot be read, drawn or held in memory."""
+    device = device_of("device", options.device, torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    family, parts = Ddpm(), _loaded(options, device)
+    requests = _requests(options, family, parts)
+    began = time.monotonic()
+    try:
+        made = _drawn(family, parts, options, requests)
+    except (RuntimeError, MemoryError) as err:
+        if not is_out_of_memory(err):
+            raise
+        text = f"batch_size: {options.batch_size} pictures of this size at once do not fit into the memory of {device}; take a smaller one"
+        raise OptionError(Problem("batch_size", text)) from err
+    grid = None
+    if options.layout == "grid" or (options.layout == "both" and options.n > 1):
+        grid = _save(grid_of(made.images), requests[0], parts.source, options, "grid")
+    return _report(made, grid, requests[0].seed, time.monotonic() - began)
+
+
+def _loaded(options: DrawSection, device: torch.device) -> Parts:
+    """The model, on its device."""
+    if not Path(options.ckpt).expanduser().exists():
+        text = f"ckpt: there is no {options.ckpt}; give a model that ddpm_train.py saved, file or folder, or the folder of its run"
+        raise OptionError(Problem("ckpt", text))
+    try:
+        model = DdpmModelOptions(pretrained_model_name_or_path=options.ckpt)
+        return Ddpm().load(model, device, precision_for(options.precision, device))
+    except OptionError as err:
+        # The loader speaks of the option that a training has in its place.
+        raise OptionError([Problem("ckpt", problem.message.replace(BASE, "ckpt")) for problem in err.problems]) from err
+
+
+def _requests(options: DrawSection, family: Ddpm, parts: Parts) -> list[Preview]:
+    width, height = size = trained_size(parts) if options.size is None else options.size
+    check_size(family, parts, size)
+    seed = secrets.randbelow(MAX_SEED) if options.seed is None else options.seed
+    return [
+        Preview(options.prompt, options.neg_prompt, width, height, seed + number, options.steps, options.cfg, options.sampler)
+        for number in range(options.n)
+    ]
+
+
+def _settings(options: DrawSection) -> Settings:
+    return Settings(options.spacing, options.eta, options.clamp, options.guidance_rescale)
+
+
+def _drawn(family: Ddpm, parts: Parts, options: DrawSection, requests: Sequence[Preview]) -> _Made:
+    """Draws batch by batch; single pictures are written as soon as their batch is finished, with a bar on standard error."""
+    settings, made = _settings(options), _Made([], [])
+    with Bar(total=options.n * options.steps, desc="drawing", unit="step", file=sys.stderr) as bar:
+
+        def advance(step: int, total: int, state: Tensor) -> None:
+            bar.update(len(state))
+
+        for start in range(0, options.n, options.batch_size):
+            batch = requests[start : start + options.batch_size]
+            drawn = draw_pixels(family, parts, batch, settings, advance)
+            images = as_pictures(drawn.pixels)
+            made.images += images
+            made.num_calls = drawn.num_calls
+            if options.layout != "grid":
+                made.files += [_save(image, one, parts.source, options, "picture") for image, one in zip(images, batch, strict=True)]
+    return made
+
+
+def _save(image: Image.Image, request: Preview, source: str, options: DrawSection, name: str) -> Path:
+    """Writes a PNG that tells what made it; the path, which is new."""
+    path = new_picture(options.out, f"{name}-{request.seed}", "" if name == "grid" or options.n == 1 else f"-{request.seed}")
+    try:
+        save_picture(image, path, request, source, more=vars(_settings(options)))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path.resolve()
+
+
+def grid_of(images: Sequence[Image.Image]) -> Image.Image:
+    """Pictures of one size, row by row, in as many columns as the root of their number, rounded down."""
+    columns = math.isqrt(len(images))
+    rows = -(-len(images) // columns)
+    width, height = images[0].size
+    grid = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
+    for number, image in enumerate(images):
+        grid.paste(image, (number % columns * (width + GAP), number // columns * (height + GAP)))
+    return grid
+
+
+def _report(made: _Made, grid: Path | None, seed: int, seconds: float) -> Report:
+    count = len(made.images)
+    number = f"{count} {'picture' if count == 1 else 'pictures'}"
+    told = f"{number}, seed {seed}, each with {made.num_calls} network calls in {seconds / count:.2f} s"
+    values = {
+        "pictures": [str(path) for path in made.files],
+        "grid": None if grid is None else str(grid),
+        "seed": seed,
+        "network_calls": made.num_calls,
+        "seconds": round(seconds, 3),
+        "seconds_per_picture": round(seconds / count, 3),
+    }
+    return Report([*map(str, made.files), *([str(grid)] if grid is not None else []), told], values)

@@ -1,0 +1,169 @@
+"""What runs on FLUX.1 have of their own in each section, and their kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sd_scripts.schema.fields import (
+    NotNegative,
+    Positive,
+    Show,
+    raise_all,
+)
+from sd_scripts.schema.memory import AdapterMemoryOptions
+from sd_scripts.schema.model import BaseModelOptions
+from sd_scripts.schema.network import (
+    Indices,
+    RankOrNone,
+    TextNetworkOptions,
+    TransformerFullOptions,
+)
+from sd_scripts.schema.objective import FlowObjectiveOptions
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import SampleOptions
+
+
+class FluxModelOptions(BaseModelOptions):
+    """The FLUX.1 base model: dev, schnell or one made from them."""
+
+    grid: ClassVar[int] = 16
+
+    ae: Annotated[str | None, Show(kind="file")] = None
+    """The autoencoder (VAE): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    clip_l: Annotated[str | None, Show(kind="file")] = None
+    """The CLIP-L text encoder as a file or folder; None takes the one that comes with the base model."""
+    t5xxl: Annotated[str | None, Show(kind="file")] = None
+    """The T5-XXL text encoder as a file or folder; None takes the one that comes with the base model."""
+    t5xxl_max_token_length: Annotated[int | None, Field(ge=16, le=512)] = None
+    """Caption tokens that T5 reads; None takes 512 for dev and 256 for schnell."""
+    apply_t5_attn_mask: bool = False
+    """Hide the padding after a short caption from T5 and from the transformer. FLUX was trained without this; files made with it want it
+    when pictures are made, too."""
+    guidance_scale: NotNegative = 1.0
+    """Guidance that dev's embedding is told during training. 1 is what kohya's guide recommends; it has no effect on schnell. Previews
+    have their own, sample_guidance_scale."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the T5 encoder in 8 bits, which halves its memory while captions are encoded."""
+
+
+class FluxNetworkOptions(TextNetworkOptions):
+    """The adapter on a FLUX transformer."""
+
+    train_t5xxl: Annotated[bool, Show(needs="train_text_encoder")] = False
+    """With train_text_encoder, attach the adapter to T5-XXL as well as to CLIP-L."""
+    split_qkv: bool = False
+    """Give query, key and value (and the MLP of single blocks) adapters of their own. Off, they share one down matrix, as in kohya's files;
+    on, a file with kohya's names holds them side by side and its ranks are three (four) times as large."""
+    train_blocks: Literal["all", "double", "single"] = "all"
+    """Which transformer blocks get an adapter."""
+    train_double_block_indices: Annotated[Indices, Show(needs="train_blocks=all|double")] = "all"
+    """Numbers of the double blocks that get an adapter: all, none, or such as 0-3,5."""
+    train_single_block_indices: Annotated[Indices, Show(needs="train_blocks=all|single")] = "all"
+    """Numbers of the single blocks that get an adapter: all, none, or such as 0-3,5."""
+    img_attn_dim: RankOrNone | None = None
+    """Rank for the picture's attention in double blocks; 0 leaves it out, None takes network_dim."""
+    txt_attn_dim: RankOrNone | None = None
+    """Rank for the text's attention in double blocks; 0 leaves it out, None takes network_dim."""
+    img_mlp_dim: RankOrNone | None = None
+    """Rank for the picture's MLP in double blocks; 0 leaves it out, None takes network_dim."""
+    txt_mlp_dim: RankOrNone | None = None
+    """Rank for the text's MLP in double blocks; 0 leaves it out, None takes network_dim."""
+    img_mod_dim: RankOrNone | None = None
+    """Rank for the picture's modulation in double blocks; 0 leaves it out, None takes network_dim."""
+    txt_mod_dim: RankOrNone | None = None
+    """Rank for the text's modulation in double blocks; 0 leaves it out, None takes network_dim."""
+    single_dim: RankOrNone | None = None
+    """Rank for attention and MLP in single blocks; 0 leaves them out, None takes network_dim."""
+    single_mod_dim: RankOrNone | None = None
+    """Rank for the modulation in single blocks; 0 leaves it out, None takes network_dim."""
+    in_dims: Annotated[tuple[RankOrNone, ...], Field(max_length=5)] = ()
+    """Ranks for the five input layers: picture, time, vector, guidance, text; 0 leaves one out. Empty means none of them."""
+
+    @property
+    def leaves_texts_to_cache(self) -> bool:
+        """Whether train_text_encoder leaves T5 as it is, so that its part of the texts can be cached all the same."""
+        return not self.train_t5xxl
+
+    @model_validator(mode="after")
+    def _flux_agrees(self) -> Self:
+        if self.in_dims and len(self.in_dims) != 5:
+            raise_all([f"in_dims has {len(self.in_dims)} numbers; give five (picture, time, vector, guidance, text), or none"])
+        return self
+
+
+class FluxFullOptions(TransformerFullOptions):
+    """The weights of a FLUX transformer; its text encoders stay as they are."""
+
+
+class FluxFlowObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of FLUX."""
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; flux_shift = sigmoid shifted by the picture's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
+    by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 3.1582
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
+    at 1024 x 1024."""
+
+
+class FluxSampleOptions(SampleOptions):
+    """Previews of a FLUX model, always with its own flow-matching sampler."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Denoising steps of a preview without --s; schnell needs 4."""
+    sample_cfg_scale: NotNegative = 1.0
+    """True guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
+    sample_guidance_scale: NotNegative = 3.5
+    """Guidance that dev's embedding is told in a preview without --g; no effect on schnell."""
+
+
+class FluxAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, Forge, sd-scripts, musubi-tuner, diffusers;
+    with diffusers' by ComfyUI, Forge, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge, diffusers. verify_lora counts the
+    layers of a file."""
+
+
+class _FluxRun(RunOptions):
+    family: ClassVar[str] = "flux"
+
+    model: FluxModelOptions
+    objective: FluxFlowObjectiveOptions = FluxFlowObjectiveOptions()
+    samples: FluxSampleOptions = FluxSampleOptions()
+
+
+class FluxNetwork(_FluxRun):
+    """LoRA and its relatives on FLUX.1."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "flux_train_network.py"
+    label: ClassVar[str] = "FLUX LoRA"
+
+    network: FluxNetworkOptions = FluxNetworkOptions()
+    memory: AdapterMemoryOptions = AdapterMemoryOptions()
+    output: FluxAdapterOutputOptions = FluxAdapterOutputOptions()
+
+
+class FluxFull(_FluxRun):
+    """DreamBooth and fine-tuning of FLUX.1."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "flux_train.py"
+    label: ClassVar[str] = "FLUX DreamBooth and fine-tuning"
+
+    network: FluxFullOptions = FluxFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (
+    FluxNetwork,
+    FluxFull,
+)

@@ -1,0 +1,1 @@
+"""Style transfer in the latents of a VAE."""

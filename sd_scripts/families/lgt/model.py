@@ -1,0 +1,162 @@
+"""Style transfer in the latents of a VAE: how a style is told to the network, how it denoises, and pictures drawn from noise.
+
+Shapes: B samples, C latent channels, h w latent sides, S styles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.common import pictures, unet
+from sd_scripts.library.core.protocols import EDGES, Beginning, Condition, Dtypes, Geometry, Parts, Preview
+from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.loading.common import config_of
+from sd_scripts.schema.errors import OptionError, Problem
+
+from . import edges, loading
+from .options import LgtModelOptions
+
+STYLE = "style"
+"""Entry of a condition with the weights (S + 1,) of the rows of the table of styles; the last row is the average of all styles."""
+AVERAGE = "average"
+"""What people write for no style in particular, where a data set has no style of this name."""
+
+
+class Lgt(pictures.PictureFamily):
+    """The family of models that were trained on folders of styles; see protocols.NewFamily. A prompt is a style's name, or a mixture."""
+
+    name: ClassVar[str] = "lgt"
+    grid: ClassVar[int] = LgtModelOptions.grid
+    separate_texts: ClassVar[bool] = False
+    file_names: ClassVar[tuple[str, ...]] = (loading.STYLES,)
+
+    def is_new(self, options: LgtModelOptions) -> bool:
+        """Whether the options ask for a new model."""
+        return loading.is_new(options)
+
+    def files(self, options: LgtModelOptions, captions: Collection[str]) -> dict[str, str]:
+        """The names of the styles, in the order of their rows."""
+        return {loading.STYLES: loading.styles_text(captions)}
+
+    def build(
+        self, options: LgtModelOptions, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()
+    ) -> Parts:
+        """A model with random weights, frozen and in eval mode; see protocols.NewFamily."""
+        return loading.build(options, beginning, device, dtype, without)
+
+    def check_sizes(self, parts: Parts, sizes: Collection[tuple[int, int]]) -> None:
+        """Raises OptionError when the U-Net cannot halve pictures (width, height) of all these sizes as often as it does."""
+        loading.check_sizes(sizes, len(parts.backbone.config.block_out_channels), config_of(parts.vae))
+
+    def check_styles(self, parts: Parts, styles: Collection[str]) -> None:
+        """Raises OptionError unless these, the styles of a data set, are those of the model."""
+        loading.check_styles(parts, styles)
+
+    def load(self, options: LgtModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """Loads all parts of a saved model on `device`; see protocols.ModelFamily."""
+        return loading.load(options, device, dtype, without)
+
+    def tiny(self) -> Parts:
+        """A model in the latents of the built-in VAE with two levels and random (seeded) weights, float32, on the CPU, in eval mode.
+
+        Its last layer is not zero, so that its velocity depends on everything that it is told.
+        """
+        options = LgtModelOptions(
+            vae="toy", base_channels=16, channel_multipliers=(1, 2), layers_per_block=1, attention_levels=(1,), attention_head_dim=8
+        )
+        beginning = Beginning(0, ((64, 64),), self.files(options, ("flat", "line", "night")))
+        parts = self.build(options, beginning, torch.device("cpu"), torch.float32)
+        last = parts.backbone.conv_out
+        last.weight.copy_(torch.randn(last.weight.shape, generator=rng_for(0, 0, "tiny")) * math.sqrt(1 / last.weight[0].numel()))
+        return parts
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """The weights of the table's rows for each name of a style, or mixture of several; see style_weights."""
+        return [{STYLE: style_weights(parts, caption)} for caption in captions]
+
+    def size_condition(self, geometry: Geometry) -> Condition:
+        """Nothing: the network is not told how a picture was cut."""
+        return {}
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The velocity, noise - x0, at canonical times t (B,); same shape as x_t, float32, or float64 if x_t is.
+
+        Sides are multiples of 2 ** (levels - 1).
+        """
+        _, dtype = pictures.place(parts.backbone)
+        weights = torch.stack([condition[STYLE] for condition in conditions]).to(x_t.device, dtype)
+        clock = parts.path.model_times(t).to(x_t.device)
+        known = self._with_edges(parts, x_t, conditions).to(dtype)
+        velocity: Tensor = parts.backbone(known, clock, class_labels=weights, return_dict=False)[0]
+        return velocity.to(torch.promote_types(x_t.dtype, torch.float32))
+
+    def takes_edges(self, parts: Parts) -> bool:
+        """Whether the network is told where the edges of a picture are."""
+        return bool(parts.backbone.config.in_channels > parts.backbone.config.out_channels)
+
+    def _with_edges(self, parts: Parts, x_t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's input: x_t, with the maps of edges as further channels in models with edge conditioning; zeros are none."""
+        if not self.takes_edges(parts):
+            return x_t
+        none = x_t.new_zeros(edges.CHANNELS, *x_t.shape[-2:])
+        return torch.cat([x_t, torch.stack([condition.get(EDGES, none).to(x_t) for condition in conditions])], dim=1)
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers of transformers, of which there are none, and with conv of the other blocks, by module name."""
+        return unet.adapter_targets(parts, conv)
+
+    def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+        """Writes everything that transfer needs, in dtype or as it is: `safetensors` is one file, `diffusers` a folder."""
+        loading.save(parts, path, save_model_as, dtype, metadata)
+
+    @torch.no_grad()
+    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
+        """Pictures (B, 3, H, W) in [-1, 1], float32, of requests of equal settings, drawn from noise of their seeds in the style that each
+        prompt names."""
+        from .transfer import render
+
+        return render(self, parts, requests)
+
+
+def style_weights(parts: Parts, text: str, option: str = "style") -> Tensor:
+    """(S + 1,) float32 weights of the rows of the table of styles: one row for a name, the last for the empty text or `average`.
+
+    Several with weights are mixed, such as `monet 0.7, ukiyo-e 0.3`; a name alone has weight 1, and the weights are divided by their sum.
+    Raises OptionError, with the names there are, for a name that is none, and for weights that cannot be mixed.
+    """
+    names: tuple[str, ...] = parts.settings["styles"]
+    rows = {AVERAGE: len(names), "": len(names)} | {name: row for row, name in enumerate(names)}
+    found = torch.zeros(len(names) + 1)
+    pieces = [text.strip()] if text.strip() in rows else [piece.strip() for piece in text.split(",")]
+    for piece in pieces:
+        name, weight = _piece(piece, rows)
+        if name not in rows or (not name and len(pieces) > 1):
+            raise OptionError(
+                Problem(option, f"{option}: the model {parts.source} knows no style {name!r}; there are {', '.join((*names, AVERAGE))}")
+            )
+        if not (math.isfinite(weight) and weight >= 0):
+            raise OptionError(Problem(option, f"{option}: {piece!r} has the weight {weight:g}; weights are numbers from 0 on"))
+        found[rows[name]] += weight
+    if not found.sum() > 0:
+        raise OptionError(Problem(option, f"{option}: the weights of {text!r} are all 0; give one style a weight above 0"))
+    return found / found.sum()
+
+
+def _piece(piece: str, rows: Mapping[str, int]) -> tuple[str, float]:
+    """Name and weight in a piece of a mixture; a name may itself end in a number."""
+    if piece in rows:
+        return piece, 1.0
+    name, _, number = piece.rpartition(" ")
+    try:
+        return (name.strip(), float(number)) if name.strip() else (piece, 1.0)
+    except ValueError:
+        return piece, 1.0
+
+
+FAMILY = Lgt()

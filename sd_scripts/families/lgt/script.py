@@ -1,0 +1,250 @@
+"""What the script lgt_infer.py does: pictures in another style, as files with what made them inside, and told of."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sd_scripts.dataset.buckets import BucketRules, cut_for
+from sd_scripts.dataset.images import EXTENSIONS, BadImage, crop, decode, read_size, resize
+from sd_scripts.dataset.progress import Bar
+from sd_scripts.families.common.pictures import as_pictures
+from sd_scripts.families.ddpm.rendering import check_size, size_multiple, trained_size
+from sd_scripts.families.ddpm.script import GAP, MAX_SEED
+from sd_scripts.library.core.devices import device_of, precision_for
+from sd_scripts.library.core.protocols import Parts, Preview
+from sd_scripts.library.loading.common import BASE, tried
+from sd_scripts.library.memory.remedies import is_out_of_memory
+from sd_scripts.library.render.sample import save_picture
+from sd_scripts.library.tools.report import Report
+from sd_scripts.runs.states import sha256
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import new_picture
+
+from .model import AVERAGE, Lgt, style_weights
+from .options import LgtModelOptions
+from .tools import TransferSection
+from .transfer import Settings, guess_source, num_calls
+from .transfer import transfer as transfer_latents
+
+AUTO = "auto"
+SHEET_PAIRS = 64
+"""Pictures that a sheet shows at most."""
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One picture to transfer."""
+
+    file: Path
+    size: Size
+    """(width, height) to work at, in pixels."""
+    seed: int
+
+
+@dataclass
+class _Made:
+    """What there is so far; one entry for each picture."""
+
+    sources: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    pairs: list[tuple[Image.Image, Image.Image]] = field(default_factory=list)
+    """Source and result, the first SHEET_PAIRS of them where there is a sheet."""
+
+
+def transfer(options: TransferSection) -> Report:
+    """Transfers what the options name. Raises OptionError for what cannot be read, transferred or held in memory."""
+    device = device_of("device", options.device, torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    files = _files(options.image)
+    family, parts = Lgt(), _loaded(options, device)
+    orders = _orders(options, family, parts, files)
+    began = time.monotonic()
+    made = _transferred(family, parts, options, orders)
+    sheet = None
+    if options.layout != "single":
+        sheet = _save(sheet_of(made.pairs), orders[0], parts.source, options, made.sources[0], f"sheet-{orders[0].seed}", "-sheet")
+    return _report(options, made, orders, sheet, time.monotonic() - began)
+
+
+def _files(image: str) -> list[Path]:
+    """The picture, or all pictures of the folder by name."""
+    path = Path(image).expanduser()
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise OptionError(Problem("image", f"image: there is no {image}; give a picture, or a folder of pictures"))
+    found = sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in EXTENSIONS and file.name[0] != ".")
+    if not found:
+        text = f"image: the folder {image} has no pictures; those are files that end in {', '.join(EXTENSIONS)}, not in its sub-folders"
+        raise OptionError(Problem("image", text))
+    return found
+
+
+def _loaded(options: TransferSection, device: torch.device) -> Parts:
+    """The model, on its device."""
+    if not Path(options.ckpt).expanduser().exists():
+        text = f"ckpt: there is no {options.ckpt}; give a model that lgt_train.py saved, file or folder, or the folder of its run"
+        raise OptionError(Problem("ckpt", text))
+    try:
+        return Lgt().load(LgtModelOptions(pretrained_model_name_or_path=options.ckpt), device, precision_for(options.precision, device))
+    except OptionError as err:
+        # The loader speaks of the option that a training has in its place.
+        raise OptionError([Problem("ckpt", problem.message.replace(BASE, "ckpt")) for problem in err.problems]) from err
+
+
+def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence[Path]) -> list[Order]:
+    """Every picture with its size and seed, read from headers alone. Raises OptionError with every problem."""
+    problems: list[Problem] = []
+    tried(problems, lambda: style_weights(parts, options.target, "target"))
+    if options.source != AUTO:
+        tried(problems, lambda: style_weights(parts, options.source, "source"))
+    if options.size is not None:
+        tried(problems, lambda: check_size(family, parts, options.size))
+    sizes = [tried(problems, lambda file=file: _read_size(file)) for file in files]
+    if problems:
+        raise OptionError(problems)
+    seed = secrets.randbelow(MAX_SEED) if options.seed is None else options.seed
+    multiple, area = size_multiple(family, parts), math.prod(trained_size(parts))
+    return [
+        Order(file, options.size or size_for(size, area, multiple), seed + number)
+        for number, (file, size) in enumerate(zip(files, sizes, strict=True))
+        if size is not None
+    ]
+
+
+def _read_size(file: Path) -> Size:
+    try:
+        return read_size(file)
+    except BadImage as err:
+        raise _bad_image(file, err) from err
+
+
+def _bad_image(file: Path, err: BadImage) -> OptionError:
+    return OptionError(Problem("image", f"image: {file.name} {err}; put it right, or take it out"))
+
+
+def size_for(size: Size, area: int, multiple: int) -> Size:
+    """(width, height) of about this area in the aspect ratio of a picture of `size`, each side the nearest multiple, at least one."""
+    width = math.sqrt(area * size[0] / size[1])
+    return max(multiple, round(width / multiple) * multiple), max(multiple, round(area / width / multiple) * multiple)
+
+
+def opened(order: Order) -> Image.Image:
+    """The picture, upright in RGB, resized until it covers the size and cut in the middle."""
+    try:
+        pixels = decode(order.file).rgb
+    except BadImage as err:
+        raise _bad_image(order.file, err) from err
+    height, width = pixels.shape[:2]
+    cut = cut_for((width, height), BucketRules(order.size, enabled=False))
+    left, top = (excess // 2 for excess in cut.excess)
+    return Image.fromarray(crop(resize(pixels, cut.resized), (left, top), cut.bucket))
+
+
+def _settings(options: TransferSection) -> Settings:
+    return Settings(options.steps, options.sampler, options.strength, options.start, options.cfg, options.temperature)
+
+
+def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Sequence[Order]) -> _Made:
+    """Transfers one picture after another; each is written as soon as it is finished, with a bar on standard error."""
+    made, settings = _Made(), _settings(options)
+    phases = 2 if settings.start == "inversion" else 1
+    with Bar(total=phases * settings.steps * len(orders), desc="transferring", unit="step", file=sys.stderr) as bar:
+
+        def advance(step: int, total: int, state: Tensor) -> None:
+            bar.update(len(state))
+
+        for order in orders:
+            picture = opened(order)
+            try:
+                pixels = torch.from_numpy(np.asarray(picture) / np.float32(127.5) - 1).permute(2, 0, 1)[None]
+                latents = family.encode_pictures(parts, pixels)
+                source = guess_source(family, parts, latents)[0] if options.source == AUTO else options.source
+                result = transfer_latents(family, parts, latents, [source], [options.target], [order.seed], settings, advance)
+                (image,) = as_pictures(family.decode(parts, result))
+            except (RuntimeError, MemoryError) as err:
+                if not is_out_of_memory(err):
+                    raise
+                raise _no_memory(order, parts) from err
+            made.sources.append(source)
+            if options.layout != "grid":
+                name = f"{order.file.stem}_to_{named(options.target)}"
+                made.files.append(_save(image, order, parts.source, options, source, name))
+            if options.layout != "single" and len(made.pairs) < SHEET_PAIRS:
+                made.pairs.append((picture, image))
+    return made
+
+
+def _no_memory(order: Order, parts: Parts) -> OptionError:
+    device = next(parts.backbone.parameters()).device
+    width, height = order.size
+    text = f"size: {order.file.name} at {width} x {height} does not fit into the memory of {device}; take a smaller size"
+    return OptionError(Problem("size", text))
+
+
+def named(style: str) -> str:
+    """A style, or a mixture, as a part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", style).strip("-") or AVERAGE
+
+
+def _save(image: Image.Image, order: Order, model: str, options: TransferSection, source: str, name: str, addition: str = "") -> Path:
+    """Writes a PNG that tells what made it; the path, which is new."""
+    width, height = order.size
+    request = Preview(options.target, "", width, height, order.seed, options.steps, options.cfg, options.sampler)
+    more: dict[str, Any] = {"source_style": source, "strength": options.strength, "start": options.start}
+    more |= {"temperature": options.temperature, "picture_sha256": sha256(order.file)}
+    path = new_picture(options.out, name, addition)
+    try:
+        save_picture(image, path, request, model, controls=[str(order.file)], more=more)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path.resolve()
+
+
+def sheet_of(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Image.Image:
+    """Each picture with what became of it to its right, pair by pair, in as many columns of pairs as the root of their number, rounded
+    down. All have the room of the largest."""
+    columns = math.isqrt(len(pairs))
+    rows = -(-len(pairs) // columns)
+    width, height = (max(image.size[side] for pair in pairs for image in pair) for side in (0, 1))
+    sheet = Image.new("RGB", (2 * columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
+    for number, pair in enumerate(pairs):
+        for place, image in enumerate(pair):
+            sheet.paste(image, ((number % columns * 2 + place) * (width + GAP), number // columns * (height + GAP)))
+    return sheet
+
+
+def _report(options: TransferSection, made: _Made, orders: Sequence[Order], sheet: Path | None, seconds: float) -> Report:
+    count, calls = len(orders), num_calls(_settings(options))
+    number = f"{count} {'picture' if count == 1 else 'pictures'}"
+    told = f"{number} to {options.target or AVERAGE}, seed {orders[0].seed}, each with {calls} network calls in {seconds / count:.2f} s"
+    if options.source == AUTO:
+        counts = {style: made.sources.count(style) for style in dict.fromkeys(made.sources)}
+        told += f"; taken for {', '.join(f'{style} ({times})' for style, times in counts.items())}"
+    shown = [f"the sheet has the first {SHEET_PAIRS} of them"] if sheet is not None and count > SHEET_PAIRS else []
+    values = {
+        "pictures": [str(path) for path in made.files],
+        "grid": None if sheet is None else str(sheet),
+        "images": [order.file.name for order in orders],
+        "sources": made.sources,
+        "seed": orders[0].seed,
+        "network_calls": calls,
+        "seconds": round(seconds, 3),
+        "seconds_per_picture": round(seconds / count, 3),
+    }
+    return Report([*map(str, made.files), *([str(sheet)] if sheet is not None else []), *shown, told], values)

@@ -1,0 +1,248 @@
+"""Load Qwen-Image and Qwen-Image-Edit from a diffusers folder, a hub id, or a transformer file with VAE and text encoder; write them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from torch import nn
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+
+from sd_scripts.families.common import transformer_loading as transformer
+from sd_scripts.families.common.tokenizers import TokenizerSpec
+from sd_scripts.families.common.transformer_loading import Companion, tell
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.library.loading.common import (
+    BASE,
+    Base,
+    Config,
+    FamilySpec,
+    PartSpec,
+    config_of,
+    described_by,
+    read_json,
+    tokenizer_for,
+    tried,
+)
+from sd_scripts.library.loading.headers import QWEN, QWEN_VAE, QWEN_VL, Header
+from sd_scripts.library.loading.quantized import check_whole, read_quantized
+from sd_scripts.library.loading.source import Source
+from sd_scripts.library.loading.writing import write_folder, write_json, write_tokenizer
+from sd_scripts.schema.errors import OptionError, Problem
+
+from . import original as original_qwen
+from . import processor as qwen_processor
+from . import templates as qwen_templates
+from .options import QwenImageModelOptions
+
+logger = logging.getLogger(__name__)
+
+_WORDS = TokenizerSpec(
+    "tokenizer",
+    None,
+    Qwen2Tokenizer,
+    # Without its configuration the vocabulary does not know the marks of pictures.
+    ("vocab.json", "merges.txt", "tokenizer_config.json"),
+    (("Qwen/Qwen-Image", "tokenizer/"), ("Qwen/Qwen-Image-Edit-2509", "tokenizer/"), ("Qwen/Qwen-Image-Edit", "tokenizer/")),
+    "Qwen2.5-VL's",
+    "4.4 MB",
+)
+SPEC = FamilySpec(
+    name="qwen_edit",
+    label="Qwen-Image",
+    needs="a Qwen-Image or Qwen-Image-Edit transformer",
+    files=(QWEN,),
+    pipelines=tuple(sorted(set(qwen_templates.PIPELINES.values()))),
+    configs=Path(__file__).parent / "configs",
+    parts={
+        "backbone": PartSpec(
+            folder="transformer",
+            class_name="QwenImageTransformer2DModel",
+            make=QwenImageTransformer2DModel.from_config,
+            layout=original_qwen.transformer,
+            prefixes=transformer.PREFIXES,
+            unread=(original_qwen.CONTROLS_AT_ZERO,),
+        ),
+        "vae": PartSpec(
+            folder="vae",
+            class_name="AutoencoderKLQwenImage",
+            make=AutoencoderKLQwenImage.from_config,
+            layout=original_qwen.vae,
+            prefixes=("vae.",),
+            kinds=(QWEN_VAE,),
+        ),
+        "te1": PartSpec(
+            folder="text_encoder",
+            class_name="Qwen2_5_VLForConditionalGeneration",
+            make=lambda config: Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig.from_dict(config)),
+            layout=original_qwen.text_encoder,
+            prefixes=("text_encoders.qwen25_7b.transformer.",),
+            kinds=(QWEN_VL,),
+            tokenizer=_WORDS,
+            stem="model",
+            # Rows of text are taken before the head, which some files leave out.
+            stand_ins={"lm_head.weight": "model.language_model.embed_tokens.weight"},
+        ),
+    },
+    belongs={QWEN_VAE: "vae", QWEN_VL: "text_encoder"},
+)
+COMPANIONS = {
+    "vae": Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
+    "te1": Companion("text_encoder", "the text encoder Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors"),
+}
+
+
+def load(options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+    """All parts on `device`, frozen and in eval mode; backbone and text encoder in dtype, the VAE in options.vae_dtype.
+
+    Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read.
+    """
+
+    def in_file(source: Source, header: Header, own: Sequence[str]) -> Base:
+        transformer.check_holds(SPEC, COMPANIONS, source, header, [name for name in own if name not in without])
+        return _in_file(source, header, own, options)
+
+    wanted = {"vae": options.vae, "te1": options.text_encoder}
+    base, given_names, adapters = transformer.gather(SPEC, COMPANIONS, options, wanted, without, in_file)
+    version = _version(base, options)
+    if "te1" not in base.tokenizers and base.networks["te1"].tensors:
+        base.tokenizers["te1"] = tokenizer_for(base, "te1")
+    _check_fit(base, given_names, version)
+    return read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, version, modules))
+
+
+def published_scheduler() -> Config:
+    """Scheduler configuration of all published versions."""
+    return transformer.scheduler_in(SPEC.configs)
+
+
+def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+    """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer alone."""
+    check_whole(parts)
+    if save_model_as == "safetensors":
+        transformer.save_transformer(SPEC, parts, path, dtype, metadata)
+        return
+    index: dict[str, Any] = {"_class_name": qwen_templates.PIPELINES[parts.settings["model_version"]]}
+    if parts.settings["area"] != qwen_templates.AREA:
+        index["_default_side"] = round(parts.settings["area"] ** 0.5)
+    if parts.processor is None:
+        write_folder(SPEC, parts, path, dtype, metadata, index)
+        return
+    index["processor"] = ["transformers", "Qwen2VLProcessor"]
+
+    def processor(folder: Path) -> None:
+        write_tokenizer(folder / "processor", parts.tokenizers["te1"])
+        write_json(folder / "processor" / "preprocessor_config.json", qwen_processor.config_of(parts.processor))
+
+    write_folder(SPEC, parts, path, dtype, metadata, index, also=processor)
+
+
+def _in_file(source: Source, header: Header, own: Sequence[str], options: QwenImageModelOptions) -> Base:
+    """The base model in a single file, its transformer configured by the shapes of its tensors, its own folder, and the version it is."""
+    spec = replace(SPEC, configs=described_by(SPEC, source.path))
+    marked = options.model_version == "edit-2511" or header.has(original_qwen.CONTROLS_AT_ZERO)
+    config = transformer.config_in(SPEC, source, header, "Qwen-Image", lambda shapes: original_qwen.config_of(shapes, marked))
+    # What the published index says besides classes is not about this file.
+    index: Config = {}
+    if spec.configs != SPEC.configs:
+        index = read_json(spec.configs / "model_index.json", BASE)
+        beside = read_json(spec.configs / SPEC.parts["backbone"].folder / "config.json", BASE)
+        if all(beside.get(key) == config[key] for key in ("attention_head_dim", "num_attention_heads")):
+            config |= {key: beside[key] for key in ("axes_dims_rope", "zero_cond_t") if key in beside}
+    if not index and header.has(original_qwen.CONTROLS_AT_ZERO):
+        index = {"_class_name": qwen_templates.PIPELINES["edit-2511"]}
+    networks = transformer.networks_in(spec, COMPANIONS, source, header, config, own)
+    return Base(spec, source, networks, {}, transformer.scheduler_in(spec.configs), index)
+
+
+def _version(base: Base, options: QwenImageModelOptions) -> str:
+    """Which version a model is. Raises OptionError where nobody says it, or where the choice contradicts the transformer."""
+    at_zero = bool(base.networks["backbone"].module.config.zero_cond_t)
+    name = base.index.get("_class_name")
+    own = next((version for version, pipeline in qwen_templates.PIPELINES.items() if pipeline == name), None)
+    if own == "edit-2509" and at_zero:
+        own = "edit-2511"
+    chosen = options.model_version
+    if chosen == "auto":
+        if own is None:
+            raise OptionError(
+                f"model_version: the single file {base.source.label} does not say which Qwen-Image it is; choose edit, edit-2509, "
+                "edit-2511 or image"
+            )
+        return own
+    if at_zero != (chosen == "edit-2511"):
+        what = "has zero_cond_t, as only edit-2511 has" if at_zero else "has no zero_cond_t, as edit-2511 has"
+        raise OptionError(f"model_version: {chosen} is chosen, but the transformer of {base.source.label} {what}; take auto")
+    if own is not None and chosen != own:
+        logger.warning("model_version: %s says that it is %s; it is used as %s, as was chosen", base.source.label, own, chosen)
+    return chosen
+
+
+def _check_fit(base: Base, given_names: Sequence[str], version: str) -> None:
+    """Raises OptionError when the transformer does not work on the VAE's latents or the encoder's text, or the tokenizer is another."""
+    networks = base.networks
+    config, vae = networks["backbone"].module.config, networks["vae"].module.config
+    problems: list[str | Problem] = []
+    if {config.in_channels, 4 * config.out_channels} != {4 * vae.z_dim}:
+        problems.append(
+            f"{BASE}: the transformer takes {config.in_channels} numbers a token and makes {4 * config.out_channels}, but 2 x 2 latents of "
+            f"the VAE are {4 * vae.z_dim}. Layered and ControlNet models cannot be trained here"
+        )
+    if config.use_additional_t_cond or config.use_layer3d_rope:
+        problems.append(f"{BASE}: {base.source.label} is a Qwen-Image-Layered model, which cannot be trained here")
+    encoder = config_of(networks["te1"].module)
+    option = "text_encoder" if "te1" in given_names else BASE
+    width = encoder["text_config"]["hidden_size"]
+    if width != config.joint_attention_dim:
+        problems.append(
+            f"{option}: the text encoder makes rows of {width} numbers, but the transformer takes {config.joint_attention_dim}; "
+            "Qwen-Image reads with Qwen2.5-VL-7B"
+        )
+    if "te1" in base.tokenizers:
+        words, mark = base.tokenizers["te1"], encoder["image_token_id"]
+        tried(problems, lambda: qwen_templates.check_tokenizer(words, version, mark, option))
+    tell(problems)
+
+
+def _parts(base: Base, options: QwenImageModelOptions, version: str, modules: Mapping[str, nn.Module]) -> Parts:
+    """The model of these networks."""
+    side = int(base.index.get("_default_side", 0))
+    area = side**2 or qwen_templates.AREA
+    control_area = area if options.control_resolution is None else options.control_resolution**2
+    pictures = None if version == "image" else qwen_processor.pictures_of(_picture_config(base))
+    words = base.tokenizers.get("te1")
+    settings = qwen_templates.settings_of(version, options.max_token_length, area, control_area, pictures)
+    return Parts(
+        backbone=modules["backbone"],
+        vae=modules["vae"],
+        text_encoders={"te1": modules["te1"]},
+        tokenizers=base.tokenizers,
+        path=diffusion.path_of(base.scheduler),
+        kind=diffusion.kind_of(base.scheduler),
+        scheduler_config=dict(base.scheduler),
+        source=base.source.label,
+        settings=settings,
+        processor=None if pictures is None or words is None else qwen_processor.PictureProcessor(pictures, words),
+    )
+
+
+def _picture_config(base: Base) -> Config:
+    """Configuration of the image processor: of the base model, of the text encoder's folder, or the published one."""
+    entry = next(iter(base.networks["te1"].tensors.values()), None)
+    beside = [] if entry is None else [entry[0].path.parent, entry[0].path.parent.parent]
+    own = base.source.path.parent if base.source.is_file else base.source.path
+    for root in (own, *beside):
+        for folder in (root / "processor", root):
+            if (folder / "preprocessor_config.json").is_file():
+                return read_json(folder / "preprocessor_config.json", BASE)
+            if (folder / "processor_config.json").is_file():
+                config = read_json(folder / "processor_config.json", BASE).get("image_processor")
+                if config is not None:
+                    return dict(config)
+    return read_json(SPEC.configs / "processor" / "preprocessor_config.json", BASE)

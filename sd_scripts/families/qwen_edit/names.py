@@ -1,0 +1,65 @@
+"""Names of the layers of Qwen-Image, for any number of blocks.
+
+The published files have diffusers' own paths, so all trainers name the same layers and none of them stands for several. The text encoder
+never carries an adapter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from sd_scripts.families.common.original_unet import Stored
+from sd_scripts.library.adapters.layer_names import LayerNames, Prefixes
+
+Part = Literal["image_attention", "text_attention", "mlp", "modulation"]
+
+_PREFIXES = Prefixes(
+    kohya={"backbone": ("lora_unet_", "lora_transformer_", "lycoris_")},
+    diffusers={"backbone": ("transformer.",)},
+    comfyui={"backbone": ("diffusion_model.", "model.diffusion_model.")},
+)
+_BLOCK = re.compile(r"backbone\.transformer_blocks\.(\d+)\.(.+)")
+_PARTS: dict[str, Part] = {
+    **dict.fromkeys(("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"), "image_attention"),
+    **dict.fromkeys(("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"), "text_attention"),
+    **dict.fromkeys(("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"), "mlp"),
+    **dict.fromkeys(("img_mod.1", "txt_mod.1"), "modulation"),
+}
+_IDLE = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
+
+
+class QwenImageNames(LayerNames):
+    """The maps of one Qwen-Image model."""
+
+    def __init__(self, layers: Iterable[str]) -> None:
+        """layers are names `<module>.<layer>` of the model; only the transformer's may carry an adapter."""
+        own = [name for name in layers if name.startswith("backbone.")]
+        super().__init__("qwen_edit", _as_it_is, own, _PREFIXES)
+        numbers = [number for name in own if (number := self.block(name)) is not None]
+        self._num_blocks = max(numbers, default=-1) + 1
+        last = f"backbone.transformer_blocks.{self._num_blocks - 1}"
+        # Of the last block only the picture's side is read: its text queries and everything after its text attention go nowhere.
+        self.idle = frozenset(f"{last}.{path}" for path in _IDLE) & frozenset(own)
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks are double blocks."""
+        return self._num_blocks
+
+    def block(self, name: str) -> int | None:
+        """Number of the block a layer stands in; None outside of all blocks."""
+        match = _BLOCK.fullmatch(name)
+        return None if match is None else int(match[1])
+
+
+def part_of(name: str) -> Part | None:
+    """Which part of its block `backbone.<layer>` belongs to; None outside of all blocks."""
+    match = _BLOCK.fullmatch(name)
+    return None if match is None else _PARTS.get(match[2])
+
+
+def _as_it_is(name: str) -> Stored:
+    """The place of a tensor in the published layout, which is diffusers' own."""
+    return Stored(name)

@@ -1,0 +1,185 @@
+"""Configurations of qwen-image-finetune (YAML, its first schema and the later one) in our options.
+
+Pure: a mapping in, findings out, one for every key. The studio shows them as rows; their values build a run. The keys, and what
+that program does with them are those of its commits ab39db6 (2025-08) and 460ba1a (2026-03).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sd_scripts.families import RUNS
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.runs import RunOptions
+
+from .options import QwenImageNetwork
+from .yaml_keys import PLAIN, PROGRAM, SEED_KEYS, Finding, Reader, Translation
+from .yaml_rules import GROUPS, RULES
+
+__all__ = ["PROGRAM", "RUN", "Config", "Finding", "Translation", "config_of", "fill", "looks_like", "parse", "read", "run_of", "translate"]
+
+RUN: type[RunOptions] = RUNS["qwen_edit", "network"]
+SECTIONS = ("model", "data", "train", "cache", "predict", "optimizer", "lr_scheduler", "logging", "loss", "validation")
+MAX_TEXT_CHARACTERS = 1 << 20
+_REFERENCE = re.compile(r"\$\{([^${}]+)\}")
+
+
+NO_PICTURES = "(a dataloader)"
+"""train_data_dir where a configuration names no pictures."""
+
+
+class Config(dict[str, Any]):
+    """A configuration as scripts for that program use it: sections are attributes, and keys as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name} here; it has {', '.join(self) or 'nothing'}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def config_of(given: object) -> Config:
+    """A configuration of a mapping, or of an object with attributes, section by section; a Config stays the one it is.
+
+    Raises OptionError for anything else.
+    """
+    if isinstance(given, Config):
+        return given
+    entries = given if isinstance(given, Mapping) else getattr(given, "__dict__", None)
+    if entries is None:
+        raise OptionError(f"config: a {type(given).__name__} is no configuration; give a path, a mapping or an object with sections")
+    return Config({str(name): config_of(value) if _is_section(value) else value for name, value in entries.items()})
+
+
+def _is_section(value: object) -> bool:
+    return isinstance(value, Mapping) or (hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Enum))
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """The mapping in a YAML text. Raises OptionError for what is no YAML, or no mapping. Nothing but plain values is ever made of it."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise OptionError(f"{name} has {len(text)} characters, which is too much for a configuration")
+    if re.search(r"(^|[\s\[{,:-])[&*][A-Za-z0-9_]", text):
+        # A few nested anchors make billions of values.
+        raise OptionError(f"{name} uses YAML anchors (& and *), which are not read; write the values out")
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as err:
+        where = " ".join(str(err).split())[:200]
+        raise OptionError(f"{name} is not valid YAML: {where}") from err
+    if not isinstance(found, dict):
+        raise OptionError(f"{name} holds no settings: a configuration has sections such as model:, data: and train:")
+    return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises OptionError for a file that is not there or cannot be read."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as err:
+        raise OptionError(f"config: {path.name} cannot be read: {getattr(err, 'strerror', None) or 'it is not a text'}") from err
+    return parse(text, path.name)
+
+
+def looks_like(given: Mapping[str, object]) -> bool:
+    """Whether this is a configuration of that program: at least two of its sections that are sections."""
+    return sum(isinstance(given.get(name), Mapping) for name in SECTIONS) >= 2
+
+
+def translate(given: Mapping[str, Any]) -> Translation:
+    """What every key of a configuration becomes. Raises OptionError for references to keys that are not there."""
+    found = Translation(_flattened(given))
+    problems: list[Problem] = []
+    for key, value in found.given.items():
+        found.given[key] = _resolved(value, found.given, problems)
+    if problems:
+        raise OptionError(problems)
+    reader = Reader(found, RULES, GROUPS)
+    for key in found.given:
+        reader.key(key)
+    reader.assume()
+    return found
+
+
+def run_of(given: Mapping[str, Any]) -> tuple[QwenImageNetwork, dict[str, str]]:
+    """Options of a run, and devices of prediction by option, of a configuration. It may leave out the pictures: see NO_PICTURES.
+
+    Raises OptionError with everything that is refused or wrong.
+    """
+    found = translate(given)
+    refused = [Problem("", text) for text in found.refused]
+    named = found.values.get("train_data_dir") is not None
+    try:
+        options = flat.build(QwenImageNetwork, found.values if named else {**found.values, "train_data_dir": NO_PICTURES})
+    except OptionError as err:
+        raise OptionError([*refused, *err.problems]) from err
+    if refused:
+        raise OptionError(refused)
+    return options, {name: str(device) for name, device in found.predict.items()}
+
+
+def fill(config: Config, options: QwenImageNetwork) -> None:
+    """Writes into a configuration what it leaves to that program, and resolves its references."""
+    plain = flat.flatten(options)
+    everything = translate(config).given
+    for key, option in PLAIN.items():
+        # Keys of the first schema say of a file that it is of that schema.
+        everything.setdefault(key, None if key in SEED_KEYS else plain[option])
+    everything.setdefault("model.quantize", plain["transformer_quantization"] != "none")
+    everything.setdefault("cache.use_cache", plain["cache_latents"])
+    everything.setdefault("predict.devices", Config())
+    for key, value in everything.items():
+        *sections, name = key.split(".")
+        place = config
+        for section in sections:
+            if not isinstance(place.get(section), Config):
+                place[section] = Config()
+            place = place[section]
+        place.setdefault(name, value)
+        if isinstance(place[name], str):
+            place[name] = value
+
+
+def _flattened(given: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Values by dotted key. Lists, and the mapping of one data set, stay whole."""
+    found: dict[str, object] = {}
+    for name, value in given.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and key not in _WHOLE:
+            found |= _flattened(value, f"{key}.")
+        else:
+            found[key] = value
+    return found
+
+
+_WHOLE = ("data.init_args.dataset_path", "data.init_args.processor.init_args.multi_resolutions", "validation.dataset")
+
+
+def _resolved(value: object, given: Mapping[str, object], problems: list[Problem], depth: int = 0) -> object:
+    """The value with `${section.key}` replaced by what stands there."""
+    if isinstance(value, list):
+        return [_resolved(item, given, problems, depth) for item in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def there(name: str) -> object:
+        if depth > 8 or name not in given:
+            why = "refers to itself" if depth > 8 else "is not in the file"
+            problems.append(Problem("", f"${{{name}}}: {why}; write the value out"))
+            return ""
+        return _resolved(given[name], given, problems, depth + 1)
+
+    whole = _REFERENCE.fullmatch(value.strip())
+    if whole:
+        return there(whole[1].strip())
+    return _REFERENCE.sub(lambda match: str(there(match[1].strip())), value)

@@ -1,0 +1,78 @@
+"""What runs on Stable Diffusion 1.x and 2.x have of their own in each section, and their kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from sd_scripts.schema.dataset import DatasetOptions
+from sd_scripts.schema.fields import (
+    Show,
+    Side,
+    Size,
+)
+from sd_scripts.schema.memory import UNetAdapterMemoryOptions
+from sd_scripts.schema.model import UNetModelOptions
+from sd_scripts.schema.network import (
+    UNetFullOptions,
+    UNetNetworkOptions,
+)
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions, UNetRun
+
+
+class SdModelOptions(UNetModelOptions):
+    """The Stable Diffusion 1.x or 2.x base model; which of the two is told by the model itself."""
+
+    clip_skip: Annotated[int | None, Field(ge=1, le=12)] = None
+    """Read the text encoder's N-th last layer, 1 is the last; 2 is usual for models made from anime pictures. None takes the model's own
+    way. Use the same number when you make pictures."""
+
+
+class SdDatasetOptions(DatasetOptions):
+    """Pictures, captions, buckets and caches; sizes of Stable Diffusion 1.x."""
+
+    resolution: Annotated[Size, Show(basic=True, unit="px")] = (512, 512)
+    """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on. 512 for 1.x and 2.x
+    base, 768 for the larger 2.x."""
+    max_bucket_reso: Annotated[Side, Show(unit="px")] = 1024
+    """Longest side of a bucket."""
+
+
+class _SdRun(UNetRun):
+    family: ClassVar[str] = "sd"
+
+    model: SdModelOptions
+    dataset: SdDatasetOptions
+
+
+class SdNetwork(_SdRun):
+    """LoRA and its relatives on Stable Diffusion 1.x and 2.x."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "sd_train_network.py"
+    label: ClassVar[str] = "SD 1.5 / 2.x LoRA"
+
+    network: UNetNetworkOptions = UNetNetworkOptions()
+    memory: UNetAdapterMemoryOptions = UNetAdapterMemoryOptions()
+    output: AdapterOutputOptions = AdapterOutputOptions()
+
+
+class SdFull(_SdRun):
+    """DreamBooth and fine-tuning of Stable Diffusion 1.x and 2.x."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "sd_train.py"
+    label: ClassVar[str] = "SD 1.5 / 2.x DreamBooth and fine-tuning"
+
+    network: UNetFullOptions = UNetFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (
+    SdNetwork,
+    SdFull,
+)

@@ -1,0 +1,161 @@
+"""Stable Diffusion XL: what it is made of, how it reads prompts and sizes, how it denoises and renders.
+
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the picture's), L text tokens, D text width, P pooled width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from diffusers import UNet2DConditionModel
+from torch import Tensor
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+from sd_scripts.families.common import pictures, unet
+from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
+
+from . import loading
+from .options import SdxlModelOptions
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionXLPipeline
+
+TEXT_ENCODERS = ("te1", "te2")
+
+
+class Sdxl(pictures.PictureFamily):
+    """The SDXL family; see protocols.ModelFamily."""
+
+    name: ClassVar[str] = "sdxl"
+    grid: ClassVar[int] = SdxlModelOptions.grid
+    separate_texts: ClassVar[bool] = False
+
+    def load(self, options: SdxlModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """Loads all parts on `device`; backbone and text encoders in dtype; those named in `without` stay on the meta device.
+
+        Raises OptionError with a sentence for what cannot be read.
+        """
+        return loading.load(options, device, dtype, without)
+
+    def tiny(self) -> Parts:
+        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
+        tokenizers = {"te1": tiny_clip_tokenizer("<|endoftext|>"), "te2": tiny_clip_tokenizer("!")}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            networks = {
+                "te1": CLIPTextModel(tiny_clip_config(tokenizers["te1"], width=16, projection=16)),
+                "te2": CLIPTextModelWithProjection(tiny_clip_config(tokenizers["te2"], width=24, projection=20)),
+                "backbone": _tiny_unet(text_width=16 + 24, pooled_width=20),
+                "vae": tiny_vae(),
+            }
+        settings = {"max_token_length": 75, "weighted_captions": False, "force_zeros_for_empty_prompt": True}
+        return unet.tiny_parts(loading.SPEC, networks, tokenizers, settings)
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of each caption's condition: prompt_embeds (L, D) and pooled (P,), in the encoders' precision.
+
+        Both encoders' last but one hidden states side by side; pooled from encoder 2. Longer captions than one chunk are encoded chunk by
+        chunk, chunks joined along L, pooled from the first. Runs with gradient when grad mode is on.
+        """
+        if not captions:
+            return []
+        encoded = [unet.encode_captions(parts, name, captions, lambda encoder, output: output.hidden_states[-2]) for name in TEXT_ENCODERS]
+        last = encoded[-1]
+        joined = torch.cat([one.states.to(last.states.device) for one in encoded], dim=-1)
+        pooled = last.first_chunks(last.output.text_embeds)
+        return [{"prompt_embeds": states, "pooled": vector} for states, vector in zip(joined, pooled)]
+
+    def size_condition(self, geometry: Geometry) -> Condition:
+        """time_ids (6,): original height, width, crop top, left, target height, width, in pixels (Podell et al. 2023, section 2.2)."""
+        (width, height), (left, top), (target_width, target_height) = geometry.original, geometry.crop, geometry.target
+        return {"time_ids": torch.tensor([height, width, top, left, target_height, target_width], dtype=torch.float32)}
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
+        return unet.denoise(parts, x_t, t, conditions, {"text_embeds": "pooled", "time_ids": "time_ids"})
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""
+        return unet.adapter_targets(parts, conv)
+
+    def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+        """Writes all networks, in dtype or as they are: `safetensors` is one file of the original layout, `diffusers` a folder."""
+        loading.save(parts, path, save_model_as, dtype, metadata)
+
+    @torch.no_grad()
+    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
+        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
+
+        def pipeline(scheduler: Any) -> StableDiffusionXLPipeline:
+            return _pipeline_class()(
+                vae=None,
+                text_encoder=None,
+                text_encoder_2=None,
+                tokenizer=None,
+                tokenizer_2=None,
+                unet=parts.backbone,
+                scheduler=scheduler,
+                add_watermarker=False,
+            )
+
+        def embeddings(guided: bool) -> unet.Embeddings:
+            texts, pooled = self._embeddings(parts, [request.prompt for request in requests])
+            away, away_pooled = self._negative(parts, requests) if guided else (None, None)
+            return {
+                "prompt_embeds": texts,
+                "pooled_prompt_embeds": pooled,
+                "negative_prompt_embeds": away,
+                "negative_pooled_prompt_embeds": away_pooled,
+            }
+
+        return unet.render(parts, requests, self.grid, pipeline, embeddings)
+
+    def _embeddings(self, parts: Parts, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Embeddings (B, L, D) and pooled vectors (B, P) of captions, for the backbone."""
+        conditions = self.encode_prompts(parts, captions)
+        device, dtype = pictures.place(parts.backbone)
+        embeddings = torch.stack([condition["prompt_embeds"] for condition in conditions]).to(device, dtype)
+        return embeddings, torch.stack([condition["pooled"] for condition in conditions]).to(device, dtype)
+
+    def _negative(self, parts: Parts, requests: Sequence[Preview]) -> tuple[Tensor, Tensor]:
+        """What guidance leads away from; for an empty negative prompt zeros, where the model's configuration says so."""
+        embeddings, pooled = self._embeddings(parts, [request.negative_prompt for request in requests])
+        if parts.settings["force_zeros_for_empty_prompt"]:
+            for index, request in enumerate(requests):
+                if not request.negative_prompt:
+                    embeddings[index], pooled[index] = 0, 0
+        return embeddings, pooled
+
+
+def _pipeline_class() -> type[StableDiffusionXLPipeline]:
+    """diffusers' pipeline, imported with the first preview."""
+    with pictures.quiet_transformers():
+        from diffusers import StableDiffusionXLPipeline
+    return StableDiffusionXLPipeline
+
+
+def _tiny_unet(text_width: int, pooled_width: int) -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=(16, 32),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        transformer_layers_per_block=(1, 2),
+        attention_head_dim=(1, 2),
+        cross_attention_dim=text_width,
+        norm_num_groups=8,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=6 * 8 + pooled_width,
+    )
+
+
+FAMILY = Sdxl()

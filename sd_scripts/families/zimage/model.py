@@ -1,0 +1,166 @@
+"""Z-Image: what it is made of, how it reads captions, how it denoises and renders. Its own clock and sign stand in `denoise` alone.
+
+Shapes: B samples, h w latent sides (an eighth of H W, the picture's), L text tokens, D text width. Latents have 16 channels.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, place, quiet_transformers
+from sd_scripts.families.common.samplers import scheduler_for
+from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
+from sd_scripts.library.adapters.layer_names import adaptable_layers
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview
+
+from . import loading
+from . import tiny as tiny_zimage
+from .options import ZImageModelOptions
+
+if TYPE_CHECKING:
+    from diffusers import ZImagePipeline
+
+logger = logging.getLogger(__name__)
+
+BLOCKS = ("layers.", "noise_refiner.", "context_refiner.")
+
+
+class ZImage(PictureFamily):
+    """The Z-Image family; see protocols.ModelFamily."""
+
+    name: ClassVar[str] = "zimage"
+    grid: ClassVar[int] = ZImageModelOptions.grid
+    separate_texts: ClassVar[bool] = False
+
+    def load(self, options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """Loads all parts on `device`, or those of the options; see protocols.ModelFamily."""
+        return loading.load(options, device, dtype, without)
+
+    def tiny(self) -> Parts:
+        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
+        tokenizer = tiny_zimage.tiny_zimage_tokenizer()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            encoder = tiny_zimage.tiny_zimage_text_encoder(tokenizer)
+            transformer, vae = tiny_zimage.tiny_zimage_transformer(), tiny_vae(16, 0.3611, 0.1159)
+        networks = {"backbone": transformer, "vae": vae, "te1": encoder}
+        return tiny_parts(networks, {"te1": tokenizer}, loading.published_scheduler(), {"max_token_length": 512})
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of each caption's condition, text (L, D), in the encoder's precision: the last but one hidden states, without padding.
+
+        The caption is what a user says in the tokenizer's chat template, thinking enabled; what is longer than max_token_length is cut, as
+        in diffusers' pipeline. Each caption is encoded alone, so its rows do not depend on the others. Runs with gradient when grad mode
+        is on.
+        """
+        encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
+        limit: int = parts.settings["max_token_length"]
+        device, _ = place(encoder)
+        conditions = []
+        for caption in captions:
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": caption}], tokenize=False, add_generation_prompt=True, enable_thinking=True
+            )
+            ids = tokenizer(text).input_ids
+            if len(ids) > limit:
+                _tell_of_cut(limit)
+            states = encoder(input_ids=torch.tensor([ids[:limit]], device=device), output_hidden_states=True, use_cache=False)
+            conditions.append({"text": states.hidden_states[-2][0]})
+        return conditions
+
+    def size_condition(self, geometry: Geometry) -> Condition:
+        """Nothing: Z-Image is not told how a picture was cut."""
+        return {}
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
+
+        Z-Image's clock runs the other way, 0 at noise and 1 at the clean picture, and its output is x0 - noise. Its time reaches the
+        embedding in float32, whatever the precision of the network. Texts may have different lengths.
+        """
+        _, dtype = place(parts.backbone)
+        clock = 1 - t.to(x_t.device, torch.float32)
+        output = parts.backbone(
+            list(x_t.to(dtype).unsqueeze(2)),
+            clock,
+            [condition["text"].to(x_t.device, dtype) for condition in conditions],
+            return_dict=False,
+        )[0]
+        return -torch.stack(output).squeeze(2).float()
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that can get an adapter, by module name; conv changes nothing, there are no convolutions.
+
+        backbone: every linear layer of the blocks, modulation and refiners included. te1: attention and MLP.
+        """
+        targets = {"backbone": [name for name in adaptable_layers(parts.backbone) if name.startswith(BLOCKS)]}
+        encoder = parts.text_encoders["te1"].named_modules()
+        return {**targets, "te1": [name for name, layer in encoder if isinstance(layer, nn.Linear) and name.startswith("layers.")]}
+
+    def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+        """Writes the model: safetensors is the transformer alone in the published layout, diffusers a folder with everything."""
+        loading.save(parts, path, save_model_as, dtype, metadata)
+
+    @torch.no_grad()
+    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
+        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32; without the training adapter.
+
+        The sampler asks the network at the noise levels of diffusion.anchor_sigmas. Guidance is on with cfg_scale above 1.
+        """
+        if not requests:
+            return torch.empty(0, 3, 0, 0)
+        first = first_of(requests, self.grid)
+        # Without VAE and text encoder the pipeline runs on the device of its transformer, wherever the others are.
+        pipeline = _pipeline_class()(
+            vae=None,
+            text_encoder=None,
+            tokenizer=None,
+            transformer=parts.backbone,
+            scheduler=scheduler_for(first.sampler, parts.scheduler_config),
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        guided = first.cfg_scale > 1
+        with evaluating(parts), parts.without_training_adapter():
+            latents = pipeline(
+                prompt_embeds=self._texts(parts, [request.prompt for request in requests]),
+                negative_prompt_embeds=self._texts(parts, [request.negative_prompt for request in requests]) if guided else None,
+                # diffusers counts from no guidance: p + scale (p - n).
+                guidance_scale=first.cfg_scale - 1 if guided else 0.0,
+                width=first.width,
+                height=first.height,
+                num_inference_steps=first.steps,
+                # Given, because versions of the pipeline differ in their own; the scheduler shifts them.
+                sigmas=diffusion.even_sigmas(first.steps),
+                generator=[torch.Generator().manual_seed(request.seed) for request in requests],
+                output_type="latent",
+            ).images
+            return self.decode(parts, latents)
+
+    def _texts(self, parts: Parts, captions: Sequence[str]) -> list[Tensor]:
+        """The rows of captions, as the transformer takes them."""
+        conditions = self.encode_prompts(parts, captions)
+        device, dtype = place(parts.backbone)
+        return [condition["text"].to(device, dtype) for condition in conditions]
+
+
+@functools.cache
+def _tell_of_cut(limit: int) -> None:
+    logger.warning("captions longer than %d tokens are cut there; max_token_length sets the limit (this is said once)", limit)
+
+
+def _pipeline_class() -> type[ZImagePipeline]:
+    """diffusers' pipeline, imported with the first preview."""
+    with quiet_transformers():
+        from diffusers import ZImagePipeline
+    return ZImagePipeline
+
+
+FAMILY = ZImage()

@@ -1,0 +1,136 @@
+"""What runs on Z-Image have of their own in each section, and their kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
+from sd_scripts.schema.fields import (
+    NotNegative,
+    Number,
+    Positive,
+    Show,
+    raise_all,
+)
+from sd_scripts.schema.memory import AdapterMemoryOptions
+from sd_scripts.schema.model import BaseModelOptions
+from sd_scripts.schema.network import (
+    Indices,
+    TransformerFullOptions,
+    TransformerNetworkOptions,
+)
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import SampleOptions
+
+
+class ZImageModelOptions(BaseModelOptions):
+    """The Z-Image base model: Turbo, which draws in 8 steps without guidance, or the base model."""
+
+    grid: ClassVar[int] = 16
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE (FLUX's): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The Qwen3 text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the base
+    model."""
+    max_token_length: Annotated[int, Field(ge=16, le=1024)] = 512
+    """Tokens of a caption that are read, with those of the chat template around it."""
+    scheduler_shift: Positive | None = None
+    """The s in sigma = s u / (1 + (s - 1) u), by which training and previews place their steps; None reads it from the model's scheduler
+    configuration. Turbo's is 3, the base model's 6; a single file does not say it, and None then means 3."""
+    training_adapter: Annotated[str | None, Show(kind="file")] = None
+    """A LoRA file that undoes the distillation of Turbo, active while training and left out of previews and saved files, so that long runs
+    keep the few-step ability (ostris' `zimage_turbo_training_adapter` is one); None trains on the model as it is."""
+    training_adapter_multiplier: Annotated[Number, Show(needs="training_adapter")] = 1.0
+    """Strength of the training adapter."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+
+
+class ZImageNetworkOptions(TransformerNetworkOptions):
+    """The adapter on a Z-Image transformer."""
+
+    lora_targets: Literal["attention", "attention_and_mlp", "all"] = "attention_and_mlp"
+    """Layers of each of the 30 blocks that get an adapter: attention alone (120 layers in the full model), the MLPs as well (210, as most
+    files for Z-Image have), or also the modulation and the refiner blocks. target_modules, when given, chooses among all."""
+    train_block_indices: Indices = "all"
+    """Numbers of the transformer blocks that get an adapter: all, or such as 0-14,29."""
+
+
+class ZImageFullOptions(TransformerFullOptions):
+    """The weights of a Z-Image transformer; its text encoder stays as it is."""
+
+    trained_layers: Literal["all", "attention", "mlp", "norm"] = "all"
+    """Which layers of the blocks are trained; embeddings and the last layer only with all. target_modules and exclude_modules choose among
+    them."""
+
+
+class ZImageSampleOptions(SampleOptions):
+    """Previews of a Z-Image model, at exactly the steps that the objective acrf trains."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Denoising steps of a preview without --s: 8 for Turbo, about 30 to 50 for the base model."""
+    sample_cfg_scale: NotNegative = 1.0
+    """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, which is right for Turbo (diffusers'
+    guidance_scale is this minus 1). The base model wants about 4 to 5."""
+
+
+class ZImageAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by musubi-tuner, diffusers (ComfyUI leaves the attention
+    out); with diffusers' by ComfyUI, diffusers; with comfyui's (`diffusion_model.`, with alphas) by ComfyUI, diffusers. verify_lora counts
+    the layers of a file."""
+
+
+class _ZImageRun(RunOptions):
+    family: ClassVar[str] = "zimage"
+
+    model: ZImageModelOptions
+    objective: AnchoredFlowOptions = AnchoredFlowOptions()
+    samples: ZImageSampleOptions = ZImageSampleOptions()
+
+
+class ZImageNetwork(_ZImageRun):
+    """LoRA and its relatives on Z-Image."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "zimage_train_network.py"
+    label: ClassVar[str] = "Z-Image LoRA"
+
+    network: ZImageNetworkOptions = ZImageNetworkOptions()
+    memory: AdapterMemoryOptions = AdapterMemoryOptions()
+    output: ZImageAdapterOutputOptions = ZImageAdapterOutputOptions()
+
+
+class ZImageFull(_ZImageRun):
+    """DreamBooth and fine-tuning of Z-Image."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "zimage_train.py"
+    label: ClassVar[str] = "Z-Image DreamBooth and fine-tuning"
+
+    network: ZImageFullOptions = ZImageFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+    @model_validator(mode="after")
+    def _weights_are_plain(self) -> Self:
+        problems = []
+        if self.model.training_adapter is not None:
+            problems.append(
+                "training_adapter is for adapters; a model that is trained itself cannot leave it out of the saved file. Remove it"
+            )
+        raise_all(problems)
+        return self
+
+
+RUNS: tuple[type[RunOptions], ...] = (
+    ZImageNetwork,
+    ZImageFull,
+)

@@ -1,0 +1,373 @@
+"""The few interfaces between engine, families and objectives, and the values that pass between them.
+
+Canonical convention, kept everywhere outside a family: t in [0, 1], 0 is the clean picture and 1 is noise;
+x_t = a(t) x0 + s(t) noise; velocity is noise - x0.
+
+Shapes: B samples, C latent channels, h w latent sides, H W picture sides in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+Kind = Literal["epsilon", "v_prediction", "velocity", "sample"]
+"""What a network predicts: noise, v = a noise - s x0 (Salimans and Ho 2022), velocity = noise - x0, or x0 itself."""
+
+Condition = dict[str, Tensor]
+"""What one sample is conditioned on, without a batch dimension; cacheable. Padding and masks are made in `denoise`."""
+
+ESTIMATE = "estimate"
+"""Entry of a condition with the network's own estimate of x0 (C, h, w), in models with self-conditioning; without it there is none."""
+
+EDGES = "edges"
+"""Entry of a condition with the map of edges (3, h, w) of what is transferred, in models with edge conditioning; without it they are
+unknown."""
+
+StateDict = dict[str, Tensor]
+
+Dtypes = torch.dtype | Mapping[str, torch.dtype]
+"""Precision of backbone and text encoders: one for all, or one for each by its name in Parts.modules()."""
+
+
+class Path(Protocol):
+    """A probability path from picture to noise: x_t = a(t) x0 + s(t) noise."""
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """a and s of times t (B,) in [0, 1], float32, shape (B,)."""
+        ...
+
+
+class TrainingAdapter(Protocol):
+    """An adapter file that is on a frozen backbone while a run trains another one beside it."""
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Of the file."""
+        ...
+
+    @property
+    def strength(self) -> float: ...
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Inside, the model is what it was without this adapter; others stay."""
+        ...
+
+
+@dataclass
+class Parts:
+    """The loaded networks of one model, and what its files say about how they are to be used."""
+
+    backbone: nn.Module
+    """The denoising network: UNet or transformer."""
+    vae: nn.Module
+    text_encoders: dict[str, nn.Module]
+    """By the name that the exported adapter keys use: te1, te2."""
+    tokenizers: dict[str, Any]
+    path: Path
+    kind: Kind
+    scheduler_config: dict[str, Any]
+    """Configuration of the diffusers scheduler that samples this model."""
+    source: str
+    """What was loaded, for messages and metadata: a file name or hub id, never a folder path."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the family that encode_prompts needs, such as max_token_length; kept texts are of these settings."""
+    processor: Any | None = None
+    """What prepares control pictures for a text encoder that sees, in families that have one."""
+    denoising: dict[str, Any] = field(default_factory=dict)
+    """Settings of the family that denoise alone needs, such as guidance_scale; self_conditioning where the network takes an estimate,
+    edge_conditioning where it takes a map of edges."""
+
+    training_adapter: TrainingAdapter | None = None
+    """What is on the backbone in training and in validation, also of the base that a prior compares with, but in no preview and in no saved
+    file."""
+
+    def without_training_adapter(self) -> AbstractContextManager[None]:
+        """Inside, the model is what it is without training_adapter."""
+        return nullcontext() if self.training_adapter is None else self.training_adapter.disabled()
+
+    def modules(self) -> dict[str, nn.Module]:
+        """All networks by name: backbone, vae, te1, te2, ..."""
+        return {"backbone": self.backbone, "vae": self.vae, **self.text_encoders}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a picture was cut, in pixels: its (width, height), (left, top) of the crop after resizing, (width, height) of the result."""
+
+    original: tuple[int, int]
+    crop: tuple[int, int]
+    target: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A picture to render. seed decides the noise; sampler is a name of schema.samples.SAMPLERS or auto."""
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int = 1024
+    height: int = 1024
+    seed: int = 42
+    steps: int = 28
+    cfg_scale: float = 6.0
+    sampler: str = "auto"
+    guidance: float = 3.5
+    """What an embedding of guidance is told, in models that have one."""
+    controls: tuple[Image.Image, ...] = ()
+    """Pictures to be edited, RGB, in models that edit."""
+
+
+OnStep = Callable[[int, int, Tensor], None]
+"""(step from 1, number of steps, latents (B, C, h, w) as they are by then); what it raises ends the rendering."""
+
+
+class ModelFamily(Protocol):
+    """What a model knows, and nothing about training. Stateless: everything loaded is in Parts."""
+
+    name: ClassVar[str]
+    grid: ClassVar[int]
+    """Picture sides are multiples of this, in pixels."""
+    separate_texts: ClassVar[bool]
+    """Whether each text encoder makes entries of its own, so that one can be trained while the other's stay cached."""
+
+    def load(self, options: Any, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """Loads all parts on `device`; backbone and text encoders in dtype. Raises OptionError with a sentence for what cannot be read.
+
+        without names parts that nobody will run: they have their structure, on the meta device, and no weights are read for them.
+        """
+        ...
+
+    def tiny(self) -> Parts:
+        """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
+        ...
+
+    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, h, w) float32; the mean of the posterior."""
+        ...
+
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, H, W) in [-1, 1], float32."""
+        ...
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of the condition of each caption, without gradient unless grad mode is on.
+
+        encoders: names of text encoders, for only the entries that they make; None means all. Families whose encoders make one entry
+        together are never asked for less (separate_texts is False).
+        """
+        ...
+
+    def num_controls(self, parts: Parts) -> tuple[int, int]:
+        """Fewest and most control pictures that a sample has; (0, 0) for models that do not edit."""
+        ...
+
+    def size_condition(self, geometry: Geometry) -> Condition:
+        """The part of the condition that follows from how the picture was cut; empty for most families."""
+        ...
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
+        ...
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default, by module name (backbone, te1, ...); conv adds 3x3 convolutions."""
+        ...
+
+    def save(
+        self,
+        parts: Parts,
+        path: FilePath,
+        save_model_as: Literal["safetensors", "diffusers"],
+        dtype: torch.dtype | None,
+        metadata: Mapping[str, str],
+    ) -> None:
+        """Writes a whole model to `path`, aside and renamed when it is complete.
+
+        `safetensors` is one file of the layout in which the model was published, `diffusers` a folder. dtype None keeps the precision of
+        each network; metadata are texts for the header of the file, or of the backbone's files.
+        """
+        ...
+
+    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
+        """Renders pictures of equal size, steps, cfg_scale and sampler in one batch."""
+        ...
+
+
+class EditingFamily(ModelFamily, Protocol):
+    """A family whose models edit pictures; what it adds is asked of models with num_controls above 0."""
+
+    def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) at which a control picture of this size is given to the VAE."""
+        ...
+
+    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Text rows of instructions on the same control pictures, (3, H, W) in [-1, 1] each: those that all instructions share, (P, D),
+        and those of each instruction, (S, D).
+
+        A condition has both together under `text`, and the encoded control pictures under `control_0`, `control_1`, ...
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a model that is made by its run is made from."""
+
+    seed: int
+    sizes: tuple[tuple[int, int], ...]
+    """(width, height) of all buckets and previews, in pixels."""
+    files: Mapping[str, str]
+    """Content of the text files of `NewFamily.files`, by name."""
+
+
+class NewFamily(ModelFamily, Protocol):
+    """A family whose models are made by the run that trains them."""
+
+    file_names: ClassVar[tuple[str, ...]]
+    """Names of what `files` makes."""
+
+    def is_new(self, options: Any) -> bool:
+        """Whether these model options ask for a new model, and not for one that is loaded."""
+        ...
+
+    def files(self, options: Any, captions: Collection[str]) -> dict[str, str]:
+        """Text files that the model cannot do without, by name, such as a tokenizer made from captions.
+
+        Called once in the life of a run, in its first process; the run folder keeps them, and later starts read them there.
+        """
+        ...
+
+    def check_sizes(self, parts: Parts, sizes: Collection[tuple[int, int]]) -> None:
+        """Raises OptionError when the model cannot work on pictures (width, height) of all these sizes, in pixels."""
+        ...
+
+    def build(self, options: Any, beginning: Beginning, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
+        """A model with random weights, which follow from beginning.seed alone; the counterpart of `load`.
+
+        Raises OptionError with every problem: sizes that the architecture cannot halve, files that cannot be read.
+        """
+        ...
+
+
+class Denoiser(Protocol):
+    """What an objective sees of family, parts, network and conditions."""
+
+    kind: Kind
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all processes must call the network equally often, because each holds a share of it."""
+        ...
+
+    @property
+    def takes_estimate(self) -> bool:
+        """Whether the network is one with self-conditioning, which is told an ESTIMATE."""
+        ...
+
+    @property
+    def takes_edges(self) -> bool:
+        """Whether the network is one with edge conditioning, which is told EDGES."""
+        ...
+
+    def only(self, rows: Sequence[int]) -> Denoiser:
+        """The denoiser of these samples of the batch."""
+        ...
+
+    def __call__(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """Prediction at times t (B,); conditions are bound already."""
+        ...
+
+    def base(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """The same without the adapter and without gradient."""
+        ...
+
+    def without_text(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """The same with the condition of the empty caption in place of each sample's text."""
+        ...
+
+    def told(self, entries: Sequence[Condition]) -> Denoiser:
+        """The denoiser with these entries in the condition of each sample, in place of those of the same names: another style, an
+        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning, or EDGES (3, h, w); zeros are none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch; everything that depends on the sample number is chosen already."""
+
+    x0: Tensor
+    """(B, C, h, w) scaled latents, float32."""
+    conditions: list[Condition]
+    numbers: Tensor
+    """(B,) int64 sample numbers, counted from the start of the run over all GPUs."""
+    weights: Tensor
+    """(B,) weight of each sample in the loss."""
+    names: list[str]
+    """File of each picture, for messages."""
+    masks: Tensor | None = None
+    """(B, 1, h, w) in [0, 1], or None."""
+    towards: list[Condition] = field(default_factory=list)
+    """Per sample what it is to become, in place of its own condition; empty where nothing is transferred."""
+    goals: list[str] = field(default_factory=list)
+    """Per sample the style it is to take on; empty for the average of all styles."""
+    references: list[Tensor] = field(default_factory=list)
+    """Per sample (R, C, h', w') latents of real pictures of that style."""
+    captions: list[str] = field(default_factory=list)
+    """The caption each sample got, for live text encoding and for logs."""
+    regularisation: Tensor | None = None
+    """(B,) bool: the sample is a regularisation picture; None is as good as all False."""
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """(B,) weight of a term of the loss by its name (schema.anchored_flow.TERMS), where data sets or samples have weights of their own."""
+    step: int = 0
+    """Optimizer step that the batch belongs to, from 0; -1 for held-out pictures."""
+    progress: float = 0.0
+    """Share of the run's steps that are done before it, in [0, 1)."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Loss of each sample, shape (B,), and named parts of it for the log."""
+
+    loss: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """How a clean latent becomes a loss."""
+
+    def __call__(self, model: Denoiser, batch: Batch, seed: int) -> Losses:
+        """Draws from rng_for(seed, number) for each number of the batch, on the CPU."""
+        ...
+
+
+class Network(Protocol):
+    """What is trained, an adapter or the model itself, as the loop sees it."""
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Its tensors by name, in an order that is the same in every process and run; those that require a gradient are trained."""
+        ...
+
+    def train(self, mode: bool = True) -> None:
+        """Training or evaluation mode of every network it is part of."""
+        ...
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Within the block the networks compute as before training."""
+        ...
+
+    def after_step(self) -> object:
+        """What the options want done to the weights after each optimizer step."""
+        ...

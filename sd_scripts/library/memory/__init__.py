@@ -1,0 +1,1 @@
+"""Where weights and activations are, in which precision, and how much memory that takes."""

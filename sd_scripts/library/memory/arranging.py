@@ -1,0 +1,60 @@
+"""Brings a network that is about to be trained to its device, with the levers for memory and speed that the options pull.
+
+The order matters. Adapters are attached before; then
+
+    attention   by the kernels that the options name
+    layout      of weights with convolutions (channels_last)
+    recomputing decides for each block whether its activations are kept
+    compiling   makes code of blocks with their adapters, inside of what recomputes them
+    swapping    brings the weights of a block before its code runs, outside of it, and leaves at home what is swapped
+    the device  for everything else
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.schema.memory import UNetMemoryOptions
+from sd_scripts.schema.runs import RunOptions
+
+from . import compiling, kernels, recomputing, swapping
+from .swapping import BlockSwap
+
+log = logging.getLogger("sd_scripts")
+
+
+@dataclass
+class Arranged:
+    """What stands between a network and plain PyTorch."""
+
+    parts: Parts
+    swap: BlockSwap
+    """The blocks that are in main memory; none, unless blocks are swapped."""
+    compilation: compiling.Compilation | None = None
+    """The code of parts.backbone, if it is compiled."""
+
+
+def arrange(parts: Parts, options: RunOptions, device: torch.device, shared_out: bool = False) -> Arranged:
+    """Pulls the levers of parts.backbone, in place. shared_out: its weights are on the device already, a share of them in each process."""
+    kernels.use_attention(parts.backbone, options.memory.attention_backend)
+    if isinstance(options.memory, UNetMemoryOptions) and options.memory.channels_last:
+        # Convolutions give the layout of their weights to what they make, so inputs need none.
+        parts.backbone.to(memory_format=torch.channels_last)
+    if options.memory.gradient_checkpointing:
+        recomputing.switch(parts, options.memory, options.network.train_text_encoder)
+    compilation = None
+    if options.compile.compile:
+        compilation = compiling.compile_network(parts.backbone, options.compile, device, options.memory.blocks_to_swap > 0)
+    swap = BlockSwap(parts.backbone, device)
+    if options.memory.blocks_to_swap:
+        swapping.check(swap, shared_out, options.optimizer.optimizer_type)
+        swap.set(options.memory.blocks_to_swap)
+        log.info("%s", swap.summary())
+    if not shared_out:
+        # Everything else: swapped blocks stay at home.
+        parts.backbone.to(device)
+    return Arranged(parts, swap, compilation)

@@ -1,0 +1,305 @@
+"""A plan that makes a run fit on a card: levers one after the other, those first that change no result and cost least time."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
+from sd_scripts.library.memory.swapping import ON_ONE_DEVICE
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import RunOptions
+
+from .values import GIB, Forecast
+
+Predict = Callable[[RunOptions], Forecast]
+Values = Mapping[str, Any]
+
+WORTH_IT = GIB // 20
+"""A lever that spares less than this is not pulled, unless it makes the run fit."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A lever that a plan pulls."""
+
+    options: dict[str, Any]
+    """The flat options that it sets."""
+    cost: str
+    """What it costs, as a part of a sentence."""
+    before: int
+    """Bytes on the card without it."""
+    after: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to change so that a run fits."""
+
+    card: int
+    """Bytes of the card."""
+    options: RunOptions
+    """The run with all levers of the plan."""
+    forecast: Forecast
+    """Of these options."""
+    steps: tuple[Step, ...] = field(default_factory=tuple)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits with these options."""
+        return self.forecast.fits(self.card)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The flat options that differ from those asked for."""
+        found: dict[str, Any] = {}
+        for step in self.steps:
+            found |= step.options
+        return found
+
+
+def plan_for(card: int, options: RunOptions, predict: Predict) -> Plan:
+    """The plan for a card of so many bytes; without steps where the run fits as it is. It may not fit with every lever pulled."""
+    asked, forecast = options, predict(options)
+    steps: list[Step] = []
+    for lever in _LEVERS:
+        if forecast.fits(card):
+            break
+        for values, cost in lever(options, forecast, predict, card):
+            changed = with_values(options, values)
+            if changed is None:
+                continue
+            found = predict(changed)
+            if not found.fits(card) and not _helps(forecast, found, card):
+                continue
+            steps.append(Step(dict(values), cost, forecast.on_card, found.on_card))
+            options, forecast = changed, found
+            if forecast.fits(card):
+                break
+    plan = Plan(card, options, forecast, tuple(steps))
+    return _told_again(_relaxed(_pruned(plan, asked, predict), predict), asked, predict) if plan.fits else plan
+
+
+def _helps(before: Forecast, after: Forecast, card: int) -> bool:
+    """Whether clearly less is needed of what is too little: card or host RAM; or by training, where another phase still needs as much."""
+    if before.host > before.host_there and before.host - after.host > WORTH_IT:
+        return True
+    if before.on_card <= card:
+        return False
+    one, two = before.of("training"), after.of("training")
+    trains_in_less = one is not None and two is not None and one.total - two.total > WORTH_IT and before.worst.name != "caching"
+    return before.on_card - after.on_card > WORTH_IT or trains_in_less
+
+
+def _pruned(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
+    """The plan without levers that later ones have made needless, those that cost most left out first."""
+    for needless in reversed(plan.steps[:-1]):
+        kept = [step for step in plan.steps if step is not needless]
+        values = {name: value for step in kept for name, value in step.options.items()}
+        options = with_values(asked, values)
+        if options is not None and predict(options).fits(plan.card):
+            plan = Plan(plan.card, options, predict(options), tuple(kept))
+    return plan
+
+
+def _relaxed(plan: Plan, predict: Predict) -> Plan:
+    """The same plan with as few swapped blocks as the levers that came later allow."""
+    if not any("blocks_to_swap" in step.options for step in plan.steps):
+        return plan
+    fewest = _fewest(plan.options, predict, plan.card, plan.options.memory.blocks_to_swap)
+    options = with_values(plan.options, {"blocks_to_swap": fewest})
+    assert options is not None
+    steps = tuple(replace(step, options={"blocks_to_swap": fewest}) if "blocks_to_swap" in step.options else step for step in plan.steps)
+    return Plan(plan.card, options, predict(options), steps)
+
+
+def _told_again(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
+    """The same plan with what each step spares, counted anew."""
+    steps, options = [], asked
+    for step in plan.steps:
+        changed = with_values(options, step.options)
+        if changed is None:
+            return plan
+        steps.append(replace(step, before=predict(options).on_card, after=predict(changed).on_card))
+        options = changed
+    return replace(plan, steps=tuple(steps))
+
+
+def with_values(options: RunOptions, values: Values) -> RunOptions | None:
+    """The options with these flat values; None where they do not go with the others, or the run has no such option."""
+    known = flat.fields(type(options))
+    if any(name not in known for name in values):
+        return None
+    if not _may_swap({**flat.flatten(options), **values}, options.method):
+        return None
+    try:
+        return flat.build(type(options), {**flat.flatten(options), **values}, from_cli=True)
+    except OptionError:
+        return None
+
+
+def _may_swap(values: Values, method: str) -> bool:
+    """Whether the optimizer can move weights that are trained and swapped."""
+    return method == "network" or not values["blocks_to_swap"] or values["optimizer_type"] not in ON_ONE_DEVICE
+
+
+# Levers: each gives values and what they cost, in the order in which to try them.
+
+Tried = Iterator[tuple[dict[str, Any], str]]
+
+
+def _caches(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    data = options.dataset
+    if "cache_latents" in type(data).model_fields and not data.cache_latents:
+        yield {"cache_latents": True}, "same result; crops are drawn once"
+    if "cache_text_encoder_outputs" in type(data).model_fields and not data.cache_text_encoder_outputs:
+        yield {"cache_text_encoder_outputs": True}, "same result"
+
+
+def _batches_of_caching(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if forecast.worst.name != "caching":
+        return
+    data = options.dataset
+    smaller: dict[str, Any] = {
+        name: 1 for name in ("vae_batch_size", "text_encoder_batch_size") if name in type(data).model_fields and getattr(data, name) > 1
+    }
+    if smaller:
+        yield smaller, "same result, caching is slower"
+
+
+def _checkpointing(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if not options.memory.gradient_checkpointing:
+        yield {"gradient_checkpointing": True}, "same result, a step takes about a third longer"
+
+
+def _tiles(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if forecast.worst.name == "previews" and not options.memory.vae_tiling:
+        yield {"vae_tiling": True}, "same training; seams in previews are blended"
+
+
+def _swap(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    now = options.memory.blocks_to_swap
+    most = _most_blocks(options, predict, now)
+    if most <= now:
+        return
+    trained = "" if options.method == "network" else " and the optimizer works in main memory"
+    cost = f"same result; some of the speed, less with larger pictures{trained}"
+    yield {"blocks_to_swap": _fewest(options, predict, card, most)}, cost
+
+
+def _most_blocks(options: RunOptions, predict: Predict, now: int) -> int:
+    """Number of blocks of the network, from the blocks that a forecast has weighed."""
+    training = predict(options).of("training")
+    return max(now, 0 if training is None else training.num_blocks)
+
+
+def _fewest(options: RunOptions, predict: Predict, card: int, most: int) -> int:
+    """The smallest number of swapped blocks with which the run fits; `most` where none is enough."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        changed = with_values(options, {"blocks_to_swap": middle})
+        if changed is not None and predict(changed).on_card <= card:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _offload(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if options.memory.gradient_checkpointing and not options.memory.gradient_checkpointing_cpu_offload:
+        yield {"gradient_checkpointing_cpu_offload": True}, "same result, a little slower"
+
+
+def _batch(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    batch, steps = options.dataset.train_batch_size, options.training.gradient_accumulation_steps
+    if batch > 1:
+        yield {"train_batch_size": 1, "gradient_accumulation_steps": batch * steps}, "same training, slower"
+
+
+def _tables(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if getattr(options.model, "modulation_table", True) is False:
+        yield {"modulation_table": True}, "the same but for times, which are multiples of 1/1000; see what main memory it takes"
+
+
+def _whole_weights(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if options.method == "network":
+        return
+    accumulates = options.training.gradient_accumulation_steps > 1
+    if not accumulates:
+        yield {"fused_backward_pass": True, "max_grad_norm": 0.0}, "gradients are not clipped any more"
+    yield {"full_bf16": True}, "weights in bf16 with stochastic rounding: nearly the same result"
+    if options.optimizer.optimizer_type in ("AdamW", "Prodigy"):
+        if importlib.util.find_spec("bitsandbytes") is not None:
+            yield {"optimizer_type": "AdamW8bit"}, "the optimizer's state in 8 bits: nearly the same result"
+        yield {"optimizer_type": "Adafactor"}, "another optimizer, with nearly no state"
+
+
+def _text_encoder(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if getattr(options.model, "text_encoder_quantization", "") == "none" and "text encoders" in forecast.worst.parts:
+        yield {"text_encoder_quantization": "qint8"}, "the text encoder in 8 bits: nearly the same result"
+
+
+def _fewer_bits(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if getattr(options.model, "transformer_quantization", "") != "none" or options.method != "network":
+        return
+    yield {"transformer_quantization": "qint8"}, "the frozen network in 8 bits: nearly the same result"
+    yield {"transformer_quantization": "nf4"}, "the frozen network in 4 bits: a less exact base"
+
+
+def _vae(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if options.model.vae_dtype == "float" and forecast.worst.name != "training" and options.family != "sdxl":
+        yield {"vae_dtype": "bf16"}, "the VAE in bf16: pictures change below what is seen"
+
+
+def _resolution(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    width, height = options.dataset.resolution
+
+    def at(side: int) -> dict[str, Any]:
+        return {"resolution": tuple(max(64, round(one * side / min(width, height) / 64) * 64) for one in (width, height))}
+
+    yield from _largest(at, min(width, height), "smaller images, and another result", options, predict, card)
+
+
+def _controls(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+    if isinstance(options.model, QwenImageModelOptions):
+        cost = "control images are seen in less detail, training images as before"
+        yield from _largest(
+            lambda side: {"control_resolution": side}, options.model.control_resolution or 1024, cost, options, predict, card
+        )
+
+
+def _largest(at: Callable[[int], dict[str, Any]], now: int, cost: str, options: RunOptions, predict: Predict, card: int) -> Tried:
+    """The values of the largest side below the present one with which the run fits; of the smallest where none is small enough."""
+    sides = [side for side in (1024, 896, 768, 640, 512, 384, 256) if side < now]
+    low, high = 0, len(sides) - 1
+    while low < high:
+        middle = (low + high) // 2
+        changed = with_values(options, at(sides[middle]))
+        if changed is not None and predict(changed).fits(card):
+            high = middle
+        else:
+            low = middle + 1
+    if sides:
+        yield at(sides[low]), cost
+
+
+_LEVERS = (
+    _caches,
+    _batches_of_caching,
+    _checkpointing,
+    _tiles,
+    _swap,
+    _offload,
+    _batch,
+    _tables,
+    _text_encoder,
+    _whole_weights,
+    _vae,
+    _fewer_bits,
+    _controls,
+    _resolution,
+)

@@ -1,0 +1,404 @@
+"""The texts in a saved file's header: kohya's `ss_*` keys, modelspec, and the settings of the run. Never a folder or a path.
+
+A run that was killed and resumed must write the same bytes as one that was not. So nothing here looks at a clock or draws a random
+number: kohya's ss_training_started_at and ss_training_finished_at are left out, ss_session_id follows from the settings, and
+modelspec.date is written only when the caller gives a date (one that belongs to the run, such as that of its folder).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sd_scripts.families.ddpm.options import DdpmModelOptions
+from sd_scripts.families.flux.options import FluxModelOptions, FluxNetworkOptions
+from sd_scripts.families.lgt.options import LgtModelOptions, LgtObjectiveOptions
+from sd_scripts.families.qwen_edit.options import QwenImageModelOptions, QwenImageNetworkOptions
+from sd_scripts.families.sd.options import SdModelOptions
+from sd_scripts.families.zimage.options import ZImageModelOptions, ZImageNetworkOptions
+from sd_scripts.library.core.diffusion import anchor_sigmas
+from sd_scripts.library.core.protocols import Kind, StateDict, TrainingAdapter
+from sd_scripts.library.core.safetensors_file import serialise
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
+from sd_scripts.schema.fields import show_of
+from sd_scripts.schema.model import UNetModelOptions
+from sd_scripts.schema.network import NetworkOptions, TextNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, RegressionOptions
+from sd_scripts.schema.output import AdapterOutputOptions
+from sd_scripts.schema.runs import RunOptions
+
+CONFIG = "kohya_like.config"
+Version = Literal[
+    "sd1",
+    "sd2",
+    "sdxl",
+    "flux-dev",
+    "flux-schnell",
+    "qwen-image",
+    "qwen-edit",
+    "qwen-edit-2509",
+    "qwen-edit-2511",
+    "z-image",
+    "ddpm",
+    "lgt",
+]
+
+_MINIMAL = ("ss_v2", "ss_base_model_version", "ss_network_module", "ss_network_dim", "ss_network_alpha", "ss_network_args")
+_SAI, _FLUX = "https://github.com/Stability-AI/generative-models", "https://github.com/black-forest-labs/flux"
+_QWEN = "https://github.com/QwenLM/Qwen-Image"
+_VERSIONS: dict[Version, tuple[str, str, str]] = {
+    "sd1": ("sd_v1", "stable-diffusion-v1", _SAI),
+    "sd2": ("sd_v2", "stable-diffusion-v2-512", _SAI),
+    "sdxl": ("sdxl_base_v1-0", "stable-diffusion-xl-v1-base", _SAI),
+    "flux-dev": ("flux1", "flux-1-dev", _FLUX),
+    "flux-schnell": ("flux1", "flux-1-schnell", _FLUX),
+    "qwen-image": ("qwen_image", "Qwen-Image", _QWEN),
+    "qwen-edit": ("qwen_image_edit", "Qwen-Image-Edit", _QWEN),
+    "qwen-edit-2509": ("qwen_image_edit", "Qwen-Image-Edit-Plus", _QWEN),
+    "qwen-edit-2511": ("qwen_image_edit", "Qwen-Image-Edit-2511", _QWEN),
+    "z-image": ("z_image", "Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),
+    "ddpm": ("ddpm", "text-ddpm", "diffusers"),
+    "lgt": ("lgt", "latent-style-transfer", "diffusers"),
+}
+"""ss_base_model_version, modelspec.architecture, and modelspec.implementation for names in the original layout: it names the layout, not
+the program. The texts of published models are those of kohya's library/sai_model_spec.py and train_util.py, and of musubi-tuner for
+Qwen-Image and Z-Image."""
+_LORA_MODULES = (
+    (FluxNetworkOptions, "networks.lora_flux"),
+    (QwenImageNetworkOptions, "networks.lora_qwen_image"),
+    (ZImageNetworkOptions, "networks.lora_zimage"),
+)
+"""Families whose lora has a module of its own in kohya's programs."""
+_NETWORK_MODULES = {"lora": "networks.lora", "dora": "networks.lora", "loha": "lycoris.kohya", "lokr": "lycoris.kohya", "oft": "peft"}
+_PREDICTION = {"epsilon": "epsilon", "v_prediction": "v", "velocity": "flow", "sample": "sample"}
+# Kept out of the settings in the header: they say where things are or how this start came about, not what was trained.
+_NOT_SETTINGS = ("resume", "log_tracker_name", "wandb_run_name", "sample_prompts", "vae_device", "text_encoder_device")
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """What the header says about the base model."""
+
+    name: str
+    """Parts.source: a file name or hub id."""
+    kind: Kind
+    """What its network predicts."""
+    version: Version
+    shift: float = 1.0
+    """Of its scheduler, which places the sampler's steps."""
+    training_adapter: TrainingAdapter | None = None
+    """What was on it in training and is not in the file."""
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """kohya's name of the version, modelspec's of the architecture and of the original layout."""
+        named, architecture, layout = _VERSIONS[self.version]
+        if self.version == "sd2" and self.kind == "v_prediction":
+            return "sd_v2_768_v", "stable-diffusion-v2-768-v", layout
+        return named, architecture, layout
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What the header says about the pictures; folders are numbered, not named."""
+
+    num_train_images: int = 0
+    """Pictures of an epoch, repeats counted."""
+    num_reg_images: int = 0
+    num_validation_images: int = 0
+    num_batches_per_epoch: int = 0
+    global_batch: int = 0
+    """Samples of an optimizer step, over all processes and accumulated batches."""
+    num_epochs: int = 0
+    dataset_hash: str = ""
+    subsets: tuple[tuple[int, int], ...] = ()
+    """(repeats, pictures) of each training folder."""
+    tag_frequency: Mapping[str, int] = field(default_factory=dict)
+    """How often each part of a caption occurs."""
+    buckets: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Pictures of each bucket (width, height), repeats counted."""
+
+
+def build(
+    options: RunOptions,
+    base: BaseFacts,
+    *,
+    step: int,
+    epoch: int,
+    dataset: DatasetFacts | None = None,
+    base_hash: str | None = None,
+    date: str | None = None,
+) -> dict[str, str]:
+    """Header texts of a file saved after `step` optimizer steps, in kohya's formats: plain strings, "None", JSON for tables.
+
+    date: ISO 8601, of the run. Hashes of the tensors are added by `with_hashes`. With options.output.metadata = minimal only what other
+    tools need to read the file.
+    """
+    texts = _network(options, base) | _modelspec(options, base, date)
+    if options.output.metadata == "minimal":
+        return {key: value for key, value in texts.items() if key in _MINIMAL or key.startswith("modelspec.")}
+    settings = effective_settings(options, base.name)
+    texts |= _training(options, step, epoch, base.name, base_hash) | _anchors(options, base) | _training_adapter(base)
+    texts |= _dataset(options, dataset or DatasetFacts())
+    texts[CONFIG] = json.dumps(settings, sort_keys=True, ensure_ascii=False)
+    # kohya: a random number of 31 bits for each start. Here every start of the same run has the same one.
+    texts["ss_session_id"] = str(int.from_bytes(hashlib.sha256(texts[CONFIG].encode()).digest()[:4], "big") >> 1)
+    return texts
+
+
+def effective_settings(options: RunOptions, base: str) -> dict[str, object]:
+    """All settings by flat name, without folders, files and names of places; the base model by its name alone."""
+    settings: dict[str, object] = {}
+    for section in type(options).model_fields:
+        values = getattr(options, section)
+        for name, info in type(values).model_fields.items():
+            show = show_of(info)
+            if show.kind in ("folder", "file") or show.cli_only or name in _NOT_SETTINGS:
+                continue
+            settings[name] = getattr(values, name)
+    named = None if options.model.pretrained_model_name_or_path is None else base
+    return json.loads(json.dumps({"script": options.script} | settings | {"pretrained_model_name_or_path": named}))
+
+
+def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
+    """Adds the hashes that galleries and kohya's tools know a file by.
+
+    sshs_model_hash and modelspec.hash_sha256: SHA-256 of everything after the header. sshs_legacy_hash: first 8 digits of the SHA-256 of
+    64 KiB from the first MiB on, of the file with its ss_ texts only, because kohya computes it before it adds the others.
+    """
+    data = serialise(tensors, {key: value for key, value in texts.items() if key.startswith("ss_")})
+    digest = hashlib.sha256(data[8 + int.from_bytes(data[:8], "little") :]).hexdigest()
+    legacy = hashlib.sha256(data[0x100000:0x110000]).hexdigest()[:8]
+    return {**texts, "sshs_model_hash": digest, "sshs_legacy_hash": legacy, "modelspec.hash_sha256": f"0x{digest}"}
+
+
+def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
+    network = options.network
+    texts = {"ss_base_model_version": base.texts[0]}
+    if base.version not in ("ddpm", "lgt"):
+        texts["ss_v2"] = str(base.version == "sd2")
+    if not isinstance(network, NetworkOptions):
+        return texts
+    module = _NETWORK_MODULES[network.network_type]
+    if module == "networks.lora":
+        module = next((own for kind, own in _LORA_MODULES if isinstance(network, kind)), module)
+    arguments = {"algo": "locon" if network.network_type == "dora" else network.network_type} if network.network_type != "lora" else {}
+    if network.network_type == "dora":
+        arguments["dora_wd"] = "True"
+    for name in _ARGUMENTS + _own_arguments(network):
+        value = getattr(network, name)
+        if value != type(network).model_fields[name].default:
+            arguments[name] = ",".join(str(number) for number in value) if isinstance(value, tuple) else str(value)
+    return {
+        **texts,
+        "ss_network_module": module,
+        "ss_network_dim": str(network.network_dim),
+        "ss_network_alpha": str(float(network.network_dim) if network.network_alpha is None else network.network_alpha),
+        "ss_network_args": json.dumps(arguments, sort_keys=True),
+    }
+
+
+_ARGUMENTS = ("rank_dropout", "module_dropout", "network_reg_dims", "network_reg_lrs")
+
+
+def _own_arguments(network: NetworkOptions) -> tuple[str, ...]:
+    """The network arguments that only a family's adapter has, by the names of kohya's scripts."""
+    own = {UNetNetworkOptions, FluxNetworkOptions, QwenImageNetworkOptions, ZImageNetworkOptions}.intersection(type(network).__mro__)
+    return tuple(name for kind in own for name in kind.model_fields if name not in TextNetworkOptions.model_fields)
+
+
+def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[str, str]:
+    """modelspec 1.0.1."""
+    output = options.output
+    width, height = options.dataset.resolution
+    _, architecture, layout = base.texts
+    adapter = isinstance(output, AdapterOutputOptions)
+    texts = {
+        "sai_model_spec": "1.0.1",
+        "architecture": f"{architecture}/lora" if adapter else architecture,
+        "implementation": "diffusers" if output.save_model_as == "diffusers" else layout,
+        "title": output.metadata_title or output.output_name,
+        "resolution": f"{width}x{height}",
+        "prediction_type": _PREDICTION[base.kind],
+        "timestep_range": _timestep_range(options.objective),
+        "date": date,
+        "author": output.metadata_author,
+        "description": output.metadata_description,
+        "license": output.metadata_license,
+        "tags": output.metadata_tags,
+        "trigger_phrase": output.metadata_trigger_phrase,
+        "usage_hint": output.metadata_usage_hint,
+    }
+    return {f"modelspec.{key}": value for key, value in texts.items() if value is not None}
+
+
+_REGRESSION = ("loss_type", "huber_schedule", "huber_scale", "huber_c")
+"""Options of the distance between prediction and target."""
+
+
+def _timestep_range(objective: RegressionOptions | LgtObjectiveOptions) -> str:
+    """First and last of the 1000 steps that training sees."""
+    return "0,1000" if isinstance(objective, LgtObjectiveOptions) else f"{objective.min_timestep},{objective.max_timestep}"
+
+
+def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: str | None) -> dict[str, str]:
+    network, training, optimizer, objective, output = (
+        options.network,
+        options.training,
+        options.optimizer,
+        options.objective,
+        options.output,
+    )
+    # kohya writes one number where one was given, and a list otherwise.
+    text_rate = network.text_encoder_lr[0] if len(network.text_encoder_lr) == 1 else list(network.text_encoder_lr) or None
+    values = {
+        "output_name": output.output_name,
+        "learning_rate": optimizer.learning_rate,
+        "unet_lr": network.unet_lr,
+        "text_encoder_lr": text_rate,
+        "epoch": epoch,
+        "steps": step,
+        "max_train_steps": training.max_train_steps,
+        "gradient_checkpointing": options.memory.gradient_checkpointing,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "lr_scheduler": optimizer.lr_scheduler_type or optimizer.lr_scheduler,
+        "lr_warmup_steps": optimizer.lr_warmup_steps,
+        "optimizer": optimizer.optimizer_type + (f"({','.join(optimizer.optimizer_args)})" if optimizer.optimizer_args else ""),
+        "max_grad_norm": optimizer.max_grad_norm,
+        "mixed_precision": training.mixed_precision,
+        "seed": training.seed,
+        "cache_latents": options.dataset.cache_latents,
+        "prior_loss_weight": options.dataset.prior_loss_weight,
+        "training_comment": output.training_comment,
+    }
+    if not isinstance(objective, LgtObjectiveOptions):
+        values |= {name: getattr(objective, name) for name in _REGRESSION}
+    if options.model.pretrained_model_name_or_path is not None:
+        values |= {"sd_model_name": Path(base).name, "new_sd_model_hash": base_hash}
+    if isinstance(network, NetworkOptions):
+        values |= {"network_dropout": network.network_dropout or None, "scale_weight_norms": network.scale_weight_norms}
+    if isinstance(objective, FlowObjectiveOptions):
+        values |= {name: getattr(objective, name) for name in _FLOW}
+    return _kohya(values | _model(options) | (_noise(objective) if isinstance(objective, ObjectiveOptions) else {}))
+
+
+_FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_sampling", "sigmoid_scale", "model_prediction_type") + (
+    "discrete_flow_shift",
+)
+
+
+def _anchors(options: RunOptions, base: BaseFacts) -> dict[str, str]:
+    """The noise levels that acrf has trained, in the sampler's order: pictures are made with as many steps, at these."""
+    objective = options.objective
+    if not isinstance(objective, AnchoredFlowOptions):
+        return {}
+    texts = {"ss_scheduler_shift": str(base.shift)}
+    if objective.objective == "acrf":
+        texts["ss_turbo_steps"] = str(objective.turbo_steps)
+        texts["ss_acrf_sigmas"] = json.dumps(anchor_sigmas(objective.turbo_steps, base.shift))
+    return texts
+
+
+def _training_adapter(base: BaseFacts) -> dict[str, str]:
+    adapter = base.training_adapter
+    if adapter is None:
+        return {}
+    return {
+        "ss_training_adapter": adapter.name,
+        "ss_training_adapter_sha256": adapter.sha256,
+        "ss_training_adapter_multiplier": str(adapter.strength),
+    }
+
+
+def _model(options: RunOptions) -> dict[str, object]:
+    """How the base model was read."""
+    model = options.model
+    if isinstance(model, FluxModelOptions):
+        values: dict[str, object] = {
+            "model_type": "flux",
+            "apply_t5_attn_mask": model.apply_t5_attn_mask,
+            "guidance_scale": model.guidance_scale,
+        }
+        return values | ({"vae_name": Path(model.ae).name} if model.ae else {})
+    if isinstance(model, QwenImageModelOptions | ZImageModelOptions):
+        return {
+            "model_type": "qwen_image" if isinstance(model, QwenImageModelOptions) else "z_image",
+            "max_token_length": model.max_token_length,
+            "transformer_quantization": model.transformer_quantization,
+            "vae_name": None if model.vae is None else Path(model.vae).name,
+        }
+    if isinstance(model, DdpmModelOptions):
+        vae = None if model.vae is None else Path(model.vae).name
+        return {"model_type": "ddpm", "max_token_length": model.max_token_length, "vae_name": vae}
+    if isinstance(model, LgtModelOptions):
+        return {"model_type": "lgt", "vae_name": Path(model.vae).name}
+    assert isinstance(model, UNetModelOptions)
+    return {
+        "max_token_length": model.max_token_length,
+        "clip_skip": model.clip_skip if isinstance(model, SdModelOptions) else None,
+        "zero_terminal_snr": model.zero_terminal_snr,
+        "vae_name": None if model.vae is None else Path(model.vae).name,
+    }
+
+
+def _noise(objective: ObjectiveOptions) -> dict[str, object]:
+    """The noise and the weights of a model on a noise schedule."""
+    return {
+        "noise_offset": objective.noise_offset or None,
+        "noise_offset_random_strength": objective.noise_offset_random_strength,
+        "adaptive_noise_scale": objective.adaptive_noise_scale or None,
+        "multires_noise_iterations": objective.multires_noise_iterations or None,
+        "multires_noise_discount": objective.multires_noise_discount,
+        "ip_noise_gamma": objective.ip_noise_gamma or None,
+        "ip_noise_gamma_random_strength": objective.ip_noise_gamma_random_strength,
+        "min_snr_gamma": objective.min_snr_gamma,
+        "debiased_estimation": objective.debiased_estimation_loss,
+    }
+
+
+def _dataset(options: RunOptions, facts: DatasetFacts) -> dict[str, str]:
+    dataset = options.dataset
+    width, height = dataset.resolution
+    subsets = {f"{number}": {"n_repeats": repeats, "img_count": images} for number, (repeats, images) in enumerate(facts.subsets, 1)}
+    buckets = [{"resolution": list(size), "count": count} for size, count in sorted(facts.buckets.items())]
+    values = {
+        "num_train_images": facts.num_train_images,
+        "num_reg_images": facts.num_reg_images,
+        "num_validation_images": facts.num_validation_images,
+        "num_batches_per_epoch": facts.num_batches_per_epoch,
+        "num_epochs": facts.num_epochs,
+        "batch_size_per_device": dataset.train_batch_size,
+        "total_batch_size": facts.global_batch,
+        "resolution": f"({width}, {height})",
+        "enable_bucket": dataset.enable_bucket,
+        "bucket_no_upscale": dataset.bucket_no_upscale,
+        "min_bucket_reso": dataset.min_bucket_reso,
+        "max_bucket_reso": dataset.max_bucket_reso,
+        "color_aug": dataset.color_aug,
+        "flip_aug": dataset.flip_aug,
+        "random_crop": dataset.random_crop,
+        "shuffle_caption": dataset.shuffle_caption,
+        "keep_tokens": dataset.keep_tokens,
+        "caption_dropout_rate": dataset.caption_dropout_rate,
+        "caption_dropout_every_n_epochs": dataset.caption_dropout_every_n_epochs,
+        "caption_tag_dropout_rate": dataset.caption_tag_dropout_rate,
+        "resize_interpolation": dataset.resize_interpolation,
+        "dataset_dirs": json.dumps(subsets),
+        "tag_frequency": json.dumps(
+            {"1": dict(sorted(facts.tag_frequency.items(), key=lambda item: (-item[1], item[0])))}, ensure_ascii=False
+        ),
+        "bucket_info": json.dumps({"buckets": {str(number): bucket for number, bucket in enumerate(buckets)}}),
+    }
+    texts = _kohya(values)
+    if facts.dataset_hash:
+        texts["kohya_like.dataset_hash"] = facts.dataset_hash
+    return texts
+
+
+def _kohya(values: Mapping[str, object]) -> dict[str, str]:
+    """kohya's keys and formats: str() of everything, so None is "None" and True is "True"."""
+    return {f"ss_{key}": str(value) for key, value in values.items()}

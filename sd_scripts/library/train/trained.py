@@ -1,0 +1,33 @@
+"""Which networks a run trains, or reads anew because training changes what they say, and the precision that each is read in."""
+
+from __future__ import annotations
+
+import torch
+
+from sd_scripts.families.flux.options import FluxNetworkOptions
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.runs import RunOptions
+
+from .environment import DTYPES
+from .stepping import trained_dtype
+
+
+def dtypes_of_run(options: RunOptions) -> dict[str, torch.dtype]:
+    """The precision of backbone and text encoders by their names in Parts.modules(): networks whose own weights are trained have one of
+    their own, see stepping.trained_dtype, the others that of mixed_precision, which is decided by now."""
+    network = options.network
+    trained: list[str] = []
+    if not isinstance(network, NetworkOptions):
+        trained = [*(["backbone"] if network.train_unet else []), *(["te1", "te2"] if network.train_text_encoder else [])]
+    own, precision = trained_dtype(options.memory), DTYPES[options.training.mixed_precision]
+    return {name: own if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}
+
+
+def trained_encoders(options: RunOptions, parts: Parts) -> tuple[str, ...]:
+    """Text encoders whose outputs change with every step: all, or for FLUX CLIP-L alone, or none."""
+    network = options.network
+    if not network.train_text_encoder:
+        return ()
+    frozen_t5 = isinstance(network, FluxNetworkOptions) and not network.train_t5xxl
+    return ("te1",) if frozen_t5 else tuple(sorted(parts.text_encoders))
