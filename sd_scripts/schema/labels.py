@@ -202,6 +202,7 @@ _LABELS = {
     "variant": "File variant",
     "vocab_size": "Vocabulary size",
     "w_content": "Content weight",
+    "w_edges": "Edge weight",
     "w_flow": "Flow matching weight",
     "w_low": "Low-pass weight",
     "w_style": "Style weight",

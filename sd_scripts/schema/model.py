@@ -58,6 +58,11 @@ class ModelOptions(Section):
         """How the model was read, for the header of saved files, by kohya's names without ss_."""
         raise NotImplementedError
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """Options whose files such a run does not read, because the model that it begins with brings its own."""
+        return frozenset()
+
 
 class BaseModelOptions(ModelOptions):
     """A published model that training begins with."""

@@ -46,6 +46,7 @@ class Free:
 
     velocity: Tensor
     kind: str = "velocity"
+    takes_edges: bool = False
 
     def told(self, entries: Sequence[Condition]) -> Free:
         return self
@@ -61,6 +62,7 @@ class Bound:
     parts: Parts
     conditions: Sequence[Condition]
     kind: str = "velocity"
+    takes_edges: bool = False
 
     def told(self, entries: Sequence[Condition]) -> Bound:
         return Bound(self.parts, entries)

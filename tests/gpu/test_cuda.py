@@ -42,6 +42,7 @@ def test_style_transfer_on_a_gpu_is_that_on_a_cpu(tmp_path: Path) -> None:
     """Flow and energy, in batches of several styles."""
     preset = Path(__file__).parents[2] / "presets" / "lgt_train" / "toy-styles.toml"
     small = "--max_train_steps=4 --train_batch_size=4 --energy_from_step=1 --sample_steps=2 --optimizer_type=SGD --learning_rate=0.01"
+    small += " --w_style=3 --w_content=1.5 --w_edges=1 --log_every_n_steps=1"
     losses = {}
     for device, environment in (("gpu", os.environ), ("cpu", os.environ | {"CUDA_VISIBLE_DEVICES": ""})):
         command = [sys.executable, str(SCRIPT.with_name("lgt_train.py")), f"--config_file={preset}", f"--output_dir={tmp_path / device}"]

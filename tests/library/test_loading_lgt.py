@@ -201,6 +201,24 @@ def test_options_that_say_otherwise_than_the_model_are_named_with_both_values(pa
     assert "layers_per_block" not in told, "the default says nothing"
 
 
+@pytest.mark.parametrize("form", ["safetensors", "diffusers"])
+def test_a_model_with_edge_conditioning_comes_back_as_one_and_an_older_file_is_one_without(form: str, parts: Parts, tmp_path: Path) -> None:
+    edged = built(edge_conditioning=True)
+    again = load(saved(edged, tmp_path / "edged", form))
+    assert LGT.takes_edges(again) and again.denoising == {"edge_conditioning": True}
+    assert again.backbone.config.in_channels == again.backbone.config.out_channels + 3
+    place = saved(parts, tmp_path / "older", form)
+    if form == "safetensors":
+        described(lambda it: it["architecture"].pop("edge_conditioning"))(place)
+    else:
+        index = place / "model_index.json"
+        it = json.loads(index.read_text(encoding="utf-8"))
+        it["architecture"].pop("edge_conditioning")
+        index.write_text(json.dumps(it), encoding="utf-8")
+    assert load(place).denoising == {"edge_conditioning": False} and not LGT.takes_edges(load(place))
+    assert "edge_conditioning: True is asked for, but" in sentence(place, edge_conditioning=True)
+
+
 def test_a_vae_is_taken_from_a_file_a_folder_or_the_built_in_one(parts: Parts, tmp_path: Path) -> None:
     parts.vae.save_pretrained(tmp_path / "vae")
     for value in (tmp_path / "vae", tmp_path / "vae" / "diffusion_pytorch_model.safetensors"):

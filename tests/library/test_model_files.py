@@ -64,3 +64,11 @@ def test_every_bit_of_every_file_counts_and_what_stayed_is_not_read_again(tmp_pa
     (tmp_path / "cache" / NOTES).write_bytes(b"\xff{")
     assert look() == first and read, "damaged notes are made again"
     assert json.loads((tmp_path / "cache" / NOTES).read_text())
+
+
+def test_a_model_of_style_transfer_brings_its_vae_and_none_is_looked_for(tmp_path: Path) -> None:
+    saved = tmp_path / "styles.safetensors"
+    shutil.copy(weights_of(TOY / "vae"), saved)
+    options = flat.build(RUNS["lgt", "scratch"], {"pretrained_model_name_or_path": str(saved), "train_data_dir": "x"})
+    assert options.model.vae not in ("", "toy"), "the default names a VAE that is not here"
+    assert [*model_files(options, tmp_path / "cache", lambda *_: None)] == ["pretrained_model_name_or_path: styles.safetensors"]

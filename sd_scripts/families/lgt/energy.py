@@ -3,10 +3,11 @@
 A sample is led up to a noise level t0, by the velocity of its own style or by mixing it with noise, and brought back to the picture by the
 velocity towards its wanted style. The gradient goes through the way back. The loss is
 
-    w_flow flow + w_style s SWD + w_content SSM + w_low low + w_velocity |v|^2 + w_velocity_tv TV(v),
+    w_flow flow + w_style s SWD + w_content SSM + w_edges edges + w_low low + w_velocity |v|^2 + w_velocity_tv TV(v),
 
-s the weight of the wanted style, SWD and SSM of where it arrives (`transport`, `similarity`), low the blurred difference there, v the
-velocity on the way, and flow conditional flow matching of its own style (Lipman et al. 2023, arXiv 2210.02747).
+s the weight of the wanted style, SWD and SSM of where it arrives (`transport`, `similarity`), edges and low the difference of maps of
+edges (`edges`) and the blurred difference there, v the velocity on the way, and flow conditional flow matching of its own style
+(Lipman et al. 2023, arXiv 2210.02747).
 
 Shapes: B samples, C latent channels, h w latent sides.
 """
@@ -23,10 +24,12 @@ from torch.nn import functional as F
 
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.integrators import ORDERS, integrate
-from sd_scripts.library.core.protocols import Batch, Denoiser, Losses, Path
+from sd_scripts.library.core.protocols import EDGES, Batch, Denoiser, Losses, Path
 from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.objectives.regression import chosen_rows
 from sd_scripts.schema.errors import OptionError
 
+from .edges import CHANNELS, edge_difference, edge_map
 from .options import LgtObjectiveOptions
 from .similarity import chosen_positions, self_similarity
 from .transport import directions, sliced_wasserstein
@@ -47,6 +50,7 @@ class Energy:
             "flow": options.w_flow,
             "swd": options.w_style,
             "ssm": options.w_content,
+            "edges": options.w_edges,
             "low": options.w_low,
             "velocity": options.w_velocity,
             "velocity_tv": options.w_velocity_tv,
@@ -79,9 +83,38 @@ class Energy:
         """The mean squared error of the velocity, at a time and with noise of the sample's own."""
         t = drawn_times(batch, seed, "time")
         noise = drawn_noise(batch, seed, "noise")
-        velocity = model(diffusion.add_noise(self.path, batch.x0, noise, t), t)
+        velocity = self._told_edges(model, batch, seed)(diffusion.add_noise(self.path, batch.x0, noise, t), t)
         wanted = diffusion.target(model.kind, self.path, batch.x0, noise, t)
         return {"flow": (velocity - wanted).square().mean(dim=(1, 2, 3))}
+
+    def _told_edges(self, model: Denoiser, batch: Batch, seed: int) -> Denoiser:
+        """The denoiser told where the edges of each sample are, with some noise, or for a share of the samples nothing."""
+        if not model.takes_edges:
+            return model
+        levels, chances = (drawn_times(batch, seed, stream) for stream in ("edge noise level", "edge dropout"))
+        maps = self._back_translated(model, batch, edge_map(batch.x0), seed)
+        noise = drawn_noise(batch, seed, "edge noise", CHANNELS)
+        maps = maps + (self.options.edge_noise * levels).view(-1, 1, 1, 1) * noise
+        kept = (chances >= self.options.edge_dropout_rate).view(-1, 1, 1, 1)
+        return model.told([{EDGES: one} for one in maps * kept])
+
+    def _back_translated(self, model: Denoiser, batch: Batch, maps: Tensor, seed: int) -> Tensor:
+        """The maps of edges (B, 3, h, w), of a share of the samples those of what the model draws from noise with them in the wanted style.
+
+        Training on real samples told of made ones is back-translation (Sennrich et al. 2016, arXiv 1511.06709).
+        """
+        options = self.options
+        if not options.back_translation_rate or 0 <= batch.step < options.energy_from_step:
+            return maps
+        rows, count = chosen_rows(drawn_times(batch, seed, "back-translation") < options.back_translation_rate, model)
+        if not rows:
+            return maps
+        noise = drawn_noise(batch, seed, "back-translation noise")[rows]
+        towards = model.only(rows).told([{**batch.towards[row], EDGES: maps[row]} for row in rows])
+        ones = torch.ones(len(rows), device=noise.device)
+        with torch.no_grad():
+            made = integrate(towards, noise, ones, torch.zeros_like(ones), options.ode_integration_steps, options.integrator)
+        return maps.index_copy(0, torch.tensor(rows, device=maps.device), edge_map(made)) if count else maps
 
     def _transfer(self, model: Denoiser, batch: Batch, seed: int) -> dict[str, Tensor]:
         """What the parts other than flow are, of latents on their way from a noise level of their own to the picture, and there."""
@@ -89,6 +122,8 @@ class Energy:
         problems = options.size_problems({(latents.shape[-2], latents.shape[-1]) for latents in (batch.x0, *batch.references)})
         if problems:
             raise OptionError(problems)
+        if model.takes_edges:
+            model = model.told([{EDGES: one} for one in edge_map(batch.x0)])
         start = options.min_start + (options.max_start - options.min_start) * drawn_times(batch, seed, "start")
         x = self._begun(model, batch, start, seed)
         towards = model.told(batch.towards)
@@ -111,6 +146,8 @@ class Energy:
             parts["swd"] = self._style(x, batch, seed)
         if "ssm" in self.weights:
             parts["ssm"] = self_similarity(x, batch.x0, options.descriptor_size, self._positions(batch, seed))
+        if "edges" in self.weights:
+            parts["edges"] = edge_difference(x, batch.x0)
         if "low" in self.weights:
             parts["low"] = blurred(x - batch.x0, options.low_pass_size).square().mean(dim=(1, 2, 3))
         names = [name for name in ("velocity", "velocity_tv") if name in self.weights]
@@ -174,9 +211,10 @@ def drawn_times(batch: Batch, seed: int, stream: str) -> Tensor:
     return torch.stack(uniform).float().to(batch.x0.device, non_blocking=True)
 
 
-def drawn_noise(batch: Batch, seed: int, stream: str) -> Tensor:
-    """Normal noise of each sample (B, C, h, w), float32, on the batch's device."""
-    noise = [torch.randn(batch.x0.shape[1:], generator=rng_for(seed, number, stream)) for number in batch.numbers.tolist()]
+def drawn_noise(batch: Batch, seed: int, stream: str, channels: int | None = None) -> Tensor:
+    """Normal noise of each sample (B, C, h, w), float32, on the batch's device; with as many channels as x0 unless it is said."""
+    shape = (channels or batch.x0.shape[1], *batch.x0.shape[-2:])
+    noise = [torch.randn(shape, generator=rng_for(seed, number, stream)) for number in batch.numbers.tolist()]
     return torch.stack(noise).to(batch.x0.device, non_blocking=True)
 
 

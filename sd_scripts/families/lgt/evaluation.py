@@ -46,7 +46,7 @@ from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory
 
 from .options import LgtSampleOptions
 from .similarity import chosen_positions, self_similarity
-from .transfer import Settings, begin, generate
+from .transfer import Settings, begin, edges_of, generate
 from .transport import directions, projected, quantile_distance
 
 METRICS = ("swd_target", "swd_source", "swd_ratio", "ssm_source", "structure")
@@ -251,7 +251,9 @@ class Evaluation:
             starts = 1 if settings.start == "inversion" else len(styles)
             several = latents.expand(starts, -1, -1, -1)
             state = begin(self._family, parts, several, [source.style] * starts, seeds[:starts], settings)
-            moved = generate(self._family, parts, state.expand(len(styles), -1, -1, -1), styles, seeds, settings)
+            edges = edges_of(self._family, parts, latents)
+            several_edges = None if edges is None else edges.expand(len(styles), -1, -1, -1)
+            moved = generate(self._family, parts, state.expand(len(styles), -1, -1, -1), styles, seeds, settings, edges=several_edges)
             round_trip = self._family.decode(parts, latents)
             again = self._family.encode_pictures(parts, round_trip)
             shown = torch.cat([self._family.decode(parts, one) for one in moved.split(1)])

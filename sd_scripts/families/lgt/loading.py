@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from math import gcd
 from pathlib import Path
@@ -20,6 +21,7 @@ from sd_scripts.library.loading.common import BASE, Config, FamilySpec, PartSpec
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 
+from . import edges
 from .options import LgtModelOptions
 
 DESCRIPTION = "kohya_like.lgt"
@@ -123,6 +125,7 @@ def _parts(networks: Mapping[str, nn.Module], scheduler: Config, source: str, ar
         scheduler_config=scheduler,
         source=source,
         settings={"architecture": architecture, "styles": tuple(architecture["styles"])},
+        denoising={"edge_conditioning": architecture["edge_conditioning"]},
     )
 
 
@@ -140,7 +143,7 @@ def unet_config(options: LgtModelOptions, vae: Config, sizes: Sequence[tuple[int
     groups = gcd(32, *(width // 2 for width in widths))
     return {
         "sample_size": made.sample_size(sizes, vae),
-        "in_channels": vae["latent_channels"],
+        "in_channels": vae["latent_channels"] + (edges.CHANNELS if options.edge_conditioning else 0),
         "out_channels": vae["latent_channels"],
         "block_out_channels": tuple(widths),
         "layers_per_block": options.layers_per_block,
@@ -179,6 +182,8 @@ def load(options: LgtModelOptions, device: torch.device, dtype: Dtypes, without:
     source = made.source_of(SPEC, options.pretrained_model_name_or_path)
     with made.reading(source):
         described = made.described(SPEC, DESCRIPTION, source, without)
+        # Models that were saved before there was edge conditioning have none.
+        described = replace(described, architecture={"edge_conditioning": False} | described.architecture)
         _check_whole(described)
     _check_options(options, described)
     networks = read_networks(described.networks, source.label, device, dtypes_of(("backbone", "vae"), dtype, options.vae_dtype), without)

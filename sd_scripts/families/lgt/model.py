@@ -18,6 +18,7 @@ from sd_scripts.dataset.plan import Plan
 from sd_scripts.families.common import pictures, unet
 from sd_scripts.families.common.made import latent_factor
 from sd_scripts.library.core.protocols import (
+    EDGES,
     Beginning,
     Condition,
     Dtypes,
@@ -37,7 +38,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.runs import RunOptions
 
-from . import loading
+from . import edges, loading
 from .energy import Energy
 from .options import LgtModelOptions, LgtObjectiveOptions, LgtSampleOptions
 
@@ -169,8 +170,20 @@ class Lgt(pictures.PictureFamily):
         dtype = dtype_of(parts.backbone)
         weights = torch.stack([condition[STYLE] for condition in conditions]).to(x_t.device, dtype)
         clock = parts.path.model_times(t).to(x_t.device)
-        velocity: Tensor = parts.backbone(x_t.to(dtype), clock, class_labels=weights, return_dict=False)[0]
+        known = self._with_edges(parts, x_t, conditions).to(dtype)
+        velocity: Tensor = parts.backbone(known, clock, class_labels=weights, return_dict=False)[0]
         return velocity.to(torch.promote_types(x_t.dtype, torch.float32))
+
+    def takes_edges(self, parts: Parts) -> bool:
+        """Whether the network is told where the edges of a picture are."""
+        return bool(parts.backbone.config.in_channels > parts.backbone.config.out_channels)
+
+    def _with_edges(self, parts: Parts, x_t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's input: x_t, with the maps of edges as further channels in models with edge conditioning; zeros are none."""
+        if not self.takes_edges(parts):
+            return x_t
+        none = x_t.new_zeros(edges.CHANNELS, *x_t.shape[-2:])
+        return torch.cat([x_t, torch.stack([condition.get(EDGES, none).to(x_t) for condition in conditions])], dim=1)
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers of transformers, of which there are none, and with conv of the other blocks, by module name."""

@@ -41,6 +41,7 @@ TransferStart = Literal["inversion", "noise"]
 
 _STYLE = Show(fold="Style term")
 _CONTENT = Show(fold="Content terms")
+_EDGES = Show(needs="edge_conditioning", fold="Content terms")
 _FIELD = Show(fold="Velocity terms")
 _PATH = Show(fold="Integration")
 
@@ -69,6 +70,13 @@ class LgtModelOptions(ModelOptions):
     """Channels of an attention head; the channels of every level with attention must be a multiple of it."""
     unet_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
     """Share of activations that the residual blocks drop in training."""
+    edge_conditioning: bool = False
+    """Tell the network where the picture that is transferred has its edges, as three more channels of its input: flow matching alone then
+    teaches it to draw what stands there in each style. The map is made of the latents and is nearly the same in every style."""
+
+    @property
+    def unread(self) -> frozenset[str]:
+        return frozenset() if self.pretrained_model_name_or_path is None else frozenset({"vae"})
 
     @model_validator(mode="after")
     def _architecture_fits_together(self) -> Self:
@@ -178,6 +186,9 @@ class LgtObjectiveOptions(ObjectiveSection):
     negative has the same). Take 0 where styles differ in brightness, such as day and night."""
     low_pass_size: Annotated[int, Field(ge=2, le=32), Show(needs="w_low", fold="Content terms")] = 5
     """Side of the square of latent pixels that w_low averages over."""
+    w_edges: Annotated[NotNegative, _CONTENT] = 0.0
+    """Weight of 1 - the correlation of the maps of edges of transferred latent and source. Unlike w_content it does not ask areas that
+    looked different to look different still, such as the inside of a shape that becomes an outline."""
     descriptor_size: Annotated[Literal[1, 3, 5], _CONTENT] = 3
     """Side of the patches that the content term compares, centred over the picture; 1 compares single latent pixels, which tells a picture
     from few others."""
@@ -206,6 +217,15 @@ class LgtObjectiveOptions(ObjectiveSection):
     that its content is all there; noise mixes it with noise, which is a little faster and forgets content at high levels."""
     energy_from_step: Annotated[WholeNumber, Show(unit="steps", needs="w_flow", fold="Integration")] = 0
     """Optimizer steps of flow matching alone, before the energy joins: inversion means something only once the velocity does."""
+    edge_noise: Annotated[NotNegative, _EDGES] = 0.1
+    """Most noise that flow matching adds to the map of edges, whose own deviation is 1; how much is drawn for each sample. It keeps the
+    network from reading more out of the map than where the edges are, such as the style that it comes from."""
+    edge_dropout_rate: Annotated[Fraction, _EDGES] = 0.1
+    """Chance that flow matching tells a sample nothing of its edges, by which the model learns to draw from noise alone."""
+    back_translation_rate: Annotated[Fraction, _EDGES] = 0.0
+    """Chance that flow matching tells a sample the edges of what the model itself makes of it in the style it is to take on, drawn from
+    noise, in place of its own: the model learns to draw real pictures of a style from the edges of another, and to mend what is wrong with
+    them. It begins with energy_from_step."""
     min_start: Annotated[Fraction, _PATH] = 0.3
     """Least noise level from which a sample is transferred, 0 the picture and 1 noise."""
     max_start: Annotated[Fraction, _PATH] = 1.0

@@ -21,10 +21,11 @@ from sd_scripts.families.common.made import check_size, state_shape
 from sd_scripts.families.common.pictures import evaluating, first_of
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.integrators import ORDERS, STEPS, Field, Method
-from sd_scripts.library.core.protocols import Condition, OnStep, Parts, Preview
+from sd_scripts.library.core.protocols import EDGES, Condition, OnStep, Parts, Preview
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
 
+from .edges import edge_map
 from .options import INTEGRATORS, TransferStart
 
 if TYPE_CHECKING:
@@ -65,7 +66,18 @@ def transfer(
 ) -> Tensor:
     """Latents (B, C, h, w), float32, of pictures of the source styles in the target styles, as `begin` and `generate` make them."""
     state = begin(family, parts, latents, sources, seeds, settings, on_step)
-    return generate(family, parts, state, targets, seeds, settings, on_step)
+    return generate(family, parts, state, targets, seeds, settings, on_step, edges=edges_of(family, parts, latents))
+
+
+def edges_of(family: Lgt, parts: Parts, latents: Tensor) -> Tensor | None:
+    """Maps of edges (B, 3, h, w) of pictures; None for a model that is not told of them."""
+    return edge_map(latents.to(place(parts.backbone)[0])) if family.takes_edges(parts) else None
+
+
+def _conditions(family: Lgt, parts: Parts, styles: Sequence[str], edges: Tensor | None) -> list[Condition]:
+    """Of styles, with what is known of edges."""
+    told = family.encode_prompts(parts, styles)
+    return told if edges is None else [{**condition, EDGES: one} for condition, one in zip(told, edges, strict=True)]
 
 
 def begin(
@@ -102,7 +114,7 @@ def invert(family: Lgt, parts: Parts, latents: Tensor, sources: Sequence[str], s
         done = []
         for rows in _groups(parts, len(latents)):
             x = latents[rows].to(parts.device).float()
-            field = _field(family, parts, family.encode_prompts(parts, sources[rows]))
+            field = _field(family, parts, _conditions(family, parts, sources[rows], edges_of(family, parts, x)))
             zero = torch.zeros(len(x), device=x.device)
             length = torch.full_like(zero, settings.strength / settings.steps)
             for number in range(settings.steps):
@@ -121,10 +133,12 @@ def generate(
     settings: Settings,
     on_step: OnStep | None = None,
     away: Sequence[str] | None = None,
+    edges: Tensor | None = None,
 ) -> Tensor:
     """Latents (B, C, h, w) in the target styles from a state at noise level `strength`; fresh noise is of the seeds.
 
-    Guidance leads away from the styles `away`, by default the average. on_step is told the steps of each group of pictures that is
+    Guidance leads away from the styles `away`, by default the average. edges: maps (B, 3, h, w) of what is transferred,
+    for a model that is told of them. on_step is told the steps of each group of pictures that is
     generated together.
     """
     assert len(state) == len(targets) == len(seeds), f"{len(targets)} styles and {len(seeds)} seeds for {len(state)} pictures"
@@ -132,10 +146,11 @@ def generate(
         done = []
         for rows in _groups(parts, len(state)):
             x = state[rows].to(parts.device).float()
-            goals = family.encode_prompts(parts, targets[rows])
+            known = None if edges is None else edges[rows]
+            goals = _conditions(family, parts, targets[rows], known)
             others = None
             if settings.cfg_scale != 1:
-                others = family.encode_prompts(parts, [""] * len(x) if away is None else away[rows])
+                others = _conditions(family, parts, [""] * len(x) if away is None else away[rows], known)
             field = _field(family, parts, goals, others, settings.cfg_scale)
             done.append(_generated(field, x, [rng_for(seed, 0, "temperature") for seed in seeds[rows]], settings, on_step))
     return torch.cat(done) if done else state
@@ -201,10 +216,11 @@ def guess_source(family: Lgt, parts: Parts, latents: Tensor) -> list[str]:
     device = parts.device
     times = torch.tensor(GUESS_TIMES, device=device)
     noise = torch.stack([torch.randn(latents.shape[1:], generator=rng_for(0, number, "guess")) for number in range(len(times))]).to(device)
-    conditions = family.encode_prompts(parts, styles)
     found = []
     with torch.no_grad(), evaluating(parts):
         for x0 in latents.to(device).float():
+            edges = edges_of(family, parts, x0[None])
+            conditions = _conditions(family, parts, styles, None if edges is None else edges.expand(len(styles), -1, -1, -1))
             clean = x0.expand_as(noise)
             x_t, velocity = (
                 diffusion.add_noise(parts.path, clean, noise, times),

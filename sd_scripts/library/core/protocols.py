@@ -32,6 +32,10 @@ Condition = dict[str, Tensor]
 ESTIMATE = "estimate"
 """Entry of a condition with the network's own estimate of x0 (C, h, w), in models with self-conditioning; without it there is none."""
 
+EDGES = "edges"
+"""Entry of a condition with the map of edges (3, h, w) of what is transferred, in models with edge conditioning; without it they are
+unknown."""
+
 StateDict = dict[str, Tensor]
 
 Dtypes = torch.dtype | Mapping[str, torch.dtype]
@@ -107,7 +111,8 @@ class Parts:
     processor: Any | None = None
     """What prepares control pictures for a text encoder that sees, in families that have one."""
     denoising: dict[str, Any] = field(default_factory=dict)
-    """Settings of the family that denoise alone needs, such as guidance_scale; self_conditioning where the network takes an estimate."""
+    """Settings of the family that denoise alone needs, such as guidance_scale; self_conditioning where the network takes an estimate,
+    edge_conditioning where it takes a map of edges."""
 
     training_adapter: TrainingAdapter | None = None
     """What is on the backbone in training and in validation, also of the base that a prior compares with, but in no preview and in no saved
@@ -470,6 +475,11 @@ class Denoiser(Protocol):
         """Whether the network is one with self-conditioning, which is told an ESTIMATE."""
         ...
 
+    @property
+    def takes_edges(self) -> bool:
+        """Whether the network is one with edge conditioning, which is told EDGES."""
+        ...
+
     def only(self, rows: Sequence[int]) -> Denoiser:
         """The denoiser of these samples of the batch."""
         ...
@@ -487,8 +497,8 @@ class Denoiser(Protocol):
         ...
 
     def told(self, entries: Sequence[Condition]) -> Denoiser:
-        """The denoiser with these entries in the condition of each sample, in place of those of the same names: another style, or an
-        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning; zeros are none."""
+        """The denoiser with these entries in the condition of each sample, in place of those of the same names: another style, an
+        ESTIMATE of the clean latents (C, h, w), for networks with self-conditioning, or EDGES (3, h, w); zeros are none."""
         ...
 
 

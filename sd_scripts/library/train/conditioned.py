@@ -82,6 +82,10 @@ class Conditioned:
     def takes_estimate(self) -> bool:
         return bool(self.parts.denoising.get("self_conditioning", False))
 
+    @property
+    def takes_edges(self) -> bool:
+        return bool(self.parts.denoising.get("edge_conditioning", False))
+
     def only(self, rows: Sequence[int]) -> Denoiser:
         return replace(self, conditions=[self.conditions[row] for row in rows])
 

@@ -66,7 +66,7 @@ def _named(options: RunOptions) -> Iterator[tuple[str, str]]:
     """What the model's options name, with the name of the option; the built-in models are part of the program."""
     known = flat.fields(type(options))
     for name, value in flat.flatten(options).items():
-        if known[name].section == "model" and known[name].show.kind == "file":
+        if known[name].section == "model" and known[name].show.kind == "file" and name not in options.model.unread:
             yield from ((name, text) for text in (value if isinstance(value, tuple) else (value,)) if text and text != "toy")
 
 

@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from sd_scripts.families.lgt.edges import edge_map
 from sd_scripts.families.lgt.model import STYLE, Lgt
+from sd_scripts.families.lgt.options import LgtModelOptions
 from sd_scripts.families.lgt.transfer import (
     Settings,
     begin,
+    edges_of,
     generate,
     guess_source,
     invert,
@@ -32,7 +35,7 @@ from sd_scripts.families.lgt.transfer import (
 )
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.integrators import STEPS, Method
-from sd_scripts.library.core.protocols import Condition, Parts
+from sd_scripts.library.core.protocols import Beginning, Condition, Parts
 from sd_scripts.library.core.rng import rng_for
 
 DOUBLE = torch.float64
@@ -69,6 +72,16 @@ def parts() -> Parts:
 @pytest.fixture
 def gaussians() -> Gaussians:
     return Gaussians()
+
+
+def told_of_edges() -> Parts:
+    """A model with edge conditioning whose velocity depends on everything that it is told."""
+    small = {"base_channels": 16, "channel_multipliers": (1, 2), "layers_per_block": 1, "attention_head_dim": 8}
+    options = LgtModelOptions(vae="toy", edge_conditioning=True, **small)
+    edged = Lgt().build(options, Beginning(0, ((64, 64),), Lgt().files(options, tuple(STYLES))), torch.device("cpu"), torch.float32)
+    last = edged.backbone.conv_out
+    last.weight.copy_(torch.randn(last.weight.shape, generator=rng_for(0, 0, "tiny")) * last.weight[0].numel() ** -0.5)
+    return edged
 
 
 def latents(count: int = 2, side: int = 8) -> Tensor:
@@ -256,6 +269,22 @@ def test_the_same_style_gives_the_picture_back_and_another_does_not(parts: Parts
 
     assert error(24) < 0.002 and error(4) > 4 * error(24)
     assert error(24, "night") > 0.1
+
+
+def test_a_model_with_edge_conditioning_is_told_the_edges_of_what_it_transfers_all_the_way() -> None:
+    """The way there and back closes only where both are told the same, and another map leads elsewhere."""
+    edged, family, x, settings = told_of_edges(), Lgt(), latents(2), Settings(24, "heun")
+    seeds, styles = [1, 2], ["flat", "line"]
+    assert rms(transfer(family, edged, x, styles, styles, seeds, settings) - x) < 0.002
+    state, edges = invert(family, edged, x, styles, settings), edges_of(family, edged, x)
+    assert edges is not None and torch.equal(edges, edge_map(x))
+    assert rms(generate(family, edged, state, styles, seeds, settings, edges=edges) - x) < 0.002
+    for other in (edges.flip(0), None):
+        assert rms(generate(family, edged, state, styles, seeds, settings, edges=other) - x) > 0.02
+    guided = replace(settings, steps=2, cfg_scale=2.0)
+    both = [generate(family, edged, state, styles, seeds, guided, away=styles, edges=some) for some in (edges, edges.flip(0))]
+    plain = generate(family, edged, state, styles, seeds, replace(guided, cfg_scale=1.0), edges=edges)
+    assert torch.allclose(both[0], plain, atol=1e-4) and rms(both[1] - plain) > 0.01, "both sides of guidance are told"
 
 
 def test_transfer_leaves_modes_gradients_and_the_global_generator_alone(parts: Parts) -> None:

@@ -15,19 +15,28 @@ from torch.nn import functional as F
 
 from sd_scripts import families
 from sd_scripts.dataset.weights import terms_of
+from sd_scripts.families.lgt.edges import edge_difference, edge_map
 from sd_scripts.families.lgt.energy import Energy
 from sd_scripts.families.lgt.options import INTEGRATORS, LgtObjectiveOptions
 from sd_scripts.families.lgt.transport import directions, sliced_wasserstein
 from sd_scripts.library.core.diffusion import FlowPath
-from sd_scripts.library.core.integrators import ORDERS
-from sd_scripts.library.core.protocols import Batch, Condition
+from sd_scripts.library.core.integrators import ORDERS, integrate
+from sd_scripts.library.core.protocols import EDGES, Batch, Condition
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.objectives import make as objectives
 from sd_scripts.schema.errors import OptionError
 
 STYLES = ("line", "flat")
-ALL = {"w_style": 1.5, "w_content": 2.0, "w_flow": 0.5, "w_low": 0.7, "w_velocity": 0.3, "w_velocity_tv": 0.2}
-PARTS = {"w_style": "swd", "w_content": "ssm", "w_flow": "flow", "w_low": "low", "w_velocity": "velocity", "w_velocity_tv": "velocity_tv"}
+ALL = {"w_style": 1.5, "w_content": 2.0, "w_flow": 0.5, "w_edges": 0.6, "w_low": 0.7, "w_velocity": 0.3, "w_velocity_tv": 0.2}
+PARTS = {
+    "w_style": "swd",
+    "w_content": "ssm",
+    "w_flow": "flow",
+    "w_edges": "edges",
+    "w_low": "low",
+    "w_velocity": "velocity",
+    "w_velocity_tv": "velocity_tv",
+}
 
 
 def energy(**given: object) -> Energy:
@@ -67,6 +76,8 @@ class Network:
     layers: nn.ModuleList
     asked: list[tuple[Tensor, Tensor, list[float]]] = field(default_factory=list)
     activations: list[StorageWeakRef] = field(default_factory=list)
+    takes_edges: bool = False
+    told_edges: list[Tensor] = field(default_factory=list)
     most_kept: list[int] = field(default_factory=list)
     """How many activations were kept when each was made."""
     kind: str = "velocity"
@@ -84,7 +95,11 @@ class Network:
         return sum(not activation.expired() for activation in self.activations)
 
     def told(self, entries: Sequence[Condition]) -> Network:
+        self.told_edges += [told[EDGES] for told in entries if EDGES in told]
         return replace(self, conditions=[{**mine, **told} for mine, told in zip(self.conditions, entries, strict=True)])
+
+    def only(self, rows: Sequence[int]) -> Network:
+        return replace(self, conditions=[self.conditions[row] for row in rows])
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
         first, second = self.layers
@@ -104,6 +119,7 @@ class Fixed:
     with_gradient: list[bool] = field(default_factory=list)
     kind: str = "velocity"
     in_step: bool = False
+    takes_edges: bool = False
 
     def told(self, entries: Sequence[Condition]) -> Fixed:
         return self
@@ -120,6 +136,7 @@ class Guided:
     end: Tensor
     kind: str = "velocity"
     in_step: bool = False
+    takes_edges: bool = False
 
     def told(self, entries: Sequence[Condition]) -> Guided:
         return self
@@ -169,6 +186,7 @@ def expected_parts(options: LgtObjectiveOptions, batch: Batch, network: Network)
         tv = [(v[:, 1:] - v[:, :-1]).abs().mean() + (v[:, :, 1:] - v[:, :, :-1]).abs().mean() for v in met]
         found["velocity_tv"].append(float(np.mean(tv)))
         found["ssm"].append(self_similarity(x, x0, options, number))
+        found["edges"].append(edge_difference(x[None], x0[None]).item())
         found["low"].append(low(x - x0, options.low_pass_size))
     for row in range(len(ends)):
         together = [row]
@@ -283,6 +301,57 @@ def test_starts_are_spread_over_their_range_and_times_of_the_flow_over_all():
     assert abs(np.corrcoef(times, starts)[0, 1]) < 0.15
     noise = [((x - (1 - t.view(-1, 1, 1, 1)) * batch.x0) / t.view(-1, 1, 1, 1)).flatten() for x, t in ((own, times), (towards, starts))]
     assert abs(np.corrcoef(*noise)[0, 1]) < 0.05
+
+
+def test_a_network_that_takes_edges_is_told_them_with_noise_or_not_at_all_and_exactly_on_the_way():
+    count, rate, most = 400, 0.25, 0.5
+    batch = batch_of(range(count), ["line"] * count, (6, 6), 1)
+    objective = energy(edge_noise=most, edge_dropout_rate=rate, ode_integration_steps=1, swd_scales=(1,))
+    network = Network.new(batch)
+    objective(network, batch, 0)
+    assert not network.told_edges, "a network without edge conditioning is told nothing"
+    network.takes_edges = True
+    objective(network, batch, 0)
+    maps = edge_map(batch.x0)
+    flow, way = torch.stack(network.told_edges).split(count)
+    assert torch.equal(way, maps)
+    dropped = flow.flatten(1).abs().amax(dim=1) == 0
+    assert dropped.float().mean().item() == pytest.approx(rate, abs=0.06)
+    levels = (flow - maps)[~dropped].flatten(1).std(dim=1)
+    assert levels.max() < most * 1.5 and levels.mean().item() == pytest.approx(most / 2, abs=0.03)
+
+
+def test_back_translation_tells_the_flow_the_edges_of_what_the_model_draws_in_the_wanted_style():
+    count, rate = 40, 0.5
+    batch = batch_of(range(count), [STYLES[number % 2] for number in range(count)], (6, 6), 1)
+    alone = {"w_style": 0.0, "w_content": 0.0, "w_low": 0.0, "edge_noise": 0.0, "edge_dropout_rate": 0.0}
+    objective = energy(**alone, back_translation_rate=rate, energy_from_step=2, ode_integration_steps=2, integrator="midpoint")
+
+    def told(step: int) -> tuple[Network, Tensor]:
+        network = Network.new(batch)
+        network.takes_edges = True
+        loss = objective(network, replace(batch, step=step), 0).loss
+        loss.sum().backward()
+        return network, torch.stack(network.told_edges[-count:])
+
+    own = edge_map(batch.x0)
+    assert torch.equal(told(1)[1], own), "before the energy joins there is none"
+    network, maps = told(2)
+    chances = [torch.rand((), generator=rng_for(0, number, "back-translation"), dtype=torch.float64) for number in range(count)]
+    rows = [number for number, chance in enumerate(chances) if chance < rate]
+    assert 0 < len(rows) < count
+    others = [number for number in range(count) if number not in rows]
+    assert torch.equal(maps[others], own[others])
+    # The way from noise to the picture in two steps, each asking twice, in the wanted style.
+    assert [t[0].item() for _, t, _ in network.asked] == [1.0, 0.75, 0.5, 0.25, network.asked[-1][1][0].item()]
+    assert network.asked[0][2] == [float(1 + STYLES.index(batch.goals[row])) for row in rows]
+    noise = [torch.randn(4, 6, 6, generator=rng_for(0, row, "back-translation noise")) for row in rows]
+    assert torch.equal(network.asked[0][0], torch.stack(noise))
+    with torch.no_grad():
+        field = replace(network, conditions=[batch.towards[row] for row in rows])
+        ones = torch.ones(len(rows))
+        made = integrate(field, torch.stack(noise), ones, 0 * ones, 2, "midpoint")
+    assert torch.allclose(maps[rows], edge_map(made), atol=1e-5)
 
 
 # What is compared with what.
