@@ -71,7 +71,7 @@ def transfer(
 
 def edges_of(family: Lgt, parts: Parts, latents: Tensor) -> Tensor | None:
     """Maps of edges (B, 3, h, w) of pictures; None for a model that is not told of them."""
-    return edge_map(latents.to(place(parts.backbone)[0])) if family.takes_edges(parts) else None
+    return edge_map(latents.to(parts.device)) if family.takes_edges(parts) else None
 
 
 def _conditions(family: Lgt, parts: Parts, styles: Sequence[str], edges: Tensor | None) -> list[Condition]:
