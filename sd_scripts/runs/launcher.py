@@ -28,8 +28,8 @@ if __name__ == "__main__":
     # The guard is started by path, so that it needs nothing of the folder in which the launcher was started.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from . import process_trees
-from .process_trees import LAUNCH_ID
+from sd_scripts.runs import process_trees
+from sd_scripts.runs.process_trees import LAUNCH_ID
 
 INIT_FILE = "KOHYA_LIKE_INIT_FILE"
 """Path of the file through which the ranks find each other: new for each start, not there before the first rank opens it."""

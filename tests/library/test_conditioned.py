@@ -71,7 +71,9 @@ def test_without_text_is_the_answer_to_the_empty_caption(conditioned: Conditione
 def test_acrf_with_everything_trains_the_adapter_and_nothing_else(conditioned: Conditioned) -> None:
     x, _ = inputs(conditioned)
     everything = dict.fromkeys(("lambda_cosine", "lambda_fft", "alpha_hf", "beta_lf", "lambda_struct", "lambda_tex"), 0.1)
-    options = AnchoredFlowOptions(base_prior_weight=1.0, cfg_training_scale=2.0, curvature_weight=0.1, turbo_steps=3, **everything)
+    options = AnchoredFlowOptions(
+        objective="acrf", base_prior_weight=1.0, cfg_training_scale=2.0, curvature_weight=0.1, turbo_steps=3, **everything
+    )
     config = conditioned.parts.scheduler_config
     objective = make(options, conditioned.parts.path, conditioned.kind, config, torch.randn(3, x.shape[1]))
     captions = Batch(x, conditioned.conditions, torch.arange(3), torch.ones(3), CAPTIONS, regularisation=torch.tensor([False, True, False]))

@@ -13,14 +13,13 @@ from safetensors.torch import save
 
 from sd_scripts.families import RUNS
 from sd_scripts.families.sdxl.loading import VERSION
-from sd_scripts.families.sdxl.options import SdxlModelOptions, SdxlNetwork
+from sd_scripts.families.sdxl.options import SdxlModelOptions, SdxlNetwork, SdxlNetworkOptions
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.train import metadata
 from sd_scripts.library.train.metadata import CONFIG, BaseFacts, DatasetFacts
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.distributed import DistributedOptions
-from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.output import AdapterOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from tests.library.networks.adapters_in_small import attached, shaken
@@ -32,7 +31,7 @@ def options(**output: object) -> SdxlNetwork:
     return SdxlNetwork(
         model=SdxlModelOptions(pretrained_model_name_or_path=f"{SECRET}/base.safetensors", vae=f"{SECRET}/vae.safetensors"),
         dataset=DatasetOptions(train_data_dir=f"{SECRET}/10_cat", cache_dir=f"{SECRET}/cache", cache_text_encoder_outputs=False),
-        network=UNetNetworkOptions(network_dim=8, network_alpha=4.0, conv_dim=2, train_text_encoder=True, text_encoder_lr=(1e-5,)),
+        network=SdxlNetworkOptions(network_dim=8, network_alpha=4.0, conv_dim=2, train_text_encoder=True, text_encoder_lr=(1e-5,)),
         output=AdapterOutputOptions(output_dir=f"{SECRET}/out", output_name="cat", **output),
         distributed=DistributedOptions(resume=f"{SECRET}/state"),
     )
@@ -128,7 +127,7 @@ def test_a_resumed_start_writes_the_same_texts() -> None:
 
 
 def test_the_hashes_are_those_that_kohyas_tools_compute(tmp_path: Path, parts: Parts) -> None:
-    network = shaken(attached(parts, UNetNetworkOptions(network_dim=64, train_text_encoder=True)))
+    network = shaken(attached(parts, SdxlNetworkOptions(network_dim=64, train_text_encoder=True)))
     file = tmp_path / "cat.safetensors"
     export(network, parts, file, precision="float", metadata=build(options()))
     data = file.read_bytes()
@@ -149,7 +148,7 @@ def test_the_tensor_hash_is_that_of_the_library_for_tensors_of_one_width() -> No
 
 
 def test_equal_runs_write_equal_bytes(tmp_path: Path, parts: Parts) -> None:
-    network = shaken(attached(parts, UNetNetworkOptions(network_dim=4)))
+    network = shaken(attached(parts, SdxlNetworkOptions(network_dim=4)))
     for name in ("a", "b"):
         export(network, parts, tmp_path / f"{name}.safetensors", metadata=build(options()))
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()

@@ -108,14 +108,14 @@ def trained(objective: FlowMatching, batch: Batch, seed: int = 3, **network: boo
 def test_anchors_are_the_nodes_of_the_sampler() -> None:
     assert np.allclose(anchors_of(acrf()).sigmas, SIGMAS, rtol=0, atol=1e-15)
     for steps, shift in ((1, 3.0), (4, 6.0), (10, 1.0)):
-        levels = anchors_of(make(AnchoredFlowOptions(turbo_steps=steps), FLOW, "velocity", {"shift": shift}))
+        levels = anchors_of(make(AnchoredFlowOptions(objective="acrf", turbo_steps=steps), FLOW, "velocity", {"shift": shift}))
         u = 1 - np.arange(steps) / steps
         assert np.allclose(levels.sigmas, shift * u / (1 + (shift - 1) * u), rtol=0, atol=1e-15)
 
 
 def test_a_sampler_without_fixed_steps_cannot_be_trained() -> None:
     with pytest.raises(OptionError, match="use_dynamic_shifting"):
-        make(AnchoredFlowOptions(), FLOW, "velocity", {**TURBO, "use_dynamic_shifting": True})
+        make(AnchoredFlowOptions(objective="acrf"), FLOW, "velocity", {**TURBO, "use_dynamic_shifting": True})
     assert isinstance(make(AnchoredFlowOptions(objective="flow"), FLOW, "velocity", {"use_dynamic_shifting": True}), FlowMatching)
 
 
