@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,8 @@ def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
 
 
 def test_every_option_of_a_tool_is_read() -> None:
-    files = [*(SCRIPTS / "library" / "tools").glob("*.py"), *(SCRIPTS / "library" / f"{name}.py" for name in ("drawing", "transferring"))]
+    works = {find_spec(tool.work.partition(":")[0]).origin for tool in TOOLS.values()}
+    files = [*(SCRIPTS / "library" / "tools").glob("*.py"), *map(Path, works)]
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys"}
     assert [name for name in sorted(names) if f".{name}" not in code] == []
