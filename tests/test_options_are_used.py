@@ -26,9 +26,9 @@ def loads(found: ast.AST) -> set[str]:
 
 
 def read_attributes() -> set[str]:
-    """Names read anywhere in the engine; of the sections themselves what their properties tell it, and not what validators look at."""
+    """Names read anywhere in the engine; of the sections themselves what they tell it, and not what validators look at."""
     functions = [node for file in SECTIONS for node in ast.walk(tree(file)) if isinstance(node, ast.FunctionDef)]
-    told = [node for node in functions if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list)]
+    told = [node for node in functions if not any("validator" in ast.unparse(mark) for mark in node.decorator_list)]
     return set[str]().union(*(loads(found) for found in (*map(tree, READERS), *told)))
 
 

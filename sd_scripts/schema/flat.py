@@ -472,6 +472,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise OptionError(message)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse takes the first "--" out of an option's values, also where it is the value: --metadata_author=--.
+        return super()._get_values(action, ["--", *arg_strings] if action.option_strings and "--" in arg_strings else arg_strings)
+
 
 def parser(run: type[Options]) -> argparse.ArgumentParser:
     """The command line of a kind of run, or of a tool. Values stay text: pydantic reads them, as it does those of a file."""

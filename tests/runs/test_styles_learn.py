@@ -21,12 +21,12 @@ from torch.nn import functional as F
 
 from sd_scripts import families
 from sd_scripts.families.lgt.model import Lgt
+from sd_scripts.families.lgt.options import RUNS
 from sd_scripts.families.lgt.transfer import Settings, edges_of, generate, invert
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
-from sd_scripts.schema import runs as schema
 from sd_scripts.toy.autoencoder import to_images, to_pixels
 from sd_scripts.toy.datasets import ToyDataset, write_dataset
 from tests import style_quality
@@ -43,7 +43,7 @@ NUM_DIRECTIONS = 64
 class Learned:
     """A finished run and the model in its saved file."""
 
-    options: schema.Lgt
+    options: Lgt
     run: RunDirectory
     family: Lgt
     parts: Parts
@@ -68,8 +68,8 @@ class Transfers:
 
 def learn(folder: Path, **changes: object) -> Learned:
     """Trains the toy preset by its script, in a process of its own, and loads the file that it saved."""
-    given = flat.build(schema.Lgt, flat.read_toml(PRESET) | {"output_dir": str(folder), **changes}, PRESET.name)
-    assert isinstance(given, schema.Lgt)
+    given = flat.build(RUNS[0], flat.read_toml(PRESET) | {"output_dir": str(folder), **changes}, PRESET.name)
+    assert isinstance(given, Lgt)
     process = forked(main, given.family, given.method, flat.to_argv(given))
     process.join(1500)
     assert process.exitcode == 0

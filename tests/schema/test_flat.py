@@ -427,3 +427,9 @@ def test_what_is_allowed_is_really_allowed() -> None:
                 if abs(limit) < 10**9 and word not in field.range_text:
                     wrong.append(f"{run.script} {name}: {field.range_text} lacks {word} {limit}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("text", ["--", "-- --", "--seed"])
+def test_a_text_of_dashes_is_a_text(text: str) -> None:
+    options = build(SdxlNetwork, {**NEEDED, "metadata_author": text})
+    assert parse_cli(SdxlNetwork, to_argv(options)).options == options

@@ -238,6 +238,7 @@ def test_z_image_shows_what_matters_first_and_folds_the_rest(place: Any, visit: 
     page = visit(place.url).page
     page.get_by_role("radio", name="Z-Image", exact=True).check(force=True)
     part = open_section(page, "Advanced Training")
+    page.locator("#kl-objective").select_option("acrf")
     expect(page.locator("#kl-turbo_steps")).to_be_visible()
     for name in ("lambda_fft", "curvature_weight", "logit_mean", "snr_gamma"):
         expect(page.locator(f"#kl-{name}")).to_be_hidden()
