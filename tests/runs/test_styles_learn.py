@@ -27,6 +27,7 @@ from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
+from sd_scripts.schema.runs import RunOptions
 from sd_scripts.toy.autoencoder import to_images, to_pixels
 from sd_scripts.toy.datasets import ToyDataset, write_dataset
 from tests import style_quality
@@ -43,7 +44,7 @@ NUM_DIRECTIONS = 64
 class Learned:
     """A finished run and the model in its saved file."""
 
-    options: Lgt
+    options: RunOptions
     run: RunDirectory
     family: Lgt
     parts: Parts
@@ -69,7 +70,6 @@ class Transfers:
 def learn(folder: Path, **changes: object) -> Learned:
     """Trains the toy preset by its script, in a process of its own, and loads the file that it saved."""
     given = flat.build(RUNS[0], flat.read_toml(PRESET) | {"output_dir": str(folder), **changes}, PRESET.name)
-    assert isinstance(given, Lgt)
     process = forked(main, given.family, given.method, flat.to_argv(given))
     process.join(1500)
     assert process.exitcode == 0
