@@ -220,7 +220,7 @@ def test_the_command_is_written_down_without_secrets(tmp_path: Path, monkeypatch
     command = [
         "x.py",
         "--api_key",
-        "abc",
+        "open-sesame",
         "--hub_token=def",
         "--max_token_length",
         "75",
@@ -250,4 +250,4 @@ def test_the_command_is_written_down_without_secrets(tmp_path: Path, monkeypatch
     meta = json.loads(run.meta.read_text())
     assert meta["versions"]["torch"] == versions()["torch"] == torch.__version__
     assert (meta["fingerprint"], meta["dataset_hash"], meta["seed"], meta["processes"]) == ("f", "d", 7, 2)
-    assert "abc" not in run.meta.read_text() and meta["git"] == git_revision()
+    assert "open-sesame" not in run.meta.read_text() and meta["git"] == git_revision()
