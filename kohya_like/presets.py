@@ -135,7 +135,7 @@ def keep(name: str, options: RunOptions, output_dir: Path) -> Preset:
     }
     stem = files.safe_name(name)
     lines = [f"# {name.strip()[:80]}", f"# Saved from the form; {len(recipe)} settings differ from the defaults.", f"[{flat.HEADER}]"]
-    lines += [f'script = "{run.script}"', "schema_version = 1"]
+    lines += [f'script = "{run.script}"', f"schema_version = {flat.SCHEMA_VERSION}"]
     complete = flat.to_toml(options)
     table = ""
     for line in complete.splitlines():

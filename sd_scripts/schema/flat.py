@@ -34,6 +34,8 @@ NO_OPTIONS = ("config_file", "run_dir", "dry_run", "cache_only", "estimate", "fi
 """Flags that are no options of a run."""
 HEADER = "kohya_like"
 """The TOML table that says which kind of run a file is for."""
+SCHEMA_VERSION = 2
+"""Written into files; version 1 had other defaults, see RunOptions.defaults_of_version_1."""
 
 
 @dataclass(frozen=True)
@@ -417,7 +419,7 @@ def to_toml(options: Options) -> str:
     These are always defaults, so leaving them out loses nothing.
     """
     known, values = fields(type(options)), flatten(options)
-    tables: dict[str, dict[str, Any]] = {HEADER: {"script": options.script, "schema_version": 1}}
+    tables: dict[str, dict[str, Any]] = {HEADER: {"script": options.script, "schema_version": SCHEMA_VERSION}}
     without_effect = sleeping.asleep(known, values)
     for name, value in values.items():
         if value is None or known[name].show.cli_only or name in without_effect:
@@ -463,7 +465,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
             flat[inner] = item
     if twice:
         raise OptionError([Problem(key, f"{key} stands twice in {name}, in different tables; keep one") for key in twice])
-    return flat
+    return _with_defaults_of_its_version(flat)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -475,6 +477,14 @@ class _Parser(argparse.ArgumentParser):
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         # argparse takes the first "--" out of an option's values, also where it is the value: --metadata_author=--.
         return super()._get_values(action, ["--", *arg_strings] if action.option_strings and "--" in arg_strings else arg_strings)
+
+
+def _with_defaults_of_its_version(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a file with the defaults that were others in its version, so that it means what it meant when it was written."""
+    if values.get("schema_version") != 1:
+        return values
+    run = next((run for run in RUNS.values() if run.script == values.get("script")), None)
+    return values if run is None else {**run.defaults_of_version_1, **values}
 
 
 def parser(run: type[Options]) -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import model_validator
@@ -24,6 +25,8 @@ class RunOptions(Options):
     """All options of one kind of run, nested by section."""
 
     family: ClassVar[str]
+    defaults_of_version_1: ClassVar[Mapping[str, object]] = {}
+    """Options that had another default in files of schema_version 1, with it."""
     script: ClassVar[str]
     """File below sd_scripts that trains it."""
     label: ClassVar[str]

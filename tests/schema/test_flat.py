@@ -433,3 +433,12 @@ def test_what_is_allowed_is_really_allowed() -> None:
 def test_a_text_of_dashes_is_a_text(text: str) -> None:
     options = build(SdxlNetwork, {**NEEDED, "metadata_author": text})
     assert parse_cli(SdxlNetwork, to_argv(options)).options == options
+
+
+def test_a_file_of_an_earlier_version_means_what_it_meant() -> None:
+    """A preset that somebody kept names what differs from the defaults of its day, such as that of Z-Image's objective."""
+    kept = '[kohya_like]\nscript = "zimage_train_network.py"\nschema_version = {}\n[objective]\nturbo_steps = 4\n'
+    run = RUNS["zimage", "network"]
+    then, now = (build(run, {**NEEDED, **parse_toml(kept.format(version), "a.toml")}) for version in (1, 2))
+    assert (flatten(then)["objective"], flatten(now)["objective"]) == ("acrf", "flow")
+    assert flatten(build(run, parse_toml(to_toml(now), "a.toml")))["objective"] == "flow"

@@ -117,6 +117,7 @@ class ZImageAdapterOutputOptions(AdapterOutputOptions):
 
 class _ZImageRun(RunOptions):
     family: ClassVar[str] = "zimage"
+    defaults_of_version_1: ClassVar[Mapping[str, object]] = {"objective": "acrf"}
     verdicts: ClassVar[Mapping[str, Verdict]] = VERDICTS
 
     model: ZImageModelOptions
