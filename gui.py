@@ -81,9 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     # Heavy, and only now: a wrong argument is answered at once.
     from kohya_like import startup
+    from sd_scripts.runs.importing import uncollected
 
     startup.prepare()
-    from kohya_like import app
+    with uncollected("gradio"):
+        from kohya_like import app
 
     name, _, password = (arguments.auth or "").partition(":")
     server = app.Server(

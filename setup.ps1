@@ -1,5 +1,5 @@
 # The Windows twin of setup.sh: makes .venv, installs the pinned packages, then starts what was asked for.
-# powershell -ExecutionPolicy Bypass -File setup.ps1 [install|gui|demo|test|doctor] [arguments]
+# powershell -ExecutionPolicy Bypass -File setup.ps1 [install|gui|demo|toys|test|doctor] [arguments]
 $ErrorActionPreference = "Stop"
 $here = $PSScriptRoot
 $venv = Join-Path $here ".venv"
@@ -14,12 +14,13 @@ function Stop-With([string]$text, [int]$code = 1) {
 
 function Show-Usage {
     @"
-usage: powershell -ExecutionPolicy Bypass -File setup.ps1 [install|gui|demo|test|doctor] [arguments]
+usage: powershell -ExecutionPolicy Bypass -File setup.ps1 [install|gui|demo|toys|test|doctor] [arguments]
 
   install           make .venv and install what the product needs (the default); quick when nothing changed
   install --dry_run say which Python and which torch would be taken, and change nothing
   gui [...]         install if needed, then open the studio; arguments go to gui.py
   demo [...]        install if needed, then train a LoRA on the built-in toy base and write before_after.png
+  toys [FAMILY ...] install if needed, then train what the toy presets teach and write docs/toys.md, with grids and figures
   test [...]        install with the test extras, then run style, types and tests; further arguments go to pytest.
                     --all instead runs every test, those that take minutes too, a folder at a time; --busy runs each
                     folder ten times while two other processes compute; --mutants puts known faults into copies of
@@ -199,6 +200,7 @@ switch -CaseSensitive ($command) {
     }
     "gui" { Install-All; Invoke-Step (@((Join-Path $here "gui.py")) + $rest); break }
     "demo" { Install-All; Set-Location $here; Invoke-Step (@("-m", "sd_scripts.toy.demo") + $rest); break }
+    "toys" { Install-All; Set-Location $here; Invoke-Step (@("-m", "sd_scripts.toy.gallery") + $rest); break }
     "test" { Install-All @("requirements-test.txt"); Set-Location $here; & $python @(@("-m", "tests") + $rest); exit $LASTEXITCODE }
     "doctor" {
         if (-not (Test-Path $python)) { Stop-With "nothing is installed yet; run: powershell -ExecutionPolicy Bypass -File setup.ps1 install" }
@@ -206,5 +208,5 @@ switch -CaseSensitive ($command) {
         Invoke-Step (@("-m", "sd_scripts.doctor") + $rest)
         break
     }
-    default { Stop-With "'$command' is not a sub-command; they are install, gui, demo, test and doctor (setup.ps1 --help)." 2 }
+    default { Stop-With "'$command' is not a sub-command; they are install, gui, demo, toys, test and doctor (setup.ps1 --help)." 2 }
 }

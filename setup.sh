@@ -14,12 +14,13 @@ die() { printf 'setup: %s\n' "$1" >&2; exit "${2:-1}"; }
 
 usage() {
   cat <<'TEXT'
-usage: bash setup.sh [install|gui|demo|test|doctor] [arguments]
+usage: bash setup.sh [install|gui|demo|toys|test|doctor] [arguments]
 
   install           make .venv and install what the product needs (the default); quick when nothing changed
   install --dry_run say which Python and which torch would be taken, and change nothing
   gui [...]         install if needed, then open the studio; arguments go to gui.py
   demo [...]        install if needed, then train a LoRA on the built-in toy base and write before_after.png
+  toys [FAMILY ...] install if needed, then train what the toy presets teach and write docs/toys.md, with grids and figures
   test [...]        install with the test extras, then run style, types and tests; further arguments go to pytest.
                     --all instead runs every test, those that take minutes too, a folder at a time; --busy runs each
                     folder ten times while two other processes compute; --mutants puts known faults into copies of
@@ -244,6 +245,11 @@ case "$command" in
     cd -- "$here"
     exec "$python" -m sd_scripts.toy.demo "$@"
     ;;
+  toys)
+    install
+    cd -- "$here"
+    exec "$python" -m sd_scripts.toy.gallery "$@"
+    ;;
   test)
     install requirements-test.txt
     install_node_tools
@@ -255,5 +261,5 @@ case "$command" in
     cd -- "$here"
     exec "$python" -m sd_scripts.doctor "$@"
     ;;
-  *) die "'$command' is not a sub-command; they are install, gui, demo, test and doctor (bash setup.sh --help)." 2 ;;
+  *) die "'$command' is not a sub-command; they are install, gui, demo, toys, test and doctor (bash setup.sh --help)." 2 ;;
 esac

@@ -15,14 +15,15 @@ import gradio as gr
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from sd_scripts.families import PREDICTS
-
-from . import drawing, files, live, look, page, predict_routes, tools
+from . import browsing, comparison_routes, datasets, desk, drawing, files, guide, live, page, pick_routes, predict_routes, theme, tools
+from .comparisons import Comparisons
 from .context import Context
+from .data_room import routes as data_room
 from .guard import Guard
 from .inference import WorkerBackend
-from .predictions import Desk
+from .predictions import PredictionQueue
 from .supervisor import JobSupervisor
+from .tabs import data as data_tab
 from .tabs import help as help_tab
 from .tabs import inference as inference_tab
 from .tabs import runs as runs_tab
@@ -60,8 +61,8 @@ def make_context(output_dir: Path, allowed_dirs: Sequence[Path], is_private: boo
     output_dir.mkdir(parents=True, exist_ok=True)
     given = tuple(folder.expanduser().resolve() for folder in allowed_dirs)
     roots = (output_dir, *given) if given or not is_private else files.everything()
-    desk = Desk(WorkerBackend(), output_dir)
-    return Context(JobSupervisor(output_dir), secrets.token_urlsafe(24), output_dir, roots, desk)
+    queue = PredictionQueue(WorkerBackend(), output_dir)
+    return Context(JobSupervisor(output_dir), secrets.token_urlsafe(24), output_dir, roots, queue)
 
 
 def make_app(context: Context) -> gr.Blocks:
@@ -71,20 +72,21 @@ def make_app(context: Context) -> gr.Blocks:
         with gr.Tabs(elem_classes=["kl-tabs"]) as tabs:
             with gr.Tab("Train", id="train"):
                 door = train_tab.build(context, tabs)
+            with gr.Tab("Data", id="data"):
+                data_tab.build()
             with gr.Tab("Runs", id="runs"):
                 runs_tab.build(replace(context, train=door))
             with gr.Tab("Tools", id="tools"):
                 tools_tab.build()
-            if PREDICTS:
-                with gr.Tab("Inference", id="inference"):
-                    inference_tab.build()
+            with gr.Tab("Generate", id="generate"):
+                inference_tab.build()
             with gr.Tab("Help", id="help"):
                 help_tab.build()
     return demo
 
 
 def make_inference_app(context: Context) -> gr.Blocks:
-    """The page of --inference_only: the Inference tab and nothing else."""
+    """The page of --inference_only: the Generate tab and nothing else."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
         page.part("top", {"token": context.token})
         inference_tab.build()
@@ -93,17 +95,29 @@ def make_inference_app(context: Context) -> gr.Blocks:
 
 def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
     """Our routes beside gradio's: the page's modules, and the live data, which needs the token."""
-    routes = [page.route()]
-    if PREDICTS:
-        routes += predict_routes.routes(predict_routes.studio_menu(context), context.desk)
+    menu = predict_routes.studio_menu(context)
+    compared = Comparisons(menu, context.predictions, context.output_dir)
+    context.at_end.append(compared.close)
+    routes = [
+        page.route(),
+        *predict_routes.routes(menu, context.predictions),
+        # Before those of the grids, whose last one takes any deed.
+        *pick_routes.routes(pick_routes.Picks(compared, context.supervisor, context.output_dir)),
+        *comparison_routes.routes(compared),
+        *browsing.routes(context),
+    ]
     if inference_only:
         return routes
     return [
         *routes,
         *live.routes(context.supervisor, context.token),
+        *desk.routes(context.supervisor),
         *train_tab.routes(context),
         *tools.routes(context),
         *drawing.routes(context),
+        *datasets.routes(context),
+        *guide.routes(context),
+        *data_room.routes(context),
     ]
 
 
@@ -121,7 +135,9 @@ def wait(demo: gr.Blocks, context: Context) -> None:
     """Serves until Ctrl-C or SIGTERM, then ends the server in good order. Trainings go on without it."""
     until_ended()
     demo.close(verbose=False)
-    context.desk.close()
+    for end in context.at_end:
+        end()
+    context.predictions.close()
     context.supervisor.close()
 
 
@@ -161,7 +177,7 @@ def serve(demo: gr.Blocks, routes: list[Route], token: str, server: Server) -> t
         server_port=server.port,
         share=server.share,
         auth=server.auth,
-        theme=look.theme(),
+        theme=theme.make(),
         css=page.style_sheet(),
         head=page.head(),
         app_kwargs=app_kwargs,

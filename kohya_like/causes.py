@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from sd_scripts.runs.events import LastWord
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What happened and what to do about it; remedy may be empty."""
+    """What happened and what to do about it; advice may be empty."""
 
     text: str
-    remedy: str
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Recogniser:
 
     pattern: str
     text: str
-    remedy: str
+    advice: str
 
     def match(self, lines: Sequence[str]) -> Cause | None:
         """The cause, when a line has the pattern; the last such line counts."""
@@ -29,13 +31,13 @@ class Recogniser:
             found = re.search(self.pattern, line)
             if found:
                 groups = [group or "" for group in found.groups()] or [""]
-                return Cause(self.text.format(*groups), self.remedy)
+                return Cause(self.text.format(*groups), self.advice)
         return None
 
 
 _LESS_MEMORY = (
     "Turn on gradient_checkpointing and cache_latents, raise blocks_to_swap, lower train_batch_size or resolution, or close other programs "
-    "that use the GPU. The bar beside Start says what would fit, and oom_ladder pulls such levers by itself."
+    "that use the GPU. The bar beside Start says what would fit, and oom_fallback turns such memory options on by itself."
 )
 _LESS_RAM = (
     "Close other programs, use a smaller base model file or fewer data workers, turn on cache_latents_to_disk, "
@@ -106,7 +108,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser(
         r"(?i)non-?finite|loss (?:is|became) (?:nan|inf)",
         "The loss became infinite or not a number.",
-        "Press Resume with a lower learning_rate, mixed_precision bf16 instead of fp16, or without the pictures named in the log.",
+        "Press Resume with a lower learning_rate, mixed_precision bf16 instead of fp16, or without the images named in the log.",
     ),
     Recogniser(
         r"GatedRepo|401 Client Error|403 Client Error|is gated",
@@ -188,16 +190,16 @@ def without_launcher(lines: Sequence[str]) -> list[str]:
     return list(lines) if end is None else list(lines[: begin[-1] if begin else end])
 
 
-def diagnose(lines: Sequence[str], returncode: int | None, farewell: Mapping[str, object] | None) -> Cause:
+def diagnose(lines: Sequence[str], returncode: int | None, farewell: LastWord | None) -> Cause:
     """Why a run failed or died.
 
     lines: the last lines of its console. returncode: of its process, None when nothing was left to tell it (power cut, everything
-    killed). farewell: its `failed` event, when it wrote one; its own words come first.
+    killed). farewell: its last word, when it wrote one; its own words come first.
     """
-    words = str((farewell or {}).get("text") or "")
+    words = farewell.text if farewell else ""
     known = next((cause for cause in (item.match([words, *lines]) for item in RECOGNISERS) if cause), None)
-    if words:
-        return Cause(words, str((farewell or {}).get("remedy") or "") or (known.remedy if known else ""))
+    if farewell and words:
+        return Cause(words, farewell.advice or (known.advice if known else ""))
     if known:
         return known
     signal = _signal_of(returncode)

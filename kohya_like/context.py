@@ -11,12 +11,12 @@ How the tabs meet, all inside one gr.Blocks:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .predictions import Desk
+    from .predictions import PredictionQueue
     from .supervisor import JobSupervisor
 
 
@@ -40,6 +40,8 @@ class Context:
     output_dir: Path
     roots: tuple[Path, ...]
     """Folders the page may read and write, canonical; output_dir is one of them. files.confine checks against them."""
-    desk: Desk
+    predictions: PredictionQueue
     """Predictions: their queue, and what was made."""
     train: TrainDoor | None = None
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """What ends with the studio, before the predictions do."""

@@ -1,4 +1,4 @@
-"""What training would see of a data set, before it starts: pictures, buckets, captions, and what is wrong with them."""
+"""What training would see of a data set, before it starts: images, buckets, captions, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from typing import Any
 from sd_scripts.dataset import scan
 from sd_scripts.dataset.buckets import Size, area_size
 from sd_scripts.dataset.config import Subsets, subsets_of
-from sd_scripts.dataset.pictures import Picture
 from sd_scripts.dataset.plan import Plan, cache_folder, caption_of, make_plan
-from sd_scripts.dataset.weights import terms_of
+from sd_scripts.dataset.records import ImageInfo
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import ModelOptions
 from sd_scripts.schema.runs import RunOptions
@@ -43,7 +42,7 @@ class View:
         """The report as the page shows it: facts, tables, notes."""
         plan = self.plan
         table = plan.table()
-        trained = [row for row in plan.pictures if not plan.subsets[row.subset].is_reg]
+        trained = [row for row in plan.images if not plan.subsets[row.subset].is_reg]
         by_style = plan.options.by_style
         # Buckets give whole batches only, so the first epoch may have fewer steps than others.
         per_epoch = plan.samples_per_epoch / plan.global_batch_size
@@ -52,68 +51,68 @@ class View:
             ("One epoch", f"{plan.samples_per_epoch} samples, {per_epoch:g} steps of {plan.global_batch_size}"),
             ("The run", f"{self.num_steps} steps, {self.num_steps / per_epoch:.4g} epochs"),
         ]
-        pairs = Counter(len(picture.controls) for picture in trained if picture.controls)
+        pairs = Counter(len(image.controls) for image in trained if image.controls)
         if pairs:
-            facts.insert(1, ("Edit pairs", ", ".join(f"{pairs[count]} with {_pictures(count)}" for count in sorted(pairs))))
+            facts.insert(1, ("Edit pairs", ", ".join(f"{pairs[count]} with {_images(count)}" for count in sorted(pairs))))
         if plan.held_out:
             facts.append(("Held out", f"{len(plan.held_out)} for validation"))
-        head = ["Size", *(["Control pictures"] if pairs else []), "Pictures", "Samples an epoch"]
+        head = ["Size", *(["Control images"] if pairs else []), "Images", "Samples an epoch"]
         rows = [
             [
                 _sides((row.width, row.height)),
                 *([", ".join(map(_sides, row.controls))] if pairs else []),
-                str(row.pictures),
+                str(row.images),
                 str(row.samples),
             ]
             for row in table[:SHOWN_BUCKETS]
         ]
         tables = [{"title": "Buckets", "head": head, "rows": rows}]
         if by_style:
-            tables.insert(0, {"title": "Styles", "head": ["Style", "Pictures"], "rows": _styles(trained)})
+            tables.insert(0, {"title": "Styles", "head": ["Style", "Images"], "rows": _styles(trained)})
         said = "Style" if by_style else "Caption"
-        tables.append({"title": "First samples as they will be shown", "head": ["Picture", said], "rows": self._captions()})
+        tables.append({"title": "First samples as they will be shown", "head": ["Image", said], "rows": self._captions()})
         notes = list(plan.warnings)
         if len(table) > SHOWN_BUCKETS:
             notes.append(f"{len(table) - SHOWN_BUCKETS} more buckets are not listed.")
         if self.bad:
             more = f" and {len(self.bad) - SHOWN_BAD} more" if len(self.bad) > SHOWN_BAD else ""
             notes.append(f"{len(self.bad)} files cannot be read: " + "; ".join(self.bad[:SHOWN_BAD]) + more)
-        notes.append("Only the headers of the pictures were read; training reads all of each before it starts.")
+        notes.append("Only the headers of the images were read; training reads all of each before it starts.")
         return {"title": "Data set", "facts": facts, "tables": tables, "notes": notes}
 
-    def _captioned(self, trained: list[Picture]) -> list[tuple[str, str]]:
-        captioned = sum(1 for picture in trained if picture.caption.strip())
+    def _captioned(self, trained: list[ImageInfo]) -> list[tuple[str, str]]:
+        captioned = sum(1 for image in trained if image.caption.strip())
         return [
-            ("Pictures", f"{len(trained)} to train on, {len(self.plan.pictures) - len(trained)} for regularisation"),
+            ("Images", f"{len(trained)} to train on, {len(self.plan.images) - len(trained)} for regularisation"),
             ("Captions", f"{captioned} of {len(trained)}"),
         ]
 
-    def _styled(self, trained: list[Picture]) -> list[tuple[str, str]]:
-        return [("Pictures", f"{len(trained)} to train on"), ("Styles", str(len(_styles(trained))))]
+    def _styled(self, trained: list[ImageInfo]) -> list[tuple[str, str]]:
+        return [("Images", f"{len(trained)} to train on"), ("Styles", str(len(_styles(trained))))]
 
     def _captions(self) -> list[list[str]]:
         nothing = "(none)" if self.plan.options.by_style else "(empty)"
         rules = self.plan.caption_rules(self.num_steps)
         if self.plan.steps_of_epochs(1) == 0:
-            return [[picture.name, picture.caption or nothing] for picture in self.plan.pictures[:SHOWN_CAPTIONS]]
+            return [[image.name, image.caption or nothing] for image in self.plan.images[:SHOWN_CAPTIONS]]
         shown: list[list[str]] = []
         for ref in self.plan.samples(min(self.num_steps, SHOWN_CAPTIONS)):
             if len(shown) < SHOWN_CAPTIONS:
-                shown.append([self.plan.pictures[ref.picture].name, caption_of(self.plan, rules, ref) or nothing])
+                shown.append([self.plan.images[ref.image].name, caption_of(self.plan, rules, ref) or nothing])
         return shown
 
 
-def _styles(trained: list[Picture]) -> list[list[str]]:
-    """Each style with the number of its pictures."""
-    return [[style, str(count)] for style, count in sorted(Counter(picture.caption for picture in trained).items())]
+def _styles(trained: list[ImageInfo]) -> list[list[str]]:
+    """Each style with the number of its images."""
+    return [[style, str(count)] for style, count in sorted(Counter(image.caption for image in trained).items())]
 
 
 def _sides(size: Size) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _pictures(count: int) -> str:
-    return "1 control picture" if count == 1 else f"{count} control pictures"
+def _images(count: int) -> str:
+    return "1 control image" if count == 1 else f"{count} control images"
 
 
 def look_at(options: RunOptions, output_dir: Path) -> Iterator[str | View]:
@@ -122,11 +121,11 @@ def look_at(options: RunOptions, output_dir: Path) -> Iterator[str | View]:
 
     def work() -> None:
         try:
-            said.put(_view(options, output_dir, lambda _what, done, _total: said.put(f"{done} pictures so far …")))
+            said.put(_view(options, output_dir, lambda _what, done, _total: said.put(f"{done} images so far …")))
         except OptionError as err:
             said.put(err)
         except OSError as err:
-            said.put(OptionError(f"train_data_dir: the pictures cannot be listed: {err}"))
+            said.put(OptionError(f"train_data_dir: the images cannot be listed: {err}"))
 
     thread = threading.Thread(target=work, name="data set check", daemon=True)
     thread.start()
@@ -156,7 +155,7 @@ def check(options: RunOptions, output_dir: Path) -> None:
 def _subsets(options: RunOptions, output_dir: Path) -> Subsets:
     data = options.dataset
     if data.num_class_images and not (data.reg_data_dir and Path(data.reg_data_dir).is_dir()):
-        # The run makes these pictures.
+        # The run makes these images.
         data = data.model_copy(update={"reg_data_dir": None})
     return subsets_of(data, cache_folder(data, output_dir))
 
@@ -173,12 +172,12 @@ def _view(options: RunOptions, output_dir: Path, progress: scan.Progress) -> Vie
         grid=options.model.grid,
         accumulation=training.gradient_accumulation_steps,
         control_size=_control_size(options.model),
-        terms=terms_of(options.objective),
+        terms=options.objective.term_weights,
     )
     return View(plan, tuple(str(bad) for bad in found.bad), plan.steps_of_run(training))
 
 
 def _control_size(model: ModelOptions) -> Callable[[Size], Size] | None:
-    """The size of control pictures that the options name; None takes that of the published models."""
+    """The size of control images that the options name; None takes that of the published models."""
     side = model.control_side
     return None if side is None else partial(area_size, area=side * side)

@@ -1,5 +1,5 @@
-"""Pictures drawn with the saved files of a run: the JSON routes of the panel beside it. The tool of the run's family does the work, on the
-bench of tools.py; the pictures lie in `drawn/<start>` inside the run folder, with the picture that the tool worked on where it takes one.
+"""Images drawn with the saved files of a run: the JSON routes of the panel beside it. The tool of the run's family does the work, on the
+bench of tools.py; the images lie in `drawn/<start>` inside the run folder, with the image that the tool worked on where it takes one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ENDINGS = frozenset({".png"})
 STYLES = "styles.json"
 """In the folder of a run that learned styles: their names."""
 TARGET, FROM = "target", "source"
-"""The options of a tool that name the style to take on and the one that the picture has."""
+"""The options of a tool that name the style to take on and the one that the image has."""
 AUTO, AVERAGE = "auto", "average"
-"""What a picture's style may be besides those of the model."""
+"""What an image's style may be besides those of the model."""
 MAX_STYLES_BYTES = 1 << 20
 
 
@@ -38,11 +38,12 @@ def models(job: Job) -> list[str]:
     return [path.name for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
 
 
-def pictures(started: tools.Started, folder: Path) -> list[dict[str, Any]]:
-    """The pictures that a finished start has reported and that lie in its folder, each with its seed, and the grid as the last."""
+def images(started: tools.Started, folder: Path) -> list[dict[str, Any]]:
+    """The images that a finished start has reported and that lie in its folder, each with its seed, and the grid as the last."""
     told = tools.report(started)
     report = told if isinstance(told, dict) else {}
-    seed, given, grid = (report.get(name) for name in ("seed", "pictures", "grid"))
+    # Reports of 0.1 have the files under "pictures".
+    seed, given, grid = (report.get(name) for name in ("seed", "outputs" if "outputs" in report else "pictures", "grid"))
     first = seed if isinstance(seed, int) else None
     found: list[dict[str, Any]] = [
         {"file": Path(path).name, "seed": None if first is None else first + place, "grid": False}
@@ -75,7 +76,7 @@ def styles(job: Job) -> list[str]:
 
 def _form(tool: type[ToolOptions], job: Job) -> dict[str, Any]:
     """The tool's form, with the styles of the run to choose from."""
-    made = tools.form_of(tool, without=(tools.MODEL, tools.PICTURES))
+    made = tools.form_of(tool, without=(tools.MODEL, tools.IMAGES))
     known = styles(job)
     for field in made["fields"] if known else ():
         if field["name"] == TARGET:
@@ -86,15 +87,15 @@ def _form(tool: type[ToolOptions], job: Job) -> dict[str, Any]:
 
 
 def _source(context: Context, bench: tools.ToolBench, tool: type[ToolOptions], texts: dict[str, Any]) -> Path | None:
-    """The single picture that the tool is to work on: an upload, or a file, which is taken as an upload is. None for all else, such as a
+    """The single image that the tool is to work on: an upload, or a file, which is taken as an upload is. None for all else, such as a
     folder. Raises OptionError."""
     text = texts.get(tools.IMAGE)
     if tools.IMAGE not in flat.fields(tool) or not isinstance(text, str) or not text.strip():
         return None
     try:
-        upload = context.desk.upload(text)
+        upload = context.predictions.upload(text)
     except KeyError:
-        gone = f"{tools.IMAGE}: the picture that was given is not kept any more; choose it again"
+        gone = f"{tools.IMAGE}: the image that was given is not kept any more; choose it again"
         raise OptionError(Problem(tools.IMAGE, gone)) from None
     if upload is not None:
         return upload
@@ -104,13 +105,13 @@ def _source(context: Context, bench: tools.ToolBench, tool: type[ToolOptions], t
         return None
     try:
         with path.open("rb") as file:
-            name, _size = context.desk.take_picture(file.read(MAX_UPLOAD_BYTES + 1))
+            name, _size = context.predictions.take_image(file.read(MAX_UPLOAD_BYTES + 1))
     except OSError as err:
         raise OptionError(Problem(tools.IMAGE, f"{tools.IMAGE}: {path} cannot be read: {err.strerror}")) from err
     except OptionError as err:
         told = [problem.message.removeprefix("images: ") for problem in err.problems]
         raise OptionError([Problem(tools.IMAGE, f"{tools.IMAGE}: {text}") for text in told]) from err
-    return context.desk.upload(name)
+    return context.predictions.upload(name)
 
 
 def _started(context: Context, bench: tools.ToolBench, job: Job, tool: type[ToolOptions], texts: dict[str, Any]) -> tools.Started:
@@ -179,16 +180,16 @@ def routes(context: Context) -> list[Route]:
         error = "\n".join(console.last_lines(started.path / "console.log", 12)) if started.state in ("failed", "died") else ""
         folder = _folder(job, started)
         source = tools.SOURCE if live.inside(folder, tools.SOURCE, ENDINGS) else ""
-        return JSONResponse({**tools.detail(started, offset), "pictures": pictures(started, folder), "source": source, "error": error})
+        return JSONResponse({**tools.detail(started, offset), "images": images(started, folder), "source": source, "error": error})
 
-    def picture(request: Request) -> Response:
+    def image(request: Request) -> Response:
         try:
             job, started = of_run(request)
             path = live.inside(_folder(job, started), request.path_params["file"], ENDINGS)
         except KeyError:
             path = None
         if path is None:
-            return gone("This picture")
+            return gone("This image")
         name = f"{job.name}-{path.name}" if request.query_params.get("save") == "1" else None
         return FileResponse(path, filename=name, headers={"cache-control": "private, max-age=3600"})
 
@@ -196,5 +197,5 @@ def routes(context: Context) -> list[Route]:
         Route("/kl/draw/{run}", panel),
         Route("/kl/draw/{run}", start, methods=["POST"]),
         Route("/kl/draw/{run}/{name}", one),
-        Route("/kl/draw/{run}/{name}/{file}", picture),
+        Route("/kl/draw/{run}/{name}/{file}", image),
     ]

@@ -1,4 +1,4 @@
-"""The evaluations that a run of style transfer has left in its folder: which there are, their pictures, and what their summaries say.
+"""The evaluations that a run of style transfer has left in its folder: which there are, their images, and what their summaries say.
 
 Each is a folder `inference/epoch_0005`, or `inference/epoch_0005_step_000123` for one inside an epoch, that appears complete or not at all.
 Nothing outside the run's folder is read, and a summary is taken only as far as it holds what one can hold.
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families import FACTS
+from sd_scripts.runs.events import number, whole
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
-
-from .monitor import number, whole
 
 FILES = frozenset({".jpg", ".jpeg", ".png", ".csv"})
 SUMMARY = "summary.json"
@@ -86,8 +85,8 @@ def summary(folder: Path) -> dict[str, Any] | None:
     sources, pairs = _tables(said.get("sources")), _tables(said.get("pairs"))
     return {
         "styles": [style for style in _list(said.get("styles")) if isinstance(style, str)],
-        "step": whole(said.get("step")),
-        "epoch": whole(said.get("epoch")),
+        "step": whole(said.get("step")) or 0,
+        "epoch": whole(said.get("epoch")) or 0,
         "sources": [_words(item, _OF_SOURCE) for item in sources],
         "pairs": [{**_words(item, _OF_PAIR), "measures": _measures(item)} for item in pairs],
         "baselines": {name: _measures(told) for name, told in baselines.items()} if isinstance(baselines, dict) else {},

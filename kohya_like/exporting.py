@@ -14,12 +14,13 @@ from pathlib import Path
 from string import Template
 
 from sd_scripts.families import FACTS
+from sd_scripts.runs import told
+from sd_scripts.runs.safetensors_header import MAX_HEADER_BYTES, SafetensorsHeader, needed_bytes, read_header
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import TEMPORARY_MARK
 
 from .files import safe_name
 from .importers import lora_file
-from .importers.safetensors_header import MAX_HEADER_BYTES, Header, needed_bytes, read_header
 from .inference import offered
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +100,7 @@ def checked(folder: Path, loras: tuple[Path, ...], base: str | None, title: str 
     return Space(title or safe_name(loras[0].stem), base, loras)
 
 
-def _header(path: Path) -> Header:
+def _header(path: Path) -> SafetensorsHeader:
     try:
         with path.open("rb") as stream:
             start = stream.read(8)
@@ -112,7 +113,7 @@ def _header(path: Path) -> Header:
 def _base_of(path: Path) -> str:
     """The base model that a LoRA says it was trained on, if that is a hub id or toy. Raises OptionError for one of another family."""
     header = _header(path)
-    family = lora_file.told_family(path.name, header)
+    family = told.told_family(path.name, header)
     wanted = offered().family
     if family not in (None, wanted):
         raise OptionError(f"{path.name} was trained for {FACTS[family].label}; a Space is for {FACTS[wanted].label}")

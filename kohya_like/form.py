@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sd_scripts.families import FACTS, RUNS
-from sd_scripts.schema import flat
+from sd_scripts.schema import flat, legacy
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import Options
 from sd_scripts.schema.flat import FlatField
@@ -24,8 +24,8 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.prompts import OPTION as PROMPTS
 from sd_scripts.schema.runs import RunOptions
 
-from . import files, look
-from .ways import WAYS
+from . import files, theme
+from .training_modes import TRAINING_MODES
 
 Text = str | bool
 """What one control holds."""
@@ -71,6 +71,8 @@ def to_text(field: FlatField, value: Any) -> Text:
     if kind == "check":
         return bool(value)
     if kind == "size":
+        if not isinstance(value, list | tuple):
+            return str(value)
         width, height = value
         return f"{width}" if width == height else f"{width},{height}"
     if kind in ("numbers", "gpus"):
@@ -143,7 +145,7 @@ def texts(run: type[RunOptions], values: Mapping[str, Any]) -> dict[str, Text]:
 
 def group_of(run: type[RunOptions], field: FlatField) -> str:
     """The group in which the page shows a field."""
-    return look.BASICS if field.show.basic else str(getattr(run.model_fields[field.section].annotation, "title", "")) or field.section
+    return theme.BASICS if field.show.basic else str(getattr(run.model_fields[field.section].annotation, "title", "")) or field.section
 
 
 def specification(field: FlatField, family: str = "") -> dict[str, Any]:
@@ -162,7 +164,7 @@ def specification(field: FlatField, family: str = "") -> dict[str, Any]:
         "unless": field.show.unless,
         "optional": field.optional,
         # A base model or a LoRA file fits one family only.
-        "path": field.show.kind in ("file", "folder"),
+        "path": field.show.kind if field.show.kind in ("file", "folder") else "",
         "ofFamily": field.section in ("model", "network") and field.show.kind in ("file", "folder"),
         "needs": [asdict(need) for need in field.show.conditions],
         "fold": field.show.fold,
@@ -180,12 +182,12 @@ def schema_json() -> str:
     pool: dict[str, int] = {}
     runs = {}
     for run in RUNS.values():
-        groups: dict[str, dict[str, list[int]]] = {name: {} for name in (look.BASICS, *look.GROUPS)}
+        groups: dict[str, dict[str, list[int]]] = {name: {} for name in (theme.BASICS, *theme.GROUPS)}
         for field in shown_fields(run).values():
             group = group_of(run, field)
             spec = json.dumps({**specification(field, run.family), "group": group}, ensure_ascii=False, separators=(",", ":"))
             number = pool.setdefault(spec, len(pool))
-            about = "" if group == look.BASICS else " ".join((run.model_fields[field.section].annotation.__doc__ or "").split())
+            about = "" if group == theme.BASICS else " ".join((run.model_fields[field.section].annotation.__doc__ or "").split())
             groups.setdefault(group, {}).setdefault(about, []).append(number)
         kept = [
             {"title": title, "blocks": [{"about": about, "fields": numbers} for about, numbers in blocks.items()]}
@@ -194,7 +196,8 @@ def schema_json() -> str:
         ]
         runs[run_key(run)] = {"label": run.label, "script": run.script, "groups": kept}
     families = {name: facts.label for name, facts in FACTS.items()}
-    rest = {"runs": runs, "families": families, "ways": [asdict(way) for way in WAYS]}
+    former = {new: old for old, new in legacy.FORMER.items()}
+    rest = {"runs": runs, "families": families, "modes": [asdict(mode) for mode in TRAINING_MODES], "former": former}
     return f'{{"fields":[{",".join(pool)}],{json.dumps(rest, ensure_ascii=False, separators=(",", ":"))[1:]}'
 
 

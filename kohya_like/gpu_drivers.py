@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import psutil
 import pynvml
 
-from .monitor import number
+from sd_scripts.runs.events import number
 
 GIB = 2**30
 

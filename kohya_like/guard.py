@@ -180,7 +180,7 @@ class Guard:
     def _has_token(self, scope: Scope, headers: dict[str, str]) -> bool:
         given = headers.get(TOKEN_HEADER, "")
         if not given:
-            # A picture or a download link cannot send a header.
+            # An image or a download link cannot send a header.
             given = (parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token") or [""])[0]
         return hmac.compare_digest(given.encode(), self._token)
 

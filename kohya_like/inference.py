@@ -1,4 +1,4 @@
-"""What makes pictures: requests in, events out. The worker process of the studio is one such backend; this module imports no torch.
+"""What makes images: requests in, events out. The worker process of the studio is one such backend; this module imports no torch.
 
 The protocol is that of a family's script for prediction with --serve: JSON lines through the worker's standard input and output, and
 nothing else, so no port is open. Its keys and events are described in sd_scripts/library/render/predicting/serve.py.
@@ -20,6 +20,7 @@ from typing import IO, Any, Protocol
 from sd_scripts.families import PREDICTS
 from sd_scripts.runs.command import SCRIPTS, cpu_threads
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.generate import GenerateOptions
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import PredictOptions
 
@@ -51,7 +52,7 @@ class Backend(Protocol):
 
 
 def offered() -> type[PredictOptions]:
-    """What may be asked of a model here: the options of the first family that draws on request. Raises OptionError where none does."""
+    """What a Space asks of its model: the options of the first family with a script of its own. Raises OptionError where none has one."""
     if not PREDICTS:
         raise OptionError("no model family of this version draws on request")
     return next(iter(PREDICTS.values()))
@@ -59,7 +60,7 @@ def offered() -> type[PredictOptions]:
 
 def worker_command() -> list[str]:
     """The command line of the worker."""
-    return [sys.executable, str(SCRIPTS / offered().script), "--serve"]
+    return [sys.executable, str(SCRIPTS / GenerateOptions.script), "--serve"]
 
 
 @dataclass
@@ -128,7 +129,7 @@ class WorkerBackend:
     """
 
     def __init__(self, command: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> None:
-        self._command = list(command or worker_command())
+        self._command = command
         self._environment = dict(environment or {})
         self._lock = threading.RLock()
         self._worker: _Worker | None = None
@@ -160,7 +161,7 @@ class WorkerBackend:
                 "id": ident,
                 "text": f"The prediction worker could not be started: {err}",
                 "problems": [],
-                "remedy": "",
+                "advice": "",
             }
             return
         try:
@@ -225,7 +226,7 @@ class WorkerBackend:
                 return self._worker
             self.free()
             process = subprocess.Popen(
-                self._command,
+                list(self._command or worker_command()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -248,7 +249,7 @@ class WorkerBackend:
             reader.join(_GOODBYE_SECONDS)
         lines = list(worker.said)[-12:]
         self.free()
-        return {"event": "failed", "text": ended(code), "problems": [], "remedy": remedy(code), "lines": lines}
+        return {"event": "failed", "text": ended(code), "problems": [], "advice": advice(code), "lines": lines}
 
 
 def ended(code: int | None) -> str:
@@ -259,10 +260,10 @@ def ended(code: int | None) -> str:
         number = -code if code < 0 else code - 128
         why = ", most often because memory ran out" if number == 9 else ""
         return f"The prediction worker was ended by signal {number}{why}."
-    return f"The prediction worker ended with code {code} before the picture was there."
+    return f"The prediction worker ended with code {code} before the image was there."
 
 
-def remedy(code: int | None) -> str:
+def advice(code: int | None) -> str:
     """What to do after a worker ended."""
     if code in (-9, 137):
         return "Take a smaller size, turn on offload or a quantisation, or free memory; then predict again. A new worker is started for it."

@@ -1,6 +1,6 @@
-"""The JSON routes that the page polls for live runs, their pictures and files. Knows what is on disk; draws nothing.
+"""The JSON routes that the page polls for live runs, their images and files. Knows what is on disk; draws nothing.
 
-Every route needs the token of the page, in the header `x-kl-token` or, for pictures and downloads, as
+Every route needs the token of the page, in the header `x-kl-token` or, for images and downloads, as
 `?token=`. Runs are named by folder name and looked up in the supervisor's list; files are single names inside a run folder. No path
 ever comes from the page.
 """
@@ -25,10 +25,12 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from sd_scripts.runs.command import shown
+from sd_scripts.runs.events import Warned
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-from . import causes, console, evaluations, gpu, monitor, tools
+from . import causes, console, desk, evaluations, gpu, monitor, picks, tools
+from .datasets import order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
 FOLD_BYTES = 4 << 20
@@ -37,14 +39,14 @@ MAX_WATCHED = 32
 THUMBNAIL_PIXELS = 320
 MAX_THUMBNAILS = 400
 DAMAGED = "Files that it has saved can still be downloaded, and lie in its folder. Put the file right, or delete the folder."
-PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
 WEIGHTS = frozenset({".safetensors"})
 DOWNLOADS = WEIGHTS | {".toml"}
 BESIDE = frozenset({"tokenizer.json", "styles.json", "epochs.csv"})
 """What a model needs beside its weights, and the table of the epochs."""
 SIDE_FOLDERS = re.compile(r"profile|nonfinite-\d+")
 """Folders inside a run folder whose files can be downloaded: what a profile or a loss that is no number has left."""
-SIDE_FILES = PICTURES | {".json", ".txt"}
+SIDE_FILES = IMAGES | {".json", ".txt"}
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Live:
         """What changed in a run since the page last asked.
 
         generation and points say which part of the curve the page has, console_offset how far it has read the console, version which
-        lists of pictures, files and warnings it shows.
+        lists of images, files and warnings it shows.
         """
         watched = self._watch(job.path)
         with watched.lock:
@@ -110,7 +112,7 @@ class Live:
                 "step": progress.step,
                 "steps": progress.steps,
                 "loss": progress.loss,
-                "epochs": monitor.whole(progress.started.get("epochs")) or None,
+                "epochs": (progress.started.epochs if progress.started else None) or None,
                 "fraction": progress.fraction(),
                 "cached": {what: list(pair) for what, pair in progress.cached.items()},
                 "eta_seconds": progress.eta_seconds(now) if job.state == "running" else None,
@@ -120,15 +122,16 @@ class Live:
                 "sessions": progress.sessions.count,
                 "forecast_gib": progress.forecast_gib,
                 **{
-                    name: monitor.number(progress.last_step.get(name))
+                    name: getattr(progress.last_step, name, None)
                     for name in ("images_per_second", "peak_gib", "grad_norm", "epoch", "data_fetch", "fwd_bwd", "opt_step", "step_total")
                 },
+                "asked": desk.asked(job),
                 "console": asdict(console.read_console(job.run.console, console_offset)),
                 **self._curve(watched, generation, points),
                 **self._lists(job, progress, version),
             }
         if job.damage:
-            answer["cause"] = {"text": job.damage, "remedy": DAMAGED, "lines": []}
+            answer["cause"] = {"text": job.damage, "advice": DAMAGED, "lines": []}
         elif job.state in ("failed", "died"):
             answer["cause"] = self._cause(job, progress)
         deadline = self._stopping.get(job.run_id or job.name)
@@ -165,6 +168,7 @@ class Live:
                 hash((tuple(files), tuple((each["name"], each["time"]) for each in on_disk), tuple(progress.evaluations))) & 0xFFFFFFFF,
                 job.run.evaluation_requested(),
                 job.state,
+                picks.chosen(job.path),
             )
         )
         if version == present:
@@ -174,10 +178,10 @@ class Live:
             {
                 "step": step,
                 "index": index,
-                "file": Path(str(event.get("file") or "")).name,
-                "prompt": str(event.get("prompt") or ""),
-                "seed": event.get("seed"),
-                "time": event.get("time"),
+                "file": Path(event.file).name,
+                "prompt": event.prompt,
+                "seed": event.seed,
+                "time": event.time or None,
             }
             for (step, index), event in sorted(progress.samples.items())
         ]
@@ -186,7 +190,7 @@ class Live:
             "samples": samples,
             "validation": progress.validation,
             "warnings": [[text, count] for text, count in progress.warnings.items()],
-            "files": [{**vars(file), "path": str(job.path / file.name), "note": _note(progress, file.name)} for file in files],
+            "files": [{**vars(file), "path": str(job.path / file.name), "note": _note(job, progress, file.name)} for file in files],
             "draws": "" if tool is None else tool.deed,
             "evaluates": evaluations.evaluates(job.run.config),
             "evaluation_requested": job.run.evaluation_requested(),
@@ -232,12 +236,12 @@ class Live:
         lines = console.last_lines(job.run.console)
         farewell = progress.farewell if job.state == "failed" else None
         cause = causes.diagnose(lines, job.returncode, farewell)
-        if farewell is not None and farewell.get("refused"):
+        if farewell is not None and farewell.refused:
             # The sentence says all; what follows it on the console is the launcher's astonishment.
-            return {"text": cause.text, "remedy": cause.remedy, "lines": [], "refused": True}
+            return {"text": cause.text, "advice": cause.advice, "lines": [], "refused": True}
         return {
             "text": cause.text,
-            "remedy": cause.remedy,
+            "advice": cause.advice,
             "lines": causes.without_launcher(console.last_lines(job.run.console, 200))[-12:],
         }
 
@@ -252,23 +256,23 @@ class Live:
         try:
             self.supervisor.stop(job, grace_seconds)
         except TimeoutError as err:
-            job.run.log("warning", text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device.")
+            job.run.log(Warned(text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device."))
         finally:
             self._stopping.pop(key, None)
 
     def thumbnail(self, file: Path) -> bytes:
-        """A small WebP of a preview. Raises OSError for what is no picture or one of absurd size."""
+        """A small WebP of a preview. Raises OSError for what is no image or one of absurd size."""
         key = file, file.stat().st_mtime_ns
         with self._lock:
             if key in self._thumbnails:
                 self._thumbnails.move_to_end(key)
                 return self._thumbnails[key]
         try:
-            with Image.open(file) as picture:
-                picture.draft("RGB", (2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
-                small = picture.convert("RGB")
+            with Image.open(file) as image:
+                image.draft("RGB", (2 * THUMBNAIL_PIXELS, 2 * THUMBNAIL_PIXELS))
+                small = image.convert("RGB")
         except (UnidentifiedImageError, Image.DecompressionBombError) as err:
-            raise OSError(f"{file.name} is not a picture that can be shown") from err
+            raise OSError(f"{file.name} is not an image that can be shown") from err
         small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
         stream = io.BytesIO()
         small.save(stream, "WEBP", quality=82)
@@ -319,7 +323,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         return JSONResponse(live.machine(job, since))
 
     def sample(request: Request, job: Job) -> Response:
-        return picture_of(inside(job.run.samples, request.path_params["file"], PICTURES), request)
+        return image_of(inside(job.run.samples, request.path_params["file"], IMAGES), request)
 
     def evaluation(request: Request, job: Job) -> Response:
         folder = evaluations.folder(job.run, request.path_params["name"])
@@ -330,7 +334,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         folder = evaluations.folder(job.run, request.path_params["name"])
         file = None if folder is None else inside(folder, request.path_params["file"], evaluations.FILES)
         if folder is None or file is None or file.suffix != ".csv":
-            return picture_of(file, request)
+            return image_of(file, request)
         return FileResponse(file, filename=f"{job.name}-{folder.name}-{file.name}", media_type="text/csv")
 
     def evaluate(_request: Request, job: Job) -> Response:
@@ -339,10 +343,20 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         job.run.request_evaluation()
         return JSONResponse({"state": "requested"})
 
-    def picture_of(file: Path | None, request: Request) -> Response:
-        """A picture of a run, small or whole."""
+    async def ask(request: Request) -> Response:
+        order = await order_of(request)
+        job = supervisor.find(request.path_params["run"])
+        if job is None:
+            return JSONResponse({"detail": "This run is not on disk."}, 404)
+        try:
+            return JSONResponse(desk.ask(job, str(order.get("what")), order.get("step")))
+        except OptionError as err:
+            return JSONResponse({"detail": str(err)}, 409)
+
+    def image_of(file: Path | None, request: Request) -> Response:
+        """An image of a run, small or whole."""
         if file is None:
-            return JSONResponse({"detail": "There is no such picture."}, 404)
+            return JSONResponse({"detail": "There is no such image."}, 404)
         cached = {"cache-control": "private, max-age=3600"}
         if request.query_params.get("size") != "thumb":
             return FileResponse(file, headers=cached)
@@ -350,7 +364,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
             return Response(live.thumbnail(file), media_type="image/webp", headers=cached)
         except OSError:
             # Half-written, or damaged: the page shows its place holder and asks again.
-            return JSONResponse({"detail": "This picture cannot be shown."}, 404)
+            return JSONResponse({"detail": "This image cannot be shown."}, 404)
 
     def download(request: Request, job: Job) -> Response:
         file = downloadable(job.path, request.path_params["file"])
@@ -378,6 +392,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         Route("/kl/run/{run}/evaluation/{name}", with_job(evaluation)),
         Route("/kl/run/{run}/evaluation/{name}/{file}", with_job(evaluated)),
         Route("/kl/run/{run}/evaluate", with_job(evaluate), methods=["POST"]),
+        Route("/kl/run/{run}/ask", ask, methods=["POST"]),
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]
@@ -419,13 +434,13 @@ def _files(path: Path) -> list[SavedFile]:
     return [SavedFile(name, stat.st_size) for name, stat in found]
 
 
-def _note(progress: monitor.Progress, name: str) -> str:
+def _note(job: Job, progress: monitor.Progress, name: str) -> str:
     """What is known of a saved file beside its name."""
-    saved = next((event for event in reversed(progress.saved) if event.get("file") == name), None)
-    if saved is None:
-        return ""
-    step = f"step {monitor.whole(saved.get('step'))}"
-    return f"lowest validation loss, {step}" if saved.get("what") == "best" else step
+    saved = next((event for event in reversed(progress.saved) if event.file == name), None)
+    told = ["chosen"] if picks.chosen(job.path) == name else []
+    if saved is not None:
+        told.append(f"lowest validation loss, step {saved.step}" if saved.what == "best" else f"step {saved.step}")
+    return " · ".join(told)
 
 
 def _devices_of(path: Path) -> list[str]:
@@ -450,4 +465,5 @@ def _row(job: Job) -> dict[str, Any]:
         "started": brief.started_at or None,
         "last_time": brief.last_time or None,
         "terminal": job.run_id is None,
+        **desk.read(job.path).row(),
     }

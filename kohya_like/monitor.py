@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from sd_scripts.runs.rundir import LAST_WORDS
+from sd_scripts.runs.events import (
+    Cached,
+    Evaluated,
+    FileSaved,
+    Forecasted,
+    LastWord,
+    Line,
+    PhaseBegun,
+    Previewed,
+    RunStarted,
+    StepDone,
+    Validated,
+    Warned,
+    lines_of,
+    read,
+)
 from sd_scripts.runs.sessions import Sessions
-from sd_scripts.schema.outside import json_of
-
-Event = dict[str, Any]
 
 CHUNK_BYTES = 1 << 20
 EDGE_BYTES = 64 << 10
@@ -28,9 +38,9 @@ MAX_POINTS = 2000
 
 @dataclass(frozen=True)
 class Chunk:
-    """Events after an offset."""
+    """Lines after an offset."""
 
-    events: list[Event]
+    events: list[Line]
     offset: int
     """Where the next read begins: always the beginning of a line."""
     reset: bool
@@ -55,44 +65,15 @@ def read_events(file: Path, offset: int = 0, limit: int = CHUNK_BYTES) -> Chunk:
     if end == 0 and len(data) == limit:
         # No event is this long: it is damage, and waiting for its end would stop the page for good.
         end = len(data)
-    return Chunk(_parsed(data[:end].split(b"\n")), offset + end, reset, offset + len(data) >= size)
-
-
-def _parsed(lines: Iterable[bytes]) -> list[Event]:
-    events = []
-    for line in lines:
-        try:
-            event = json_of(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("kind"), str):
-            events.append(event)
-    return events
-
-
-def number(value: object) -> float | None:
-    """A finite number, or None for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
-
-
-def whole(value: object, default: int = 0) -> int:
-    """A whole number, or the default for anything else."""
-    found = number(value)
-    return default if found is None else int(found)
+    return Chunk(lines_of(data[:end]), offset + end, reset, offset + len(data) >= size)
 
 
 SECTIONS = ("data_fetch", "fwd_bwd", "opt_step", "step_total")
-"""Fields of a `step` event: seconds of the parts of a step, on the clock of the processor, and of the whole step."""
+"""Fields of a StepDone: seconds of the parts of a step, on the clock of the processor, and of the whole step."""
 GPU_SECTIONS = ("fwd_bwd_gpu", "opt_step_gpu", "step_total_gpu")
 """The same on the clock of the GPU, where there is one."""
-_OTHERS = (
-    *("kind", "time", "step", "epoch", "loss", "lr", "grad_norm", "seconds", "seconds_per_step", "images_per_second", "eta_seconds"),
-    *("step_in_session", "trained_seconds", "paused_seconds", "peak_gib", "scale", "overflowed", "ema_decay"),
-)
-STEP_FIELDS = frozenset((*_OTHERS, *SECTIONS, *GPU_SECTIONS))
-"""Fields of a `step` event that are no parts of the loss; every other number in one is such a part."""
 MEASURES = ("swd_target", "swd_ratio", "ssm_source", "structure")
-"""Fields of an `evaluation` event that are plotted."""
+"""Means of an Evaluated that are plotted."""
 
 
 @dataclass
@@ -195,87 +176,81 @@ class Progress:
     validation: list[tuple[int, float]] = field(default_factory=list)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     """MEASURES of the evaluations by step; a repeated step replaces its own."""
-    samples: dict[tuple[int, int], Event] = field(default_factory=dict)
+    samples: dict[tuple[int, int], Previewed] = field(default_factory=dict)
     """By (step, index of the prompt): a repeated step replaces its preview."""
-    saved: list[Event] = field(default_factory=list)
+    saved: list[FileSaved] = field(default_factory=list)
     warnings: dict[str, int] = field(default_factory=dict)
     """Sentence -> how often."""
-    started: Event = field(default_factory=dict)
-    last_step: Event = field(default_factory=dict)
+    started: RunStarted | None = None
+    last_step: StepDone | None = None
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
     """What -> (done, total)."""
     forecast_gib: float | None = None
     """Memory that tensors were forecast to take at most."""
-    farewell: Event | None = None
+    farewell: LastWord | None = None
     phase: str = ""
     phase_since: float = 0.0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=50))
     sessions: Sessions = field(default_factory=Sessions)
     last_time: float = 0.0
 
-    def fold(self, events: Iterable[Event]) -> None:
-        """Takes the next events of the log, in order."""
-        for event in events:
-            self.last_time = number(event.get("time")) or self.last_time
+    def fold(self, lines: Iterable[Line]) -> None:
+        """Takes the next lines of the log, in order."""
+        for event in read(lines):
+            self.last_time = event.time or self.last_time
             self.sessions.take([event])
-            if event["kind"] in ("phase", "cached", "step"):
-                # A later process is at work; it says `started` only when its data is ready.
+            if isinstance(event, PhaseBegun | Cached | StepDone):
+                # A later process is at work; it says that it started only when its data is ready.
                 self.farewell = None
-            match event["kind"]:
-                case "step":
+            match event:
+                case StepDone():
                     self._step(event)
-                case "started":
+                case RunStarted():
                     self._started(event)
-                case "phase":
-                    self._enter(str(event.get("name") or ""))
-                case "cached":
-                    self.cached[str(event.get("what") or "")] = whole(event.get("done")), whole(event.get("total"))
+                case PhaseBegun():
+                    self._enter(event.name)
+                case Cached():
+                    self.cached[event.what] = event.done, event.total
                     self._enter("cache")
-                case "validation" if (loss := number(event.get("loss"))) is not None:
-                    self.validation = [*self.validation, (whole(event.get("step")), loss)][-MAX_POINTS:]
-                case "evaluation":
-                    self._evaluation(event)
-                case "forecast":
-                    self.forecast_gib = number(event.get("gib"))
-                case "saved":
+                case Validated(loss=float(loss)):
+                    self.validation = [*self.validation, (event.step, loss)][-MAX_POINTS:]
+                case Evaluated():
+                    told = {name: event.means[name] for name in MEASURES if name in event.means}
+                    self.evaluations = dict(list({**self.evaluations, event.step: told}.items())[-MAX_POINTS:])
+                case Forecasted():
+                    self.forecast_gib = event.gib
+                case FileSaved():
                     self.saved = [*self.saved, event][-500:]
-                case "sample":
-                    self.samples[whole(event.get("step")), whole(event.get("index"))] = event
-                case "warning":
-                    self._warn(str(event.get("text") or ""))
-                case kind if kind in LAST_WORDS:
+                case Previewed():
+                    self.samples[event.step, event.index] = event
+                case Warned():
+                    self._warn(event.text)
+                case LastWord():
                     self.farewell = event
-                    self._enter(kind)
-
-    def _evaluation(self, event: Event) -> None:
-        told = {name: value for name in MEASURES if (value := number(event.get(name))) is not None}
-        self.evaluations = dict(list({**self.evaluations, whole(event.get("step")): told}.items())[-MAX_POINTS:])
+                    self._enter(event.kind)
 
     def _enter(self, phase: str) -> None:
         if phase != self.phase:
             self.phase, self.phase_since = phase, self.last_time
 
-    def _started(self, event: Event) -> None:
+    def _started(self, event: RunStarted) -> None:
         """A process began, perhaps a later one that continues from a state: what it will do again is forgotten."""
         self.started, self.farewell = event, None
-        start = whole(event.get("start_step"))
+        start = event.start_step
         self.curve.go_back(start)
         self.validation = [item for item in self.validation if item[0] <= start]
         self.evaluations = {step: told for step, told in self.evaluations.items() if step <= start}
         # Speed and remaining time are those of the new session, from its first line on.
         self.seconds.clear()
-        self.last_step = {}
-        if self.phase in ("", *LAST_WORDS):
+        self.last_step = None
+        if self.phase in ("", "finished", "stopped", "failed"):
             self._enter("load")
 
-    def _step(self, event: Event) -> None:
-        step, loss = whole(event.get("step")), loss_of(event)
-        if loss is not None:
-            self.curve.add(step, loss, learning_rate(event.get("lr")), sections(event), loss_parts(event))
-        # Logs of earlier versions call it seconds.
-        seconds = number(event.get("step_total", event.get("seconds")))
-        if seconds is not None:
-            self.seconds.append(seconds)
+    def _step(self, event: StepDone) -> None:
+        if (loss := loss_of(event)) is not None:
+            self.curve.add(event.step, loss, event.lr or 0.0, sections(event), event.parts)
+        if event.step_total is not None:
+            self.seconds.append(event.step_total)
         self.last_step = event
         if self.phase in ("", "load", "scan", "cache") or (self.phase == "warmup" and len(self.seconds) > 3):
             self._enter("train")
@@ -288,13 +263,13 @@ class Progress:
     @property
     def steps(self) -> int:
         """Steps of the whole run; 0 while unknown, and where the log tells a number that cannot be."""
-        told = whole(self.started.get("steps"))
+        told = self.started.steps if self.started else 0
         return told if self.step <= told <= MOST_STEPS else 0
 
     @property
     def step(self) -> int:
         """The last step that was logged, or the step the run continues from."""
-        return max(0, whole(self.last_step.get("step"), whole(self.started.get("start_step"))))
+        return max(0, self.last_step.step if self.last_step else self.started.start_step if self.started else 0)
 
     @property
     def loss(self) -> float | None:
@@ -304,17 +279,17 @@ class Progress:
     @property
     def seconds_per_step(self) -> float | None:
         """The recent mean of this session as the trainer tells it, or the median of the last 50 log lines."""
-        told = number(self.last_step.get("seconds_per_step"))
+        told = self.last_step.seconds_per_step if self.last_step else None
         return told if told is not None else statistics.median(self.seconds) if self.seconds else None
 
     def eta_seconds(self, now: float) -> float | None:
         """Seconds until the end, counted down since the last log line; None when the log cannot say."""
         if self.farewell is not None:
             return None
-        eta = number(self.last_step.get("eta_seconds"))
+        eta, since = (self.last_step.eta_seconds, self.last_step.time) if self.last_step else (None, 0.0)
         if eta is None and self.seconds_per_step is not None and self.steps:
             eta = (self.steps - self.step) * self.seconds_per_step
-        return None if eta is None else max(0.0, eta - max(0.0, now - (number(self.last_step.get("time")) or now)))
+        return None if eta is None else max(0.0, eta - max(0.0, now - (since or now)))
 
     def fraction(self) -> float | None:
         """How much of the present phase is done, 0 to 1; None where nobody knows."""
@@ -324,33 +299,19 @@ class Progress:
         return min(1.0, self.step / self.steps) if self.steps else None
 
 
-def sections(event: Event) -> tuple[float, ...]:
-    """Seconds of the parts of a step as a `step` event tells them; see Point."""
-    found = [[number(event.get(name)) for name in names] for names in (SECTIONS, GPU_SECTIONS)]
+def sections(event: StepDone) -> tuple[float, ...]:
+    """Seconds of the parts of a step; see Point."""
+    found = [[getattr(event, name) for name in names] for names in (SECTIONS, GPU_SECTIONS)]
     told = [[value for value in values if value is not None] for values in found]
     if len(told[0]) < len(SECTIONS):
         return ()
     return tuple(told[0] + (told[1] if len(told[1]) == len(GPU_SECTIONS) else []))
 
 
-def loss_of(event: Event) -> float | None:
-    """The loss that a `step` event tells; None for a number that no float32 holds, which is damage."""
-    loss = number(event.get("loss"))
+def loss_of(event: StepDone | None) -> float | None:
+    """The loss of a step; None for a number that no float32 holds, which is damage."""
+    loss = event.loss if event else None
     return loss if loss is None or abs(loss) <= MOST_LOSS else None
-
-
-def loss_parts(event: Event) -> dict[str, float]:
-    """The parts of the loss that a `step` event tells."""
-    return {name: value for name, told in event.items() if name not in STEP_FIELDS and (value := number(told)) is not None}
-
-
-def learning_rate(value: object) -> float:
-    """The first learning rate of a step event, which may tell one a group of parameters."""
-    if isinstance(value, Mapping):
-        value = next(iter(value.values()), 0.0)
-    if isinstance(value, list | tuple):
-        value = value[0] if value else 0.0
-    return number(value) or 0.0
 
 
 @dataclass(frozen=True)
@@ -361,11 +322,11 @@ class Summary:
     steps: int
     loss: float | None
     pid: int | None
-    """Of the process that logs, from its `started` event."""
+    """Of the process that logs, as it said when it started."""
     started_at: float
     last_time: float
     phase: str
-    farewell: Event | None
+    farewell: LastWord | None
     """The last word of the newest process, if it has spoken one."""
     damage: str = ""
     """Why the log cannot be read, in a sentence."""
@@ -389,17 +350,17 @@ def summary(file: Path, since: int = 0) -> Summary:
         if not isinstance(err, FileNotFoundError):
             damage = f"{file.name} cannot be read: {err.strerror}."
     both = Progress()
-    both.fold(event for event in _parsed(_whole_lines(head)) if event["kind"] == "started")
-    both.fold(_parsed(_whole_lines(tail)))
+    both.fold(line for line in _whole_lines(head) if line["kind"] == RunStarted.kind)
+    both.fold(_whole_lines(tail))
     newest = Progress()
-    newest.fold(_parsed(_whole_lines(recent)))
-    pid = whole(both.started.get("pid"), -1)
+    newest.fold(_whole_lines(recent))
+    pid = both.started.pid if both.started else None
     return Summary(
         step=both.step,
         steps=both.steps,
         loss=both.loss,
-        pid=pid if pid > 0 else None,
-        started_at=number(both.started.get("time")) or 0.0,
+        pid=pid if pid and pid > 0 else None,
+        started_at=both.started.time if both.started else 0.0,
         last_time=both.last_time,
         phase=both.phase,
         farewell=newest.farewell,
@@ -407,5 +368,5 @@ def summary(file: Path, since: int = 0) -> Summary:
     )
 
 
-def _whole_lines(data: bytes) -> list[bytes]:
-    return data[: data.rfind(b"\n") + 1].split(b"\n")
+def _whole_lines(data: bytes) -> list[Line]:
+    return lines_of(data[: data.rfind(b"\n") + 1])

@@ -1,14 +1,14 @@
-"""What the Inference tab may ask for, and its JSON routes. inference.js draws the tab; predictions.py does the asking.
+"""What the Generate tab may ask for, and its JSON routes. inference.js draws the tab; predictions.py does the asking.
 
-A Menu says what one page offers: the studio's has every option of the schema and the LoRA files of all runs, a Space's has one base, its
-own LoRA files and no path of the computer.
+A Menu says what one page offers: the studio's draws with every run, file and model, with the options of its family; a Space's has one base,
+its own LoRA files and no path of the computer.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,29 +21,38 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from sd_scripts.families import FACTS, PREDICTS
+from sd_scripts.runs import drawing
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.generate import FAMILIES, generate_options
+from sd_scripts.schema.model import is_hub_id
+from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.predict import PredictOptions
 
-from . import files, form, gpu
+from . import files, foreign_images, form, gpu
 from .context import Context
 from .inference import offered
-from .predictions import MAX_UPLOAD_BYTES, Desk, Order, Prediction, as_page, is_session
+from .predictions import MAX_UPLOAD_BYTES, Prediction, PredictionOrder, PredictionQueue, as_page, is_session
 
-FIRST = ("prompt", "negative_prompt", "steps", "true_cfg_scale", "seed", "size")
-"""Options that stand open on the page, besides pictures, base model and LoRA files, which have controls of their own."""
+FIRST = ("prompt", "negative_prompt", "steps", "cfg_scale", "true_cfg_scale", "guidance", "sampler", "seed", "size")
+"""Options that stand open on the page, besides images, base model and LoRA files, which have controls of their own."""
 MODEL = ("pretrained_model_name_or_path", "model_version")
 OWN_CONTROLS = ("images", "lora", "lora_weight")
-UNSEEN = ("out", "report", "base_weights", "base_weights_multiplier", *OWN_CONTROLS)
-"""Options that the page does not have: where files go is the desk's business, and `lora` does what `base_weights` does."""
+UNSEEN = ("out", "report", "draw_with", "family", "base_weights", "base_weights_multiplier", *OWN_CONTROLS)
+"""Options that the page does not have: where files go is the queue's business, and `lora` does what `base_weights` does."""
 PREFILLED = {"pretrained_model_name_or_path": "toy"}
 """Where the schema has no default, so that the tab works at once."""
 LABELS = {
-    "prompt": "Instruction",
+    "cfg_scale": "CFG scale",
     "true_cfg_scale": "CFG scale",
-    "num_images": "Number of pictures",
+    "prompt_list": "Several prompts",
+    "num_images": "Number of images",
 }
 """Where the name of an option says less than a word."""
 DEVICES = ("transformer_device", "vae_device", "text_encoder_device")
+TOY = next((name for name, facts in FACTS.items() if facts.demo is not None), "")
+"""The family whose built-in model is drawn with where nothing else is there."""
 THUMBNAIL_PIXELS = 256
 MAX_LORAS = 8
 MAX_VARIANTS = 12
@@ -58,6 +67,32 @@ class LoraFile:
     path: Path
     run: str
     label: str
+    family: str = ""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Something that a run has saved, to draw with. name is its path."""
+
+    name: str
+    run: str
+    label: str
+    family: str
+    image: str
+    """Name of the newest preview of the run; empty where it has none."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is drawn with, and what follows from it."""
+
+    draw_with: str
+    family: str
+    kind: type[PredictOptions]
+    values: Mapping[str, Any]
+    """Options that are filled in."""
+    prompts: str = ""
+    """What the previews of a run were asked for."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +108,39 @@ class Menu:
     """Options that the page has; None for all."""
     most: Mapping[str, int] = field(default_factory=dict)
     """Upper bounds that are lower than the schema's."""
+    saved: Callable[[], list[Saved]] | None = None
+    """What there is to draw with; None for a page of one base."""
+    training: Callable[[], list[tuple[str, list[str]]]] = list
+    """Runs under way, each with its devices."""
 
-    def fields(self) -> dict[str, flat.FlatField]:
+    def chosen(self, draw_with: str = "", family: str = "", base: str = "") -> Choice:
+        """What is drawn with: what somebody chose, or else the newest that was saved, or the built-in toy. Raises OptionError."""
+        if self.saved is None:
+            return Choice("", offered().family, offered(), {})
+        if not draw_with and not base:
+            newest = next(iter(self.saved()), None)
+            draw_with, family = (newest.name, newest.family) if newest is not None else ("toy", family or TOY)
+        draw_with = self._confined(draw_with)
+        found = drawing.material(draw_with, family or None) if draw_with else None
+        asked: dict[str, object] = {"draw_with": draw_with, "family": family or None, "pretrained_model_name_or_path": base or None}
+        return _choice(draw_with, asked, found.prompts if found is not None else "")
+
+    def untrained(self, draw_with: str, family: str) -> Choice | None:
+        """The base of what somebody trained; None for what has none. Raises OptionError."""
+        found = drawing.untrained(self._confined(draw_with), family or None)
+        return None if found is None else _choice("", {**found.values, "family": found.family})
+
+    def _confined(self, draw_with: str) -> str:
+        if not draw_with or draw_with == "toy" or self.roots is None or is_hub_id(draw_with):
+            return draw_with
+        try:
+            return str(files.confine(draw_with, self.roots))
+        except OptionError as err:
+            raise OptionError([Problem("draw_with", f"draw_with: {one.message}") for one in err.problems]) from err
+
+    def fields(self, kind: type[PredictOptions] | None = None) -> dict[str, flat.FlatField]:
         """The options that stand on the page, in the order of the schema."""
-        known = form.shown_fields(offered())
+        known = form.shown_fields(kind or offered())
         return {
             name: known[name]
             for name in known
@@ -96,19 +160,40 @@ class Menu:
         return str(path)
 
 
+def _choice(draw_with: str, asked: Mapping[str, object], prompts: str = "") -> Choice:
+    values, kind = drawing.filled(asked)
+    # Of a run's prompts the first is shown, and seeds are drawn anew.
+    shown = {name: value for name, value in values.items() if name not in ("prompt_list", "seed")}
+    return Choice(draw_with, kind.family, kind, shown, prompts)
+
+
 def studio_menu(context: Context) -> Menu:
-    """Everything, with the LoRA files of the runs on disk."""
-    return Menu(loras=lambda: run_files(context), roots=context.roots)
+    """Everything, with the files of the runs on disk."""
+    return Menu(
+        loras=lambda: run_files(context), roots=context.roots, saved=lambda: saved_by_runs(context), training=context.supervisor.at_work
+    )
+
+
+def saved_by_runs(context: Context) -> list[Saved]:
+    """What runs that draw from a prompt have saved, newest run first, in a run the newest file first."""
+    found: list[Saved] = []
+    for job in context.supervisor.jobs():
+        family, _ = _kind_of(job.run.config, _modified(job.run.config))
+        if family not in FAMILIES:
+            continue
+        made = sorted(job.run.samples.glob("*.png"), key=lambda path: (-_modified(path), path.name)) if job.run.samples.is_dir() else []
+        image = made[0].name if made else ""
+        found += [Saved(str(path), job.name, path.stem, family, image) for path in drawing.saved_files(job.path)]
+    return found[:MAX_LISTED_FILES]
 
 
 def run_files(context: Context) -> list[LoraFile]:
-    """LoRA files that runs of this family have saved, newest run first, in a run the newest file first."""
+    """LoRA files that runs have saved, newest run first, in a run the newest file first."""
     found: list[LoraFile] = []
     for job in context.supervisor.jobs():
-        if _family_of(job.run.config, _modified(job.run.config)) != offered().family:
-            continue
-        saved = sorted(job.path.glob("*.safetensors"), key=lambda path: (-_modified(path), path.name))
-        found += [LoraFile(str(path), path, job.name, path.stem) for path in saved if not path.name.startswith(".")]
+        family, method = _kind_of(job.run.config, _modified(job.run.config))
+        if method == "network":
+            found += [LoraFile(str(path), path, job.name, path.stem, family) for path in drawing.saved_files(job.path) if path.is_file()]
     return found[:MAX_LISTED_FILES]
 
 
@@ -120,24 +205,42 @@ def _modified(path: Path) -> float:
 
 
 @lru_cache(maxsize=1000)
-def _family_of(config: Path, _modified: float) -> str:
+def _kind_of(config: Path, _modified: float) -> tuple[str, str]:
+    """Family and method of a run."""
     try:
-        return flat.run_of(flat.read_toml(config)).family
+        run = flat.run_of(flat.read_toml(config))
     except OptionError:
         # A run of a newer studio, or damaged: its files may still be typed.
-        return ""
+        return "", ""
+    return run.family, run.method
 
 
-def specification(menu: Menu) -> dict[str, Any]:
-    """The form as inference.js draws it: options that stand open, the model's, and the rest by accordion."""
-    known = menu.fields()
-    drawn = {name: _drawn(menu, spec) for name, spec in known.items()}
+def specification(menu: Menu, choice: Choice | None = None) -> dict[str, Any]:
+    """The form as inference.js draws it: what is drawn with, options that stand open, the model's, and the rest by accordion."""
+    choice = choice or menu.chosen()
+    known = menu.fields(choice.kind)
+    drawn = {name: _drawn(menu, spec, choice.values) for name, spec in known.items()}
     rest: dict[str, list[dict[str, Any]]] = {}
     for name, spec in known.items():
         if name not in FIRST and name not in MODEL:
             rest.setdefault(_accordion(spec), []).append(drawn[name])
-    help_of = {name: flat.fields(offered())[name].help for name in OWN_CONTROLS}
+    options = flat.fields(choice.kind)
+    help_of = {name: options[name].help for name in OWN_CONTROLS if name in options}
     return {
+        "choice": {
+            "with": choice.draw_with,
+            "family": choice.family,
+            "label": FACTS[choice.family].label,
+            "words": drawing.first_words(choice.prompts),
+            "prompts": choice.prompts if drawing.first_words(choice.prompts) else "",
+            "hasBase": bool(choice.values.get("lora"))
+            or (bool(choice.draw_with) and menu.untrained(choice.draw_with, choice.family) is not None),
+            "loras": list(choice.values.get("lora") or ()),
+            "edits": "images" in options,
+            "draws": menu.saved is not None,
+        },
+        "families": [{"name": name, "label": FACTS[name].label, "toy": drawing.has_toy(name)} for name in FAMILIES],
+        "former": offered().family if PREDICTS else "",
         "first": [drawn[name] for name in FIRST if name in drawn],
         "model": [drawn[name] for name in MODEL if name in drawn],
         "rest": [{"title": title, "fields": fields} for title, fields in rest.items()],
@@ -156,10 +259,12 @@ def _accordion(spec: flat.FlatField) -> str:
     return "More of the model" if spec.section == "model" else "More"
 
 
-def _drawn(menu: Menu, spec: flat.FlatField) -> dict[str, Any]:
+def _drawn(menu: Menu, spec: flat.FlatField, filled: Mapping[str, Any]) -> dict[str, Any]:
     drawn = form.specification(spec)
-    drawn["label"] = LABELS.get(spec.name, drawn["label"])
-    if spec.name in PREFILLED:
+    drawn["label"] = "Instruction" if menu.saved is None and spec.name == "prompt" else LABELS.get(spec.name, drawn["label"])
+    if spec.name in filled:
+        drawn["default"] = form.to_text(spec, filled[spec.name])
+    elif spec.name in PREFILLED:
         drawn["default"] = PREFILLED[spec.name]
     if spec.name in DEVICES:
         drawn["suggestions"] = ["cpu", *(f"cuda:{index}" for index in range(gpu.count()))]
@@ -168,30 +273,45 @@ def _drawn(menu: Menu, spec: flat.FlatField) -> dict[str, Any]:
     return drawn
 
 
-def order_of(menu: Menu, desk: Desk, asked: Mapping[str, Any], session: str) -> Order:
+def order_of(menu: Menu, queue: PredictionQueue, asked: Mapping[str, Any], session: str, chosen: Choice | None = None) -> PredictionOrder:
     """The order that the page describes, with every path confined. Raises OptionError with every problem.
 
-    asked: `texts` by option, `pictures` names, `loras` [{name, weight}], and for a comparison `variants` [{label, loras}].
+    asked: `texts` by option, `images` names, `loras` [{name, weight}], and for a comparison `variants` [{label, loras}]. chosen: what is
+    drawn with, where the texts do not say it.
     """
     problems: list[Problem] = []
-    known = menu.fields()
-    texts = {name: text for name, text in _mapping(asked.get("texts")).items() if name in known and isinstance(text, str | bool)}
-    values = {name: form.from_text(known[name], text) for name, text in texts.items()}
-    for name, value in PREFILLED.items():
+    given = _mapping(asked.get("texts"))
+    told = [str(given.get(name) or "").strip() for name in ("draw_with", "family", "pretrained_model_name_or_path")]
+    try:
+        choice = chosen or menu.chosen(*told)
+    except OptionError as err:
+        # The form is still that of the family.
+        problems += err.problems
+        choice = Choice("", told[1] or TOY, generate_options(told[1] if told[1] in FAMILIES else TOY), {})
+    known = menu.fields(choice.kind)
+    texts = {name: text for name, text in given.items() if name in known and isinstance(text, str | bool)}
+    values = {**choice.values, **{name: form.from_text(known[name], text) for name, text in texts.items()}}
+    for name, value in PREFILLED.items() if menu.saved is None else ():
         if not values.get(name):
             values[name] = value
     values |= menu.fixed
     if menu.roots is not None:
-        problems += form.outside(offered(), {name: values[name] for name in values if name in known}, menu.roots)
+        problems += form.outside(choice.kind, {name: values[name] for name in texts}, menu.roots)
+    if menu.saved is not None:
+        # What it leads to is filled in; the worker is told that.
+        values |= {"draw_with": "", "family": choice.family}
+        if not any(str(values.get(name) or "").strip() for name in ("prompt", "prompt_list")):
+            values["prompt_list"] = choice.prompts
+        texts |= {"draw_with": choice.draw_with, "family": choice.family}
     problems += _too_much(menu, values)
-    controls, names = _controls(desk, asked.get("pictures"), session, problems)
+    controls, names = _controls(queue, asked.get("images"), session, problems)
     loras = _loras(menu, asked.get("loras"), problems)
     variants = _variants(menu, asked.get("variants"), problems)
-    checked = {**values, "images": [str(path) for path in controls], "lora": [path for path, _ in loras]}
+    checked = {**values, "lora": [path for path, _ in loras]} | ({"images": [str(path) for path in controls]} if controls else {})
     if loras:
         checked["lora_weight"] = [weight for _, weight in loras]
     try:
-        options = flat.build(offered(), {name: value for name, value in checked.items() if value is not None})
+        options = flat.build(choice.kind, {name: value for name, value in checked.items() if value is not None})
     except OptionError as err:
         raise OptionError([*problems, *err.problems]) from err
     if problems:
@@ -199,8 +319,8 @@ def order_of(menu: Menu, desk: Desk, asked: Mapping[str, Any], session: str) -> 
     request = {name: value for name, value in flat.changed(options).items() if name not in ("images", "out", "report")}
     if variants:
         request = {name: value for name, value in request.items() if name not in ("lora", "lora_weight")} | {"variants": variants}
-    settings = {"texts": texts, "pictures": names, "loras": asked.get("loras") or [], "variants": asked.get("variants") or []}
-    return Order(request, controls, settings)
+    settings = {"texts": texts, "images": names, "loras": asked.get("loras") or [], "variants": asked.get("variants") or []}
+    return PredictionOrder(request, controls, settings)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -226,14 +346,14 @@ def _too_much(menu: Menu, values: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _controls(desk: Desk, names: object, session: str, problems: list[Problem]) -> tuple[tuple[Path, ...], list[str]]:
+def _controls(queue: PredictionQueue, names: object, session: str, problems: list[Problem]) -> tuple[tuple[Path, ...], list[str]]:
     found, kept = [], []
     for number, name in enumerate(_items(names)):
         try:
-            found.append(desk.picture(str(name), session))
+            found.append(queue.image(str(name), session))
             kept.append(str(name))
         except KeyError:
-            problems.append(Problem("images", f"images: picture {number + 1} is not kept any more; give it again"))
+            problems.append(Problem("images", f"images: image {number + 1} is not kept any more; give it again"))
     return tuple(found), kept
 
 
@@ -266,13 +386,14 @@ def _variants(menu: Menu, rows: object, problems: list[Problem]) -> list[dict[st
             variant |= {"lora": [path for path, _ in loras], "lora_weight": [weight for _, weight in loras]}
         variants.append(variant)
     if len(given) > MAX_VARIANTS:
-        problems.append(Problem("", f"{len(given)} pictures side by side are more than {MAX_VARIANTS}, which is the most"))
+        problems.append(Problem("", f"{len(given)} images side by side are more than {MAX_VARIANTS}, which is the most"))
     return variants
 
 
-def _small(path: Path) -> bytes:
-    with Image.open(path) as picture:
-        small = picture.convert("RGB")
+def thumbnail(path: Path) -> bytes:
+    """A small WEBP of an image. Raises OSError."""
+    with Image.open(path) as image:
+        small = image.convert("RGB")
     small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
     stream = io.BytesIO()
     small.save(stream, format="WEBP", quality=85)
@@ -289,7 +410,8 @@ async def _body(request: Request) -> bytes:
     return bytes(held)
 
 
-def _problems(err: OptionError) -> JSONResponse:
+def problems_of(err: OptionError) -> JSONResponse:
+    """The answer that says what is wrong, at its options."""
     return JSONResponse({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
 
 
@@ -297,40 +419,73 @@ def _gone(what: str) -> JSONResponse:
     return JSONResponse({"detail": what}, 404)
 
 
-def _session(request: Request) -> str:
+def session_of(request: Request) -> str:
+    """The session that asks; "" for none."""
     text = request.query_params.get("session", "")
     return text if is_session(text) else ""
 
 
-def routes(menu: Menu, desk: Desk) -> list[Route]:
-    """The routes of the Inference tab. The guard asks all of them for the token of the page."""
-
-    def state(session: str) -> dict[str, Any]:
-        offered = [{"name": item.name, "run": item.run, "label": item.label} for item in menu.loras()]
-        return {
-            "loras": offered,
-            "history": desk.history(session),
-            "jobs": desk.of_session(session),
-            "busy": desk.busy,
-            "holdsMemory": desk.backend.holds_memory(),
-        }
-
-    def look(request: Request) -> Response:
-        return JSONResponse({**specification(menu), **state(_session(request))})
-
-    def now(request: Request) -> Response:
-        return JSONResponse(state(_session(request)))
+def image_routes(queue: PredictionQueue) -> list[Route]:
+    """Images that people give and get; tools of a run take them too. The guard asks for the token of the page."""
 
     async def upload(request: Request) -> Response:
         try:
             data = await _body(request)
-            name, (width, height) = await run_in_threadpool(desk.take_picture, data)
+            name, (width, height) = await run_in_threadpool(queue.take_image, data)
         except OptionError as err:
-            return _problems(err)
-        return JSONResponse({"picture": {"name": name, "width": width, "height": height}})
+            return problems_of(err)
+        return JSONResponse({"image": {"name": name, "width": width, "height": height}})
+
+    def image(request: Request) -> Response:
+        """An upload or a file of a prediction: small, whole, or to keep."""
+        try:
+            path = queue.image(request.query_params.get("name", ""), session_of(request))
+            size = request.query_params.get("size", "full")
+            cached = {"cache-control": "private, max-age=3600"}
+            if size == "thumb":
+                return Response(thumbnail(path), media_type="image/webp", headers=cached)
+            if size == "file":
+                name = f"{path.parent.name}-{path.name}"
+                return FileResponse(path, filename=name, media_type="image/png")
+            return FileResponse(path, media_type="image/png", headers=cached)
+        except (KeyError, OSError):
+            return _gone("This image is not on disk any more.")
+
+    return [Route("/kl/predict/image", image), Route("/kl/predict/upload", upload, methods=["POST"])]
+
+
+def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
+    """The routes of the Generate tab. The guard asks all of them for the token of the page."""
+
+    def state(session: str) -> dict[str, Any]:
+        offered = [{"name": item.name, "run": item.run, "label": item.label, "family": item.family} for item in menu.loras()]
+        return {
+            "loras": offered,
+            "saved": [asdict(item) for item in menu.saved()] if menu.saved is not None else [],
+            "history": queue.history(session),
+            "jobs": queue.of_session(session),
+            "busy": queue.busy,
+            "holdsMemory": queue.backend.holds_memory(),
+            "training": [{"run": run, "devices": devices} for run, devices in menu.training()],
+            "home": "cuda:0" if gpu.count() else "cpu",
+        }
+
+    def look(request: Request) -> Response:
+        asked = request.query_params
+        try:
+            choice = menu.chosen(asked.get("with", "").strip(), asked.get("family", "").strip())
+        except OptionError as err:
+            if asked.get("with") or menu.saved is None:
+                return problems_of(err)
+            # The newest run is damaged.
+            choice = menu.chosen("toy", TOY)
+        return JSONResponse({**specification(menu, choice), **state(session_of(request))})
+
+    def now(request: Request) -> Response:
+        return JSONResponse(state(session_of(request)))
 
     async def start(request: Request) -> Response:
-        session = _session(request)
+        session = session_of(request)
         try:
             asked = await request.json()
         except ValueError:
@@ -340,53 +495,55 @@ def routes(menu: Menu, desk: Desk) -> list[Route]:
         # Where devices are shared out by visitor, the backend asks who this is.
         LocalContext.request.set(gr.Request(request))
         try:
-            prediction = await run_in_threadpool(lambda: desk.submit(order_of(menu, desk, asked, session), session))
+            prediction = await run_in_threadpool(lambda: queue.submit(order_of(menu, queue, asked, session), session))
         except OptionError as err:
-            return _problems(err)
-        return JSONResponse(as_page(desk, prediction, 0))
+            return problems_of(err)
+        return JSONResponse(as_page(queue, prediction, 0))
 
     def one(request: Request) -> Response:
-        prediction = _find(desk, request)
+        prediction = _find(queue, request)
         try:
             previews = int(request.query_params.get("previews", "0"))
         except ValueError:
             return JSONResponse({"detail": "previews is a whole number."}, 400)
-        return JSONResponse(as_page(desk, prediction, previews)) if prediction else _gone("This prediction is not known any more.")
+        return JSONResponse(as_page(queue, prediction, previews)) if prediction else _gone("This prediction is not known any more.")
 
     def cancel(request: Request) -> Response:
-        prediction = _find(desk, request)
+        prediction = _find(queue, request)
         if prediction is None:
             return _gone("This prediction is not known any more.")
-        desk.cancel(prediction)
-        return JSONResponse(as_page(desk, prediction, prediction.previews))
+        queue.cancel(prediction)
+        return JSONResponse(as_page(queue, prediction, prediction.previews))
 
     def free(_request: Request) -> Response:
         try:
-            desk.free()
+            queue.free()
         except OptionError as err:
             return JSONResponse({"detail": str(err).removeprefix(": ")}, 409)
-        return JSONResponse({"holdsMemory": desk.backend.holds_memory()})
+        return JSONResponse({"holdsMemory": queue.backend.holds_memory()})
 
-    def picture(request: Request) -> Response:
-        """An upload or a file of a prediction: small, whole, or to keep."""
+    async def why(request: Request) -> Response:
+        """What an image of another program was made with beside the form: a line of JSON (texts, loras), then the file's beginning."""
         try:
-            path = desk.picture(request.query_params.get("name", ""), _session(request))
-            size = request.query_params.get("size", "full")
-            cached = {"cache-control": "private, max-age=3600"}
-            if size == "thumb":
-                return Response(_small(path), media_type="image/webp", headers=cached)
-            if size == "file":
-                name = f"{path.parent.name}-{path.name}"
-                return FileResponse(path, filename=name, media_type="image/png")
-            return FileResponse(path, media_type="image/png", headers=cached)
-        except (KeyError, OSError):
-            return _gone("This picture is not on disk any more.")
+            said, _, data = (await _body(request)).partition(b"\n")
+            asked = json_of(said)
+            given = [_mapping(row) for row in _items(_mapping(asked).get("loras"))]
+            loras = [
+                (str(row.get("name") or ""), float(str(row.get("weight") or 1.0).replace(",", "."))) for row in given if row.get("name")
+            ]
+            found = foreign_images.read(data)
+            rows = foreign_images.differences(found, _mapping(_mapping(asked).get("texts")), loras)
+        except OptionError as err:
+            return problems_of(err)
+        except ValueError:
+            return JSONResponse({"detail": "This is not an order of the page. Reload the page."}, 400)
+        return JSONResponse({"program": found.program, "rows": [asdict(row) for row in rows]})
 
     return [
+        Route("/kl/predict/why", why, methods=["POST"]),
         Route("/kl/predict", look),
         Route("/kl/predict/now", now),
-        Route("/kl/predict/picture", picture),
-        Route("/kl/predict/upload", upload, methods=["POST"]),
+        *image_routes(queue),
         Route("/kl/predict/start", start, methods=["POST"]),
         Route("/kl/predict/job/{ident}", one),
         Route("/kl/predict/job/{ident}/cancel", cancel, methods=["POST"]),
@@ -394,10 +551,10 @@ def routes(menu: Menu, desk: Desk) -> list[Route]:
     ]
 
 
-def _find(desk: Desk, request: Request) -> Prediction | None:
+def _find(queue: PredictionQueue, request: Request) -> Prediction | None:
     """The order with the id of the address, when it is of the session that asks."""
     try:
-        prediction = desk.find(str(request.path_params["ident"]))
+        prediction = queue.find(str(request.path_params["ident"]))
     except KeyError:
         return None
-    return prediction if prediction.session == _session(request) else None
+    return prediction if prediction.session == session_of(request) else None

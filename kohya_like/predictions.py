@@ -1,4 +1,4 @@
-"""The queue of predictions, the pictures people gave, and what was made before. Knows files and a Backend, not how a picture is made.
+"""The queue of predictions, the images people gave, and what was made before. Knows files and a Backend, not how an image is made.
 
 On disk, in the folder of runs:
 - `predictions/<date>-<time>-<id>/` one prediction: `settings.json`, `control-0.png` ... as given, and the files of the backend.
@@ -54,7 +54,7 @@ ENDED = ("done", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
-class Order:
+class PredictionOrder:
     """What somebody asked for, checked."""
 
     request: dict[str, Any]
@@ -62,15 +62,18 @@ class Order:
     controls: tuple[Path, ...]
     settings: dict[str, Any]
     """What the page needs to ask for the same again."""
+    target: Path | None = None
+    """Where the one image goes that is made; None keeps it in a folder of its own, with its settings. Orders that have a target wait until
+    nobody waits for any other."""
 
 
 @dataclass
 class Prediction:
-    """One order on its way. The desk's thread writes, routes read."""
+    """One order on its way. The queue's thread writes, routes read."""
 
     ident: str
     session: str
-    order: Order
+    order: PredictionOrder
     context: contextvars.Context
     """Of the request that brought the order: a backend may need to know who asks."""
     state: State = "queued"
@@ -78,20 +81,22 @@ class Prediction:
     step: int = 0
     steps: int = 0
     done: int = 0
-    pictures: int = 1
+    images: int = 1
     preview: str = ""
     previews: int = 0
     """How many previews there were: a page that has this one needs no other."""
     seeds: tuple[int, ...] = ()
     warnings: list[str] = field(default_factory=list)
     text: str = ""
-    remedy: str = ""
+    advice: str = ""
     lines: tuple[str, ...] = ()
     problems: list[dict[str, str]] = field(default_factory=list)
     seconds: float = 0.0
     folder: str = ""
     wants_cancel: bool = False
     cancel_told: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set when it has ended."""
 
     def fold(self, event: Event) -> None:
         """Takes over what an event says."""
@@ -101,22 +106,22 @@ class Prediction:
         elif kind == "loading":
             self.phase = f"Loading {event.get('text') or 'the model'}"
         elif kind == "loaded":
-            self.phase = "Reading the pictures and the instruction"
+            self.phase = "Reading the images and the instruction"
         elif kind == "started":
-            self.phase = "Reading the pictures and the instruction"
-            self.steps, self.pictures = int(event.get("steps") or 0), int(event.get("pictures") or 1)
+            self.phase = "Reading the images and the instruction"
+            self.steps, self.images = int(event.get("steps") or 0), int(event.get("images") or 1)
             self.seeds = tuple(int(seed) for seed in event.get("seeds") or ())
         elif kind == "step":
             self.phase = "Drawing"
             self.step, self.steps = int(event.get("step") or 0), int(event.get("steps") or 0)
-            self.done, self.pictures = int(event.get("done") or 0), int(event.get("pictures") or self.pictures)
+            self.done, self.images = int(event.get("done") or 0), int(event.get("images") or self.images)
             self.seconds = float(event.get("seconds") or 0.0)
             if event.get("preview"):
                 self.preview, self.previews = str(event["preview"]), self.previews + 1
         elif kind == "warning":
             self.warnings.append(str(event.get("text") or ""))
         elif kind == "failed":
-            self.text, self.remedy = str(event.get("text") or "It failed without a word."), str(event.get("remedy") or "")
+            self.text, self.advice = str(event.get("text") or "It failed without a word."), str(event.get("advice") or "")
             self.lines = tuple(map(str, event.get("lines") or ()))
             self.problems = [
                 {"option": str(item.get("option") or ""), "message": str(item["message"])} for item in event.get("problems") or ()
@@ -125,7 +130,7 @@ class Prediction:
             self.seconds = float(event.get("seconds") or self.seconds)
 
 
-class Desk:
+class PredictionQueue:
     """Takes orders, works through them one after the other, and keeps what came out."""
 
     def __init__(self, backend: Backend, root: Path, keep_results_seconds: float | None = None) -> None:
@@ -142,12 +147,12 @@ class Desk:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    # Pictures that people give
+    # Images that people give
 
-    def take_picture(self, data: bytes) -> tuple[str, tuple[int, int]]:
-        """Keeps an uploaded picture as an upright RGB PNG without its metadata, and gives its name and (width, height).
+    def take_image(self, data: bytes) -> tuple[str, tuple[int, int]]:
+        """Keeps an uploaded image as an upright RGB PNG without its metadata, and gives its name and (width, height).
 
-        Raises OptionError for what is no picture, or too large.
+        Raises OptionError for what is no image, or too large.
         """
         if len(data) > MAX_UPLOAD_BYTES:
             raise OptionError(f"images: the file has {len(data) / 2**20:.0f} MiB; {MAX_UPLOAD_BYTES >> 20} MiB is the most")
@@ -179,7 +184,7 @@ class Desk:
             raise KeyError(name)
         return self.uploads / name
 
-    def picture(self, name: str, session: str) -> Path:
+    def image(self, name: str, session: str) -> Path:
         """The file behind a name that the page gives: an upload, or `<folder>/<file>` of a prediction of this session. Raises KeyError."""
         upload = self.upload(name)
         if upload is not None:
@@ -231,9 +236,11 @@ class Desk:
 
     # The queue
 
-    def submit(self, order: Order, session: str) -> Prediction:
+    def submit(self, order: PredictionOrder, session: str) -> Prediction:
         """Puts an order at the end of the queue. Raises OptionError when there are too many."""
         with self._lock:
+            if self._closed:
+                raise OptionError("the studio is ending; start it again")
             if len(self._waiting) >= MAX_WAITING:
                 raise OptionError(f"{len(self._waiting)} predictions are waiting, and that is the most; try again in a while")
             mine = sum(1 for each in self._waiting if each.session == session)
@@ -266,7 +273,8 @@ class Desk:
         with self._lock:
             if prediction not in self._waiting:
                 return 0
-            return self._waiting.index(prediction) + (self._running is not None)
+            before = self._waiting[: self._waiting.index(prediction)]
+            return sum(1 for each in before if each.order.target is None) + (self._running is not None)
 
     @property
     def busy(self) -> int:
@@ -281,6 +289,7 @@ class Desk:
             if prediction in self._waiting:
                 self._waiting.remove(prediction)
                 prediction.state = "cancelled"
+                prediction.over.set()
                 return
         if prediction.state == "running":
             self.backend.cancel(prediction.ident)
@@ -298,6 +307,7 @@ class Desk:
             self._closed = True
             for prediction in self._waiting:
                 prediction.state = "cancelled"
+                prediction.over.set()
             self._waiting.clear()
             self._wake.notify_all()
         self.backend.free()
@@ -311,7 +321,8 @@ class Desk:
                     self._wake.wait()
                 if self._closed:
                     return
-                prediction = self._waiting.pop(0)
+                prediction = next((each for each in self._waiting if each.order.target is None), self._waiting[0])
+                self._waiting.remove(prediction)
                 self._running = prediction
                 prediction.state = "running"
             try:
@@ -325,6 +336,7 @@ class Desk:
             finally:
                 with self._lock:
                     self._running = None
+                prediction.over.set()
 
     def _predict(self, prediction: Prediction) -> None:
         """Runs one order through the backend, in a folder of its own."""
@@ -336,7 +348,12 @@ class Desk:
                 request["images"] = [str(path) for path in controls]
             end = self._listen(prediction, request)
             results = _results(folder, end)
-            if results:
+            target = prediction.order.target
+            if target is not None:
+                if results:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    (folder / results[0]["file"]).replace(target)
+            elif results:
                 _keep(folder, prediction, results, [path.name for path in controls], end)
                 prediction.folder = folder.name
             prediction.state = "cancelled" if end["event"] == "cancelled" else "done" if end["event"] == "done" else "failed"
@@ -345,13 +362,13 @@ class Desk:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _listen(self, prediction: Prediction, request: Mapping[str, Any]) -> Event:
-        pictures: list[Event] = []
+        images: list[Event] = []
         last: Event = {"event": "failed", "text": "The backend ended without an answer."}
         for event in self.backend.submit(request):
             prediction.fold(event)
             last = event
-            if event.get("event") == "picture":
-                pictures.append(event)
+            if event.get("event") == "image":
+                images.append(event)
             # An order may be cancelled before the backend knows it.
             if prediction.wants_cancel and not prediction.cancel_told and event.get("event") not in ("starting", *ENDED):
                 prediction.cancel_told = True
@@ -359,7 +376,7 @@ class Desk:
         if last.get("event") not in ENDED:
             last = {"event": "failed", "text": "The backend ended without an answer."}
             prediction.fold(last)
-        return {**last, "pictures": pictures}
+        return {**last, "images": images}
 
     def _new_folder(self, prediction: Prediction) -> Path:
         path = self.results / f"{datetime.now():%Y%m%d-%H%M%S}-{prediction.ident[:8]}"
@@ -396,23 +413,23 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _kept_controls(folder: Path, controls: Sequence[Path]) -> list[Path]:
-    """The control pictures beside the result, where they stay as long as it does."""
+    """The control images beside the result, where they stay as long as it does."""
     kept = []
     for number, path in enumerate(controls):
         target = folder / f"control-{number}.png"
         try:
             shutil.copyfile(path, target)
         except OSError as err:
-            raise OptionError(Problem("images", "images: a control picture is gone from the disk; give it again")) from err
+            raise OptionError(Problem("images", "images: a control image is gone from the disk; give it again")) from err
         kept.append(target)
     return kept
 
 
 def _results(folder: Path, end: Event) -> list[dict[str, Any]]:
-    """The pictures that were made, in order, with seed, size and the label of their variant."""
+    """The images that were made, in order, with seed, size and the label of their variant."""
     variants = [str(item.get("label") or "") for item in end.get("variants") or ()]
     found = []
-    for event in end["pictures"]:
+    for event in end["images"]:
         path = Path(str(event.get("file")))
         if path.parent.resolve() != folder.resolve() or not path.is_file():
             continue
@@ -437,16 +454,16 @@ def _keep(folder: Path, prediction: Prediction, results: list[dict[str, Any]], c
     write_atomically(folder / SETTINGS, json.dumps(settings, ensure_ascii=False))
 
 
-def as_page(desk: Desk, prediction: Prediction, previews: int) -> dict[str, Any]:
+def as_page(queue: PredictionQueue, prediction: Prediction, previews: int) -> dict[str, Any]:
     """What a page needs to show an order; the preview only when it has not got it yet."""
     return {
         "job": prediction.ident,
         "state": prediction.state,
-        "ahead": desk.ahead(prediction),
+        "ahead": queue.ahead(prediction),
         "cancelling": prediction.wants_cancel and prediction.state == "running",
         **{
             name: getattr(prediction, name)
-            for name in ("phase", "step", "steps", "done", "pictures", "previews", "seeds", "warnings", "text", "remedy", "lines")
+            for name in ("phase", "step", "steps", "done", "images", "previews", "seeds", "warnings", "text", "advice", "lines")
             + ("problems", "seconds", "folder")
         },
         "preview": prediction.preview if prediction.previews > previews else "",

@@ -124,7 +124,7 @@ def _words(text: form.Text) -> str:
 def keep(name: str, options: RunOptions, output_dir: Path) -> Preset:
     """Saves the settings that differ from the defaults as a preset of one's own; an older one of the same name is replaced.
 
-    Places and names of this run (base model and pictures, output) are left out: a preset is a recipe. Raises OptionError.
+    Places and names of this run (base model and images, output) are left out: a preset is a recipe. Raises OptionError.
     """
     run = type(options)
     known = form.shown_fields(run)

@@ -1,4 +1,4 @@
-"""Where Start would begin, told before anybody presses it. Reads run folders, neither pictures nor weights; the rules are those of
+"""Where Start would begin, told before anybody presses it. Reads run folders, neither images nor weights; the rules are those of
 sd_scripts/runs/resume.py, which the training process follows.
 
 What only that process can know, it says in the run's log: whether a state is whole to the last byte, and whether images, captions or
@@ -24,7 +24,7 @@ from sd_scripts.schema.runs import RunOptions
 from . import monitor
 
 PLACES = ("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir", "control_data_dir")
-"""Options that say where the pictures are; a run with others is taken for one on other pictures."""
+"""Options that say where the images are; a run with others is taken for one on other images."""
 OFFERED_RUNS, OFFERED_STATES = 5, 5
 """Runs, and states of each, that are offered to begin from, newest first."""
 AT_START = "Whether images, captions or files of the model have changed is looked at when it starts, and the log says so."
@@ -67,6 +67,8 @@ class Foresight:
     text: str = ""
     notes: tuple[str, ...] = ()
     offers: list[Offer] = field(default_factory=list)
+    base: str = ""
+    """What is known of the base model: its licence, and what few steps want."""
 
     def as_page(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,7 +96,7 @@ def outlook(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
 
 
 def _automatic(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
-    """The newest run of this name with the same settings and pictures goes on; without one, a new run begins."""
+    """The newest run of this name with the same settings and images goes on; without one, a new run begins."""
     others: list[tuple[str, str]] = []
     for run in _named(options):
         differing = _differing(run, options)
@@ -196,7 +198,7 @@ def _named(options: RunOptions) -> list[RunDirectory]:
 
 
 def _differing(run: RunDirectory, options: RunOptions) -> str:
-    """What the options of a run have that these have not, in words; empty when it is the same training on the same pictures."""
+    """What the options of a run have that these have not, in words; empty when it is the same training on the same images."""
     try:
         old = run.options()
     except OptionError:

@@ -1,4 +1,4 @@
-"""The page of an exported Space: the Inference tab on one base model and its own LoRA files, and the same as an API endpoint.
+"""The page of an exported Space: the Generate tab on one base model and its own LoRA files, and the same as an API endpoint.
 
 No path can be typed, no process is started, and what visitors give and get is removed after an hour. The model runs in this process;
 app.py of the Space hands in how, so that this module imports no torch.
@@ -23,7 +23,7 @@ from sd_scripts.schema.errors import OptionError
 from . import app, page, predict_routes
 from .inference import Backend, Event
 from .predict_routes import LoraFile, Menu
-from .predictions import ENDED, Desk
+from .predictions import ENDED, PredictionQueue
 from .tabs import inference as inference_tab
 
 SHOWN = frozenset({"prompt", "negative_prompt", "steps", "true_cfg_scale", "seed", "size", "num_images"})
@@ -31,7 +31,7 @@ MOST = {"steps": 100, "size": 2048, "num_images": 4, "true_cfg_scale": 20}
 """More would take the device from the next visitor for too long."""
 KEEP_SECONDS = 3600.0
 WAIT_SECONDS = 1800.0
-"""A call of the endpoint waits this long for its picture."""
+"""A call of the endpoint waits this long for its image."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,20 @@ def menu_of(base: str, loras: Sequence[Path]) -> Menu:
     return Menu(loras=lambda: offered, roots=None, fixed={"pretrained_model_name_or_path": base}, shown=SHOWN, most=MOST)
 
 
-def make_page(title: str, token: str, menu: Menu, desk: Desk) -> gr.Blocks:
+def make_page(title: str, token: str, menu: Menu, queue: PredictionQueue) -> gr.Blocks:
     """The page, with the endpoint `/predict`."""
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)) as demo:
         page.part("top", {"token": token, "title": title, "tag": ""})
         inference_tab.build()
         with gr.Row(visible=False):
-            picture = gr.Image(type="filepath", label="picture")
+            image = gr.Image(type="filepath", label="image")
             prompt, negative = gr.Textbox(label="prompt"), gr.Textbox(" ", label="negative_prompt")
             steps, cfg, seed = gr.Number(20, label="steps"), gr.Number(4.0, label="true_cfg_scale"), gr.Number(-1, label="seed")
             size, weight = gr.Textbox("", label="size"), gr.Number(1.0, label="lora_weight")
             made, used = gr.Image(type="filepath", format="png", label="result"), gr.Number(label="seed")
             gr.Button().click(
-                endpoint(menu, desk),
-                inputs=[picture, prompt, negative, steps, cfg, seed, size, weight],
+                endpoint(menu, queue),
+                inputs=[image, prompt, negative, steps, cfg, seed, size, weight],
                 outputs=[made, used],
                 api_name="predict",
                 concurrency_limit=4,
@@ -82,11 +82,11 @@ def make_page(title: str, token: str, menu: Menu, desk: Desk) -> gr.Blocks:
     return demo
 
 
-def endpoint(menu: Menu, desk: Desk) -> Callable[..., tuple[str, int]]:
-    """What a call of `/predict` does: one picture, with the LoRA files of the Space."""
+def endpoint(menu: Menu, queue: PredictionQueue) -> Callable[..., tuple[str, int]]:
+    """What a call of `/predict` does: one image, with the LoRA files of the Space."""
 
     def predict(
-        picture: str | None,
+        image: str | None,
         prompt: str,
         negative_prompt: str,
         steps: float,
@@ -95,28 +95,28 @@ def endpoint(menu: Menu, desk: Desk) -> Callable[..., tuple[str, int]]:
         size: str,
         lora_weight: float,
     ) -> tuple[str, int]:
-        """One picture made from another by an instruction. A seed below 0 is drawn; size is width,height or empty; the strength is that
+        """One image made from another by an instruction. A seed below 0 is drawn; size is width,height or empty; the strength is that
         of every LoRA file of this Space, and 0 is the base model alone."""
         session = secrets.token_hex(16)
         texts = {"prompt": prompt, "negative_prompt": negative_prompt, "true_cfg_scale": f"{true_cfg_scale:g}", "size": size}
         texts |= {"steps": f"{steps:g}", "seed": "" if seed < 0 else f"{int(seed)}"}
         loras = [{"name": item.name, "weight": lora_weight} for item in menu.loras()] if lora_weight else []
         try:
-            pictures = [desk.take_picture(Path(picture).read_bytes())[0]] if picture else []
-            asked = {"texts": texts, "pictures": pictures, "loras": loras}
-            prediction = desk.submit(predict_routes.order_of(menu, desk, asked, session), session)
+            images = [queue.take_image(Path(image).read_bytes())[0]] if image else []
+            asked = {"texts": texts, "images": images, "loras": loras}
+            prediction = queue.submit(predict_routes.order_of(menu, queue, asked, session), session)
         except OptionError as err:
             raise gr.Error("\n".join(str(problem) for problem in err.problems)) from err
         deadline = time.monotonic() + WAIT_SECONDS
         while prediction.state not in ENDED:
             if time.monotonic() > deadline:
-                desk.cancel(prediction)
+                queue.cancel(prediction)
                 raise gr.Error("This took too long and was cancelled; ask for fewer steps or a smaller size.")
             time.sleep(0.05)
         if prediction.state != "done":
             raise gr.Error(prediction.text or "This was cancelled.")
-        result = desk.entry(prediction.folder)["results"][0]
-        return str(desk.results / prediction.folder / result["file"]), int(result["seed"])
+        result = queue.entry(prediction.folder)["results"][0]
+        return str(queue.results / prediction.folder / result["file"]), int(result["seed"])
 
     return predict
 
@@ -132,12 +132,12 @@ def server_of(environment: Mapping[str, str]) -> app.Server:
 def serve(title: str, base: str, loras: Sequence[Path], backend: Backend) -> None:
     """Shows the page until the process is ended."""
     with tempfile.TemporaryDirectory(prefix="predictions-") as folder:
-        desk = Desk(backend, Path(folder), keep_results_seconds=KEEP_SECONDS)
+        queue = PredictionQueue(backend, Path(folder), keep_results_seconds=KEEP_SECONDS)
         menu, token = menu_of(base, loras), secrets.token_urlsafe(24)
-        routes = [page.route(), *predict_routes.routes(menu, desk)]
-        demo, local, _ = app.serve(make_page(title, token, menu, desk), routes, token, server_of(os.environ))
+        routes = [page.route(), *predict_routes.routes(menu, queue)]
+        demo, local, _ = app.serve(make_page(title, token, menu, queue), routes, token, server_of(os.environ))
         sys.stdout.write(f"The page is at {local}\n")
         sys.stdout.flush()
         app.until_ended()
         demo.close(verbose=False)
-        desk.close()
+        queue.close()

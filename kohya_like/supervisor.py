@@ -17,11 +17,15 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from sd_scripts.runs import gpus
 from sd_scripts.runs.command import launch_command, launch_environment, processes_here, visible_gpus
+from sd_scripts.runs.events import RunFailed
+from sd_scripts.runs.orders import Asked
+from sd_scripts.runs.resume import RunLock
 from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.trash import KEPT_SECONDS, Discarded, Trash
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.flat import to_toml
@@ -36,6 +40,8 @@ GRACE_SECONDS = 120.0
 """A run that is asked to stop gets this long to finish its step."""
 SAVING_GRACE_SECONDS = 900.0
 """A run that is writing its state when the grace period ends gets this long to finish it."""
+EMPTYING_SECONDS = 3600.0
+"""Between two looks for what has been in the trash for long enough."""
 CLAIM_SECONDS = 30.0
 """A start that was begun this long ago and led to no process was lost with its studio."""
 
@@ -87,6 +93,11 @@ class Job:
     @property
     def run(self) -> RunDirectory:
         return RunDirectory(self.path)
+
+    @property
+    def queued_at(self) -> float:
+        """Unix time of the order to start; 0 for a run from a terminal."""
+        return _queued_at(self.path)
 
 
 def devices() -> list[str]:
@@ -155,6 +166,10 @@ class JobSupervisor:
     def jobs(self) -> list[Job]:
         """All runs on disk, newest first. Starts a queued one when its device has become free."""
         self._start_queued()
+        return self._look()
+
+    def seen(self) -> list[Job]:
+        """All runs on disk, newest first, for those who only look: starts nothing."""
         return self._look()
 
     def find(self, run_name: str) -> Job | None:
@@ -248,6 +263,8 @@ class JobSupervisor:
         if run.config.read_text(encoding="utf-8") != config:
             write_atomically(run.config, config)
         run.clear_stop()
+        # Of what was asked of the session before.
+        run.orders.take_back(~Asked.NOTHING)
         for name in ("exit.json", "launcher.json"):
             (run.path / name).unlink(missing_ok=True)
         return run
@@ -276,6 +293,15 @@ class JobSupervisor:
                     self._launch(job.path, options, wanted)
                 # Whoever waits keeps later ones from what it waits for, or a run on several GPUs might wait for ever.
                 here.take(wanted)
+
+    def at_work(self) -> list[tuple[str, list[str]]]:
+        """The runs under way, each with what it computes on, as a process of the studio would call it: cuda:0, ..., or cpu."""
+        here = _Devices()
+        named = {whole: f"cuda:{index}" for index, (whole,) in enumerate(here._whole([name]) for name in here.all)}
+        running = [(job.name, self._held(job, here)) for job in self.jobs() if job.state == "running"]
+        if here.all == ["cpu"]:
+            return [(name, ["cpu"]) for name, _ in running]
+        return [(name, [named[whole] for whole in here._whole(held) if whole in named]) for name, held in running]
 
     @staticmethod
     def _held(job: Job, here: _Devices) -> list[str]:
@@ -322,7 +348,7 @@ class JobSupervisor:
     def _cannot_start(path: Path, err: Exception) -> None:
         """The run is not lost: it stands in the list as failed, with this sentence."""
         record = _read_record(path)
-        RunDirectory(path).log("failed", step=0, text=str(err), remedy="")
+        RunDirectory(path).log(RunFailed(step=0, text=str(err), advice=""))
         if record is not None:
             _write_record(path, replace(record, dropped=True))
 
@@ -343,8 +369,36 @@ class JobSupervisor:
         processes.collect()
 
     def _watch(self) -> None:
+        emptied = float("-inf")
         while not self._closed.wait(1.0):
             self._start_queued()
+            if time.monotonic() - emptied >= EMPTYING_SECONDS:
+                emptied = time.monotonic()
+                for parent in self.parents():
+                    # What cannot be deleted is still there when somebody opens the trash.
+                    with contextlib.suppress(OptionError):
+                        Trash(parent).empty(older_than_seconds=KEPT_SECONDS)
+
+    # Deleting
+
+    @contextlib.contextmanager
+    def ended(self, job: Job) -> Iterator[Job]:
+        """Within the block nobody trains in the run's folder. Raises OptionError for a run that has not ended."""
+        with self._lock:
+            now = self._job(job.path, _Living())
+            if now.state not in ENDED:
+                raise OptionError(f"{job.name} has not ended yet ({now.state}); stop it first")
+            lock = RunLock(job.run)
+            lock.take()
+            try:
+                yield now
+            finally:
+                lock.release()
+
+    def discard(self, job: Job) -> Discarded:
+        """Moves a run that has ended into the trash of its output folder. Raises OptionError for one that has not."""
+        with self.ended(job):
+            return Trash(job.path.parent).put(job.name, [job.path])
 
     # Stopping
 
@@ -433,9 +487,8 @@ def _studio_job(path: Path, record: _Record, living: _Living) -> Job:
 def _state(record: _Record, alive: bool, returncode: int | None, brief: monitor.Summary, stop_requested: bool) -> State:
     if alive:
         return "running"
-    if brief.farewell is not None and brief.farewell["kind"] in ("finished", "stopped", "failed"):
-        kind: State = brief.farewell["kind"]
-        return kind
+    if brief.farewell is not None:
+        return cast(State, brief.farewell.kind)
     if record.pid is None:
         return "stopped" if record.dropped else "queued"
     if stop_requested:
@@ -456,7 +509,7 @@ def _terminal_job(path: Path) -> Job:
     )
     alive = brief.farewell is None and (alive or fresh)
     run = RunDirectory(path)
-    state: State = "running" if alive else "died" if brief.farewell is None else brief.farewell["kind"]
+    state = "running" if alive else "died" if brief.farewell is None else cast(State, brief.farewell.kind)
     return Job(path, state, None, brief.pid if alive else None, None, brief, (), {}, run.stop_requested() and alive)
 
 

@@ -1,6 +1,6 @@
 """Runs tools as processes of their own, and the JSON routes of the Tools tab. Knows no tool's work.
 
-Tools that draw pictures with the saved files of a run have their place beside the run: see drawing.py.
+Tools that draw images with the saved files of a run have their place beside the run: see drawing.py.
 
 Each start gets a folder in `.tools/` inside the folder of runs: `tool.json` the order, `console.log` progress and messages, `report.json`
 the tool's report, `exit.json` the end. Like a run it goes on without the studio, and a later studio finds it.
@@ -42,14 +42,14 @@ REPORT = "report"
 """The option that names the report's file; the studio sets it."""
 OUTPUT = "save_to"
 """The option that names the file a tool writes."""
-MODEL, PICTURES = "ckpt", "out"
-"""The options of a drawing tool that name the model and the folder of the pictures; the studio sets both."""
+MODEL, IMAGES = "ckpt", "out"
+"""The options of a drawing tool that name the model and the folder of the images; the studio sets both."""
 IMAGE = "image"
-"""The option of a drawing tool that names the picture to work on, where it has one."""
+"""The option of a drawing tool that names the image to work on, where it has one."""
 SOURCE = "source.png"
-"""That picture beside what became of it."""
+"""That image beside what became of it."""
 DRAWN = "drawn"
-"""Folder inside a run folder, with a folder of pictures for each start of a drawing tool."""
+"""Folder inside a run folder, with a folder of images for each start of a drawing tool."""
 MAX_SUGGESTED = 200
 MAX_LISTED = 20
 MAX_REPORT_BYTES = 4 << 20
@@ -59,7 +59,7 @@ State = Literal["running", "finished", "failed", "cancelled", "died"]
 
 
 @dataclass(frozen=True)
-class Order:
+class ToolOrder:
     """Content of tool.json."""
 
     tool: str
@@ -83,7 +83,7 @@ class Started:
     """One start of a tool as it was when somebody looked."""
 
     name: str
-    order: Order
+    order: ToolOrder
     state: State
     path: Path
 
@@ -146,11 +146,11 @@ class ToolBench:
     def draw(self, tool: type[ToolOptions], run: Path, model: Path, texts: Mapping[str, Any], source: Path | None = None) -> Started:
         """Starts a drawing tool with a saved file of the run in this folder. Raises OptionError.
 
-        source is the picture that it works on; a copy of it is kept beside what becomes of it. None leaves it to what the form says.
+        source is the image that it works on; a copy of it is kept beside what becomes of it. None leaves it to what the form says.
         """
         name = self._new_name(tool)
         folder = run / DRAWN / name
-        settled = {MODEL: str(model), PICTURES: str(folder), **({} if source is None else {IMAGE: str(folder / SOURCE)})}
+        settled = {MODEL: str(model), IMAGES: str(folder), **({} if source is None else {IMAGE: str(folder / SOURCE)})}
         options = self.options(tool, texts, settled)
         if source is not None:
             try:
@@ -169,7 +169,7 @@ class ToolBench:
         argv = [sys.executable, str(SCRIPTS / tool.script), *flat.to_argv(options), f"--{REPORT}={path / 'report.json'}"]
         output = flat.flatten(options).get(OUTPUT)
         kept = {name: text for name, text in texts.items() if isinstance(text, str | bool)}
-        order = Order(tool.name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""), of_run=of_run)
+        order = ToolOrder(tool.name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""), of_run=of_run)
         pid = processes.start(path, argv, order.run_id, path / "console.log")
         process = processes.living(pid)
         _write(path, replace(order, pid=pid, create_time=processes.created(process) if process else 0.0))
@@ -209,14 +209,14 @@ class ToolBench:
             raise TimeoutError("these processes cannot be ended: " + ", ".join(str(process.pid) for process in left))
 
 
-def _write(path: Path, order: Order) -> None:
+def _write(path: Path, order: ToolOrder) -> None:
     write_atomically(path / "tool.json", json.dumps(asdict(order), ensure_ascii=False))
 
 
-def _read(path: Path) -> Order | None:
+def _read(path: Path) -> ToolOrder | None:
     data = _json(path / "tool.json")
     try:
-        return Order(**{**data, "argv": tuple(data["argv"])}) if isinstance(data, dict) else None
+        return ToolOrder(**{**data, "argv": tuple(data["argv"])}) if isinstance(data, dict) else None
     except (KeyError, TypeError):
         return None
 
@@ -229,7 +229,7 @@ def _json(path: Path) -> Any:
         return None
 
 
-def _state(path: Path, order: Order) -> State:
+def _state(path: Path, order: ToolOrder) -> State:
     ended = _json(path / "exit.json")
     code = ended.get("returncode") if isinstance(ended, dict) and ended.get("run_id") == order.run_id else None
     if code is None and processes.is_same(order.pid, order.create_time, order.run_id):

@@ -1,4 +1,4 @@
-"""Draw pictures with a small DDPM that was trained from nothing."""
+"""Draw images with a small DDPM that was trained from nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Give pictures another style, with a model that learned styles."""
+"""Give images another style, with a model that learned styles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make pictures with Qwen-Image, or edit pictures with Qwen-Image-Edit."""
+"""Make images with Qwen-Image, or edit images with Qwen-Image-Edit."""
 
 from __future__ import annotations
 

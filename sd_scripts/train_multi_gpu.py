@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> int:
-    from sd_scripts.runs.launcher import GRACE_SECONDS, Launcher, Order
+    from sd_scripts.runs.launcher import GRACE_SECONDS, Launcher, LaunchOrder
 
     parser = argparse.ArgumentParser("train_multi_gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         problems.append(f"--grace is {asked.grace:g} seconds; give 0 or more")
     if problems:
         parser.error("; ".join(problems))
-    order = Order(
+    order = LaunchOrder(
         command=(asked.script, *asked.arguments),
         num_processes=asked.num_processes,
         max_restarts=asked.max_restarts,

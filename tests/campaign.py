@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.trees import ENVIRONMENT, ROOT, Results, tracked
 
-TWO_AT_ONCE = ("-n", "2", "--dist", "loadfile")
-"""How pytest uses the processors: a file's tests stay together, because they share fixtures."""
+TWO_AT_ONCE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+"""How pytest uses the processors: a file's tests stay together, because they share fixtures; long files first, see conftest.py."""
 BUSY_TIMES = 10
 NUM_OTHERS = 2
 """Other processes that compute in a busy run: one a core on a small machine."""

@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import resource
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 CPU_SECONDS = "cpu_seconds"
+SECONDS = Path(__file__).with_name("seconds.json")
+"""What files of tests took that took long, in seconds of the clock; a run with --note_seconds writes what it finds."""
+NOTED_FROM_SECONDS = 5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--note_seconds", action="store_true", help=f"write into {SECONDS.name} what each file of tests took")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Makes the cases long that `covering` leaves to --all, before those are left out, and has files that take long begin first: of several
+    processes each takes the next file, and begun last, a long one would keep one of them busy while the others have ended."""
+    cases: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("covering") and not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for several in cases.values():
+        chosen = covering([{name: id(value) for name, value in case.callspec.params.items()} for case in several])
+        for number in set(range(len(several))) - chosen:
+            several[number].add_marker("long")
+    yield
+    if hasattr(config, "workerinput"):
+        seconds = json.loads(SECONDS.read_text(encoding="utf-8"))
+        items.sort(key=lambda item: -seconds.get(_file(item.nodeid), NOTED_FROM_SECONDS))
+
+
+def covering(cases: Sequence[Mapping[str, int]]) -> set[int]:
+    """Numbers of few cases in which each value of each parameter occurs, in the order in which they are found.
+
+    A case is chosen that has most values which no other has yet; of equal ones the one whose values have occurred least.
+    """
+    left = {value for case in cases for value in case.items()}
+    seen: Counter[tuple[str, int]] = Counter()
+    chosen: set[int] = set()
+    while left:
+        best = max(
+            range(len(cases)), key=lambda number: (len(left & cases[number].items()), -sum(seen[one] for one in cases[number].items()))
+        )
+        chosen.add(best)
+        seen.update(cases[best].items())
+        left -= cases[best].items()
+    return chosen
 
 
 def cpu_seconds() -> float:
@@ -26,31 +73,64 @@ def cpu_seconds() -> float:
     return float(total)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Without the long tests the examples are the same each time, so that no run fails by luck; with them (--all) they are fresh."""
+    settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
+    settings.register_profile("fresh", deadline=None, print_blob=True)
+    settings.load_profile("same" if config.option.markexpr == "not long" else "fresh")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests that are there before the first test runs stay to the end; nobody looks through them for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Notes what a test takes with its fixtures; the last report of a test carries it to the process that prints."""
-    item.stash[_BEFORE] = cpu_seconds()
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Notes what a file of tests takes with its fixtures; the last report of its last test carries it to the process that prints.
+
+    Once for a file: asking the system for all processes takes 3 ms, as long as most tests.
+    """
+    if _BEFORE not in item.config.stash:
+        item.config.stash[_BEFORE] = cpu_seconds()
+    item.stash[_IS_LAST] = nextitem is None or nextitem.path != item.path
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    if call.when == "teardown":
+    if call.when == "teardown" and item.stash[_IS_LAST]:
+        before, now = item.config.stash[_BEFORE], cpu_seconds()
         # A process that a test leaves to the system takes with it what earlier tests were told of it.
-        item.user_properties.append((CPU_SECONDS, max(0.0, cpu_seconds() - item.stash[_BEFORE])))
+        item.user_properties.append((CPU_SECONDS, max(0.0, now - before)))
+        item.config.stash[_BEFORE] = now
     return (yield)
 
 
 _BEFORE = pytest.StashKey[float]()
+"""What this process and those below it had taken when the last test of a file had ended."""
+_IS_LAST = pytest.StashKey[bool]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """CPU seconds by folder, the most expensive first."""
     seconds: dict[str, float] = defaultdict(float)
+    of_clock: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if getattr(report, "when", "") == "teardown":
                 seconds[_folder(report.nodeid)] += dict(report.user_properties).get(CPU_SECONDS, 0.0)
+            of_clock[_file(getattr(report, "nodeid", ""))] += getattr(report, "duration", 0.0)
+    if terminalreporter.config.getoption("note_seconds"):
+        noted = json.loads(SECONDS.read_text(encoding="utf-8")) | {file: round(took) for file, took in of_clock.items()}
+        kept = {file: took for file, took in sorted(noted.items()) if took >= NOTED_FROM_SECONDS and Path(file).is_file()}
+        SECONDS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     if sum(seconds.values()) > 10:
         rows = sorted(seconds.items(), key=lambda row: -row[1])
         terminalreporter.section("CPU seconds")
@@ -59,6 +139,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+def _file(test: str) -> str:
+    """tests/library/data/test_x.py::y -> tests/library/data/test_x.py."""
+    return test.partition("::")[0]
+
+
 def _folder(test: str) -> str:
     """tests/library/data/test_x.py::y -> tests/library/data."""
-    return os.path.dirname(test.partition("::")[0])
+    return os.path.dirname(_file(test))

@@ -21,7 +21,7 @@ def forked(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
     # Threads of a tiny model cost more than they bring, and the server hands its environment down.
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sd_scripts.library.train.session"])
+    context.set_forkserver_preload(["tests.preloaded"])
     process = context.Process(target=target, args=arguments)
     process.start()
     return process

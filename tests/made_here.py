@@ -11,7 +11,7 @@ from sd_scripts import families
 from sd_scripts.families import RUNS
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.full import WholeNetwork, train_whole
-from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.adapters.network import AdapterNetwork
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.parallel.peers import Peers
 from sd_scripts.library.train.exporting import Exporter
@@ -43,7 +43,7 @@ def exported(options: RunOptions, path: Path, parts: Parts | None = None) -> Pat
     # As loading calls it: a hub id as it is, a file by its name.
     parts.source = Path(base).name if base.endswith(".safetensors") else base
     run, peers = RunDirectory(path.parent), Peers()
-    network: Network | WholeNetwork
+    network: AdapterNetwork | WholeNetwork
     if isinstance(wanted, NetworkOptions):
         network = attach(parts, wanted, chosen.adapter_targets(parts, wanted.wants_convolutions), options.training.seed)
         draw = torch.Generator().manual_seed(0)
@@ -51,6 +51,6 @@ def exported(options: RunOptions, path: Path, parts: Parts | None = None) -> Pat
     else:
         network = train_whole(parts, wanted, chosen, torch.float32)
     Exporter(options, chosen, parts, network, DatasetFacts(), lambda step: 0, run, peers, print)(path, 3)
-    if isinstance(network, Network):
+    if isinstance(network, AdapterNetwork):
         network.detach()
     return path

@@ -39,11 +39,14 @@ AREAS = {
     "objectives": ("sd_scripts/library/objectives", "sd_scripts/library/core/diffusion.py", "sd_scripts/runs/schedules.py"),
     "families": ("sd_scripts/families",),
     "files": ("sd_scripts/library/adapters", "sd_scripts/library/tools", "sd_scripts/library/loading"),
-    "resume": tuple(
-        f"sd_scripts/library/{name}.py" for name in ("checkpoint", "resume", "states", "epochs", "nonfinite", "stopping", "trainer")
+    "resume": (
+        *(f"sd_scripts/library/train/{name}.py" for name in ("checkpoint", "epochs", "nonfinite", "learner", "trainer")),
+        *(f"sd_scripts/runs/{name}.py" for name in ("resume", "states", "stopping")),
     ),
-    "page": tuple(
-        f"kohya_like/{name}" for name in ("form.py", "monitor.py", "live.py", "guard.py", "supervisor.py", "presets.py", "importers")
+    "page": (
+        *(f"kohya_like/{name}" for name in ("form.py", "monitor.py", "live.py", "guard.py", "supervisor.py", "presets.py", "importers")),
+        "sd_scripts/programs",
+        "sd_scripts/schema/sheet.py",
     ),
 }
 """Where chance looks for lines, by area."""
@@ -114,9 +117,12 @@ def tried(fault: Fault, folder: Path) -> dict[str, Any]:
     finally:
         file.write_text(kept, encoding="utf-8")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
-    # 1: tests failed; 2: they could not be collected. 5, none were there, and 0 notice nothing.
-    noticed = ended.returncode in (1, 2)
-    if ended.returncode not in (0, 1, 2, 5):
+    # 1: tests failed; 2: they could not be collected. 5, none were there, and 0 notice nothing. 4 is a wrong command, or a conftest
+    # that could not be imported, as when no default of the options is valid any more.
+    broken = re.match(r"ImportError while loading conftest '\S+?/(tests/\S+)'", ended.stderr)
+    failed += broken.groups() if broken else ()
+    noticed = ended.returncode in (1, 2) or bool(broken)
+    if ended.returncode not in (0, 1, 2, 5) and not broken:
         raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
     return result | {"noticed": noticed, "by": failed[0] if failed else "", "seconds": round(time.monotonic() - begun, 1)}
 

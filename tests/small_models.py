@@ -18,6 +18,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     ZImagePipeline,
 )
+from transformers import Qwen3VLProcessor
 
 from sd_scripts.families import RUNS
 from sd_scripts.library.core.protocols import Parts
@@ -156,3 +157,23 @@ def zimage_pipeline_of(parts: Parts) -> ZImagePipeline:
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for piece in message.content %}{{ piece.text }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+)
+
+
+class Words(Qwen3VLProcessor):
+    """Qwen3-VL's processor for texts alone: what its own makes of images wants torchvision."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.chat_template = tokenizer, _TEMPLATE
+
+    def __call__(self, text: list[str], **settings: Any) -> Any:
+        return self.tokenizer(text, **settings)
+
+    def apply_chat_template(self, conversation: Any, tokenize: bool, return_dict: bool) -> list[list[int]]:
+        assert tokenize and not return_dict
+        return [self.tokenizer(self.tokenizer.apply_chat_template(conversation, chat_template=_TEMPLATE, tokenize=False)).input_ids]

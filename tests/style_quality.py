@@ -1,7 +1,7 @@
-"""How good transfers between the toy's styles are, by other means than training's own: what a person would ask of each picture.
+"""How good transfers between the toy's styles are, by other means than training's own: what a person would ask of each image.
 
-The toy draws one scene in every style, so for each test picture the perfect transfer is known, and every number can be had for it too.
-Shapes: N pictures, C latent channels, h w latent sides.
+The toy draws one scene in every style, so for each test image the perfect transfer is known, and every number can be had for it too.
+Shapes: N images, C latent channels, h w latent sides.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Ruler:
 def of_model(family: Lgt, parts: Parts, data: Path) -> Ruler:
     """A ruler with the model's VAE."""
     return Ruler(
-        lambda images: family.encode_pictures(parts, to_pixels(images)),
+        lambda images: family.encode_images(parts, to_pixels(images)),
         lambda latents: to_images(torch.cat([family.decode(parts, some) for some in latents.split(16)])),
         data,
     )

@@ -5,7 +5,6 @@ import functools
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,7 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sd_scripts.families import NAMES, TOOLS
+from sd_scripts.families import TOOLS
+from tests import mutants
 from tests.forked import forked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +31,7 @@ LARGEST_FILE_BYTES = 9 * 2**20
 OPTIONAL = {"pillow_jxl", "prodigyopt", "bitsandbytes", "spaces", "torchao", "wandb", "tensorboard", "triton", "datasets", "gguf"}
 # The server under the studio; the exact pin of gradio decides its version.
 COMES_WITH_GRADIO = {"fastapi", "starlette", "uvicorn", "httpx", "orjson"}
+PACKAGES = ("sd_scripts", "kohya_like")
 HEAVY = ("torch", "diffusers", "transformers", "peft", "accelerate")
 
 
@@ -70,13 +71,51 @@ def tree(path: Path) -> ast.Module:
 def imports(path: Path) -> Iterator[str]:
     """Every module that a file names in an import, also inside functions; `from a import b` names a and a.b."""
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = path.parent.parts[: len(path.parent.parts) - node.level + 1] if node.level else ()
-            module = ".".join([*package, *([node.module] if node.module else [])])
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from named(path, node)
+
+
+def named(path: Path, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    package = path.parent.parts[: len(path.parent.parts) - node.level + 1] if node.level else ()
+    module = ".".join([*package, *([node.module] if node.module else [])])
+    yield module
+    yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def loaded_by(path: Path) -> Iterator[str]:
+    """The modules among `imports` that are there once the file is imported: none for types alone, in functions, or of a program's start."""
+
+    def statements(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+        for node in body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield node
+            elif isinstance(node, ast.If):
+                if not {"TYPE_CHECKING", "__name__"} & {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}:
+                    yield from statements(node.body)
+                yield from statements(node.orelse)
+            elif isinstance(node, ast.Try | ast.With):
+                yield from statements(node.body)
+
+    for node in statements(tree(path).body):
+        yield from named(path, node)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that reach themselves, those that reach one another together."""
+
+    def reached(start: str) -> set[str]:
+        found, left = set(), [start]
+        while left:
+            new = graph.get(left.pop(), set()) - found
+            found |= new
+            left += new
+        return found
+
+    reach = {name: reached(name) for name in graph}
+    return sorted({tuple(sorted(other for other in reach[name] if name in reach.get(other, ()))) for name in graph if name in reach[name]})
 
 
 def is_under(module: str, package: str) -> bool:
@@ -211,6 +250,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     ("kohya_like/dataset_view.py", ("gradio",)),
     ("sd_scripts", ("gradio", "kohya_like")),
     ("sd_scripts/schema", (*HEAVY, ENGINE, FAMILIES)),
+    ("sd_scripts/programs", (*HEAVY, ENGINE, FAMILIES)),
     ("sd_scripts/dataset", (*HEAVY, ENGINE, FAMILIES)),
     ("sd_scripts/runs", (*HEAVY, ENGINE, FAMILIES)),
     ("sd_scripts/doctor.py", (*HEAVY, ENGINE)),
@@ -233,9 +273,37 @@ def test_layers_import_only_downwards(where, forbidden):
     assert sorted(found) == []
 
 
+def test_modules_load_one_another_in_no_circle():
+    files = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for top in PACKAGES for path in python_under(top)}
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found = {module for module in loaded_by(path) if module in files and module != name}
+        # `from . import b` asks for b, not for what the package gathers.
+        graph[name] = {module for module in found if not any(other.startswith(f"{module}.") for other in found)}
+    assert sum(map(len, graph.values())) > 1000 and circles(graph) == []
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == [("b", "c"), ("d",)]
+
+
+@pytest.mark.parametrize("top", PACKAGES)
+def test_no_two_public_classes_have_one_name(top):
+    """Families have the same classes in the same files."""
+    places: dict[str, list[str]] = {}
+    for path in python_under(top):
+        if not path.is_relative_to("sd_scripts/families"):
+            for node in tree(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path))
+    assert len(places) > 20 and {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 FAMILY_NAMES = re.compile(r"sdxl|flux|qwen|z.?image|ddpm|lgt|(?<![\w./-])sd(?![\w-])|(?<![A-Za-z])(?-i:Sd[A-Z])", re.IGNORECASE)
 OTHER_PROGRAMS = Path("sd_scripts/schema/other_programs.py")
 """What other programs call models: the one file that may name them, also those that are not trained here."""
+PROGRAMS = Path("sd_scripts/programs")
+"""Beside it each program's own module, where it has names of models; what they share names none."""
 
 
 def words(path: Path) -> Iterator[str]:
@@ -251,13 +319,14 @@ def words(path: Path) -> Iterator[str]:
 
 def test_no_file_outside_the_families_names_one():
     """What a family is stands in its folder. Comments are free."""
-    folders = ("sd_scripts/schema", "sd_scripts/dataset", "sd_scripts/runs", "sd_scripts/library", "kohya_like")
+    folders = ("sd_scripts/schema", "sd_scripts/dataset", "sd_scripts/runs", "sd_scripts/library", "sd_scripts/programs", "kohya_like")
     naming = {str(path) for folder in folders for path in python_under(folder) if any(FAMILY_NAMES.search(word) for word in words(path))}
     others = [
         path for path in FILES if path.parts[0] == "kohya_like" and path.suffix in {".js", ".css", ".toml"} and "vendor" not in path.parts
     ]
     naming |= {str(path) for path in others if FAMILY_NAMES.search(f"{path.name} {read(path)}")}
-    assert naming == {str(OTHER_PROGRAMS)}
+    models = {str(path) for path in python_under(str(PROGRAMS)) if any(word == "MODELS" for word in words(path))}
+    assert models and naming == {str(OTHER_PROGRAMS)} | models
 
 
 def test_families_know_one_another_through_what_is_common_alone():
@@ -272,30 +341,6 @@ def test_families_know_one_another_through_what_is_common_alone():
         if other != folder and is_under(module, ".".join(other.parts))
     }
     assert sorted(found) == []
-
-
-WITHOUT_A_FAMILY = """
-import sd_scripts.dataset.plan, sd_scripts.schema.docs
-from kohya_like import importers
-assert sd_scripts.schema.docs.page()
-print(importers.read("a.json", b'{"network_dim": 8, "unet_lr": 0.1, "LoRA_type": "Standard", "max_resolution": "1024,1024"}').run.family)
-"""
-
-
-@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])])
-def test_a_family_is_deleted_with_its_folder(name: str, tmp_path: Path) -> None:
-    """Of what loads no torch: options, data, launchers, the page's importers and presets."""
-    for path in FILES:
-        if (
-            path.suffix == ".py"
-            and path.parts[0] in ("sd_scripts", "kohya_like")
-            and not path.is_relative_to(f"sd_scripts/families/{name}")
-        ):
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / path, tmp_path / path)
-    done = subprocess.run([sys.executable, "-c", WITHOUT_A_FAMILY], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in set(NAMES) - {name}
 
 
 def test_relative_imports_are_seen_by_the_layer_rule(tmp_path, monkeypatch):
@@ -411,3 +456,32 @@ def test_the_package_says_the_same_as_its_papers():
     assert project["license"] == "Apache-2.0" and "Apache License" in read(Path("LICENSE"))
     assert f"\n## {project['version']} " in read(Path("CHANGELOG.md"))
     assert project["requires-python"] == ">=3.11,<3.14"
+
+
+# --- known faults ---------------------------------------------------------------------------------------------------
+
+
+def test_every_known_fault_can_be_put_into_the_program_and_has_tests_that_are_meant_to_notice_it() -> None:
+    stale = []
+    for fault in mutants.faults():
+        try:
+            fault.applied((ROOT / fault.file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as err:
+            stale.append(str(err))
+    assert stale == []
+    tests = {fault.file: mutants.tests_for(fault.file) for fault in mutants.faults()}
+    assert all(tests.values()) and [name for names in tests.values() for name in names if not (ROOT / name).exists()] == []
+    assert [place for places in mutants.AREAS.values() for place in places if not (ROOT / place).exists()] == []
+
+
+def test_nobody_outside_a_family_asks_for_the_class_of_options():
+    """What a run has is said by its options: a fact, a property, a composed part."""
+    asks = re.compile(r"isinstance\([^()]*?,\s*[^()]*Options\b|\" (?:not )?in type\([^()]*\)\.model_fields")
+    allowed = {"sd_scripts/library/memory/forecast/fitting.py": 1}
+    found = {
+        path.relative_to(ROOT).as_posix(): len(asks.findall(path.read_text(encoding="utf-8")))
+        for folder in ("sd_scripts", "kohya_like")
+        for path in (ROOT / folder).rglob("*.py")
+        if "families" not in path.parts
+    }
+    assert {name: number for name, number in found.items() if number} == allowed

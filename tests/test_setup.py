@@ -17,7 +17,7 @@ from sd_scripts import doctor
 from sd_scripts.doctor import Card, Torch
 
 ROOT = Path(__file__).resolve().parent.parent
-SUB_COMMANDS = ("install", "gui", "demo", "test", "doctor")
+SUB_COMMANDS = ("install", "gui", "demo", "toys", "test", "doctor")
 BASH = shutil.which("bash") or "bash"
 # Says what it was called with; stands in for the tools that `setup.sh test` starts.
 ECHO = (
@@ -264,17 +264,20 @@ def test_test_runs_style_types_and_tests_in_one_go(made):
         ("ruff", ["check", "."]),
         ("ruff", ["format", "--check", "."]),
         ("mypy", []),
-        ("pytest", ["-n", "2", "--dist", "loadfile", "-m", "not long", "-k", "two words"]),
+        ("pytest", ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", "-k", "two words"]),
     ]
     assert {(threads, offline) for _, _, threads, offline in calls} == {("1", "1")}
     whole = json.loads(made.run("test", "--all", "-k", "two", wheels=False).stdout.splitlines()[-1])
-    assert whole[:2] == ["pytest", ["-n", "2", "--dist", "loadfile", "-m", "", "-k", "two"]]
+    assert whole[:2] == ["pytest", ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "", "-k", "two"]]
 
 
 def test_campaigns_go_on_where_they_were_stopped(made):
     """What has passed on a tree is not run again on the same."""
     subprocess.run(["git", "init", "-q"], cwd=made.folder, check=True)
-    called = ["pytest", ["-n", "2", "--dist", "loadfile", "-q", "-p", "no:cacheprovider", "-m", "", "tests/test_something.py"]]
+    called = [
+        "pytest",
+        ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-p", "no:cacheprovider", "-m", "", "tests/test_something.py"],
+    ]
     for calls in (1, 0):
         said = made.run("test", "--all").stdout
         assert [json.loads(line)[:2] for line in said.splitlines() if line.startswith('["pytest"')] == [called] * calls

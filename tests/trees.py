@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / ".results"
+MEMORY = Path("/dev/shm")
+NEEDED_GIB = 4
+"""Many times what lies there at once: up to 230 MiB in the folders of runs and tools."""
+
+
+def in_memory() -> dict[str, str]:
+    """Where pytest makes its folders: in memory if there is plenty. States are written safely, and a disk is waited for each time."""
+    if "PYTEST_DEBUG_TEMPROOT" in os.environ or not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
+        return {}
+    return {"PYTEST_DEBUG_TEMPROOT": str(MEMORY)} if shutil.disk_usage(MEMORY).free >= NEEDED_GIB * 2**30 else {}
+
+
 ENVIRONMENT = {
     **os.environ,
+    **in_memory(),
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",

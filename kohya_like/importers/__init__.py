@@ -2,6 +2,6 @@
 
 from sd_scripts.schema.imported import Imported, Row, Verdict
 
-from .reading import own, read
+from .reading import Opened, own, read
 
-__all__ = ["Imported", "Row", "Verdict", "own", "read"]
+__all__ = ["Imported", "Opened", "Row", "Verdict", "own", "read"]

@@ -8,20 +8,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from sd_scripts.families import FACTS, RUNS
+from sd_scripts.families import RUNS
+from sd_scripts.programs.kohya.network import who_is_trained
+from sd_scripts.programs.kohya.reading import fill, opened
+from sd_scripts.programs.kohya.sheet import KohyaSheet
+from sd_scripts.runs.safetensors_header import SafetensorsHeader, read_header
+from sd_scripts.runs.told import CONFIG, adapter_key, can_be_found, is_adapter, run_by_script, settings_of, told_family
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Row
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.sheet import MISSING, Sheet, is_empty
 
-from .kohya_network import who_is_trained
-from .kohya_sheet import KohyaSheet
-from .kohya_ss import fill, opened
-from .safetensors_header import Header, read_header
-
-CONFIG = "kohya_like.config"
-"""Header key of the settings that this program writes into its files."""
 OWN_ORIGIN = "file made by this program"
 KOHYA_ORIGIN = "LoRA with kohya's training metadata"
 BARE_ORIGIN = "LoRA without training metadata"
@@ -36,51 +34,21 @@ def read(name: str, data: bytes) -> Imported:
     header = read_header(name, data)
     if CONFIG in header.texts:
         return _of_ours(name, header)
-    if not any(_adapter_key(key) for key in header.shapes):
+    if not is_adapter(header):
         raise OptionError(f"{name} holds no adapter (LoRA, LoHa, LoKr, OFT) and no settings of this program, so no run can be told from it")
     return _of_kohya(name, header)
 
 
 # --- family ---------------------------------------------------------------------------------------------------------
 
-_ADAPTER = re.compile(r"\.(lora_(down|up|A|B)\b|lora\.(down|up)\.|hada_w|lokr_w|oft_|lora_linear_layer)|_lora\.(down|up)\.")
-_MARKS = {name: facts.adapters for name, facts in reversed(FACTS.items()) if facts.adapters is not None}
-"""Later families first: their files may have layers of earlier ones as well, never the other way round."""
-_CONTEXT = re.compile(r"attn2[._]to_[kv]\.(lora_down|lora_A)")
 
-
-def _adapter_key(key: str) -> bool:
-    return _ADAPTER.search(key) is not None
-
-
-def told_family(name: str, header: Header) -> str | None:
-    """The family that a file was made for, by its texts or its layers; None where neither says it.
-
-    Raises OptionError for a family that is not trained here, and for settings of ours that are damaged.
-    """
-    texts = header.texts
-    if CONFIG in texts and (run := _by_script(_settings_of(name, header))) is not None:
-        return run.family
-    for said in (texts.get("ss_base_model_version", ""), texts.get("modelspec.architecture", "")):
-        found = next((family for family, marks in _MARKS.items() if said.lower().startswith(marks.architectures)), None)
-        if found is not None:
-            return found
-        if said and said != "None":
-            raise OptionError(f"{name} was made for {said}, a model family that is not trained here")
-    for key, shape in header.shapes.items():
-        wide = shape[1] if _CONTEXT.search(key) and len(shape) >= 2 else None
-        if found := next((family for family, marks in _MARKS.items() if wide in marks.text_widths), None):
-            return found
-    return next((family for family, marks in _MARKS.items() if any(re.search(marks.layers, key) for key in header.shapes)), None)
-
-
-def told_base(name: str, header: Header) -> str:
+def told_base(name: str, header: SafetensorsHeader) -> str:
     """The base model that a file of ours was trained on, where its name leads to it; else an empty text."""
-    base = str(_settings_of(name, header).get("pretrained_model_name_or_path") or "") if CONFIG in header.texts else ""
-    return base if _can_be_found(base) else ""
+    base = str(settings_of(name, header).get("pretrained_model_name_or_path") or "") if CONFIG in header.texts else ""
+    return base if can_be_found(base) else ""
 
 
-def _family(name: str, header: Header) -> str:
+def _family(name: str, header: SafetensorsHeader) -> str:
     """As `told_family`. Raises OptionError where nothing says it."""
     found = told_family(name, header)
     if found is None:
@@ -91,26 +59,15 @@ def _family(name: str, header: Header) -> str:
 # --- our own files --------------------------------------------------------------------------------------------------
 
 
-def _settings_of(name: str, header: Header) -> dict[str, object]:
-    """The settings in the header of a file of ours. Raises OptionError for damaged ones."""
-    try:
-        settings = json_of(header.texts[CONFIG])
-    except ValueError as err:
-        raise OptionError(f"{name}: the settings in its header are damaged; export it again") from err
-    if not isinstance(settings, dict):
-        raise OptionError(f"{name}: the settings in its header are not a table; export it again")
-    return settings
-
-
-def _of_ours(name: str, header: Header) -> Imported:
-    settings = _settings_of(name, header)
+def _of_ours(name: str, header: SafetensorsHeader) -> Imported:
+    settings = settings_of(name, header)
     run = _run_of(settings, name, header)
     sheet = Sheet(run, settings)
     base = str(settings.get("pretrained_model_name_or_path") or "")
     for key, value in settings.items():
         if key in ("script", "schema_version"):
             sheet.skip(key, f"it says that the run is for {run.label}")
-        elif key == "pretrained_model_name_or_path" and not _can_be_found(base):
+        elif key == "pretrained_model_name_or_path" and not can_be_found(base):
             sheet.skip(key, f"the header holds the base model's name alone, without its folder: {base}")
         elif key in sheet.known:
             sheet.take(key, key, value)
@@ -126,21 +83,12 @@ def _of_ours(name: str, header: Header) -> Imported:
     return replace(found, rows=rows + found.rows + others)
 
 
-def _by_script(settings: Mapping[str, object]) -> type[RunOptions] | None:
-    return next((run for run in RUNS.values() if run.script == settings.get("script")), None)
-
-
-def _run_of(settings: Mapping[str, object], name: str, header: Header) -> type[RunOptions]:
-    return _by_script(settings) or RUNS[_family(name, header), "network" if "network_type" in settings else "full"]
-
-
-def _can_be_found(base: str) -> bool:
-    """Whether a base model's name leads to it: a hub id or the built-in one."""
-    return base == "toy" or re.fullmatch(r"[\w.-]+/[\w.-]+", base) is not None
+def _run_of(settings: Mapping[str, object], name: str, header: SafetensorsHeader) -> type[RunOptions]:
+    return run_by_script(settings) or RUNS[_family(name, header), "network" if "network_type" in settings else "full"]
 
 
 def _missing_of_ours(settings: Mapping[str, object], base: str) -> dict[str, str]:
-    missing = _base_and_pictures(base, "")
+    missing = _base_and_images(base, "")
     if settings.get("masked_loss") and not settings.get("alpha_mask"):
         missing["conditioning_data_dir"] = "the folder of the masks"
     if settings.get("dim_from_weights"):
@@ -150,7 +98,7 @@ def _missing_of_ours(settings: Mapping[str, object], base: str) -> dict[str, str
     return missing
 
 
-def _base_and_pictures(base: str, folders: str) -> dict[str, str]:
+def _base_and_images(base: str, folders: str) -> dict[str, str]:
     missing = dict(MISSING)
     if base and base != "None":
         missing["pretrained_model_name_or_path"] += f"; it was {base}"
@@ -184,7 +132,7 @@ _OF_A_SUBSET = """shuffle_caption keep_tokens color_aug flip_aug random_crop cap
     caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard secondary_separator keep_tokens_separator""".split()
 
 
-def _of_kohya(name: str, header: Header) -> Imported:
+def _of_kohya(name: str, header: SafetensorsHeader) -> Imported:
     texts = header.texts
     run = RUNS[_family(name, header), "network"]
     key_of = {_name(key): key for key in texts if key not in _FACTS and _is_setting(key)}
@@ -194,18 +142,18 @@ def _of_kohya(name: str, header: Header) -> Imported:
     from_data_sets = {key: value for key, value in _data_set(texts).items() if is_empty(given.get(key))}
     given |= from_data_sets
     base = str(given.pop("pretrained_model_name_or_path", "") or "")
-    if _can_be_found(base):
+    if can_be_found(base):
         given["pretrained_model_name_or_path"] = base
     merged, split = opened(given)
     sheet = KohyaSheet(run, merged, page=False, tab="lora")
     sheet.trains_text = any(re.match(r"lora_te|text_encoder", key) for key in header.shapes)
-    sheet.trains_unet = any(not re.match(r"lora_te|text_encoder", key) and _adapter_key(key) for key in header.shapes)
+    sheet.trains_unet = any(not re.match(r"lora_te|text_encoder", key) and adapter_key(key) for key in header.shapes)
     fill(sheet, split)
     who_is_trained(sheet)
     if is_empty(given.get("network_dim")):
         _from_shapes(sheet, header)
     described = "ss_learning_rate" in texts
-    found = sheet.settle(f"{KOHYA_ORIGIN if described else BARE_ORIGIN}: {run.label}", _base_and_pictures(base, _folders(texts)))
+    found = sheet.settle(f"{KOHYA_ORIGIN if described else BARE_ORIGIN}: {run.label}", _base_and_images(base, _folders(texts)))
     return replace(found, rows=_rows(texts, key_of, found.rows), missing=found.missing + _also_missing(texts, sheet.known, described))
 
 
@@ -263,7 +211,7 @@ def _folders(texts: Mapping[str, str]) -> str:
     """The training folders and their repeats, for the sentence about what is missing."""
     try:
         folders = json_of(texts.get("ss_dataset_dirs") or "{}")
-        told = [f"{name} ({entry['img_count']} pictures, {entry['n_repeats']} repeats)" for name, entry in folders.items()]
+        told = [f"{name} ({entry['img_count']} images, {entry['n_repeats']} repeats)" for name, entry in folders.items()]
     except (ValueError, LookupError, TypeError, AttributeError):
         return ""
     return "it had " + ", ".join(told[:20]) + (f" and {len(told) - 20} more" if len(told) > 20 else "") if told else ""
@@ -273,7 +221,7 @@ def _also_missing(texts: Mapping[str, str], known: Collection[str], described: b
     """What a person should know that no run needs."""
     told = []
     if texts.get("ss_reg_dataset_dirs", "{}") not in ("{}", "None", ""):
-        told.append("reg_data_dir: the run had regularisation pictures; give their folder to repeat it")
+        told.append("reg_data_dir: the run had regularisation images; give their folder to repeat it")
     if texts.get("ss_vae_name", "None") not in ("None", ""):
         option = "ae" if "ae" in known else "vae"
         told.append(f"{option}: the run had a VAE of its own ({texts['ss_vae_name']})")
@@ -282,7 +230,7 @@ def _also_missing(texts: Mapping[str, str], known: Collection[str], described: b
     return told
 
 
-def _from_shapes(sheet: KohyaSheet, header: Header) -> None:
+def _from_shapes(sheet: KohyaSheet, header: SafetensorsHeader) -> None:
     """Type and rank as the tensors have them."""
     types = {"hada_w": "loha", "lokr_w": "lokr", "oft_": "oft", "dora_scale": "dora", "lora_magnitude": "dora"}
     kind = next((kind for mark, kind in types.items() if any(mark in key for key in header.shapes)), "lora")

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from sd_scripts.families import RUNS
+from sd_scripts.programs.command_lines import Command
 from sd_scripts.schema import flat
 from sd_scripts.schema.imported import Imported
 from sd_scripts.schema.sheet import MISSING, Sheet, is_empty
 
 ORIGIN = "configuration of this program (TOML)"
+
+
+def of_line(command: Command) -> Imported | None:
+    """The settings of a command line of this program; None for one of kohya's scripts, some of which have the same names."""
+    if not re.search(r"(^|[/\\])sd_scripts[/\\]", command.script) or command.name not in {run.script for run in RUNS.values()}:
+        return None
+    run = next(run for run in RUNS.values() if run.script == command.name)
+    off = {name[3:]: False for name in command.options if name.startswith("no_") and name not in flat.fields(run)}
+    given = {name: value for name, value in command.options.items() if name[3:] not in off or not name.startswith("no_")}
+    return imported({"script": run.script, **given, **off}, command.name)
 
 
 def imported(given: Mapping[str, object], name: str) -> Imported:

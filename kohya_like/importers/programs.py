@@ -4,40 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sd_scripts.schema.other_programs import MUSUBI_KINDS
-
 _SIGNS: dict[str, tuple[str, ...]] = {
-    "musubi-tuner": (
-        "dit + dataset_config",
-        "dit + network_module",
-        "dit_high_noise",
-        *(f"network_module=networks.lora_{kind}" for kind in MUSUBI_KINDS),
-    ),
-    "OneTrainer": (
-        "training_method + model_type",
-        "output_model_format + base_model_name",
-        "concept_file_name",
-        "image_variations + include_subdirectories",
-        "diffusion_steps + noise_scheduler",
-    ),
-    "SimpleTuner": (
-        "data_backend_config",
-        "model_family",
-        "dataset_type + id",
-        "instance_data_dir + id",
-        "cache_dir_vae",
-        "aws_bucket_name",
-        "apply_preset + algo",
-        "validation_prompt_library",
-    ),
-    "diffusion-pipe": (
-        "pipeline_stages",
-        "micro_batch_size_per_gpu",
-        "model.transformer_path + adapter.type",
-        "directory.path",
-    ),
-    "ai-toolkit": ("job + config.process",),
-    "LyCORIS": ("target_module + module_algo_map",),
+    "SimpleTuner (a description of data)": ("aws_bucket_name",),
+    "LyCORIS": ("target_module + module_algo_map", "apply_preset + algo"),
     "accelerate": ("compute_environment", "distributed_type + num_machines"),
     "diffusers (the description of a model)": ("_class_name",),
     "transformers (the description of a model)": ("architectures", "tokenizer_class"),

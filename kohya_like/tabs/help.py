@@ -17,16 +17,17 @@ def _families(*methods: str) -> list[str]:
 _OF_BASES, _FROM_NOTHING = _families("network", "full"), _families("scratch")
 GUIDE = f"""
 <div class="kl-card kl-guide">
-<h2>From a folder of pictures to a LoRA or a model</h2>
+<h2>From a folder of images to a LoRA or a model</h2>
 <ol>
-<li><strong>Pictures.</strong> Put 15 or more into one folder, each with a text file of the same name (<code>cat.jpg</code>,
+<li><strong>Images.</strong> Put 15 or more into one folder, each with a text file of the same name (<code>cat.jpg</code>,
 <code>cat.txt</code>) that says what is on it. Kohya's sub-folders <code>10_token class</code> work too.</li>
-<li><strong>Family and way.</strong> {", ".join(_OF_BASES)}: a LoRA beside the model, or the model itself with DreamBooth for one subject,
-fine-tuning for many captioned pictures. From nothing: {", ".join(_FROM_NOTHING)}. What you have typed goes along.</li>
+<li><strong>Family and training mode.</strong>
+{", ".join(_OF_BASES)}: a LoRA beside the model, or the model itself with DreamBooth for one subject,
+fine-tuning for many captioned images. From nothing: {", ".join(_FROM_NOTHING)}. What you have typed goes along.</li>
 <li><strong>Base model.</strong> Give a <code>.safetensors</code> file, a diffusers folder or a hub id. <code>toy</code> is a small
 model of each family that is built in and trains on any computer.</li>
 <li><strong>Preset.</strong> Choose one that fits your graphics card. You see what it would change before it does.</li>
-<li><strong>Check data set</strong> shows how many pictures there are, how they will be cut, and which cannot be read.</li>
+<li><strong>Check data set</strong> shows how many images there are, how they will be cut, and which cannot be read.</li>
 <li><strong>Start training.</strong> The curve and the previews appear beside the form. You may close the browser, and even the studio:
 the run goes on, and the Runs tab finds it again.</li>
 <li><strong>Use the file.</strong> It lies in the run's folder and works in ComfyUI, A1111, Forge, diffusers and kohya's scripts.</li>
@@ -42,7 +43,7 @@ of every key.</dd>
 <dt>Which setting first?</dt><dd>The learning rate and the number of steps decide most. If previews look burnt, halve the rate; if nothing
 is learned, double the steps.</dd>
 <dt>Out of memory</dt><dd>In this order: gradient_checkpointing on, train_batch_size down, blocks_to_swap up, transformer_quantization, then
-resolution down. oom_ladder does the first three by itself, in the step that did not fit.</dd>
+resolution down. oom_fallback does the first three by itself, in the step that did not fit.</dd>
 <dt>Nothing leaves this computer</dt><dd>No analytics, no fonts or scripts from elsewhere. Only a hub id as base model, or W&amp;B when you
 choose it, uses the network.</dd>
 </dl>

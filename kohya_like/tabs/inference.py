@@ -1,4 +1,4 @@
-"""The Inference tab: pictures and an instruction in, pictures out. inference.js draws it and talks with the routes of predict_routes.py."""
+"""The Generate tab: images and an instruction in, images out. inference.js draws it and talks with the routes of predict_routes.py."""
 
 from __future__ import annotations
 

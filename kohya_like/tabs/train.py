@@ -1,4 +1,4 @@
-"""The Train tab: kind of run, presets, the form, and the desk beside it that prints, saves, loads, checks, starts and stops."""
+"""The Train tab: kind of run, presets, the form, and the side panel that prints, saves, loads, checks, starts and stops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sd_scripts.families import RUNS
+from sd_scripts.families import RUNS, bases
+from sd_scripts.programs import UnclearOwner, exports
 from sd_scripts.runs import cluster
 from sd_scripts.runs.command import launch_command, launch_environment, shown
-from sd_scripts.runs.preflight import check_early
+from sd_scripts.runs.early_checks import check_early
+from sd_scripts.runs.events import Warned
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
 
-from .. import dataset_view, files, form, gpu, importers, look, memory, page, presets, resuming
+from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, theme
 from ..context import Context, TrainDoor
 from ..gpu_drivers import Readings
 from ..supervisor import Job
 
 Answer = dict[str, Any]
-"""What the desk shows next; web/train/desk.js draws it. `seq` makes two equal answers different, so that both are shown."""
+"""What the side panel shows next; web/train/answers.js draws it. `seq` makes two equal answers different, so that both are shown."""
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
-OPENED = (".toml", ".json", ".yaml", ".yml", ".safetensors")
+OPENED = (".toml", ".json", ".yaml", ".yml", ".safetensors", ".sh", ".bat", ".cmd", ".ps1", ".txt")
 """Endings of files that fill the form."""
 MAX_CARD_GIB = 4096
 PRINTED = ".printed"
@@ -64,7 +66,7 @@ def _taken(outlook: resuming.Outlook) -> Answer:
 
 
 @dataclass(frozen=True)
-class Desk:
+class TrainTab:
     """What the buttons do, free of gradio: fieldset values in, answers out."""
 
     context: Context
@@ -96,6 +98,17 @@ class Desk:
             "about": "Start runs exactly this, with the config.toml of the run's own folder. The file in the command is there already.",
         }
         return answer("Saved to your downloads" if download else "", problems=[], output=output, download=download)
+
+    def rewritten(self, program: str, payloads: Iterable[Any]) -> Answer:
+        """The settings as a file of another program, with what cannot be said there; or what is wrong."""
+        try:
+            made = exports.PROGRAMS[program](self.options(payloads))
+        except OptionError as err:
+            return refusal(err)
+        lost = f" It cannot say {', '.join(made.unsaid)}." if made.unsaid else " It says everything."
+        files = {made.name: made.text, **made.beside}
+        note = f"Saved {' and '.join(files)} for {made.program} to your downloads.{lost}"
+        return answer(note, problems=[], save=[{"name": name, "text": text} for name, text in files.items()])
 
     def _written(self, options: RunOptions, toml: str) -> Path:
         """The file that the printed command reads; equal settings share one, so printing often leaves no heap."""
@@ -131,10 +144,11 @@ class Desk:
     def foresight(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """What Start would do with the form as it is. Nothing while something is wrong in it, unless it is the field resume."""
         try:
-            return resuming.foresight(self.options([payload]), self._is_at_work).as_page()
+            found = resuming.foresight(self.options([payload]), self._is_at_work)
         except OptionError as err:
             text = " ".join(str(problem) for problem in err.problems if problem.option == "resume")
-            return resuming.Foresight("refused" if text else "", text).as_page()
+            found = resuming.Foresight("refused" if text else "", text)
+        return replace(found, base=_about_base(payload)).as_page()
 
     def exported(self, texts: Mapping[str, Any], payloads: Iterable[Any]) -> dict[str, Any]:
         """The files that train what is in the form on a cluster, and the same as a .zip; or what is wrong. Nothing is started."""
@@ -185,36 +199,42 @@ class Desk:
         try:
             self.context.supervisor.stop(job)
         except TimeoutError as err:
-            job.run.log("warning", text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device.")
+            job.run.log(Warned(text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device."))
 
     def load(self, request: Mapping[str, Any]) -> Answer:
-        """Fills the form from a file that the browser read ({name, text} or {name, header}) or a path on this computer ({where})."""
+        """Fills the form from a file that the browser read ({name, text} or {name, header}) or a path on this computer ({where}).
+
+        form is the key of the run in the form, for files that describe data alone; program is the answer to whose file it is."""
+        opened = importers.Opened(form.run_of_key(request.get("form")), str(request.get("program", "")), allowed=self._allowed)
         try:
             if request.get("where"):
-                return self.load_path(files.confine(str(request["where"]), self.context.roots))
+                return self.load_path(self._allowed(request["where"]), opened)
             name, text = str(request.get("name", "the file")), str(request.get("text", ""))
             head, size = request.get("head"), request.get("bytes")
             if head is not None:
-                return self._opened(name, _header(name, head, str(request.get("header", ""))))
+                return self._opened(name, _header(name, head, str(request.get("header", ""))), opened)
             if len(text.encode()) > MAX_TEXT_BYTES or (isinstance(size, int) and size > MAX_TEXT_BYTES):
                 raise OptionError(f"{name} is larger than 1 MiB; a file of settings is a few KiB")
-            return self._opened(name, text.encode())
+            return self._opened(name, text.encode(), opened)
         except OptionError as err:
             return refusal(err)
 
-    def load_path(self, path: Path) -> Answer:
-        """Fills the form from a file on this computer."""
+    def _allowed(self, path: object) -> Path:
+        return files.confine(str(path), self.context.roots)
+
+    def load_path(self, path: Path, opened: importers.Opened = importers.Opened()) -> Answer:  # noqa: B008
+        """Fills the form from a file on this computer, and from the files of data that it names."""
         try:
             if path.suffix.lower() not in OPENED:
                 raise OptionError(f"{path} does not end in {', '.join(OPENED)}; give a file of settings or a LoRA file")
             try:
-                return self._opened(path.name, _head_of(path))
+                return self._opened(path.name, _head_of(path), replace(opened, path=path, allowed=self._allowed))
             except OSError as err:
                 raise OptionError(f"{path} cannot be read: {err.strerror or err}") from err
         except OptionError as err:
             return refusal(err)
 
-    def _opened(self, name: str, data: bytes) -> Answer:
+    def _opened(self, name: str, data: bytes, opened: importers.Opened) -> Answer:
         """The form with what is in a file. Our own settings are filled in as they stand, with their mistakes; the rest is imported."""
         if name.lower().endswith(".toml"):
             try:
@@ -223,8 +243,13 @@ class Desk:
                 raise OptionError(f"{name} is not text in UTF-8: {err}") from err
             if values is not None:
                 return self._filled(values, name)
-        found = importers.read(name, data)
-        fill = {"run": form.run_key(found.run), "texts": form.texts(found.run, found.values)}
+        try:
+            found = importers.read(name, data, opened)
+        except UnclearOwner as err:
+            return answer(problems=[], ask={"name": name, "programs": err.programs})
+        texts = form.texts(found.run, found.values)
+        texts = {option: text for option, text in texts.items() if option in found.values} if found.adds else texts
+        fill = {"run": form.run_key(found.run), "texts": texts, "adds": found.adds}
         missing = [{"option": sentence.partition(":")[0], "message": sentence} for sentence in found.missing]
         rows = [{"key": row.key, "value": _brief(row.value), "verdict": row.verdict, "text": row.text} for row in found.rows]
         report = {
@@ -257,7 +282,7 @@ class Desk:
 
     def check(self, payloads: Iterable[Any]) -> Iterator[Answer]:
         """What training would see of the data set, in steps: a sentence while it looks, then the report."""
-        yield answer("Looking at the pictures …")
+        yield answer("Looking at the images …")
         try:
             options = self.options(payloads)
             for progress in dataset_view.look_at(options, self.context.output_dir):
@@ -370,16 +395,16 @@ def _as_text(field: flat.FlatField, value: Any) -> form.Text:
 
 def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
     """Makes the tab inside the surrounding gr.Tab, and the door by which other tabs fill the form."""
-    desk = Desk(context)
+    tab = TrainTab(context)
     with gr.Row(elem_classes=["kl-columns"]):
         with gr.Column(scale=7, min_width=300, elem_classes=["kl-main"]):
             welcome = page.part("welcome", {"runs": bool(context.supervisor.jobs())}, ("start_demo",))
             with gr.Column(elem_classes=["kl-card", "kl-start"]):
                 page.part("kinds")
-                picker = page.part("presets", desk.preset_list, ("choose_preset", "keep_preset"))
-            fieldsets = [page.fieldset(look.BASICS)]
+                picker = page.part("presets", tab.preset_list, ("choose_preset", "keep_preset"))
+            fieldsets = [page.fieldset(theme.BASICS)]
             page.part("toolbar")
-            fieldsets += [page.fieldset(group) for group in look.GROUPS if _is_used(group)]
+            fieldsets += [page.fieldset(group) for group in theme.GROUPS if _is_used(group)]
         with gr.Column(scale=5, min_width=300, elem_classes=["kl-side"]):
             with gr.Row(elem_classes=["kl-buttons"]):
                 start = gr.Button("Start training", variant="primary", elem_id="kl-start")
@@ -389,15 +414,15 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
                 check = gr.Button("Check data set", elem_id="kl-check")
             page.part("memory")
             page.part("cluster", cluster_fields())
-            board = page.part("desk", None, elem_id="kl-desk")
+            board = page.part("answers", None, elem_id="kl-answers")
             following = page.part("panel", {"run": ""}, look="kl-live", elem_id="kl-live")
             keeper = page.part("keep", None, ("open_file", "save_file"))
     _wire(
-        desk,
+        tab,
         _Parts(tuple(fieldsets), welcome, picker, board, following, keeper),
         {"start": start, "stop": stop, "print": show, "check": check},
     )
-    return TrainDoor(outputs=(board, tabs), fill=lambda config: (desk.load_path(config), gr.Tabs(selected="train")))
+    return TrainDoor(outputs=(board, tabs), fill=lambda config: (tab.load_path(config), gr.Tabs(selected="train")))
 
 
 def cluster_fields() -> list[dict[str, Any]]:
@@ -407,7 +432,7 @@ def cluster_fields() -> list[dict[str, Any]]:
 
 def routes(context: Context) -> list[Route]:
     """What the Train tab asks beside its buttons; the guard asks all of them for the token of the page."""
-    desk = Desk(context)
+    tab = TrainTab(context)
 
     def answered(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[Request], Any]:
         async def answer_to(request: Request) -> Response:
@@ -420,7 +445,7 @@ def routes(context: Context) -> list[Route]:
 
     def export(order: Mapping[str, Any]) -> dict[str, Any]:
         texts = order.get("texts")
-        return desk.exported(texts if isinstance(texts, dict) else {}, [order["form"]])
+        return tab.exported(texts if isinstance(texts, dict) else {}, [order["form"]])
 
     async def remember(request: Request) -> Response:
         order = await _order_of(request)
@@ -428,18 +453,27 @@ def routes(context: Context) -> list[Route]:
             return JSONResponse({"detail": "This is not an order of the page."}, 400)
         card = order.get("card")
         size = float(card) if isinstance(card, int | float) and 0 < card < MAX_CARD_GIB else None
-        lines = (json.dumps(line) + "\n" for line in desk.memory(order["form"], size))
+        lines = (json.dumps(line) + "\n" for line in tab.memory(order["form"], size))
         return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
 
     def here(_request: Request) -> Response:
         return JSONResponse(gpus_as_page(gpu.read()))
 
     return [
-        Route("/kl/train/foresight", answered(lambda order: desk.foresight(order["form"])), methods=["POST"]),
+        Route("/kl/train/foresight", answered(lambda order: tab.foresight(order["form"])), methods=["POST"]),
         Route("/kl/train/memory", remember, methods=["POST"]),
         Route("/kl/train/cluster", answered(export), methods=["POST"]),
         Route("/kl/train/gpus", here),
     ]
+
+
+def _about_base(payload: Mapping[str, Any]) -> str:
+    """What is known of the base model that the form names, whatever else is wrong in it."""
+    try:
+        run, said = form.read([payload])
+    except OptionError:
+        return ""
+    return bases.about(run.family, str(said.get("pretrained_model_name_or_path") or ""))
 
 
 async def _order_of(request: Request) -> dict[str, Any] | None:
@@ -475,8 +509,8 @@ class _Parts:
     keeper: gr.HTML
 
 
-def _wire(desk: Desk, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
-    """Events. Inputs are a set of fieldsets, so values arrive by name; answers go to the desk, never back into a control."""
+def _wire(tab: TrainTab, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
+    """Events. Inputs are a set of fieldsets, so values arrive by name; answers go to the tab, never back into a control."""
     inputs = set(parts.fieldsets)
     board, picker, following = parts.board, parts.picker, parts.following
 
@@ -490,26 +524,27 @@ def _wire(desk: Desk, parts: _Parts, buttons: Mapping[str, gr.Button]) -> None:
         said, job = result
         return said, gr.skip() if job is None else {"run": job.name}
 
-    def saved(data: dict[Any, Any]) -> Answer:
-        return desk.printed(payloads(data), download=True)
+    def saved(data: dict[Any, Any], event: gr.EventData) -> Answer:
+        program = str(_request(event).get("program") or "")
+        return tab.rewritten(program, payloads(data)) if program in exports.PROGRAMS else tab.printed(payloads(data), download=True)
 
     def loaded(event: gr.EventData) -> Answer:
-        return desk.load(_request(event))
+        return tab.load(_request(event))
 
     def chosen(data: dict[Any, Any], event: gr.EventData) -> dict[str, Any]:
-        return desk.choose_preset(_request(event), payloads(data))
+        return tab.choose_preset(_request(event), payloads(data))
 
     def kept(data: dict[Any, Any], event: gr.EventData) -> tuple[dict[str, Any], Answer]:
-        return desk.keep_preset(_request(event), payloads(data))
+        return tab.keep_preset(_request(event), payloads(data))
 
     def checked(data: dict[Any, Any]) -> Iterator[Answer]:
-        yield from desk.check(payloads(data))
+        yield from tab.check(payloads(data))
 
-    on(buttons["print"].click, lambda data: desk.printed(payloads(data)), board, inputs)
-    on(buttons["start"].click, lambda data: followed(desk.start(payloads(data))), [board, following], inputs)
-    on(buttons["stop"].click, lambda value: desk.stop(str((value or {}).get("run", ""))), board, following)
+    on(buttons["print"].click, lambda data: tab.printed(payloads(data)), board, inputs)
+    on(buttons["start"].click, lambda data: followed(tab.start(payloads(data))), [board, following], inputs)
+    on(buttons["stop"].click, lambda value: tab.stop(str((value or {}).get("run", ""))), board, following)
     on(buttons["check"].click, checked, board, inputs, queue=True)
-    on(parts.welcome.start_demo, lambda: followed(desk.demo()), [board, following])
+    on(parts.welcome.start_demo, lambda: followed(tab.demo()), [board, following])
     on(parts.keeper.save_file, saved, board, inputs)
     on(parts.keeper.open_file, loaded, board)
     on(picker.choose_preset, chosen, picker, inputs)

@@ -1,4 +1,4 @@
-"""Pictures in archives (webdataset's .tar, tables in .parquet): written into the cache folder once, as pictures with captions beside them.
+"""Images in archives (webdataset's .tar, tables in .parquet): written into the cache folder once, as images with captions beside them.
 
 They are read by the package datasets, which whoever has such files installs. It loads torch, so it works in a process of its own.
 """
@@ -23,7 +23,7 @@ from .metadata import caption_in_json
 
 KINDS = {".tar": "webdataset", ".parquet": "parquet"}
 """Endings of archives, and what the package datasets calls them."""
-_PICTURES = ("image", "img", "jpg", "jpeg", "png", "webp")
+_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp")
 _CAPTIONS = ("txt", "caption", "text", "prompt")
 _MAGIC = {b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II": ".tif", b"MM": ".tif"}
 
@@ -37,14 +37,14 @@ def archives_in(place: Path) -> list[Path]:
 
 
 def unpacked(files: list[Path], cache_dir: Path) -> Path:
-    """The folder with the pictures of these archives, made now if it is not there yet. Raises OptionError with a sentence."""
+    """The folder with the images of these archives, made now if it is not there yet. Raises OptionError with a sentence."""
     stats = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     target = cache_dir / "unpacked" / hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
     if target.is_dir():
         return target
     shown = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     if importlib.util.find_spec("datasets") is None:
-        raise _wrong(f"{shown}: pictures in archives are read by the package datasets, which is not installed: pip install datasets")
+        raise _wrong(f"{shown}: images in archives are read by the package datasets, which is not installed: pip install datasets")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unpacking-", dir=target.parent) as made:
         command = [sys.executable, "-m", __name__, made, *map(str, files)]
@@ -52,7 +52,7 @@ def unpacked(files: list[Path], cache_dir: Path) -> Path:
         if done.returncode:
             raise _wrong(f"{shown} cannot be read: {(done.stderr.strip().splitlines() or ['the reader ended without a word'])[-1]}")
         if not any(Path(made).iterdir()):
-            raise _wrong(f"{shown}: no row has a picture (a column such as image, jpg or png)")
+            raise _wrong(f"{shown}: no row has an image (a column such as image, jpg or png)")
         try:
             # Renamed when complete. Another process may have been faster; then its folder is the same.
             os.replace(made, target)
@@ -69,7 +69,7 @@ def _wrong(text: str) -> OptionError:
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
-    """Writes the picture of each row that has one, byte for byte, with its caption beside it; how many there were.
+    """Writes the image of each row that has one, byte for byte, with its caption beside it; how many there were.
 
     Names are the rows' numbers: what an archive calls a file may lead anywhere.
     """
@@ -78,7 +78,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
 
     count = 0
     for number, row in enumerate(rows):
-        data, name = _picture(row, EXTENSIONS)
+        data, name = _image(row, EXTENSIONS)
         if data is None:
             continue
         count += 1
@@ -91,9 +91,9 @@ def write_rows(rows: Iterable[Mapping[str, Any]], folder: Path) -> int:
     return count
 
 
-def _picture(row: Mapping[str, Any], endings: Collection[str]) -> tuple[bytes | None, str]:
-    """The bytes of a row's picture, and a name that may tell its kind."""
-    names = [*(name for name in _PICTURES if name in row), *row]
+def _image(row: Mapping[str, Any], endings: Collection[str]) -> tuple[bytes | None, str]:
+    """The bytes of a row's image, and a name that may tell its kind."""
+    names = [*(name for name in _IMAGES if name in row), *row]
     for name in names:
         value = row[name]
         if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):

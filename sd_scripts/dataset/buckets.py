@@ -1,4 +1,4 @@
-"""Which size each picture is trained at: kohya's aspect-ratio buckets, as pure functions.
+"""Which size each image is trained at: kohya's aspect-ratio buckets, as pure functions.
 
 Sizes are (width, height) in pixels. Two of kohya's rounding slips are not repeated: the shortest side is rounded up to the
 step and the longest down, so no bucket leaves the limits that were asked for.
@@ -32,7 +32,7 @@ class BucketRules:
 
 @dataclass(frozen=True)
 class Cut:
-    """What happens to one picture: it is resized to `resized`, then `bucket` is cut out of that."""
+    """What happens to one image: it is resized to `resized`, then `bucket` is cut out of that."""
 
     resized: Size
     bucket: Size
@@ -77,7 +77,7 @@ def notes_of(options: DatasetOptions) -> list[str]:
 
 
 def problems_of(options: DatasetOptions, grid: int) -> list[Problem]:
-    """What is wrong with the sizes for a model whose picture sides are multiples of grid (>= 1)."""
+    """What is wrong with the sizes for a model whose image sides are multiples of grid (>= 1)."""
     sizes, problems = _sizes(options), []
     if options.enable_bucket:
         for step in dict.fromkeys(step_of(options, size) for _, size in sizes):
@@ -181,7 +181,7 @@ def nearest_bucket(size: Size, rules: BucketRules) -> Size:
 
 
 def cut_for(size: Size, rules: BucketRules) -> Cut:
-    """How a picture of this size is resized and cut."""
+    """How an image of this size is resized and cut."""
     if rules.enabled and rules.no_upscale:
         return _cut_without_enlarging(size, rules)
     return _covering(size, nearest_bucket(size, rules))
@@ -198,10 +198,10 @@ def _covering(size: Size, bucket: Size) -> Cut:
 def _cut_without_enlarging(size: Size, rules: BucketRules) -> Cut:
     """kohya's bucket_no_upscale, with the limits kept where it ignores them.
 
-    A picture larger than the resolution's area is brought to that area with its aspect, one side on the grid (the one that
+    An image larger than the resolution's area is brought to that area with its aspect, one side on the grid (the one that
     keeps the aspect better); smaller ones keep their size. The bucket is that size rounded down to the grid. Where this leaves
     the shortest or longest side, the bucket is taken from the list as long as that needs no enlarging; else what is longer than
-    the longest side is cut off. Only pictures smaller than one step are enlarged, to that step.
+    the longest side is cut off. Only images smaller than one step are enlarged, to that step.
     """
     step, area = rules.step, rules.resolution[0] * rules.resolution[1]
     width, height = size
@@ -244,10 +244,10 @@ def _to_area(size: Size, area: int, step: int) -> Size:
 
 
 def area_size(size: Size, area: int = 1024 * 1024) -> Size:
-    """The size of about this area at which a control picture of `size` is taken: multiples of 32, at least one.
+    """The size of about this area at which a control image of `size` is taken: multiples of 32, at least one.
 
     width = sqrt(area * r), height = width / r for the aspect ratio r, each to the nearest multiple (as diffusers' pipelines for editing).
-    Below 256 x 256, where no published model works, the multiples are of 16, or pictures would be squeezed out of shape.
+    Below 256 x 256, where no published model works, the multiples are of 16, or images would be squeezed out of shape.
     """
     aspect, step = size[0] / size[1], 32 if area >= 256 * 256 else 16
     width = sqrt(area * aspect)
@@ -255,7 +255,7 @@ def area_size(size: Size, area: int = 1024 * 1024) -> Size:
 
 
 def distribution(sizes: Sequence[Size], rules: BucketRules) -> dict[Size, int]:
-    """How many pictures of these sizes fall into each bucket, sorted by bucket."""
+    """How many images of these sizes fall into each bucket, sorted by bucket."""
     counts: dict[Size, int] = {}
     for size in sizes:
         bucket = cut_for(size, rules).bucket

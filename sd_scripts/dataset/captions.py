@@ -1,9 +1,9 @@
-"""What text a picture is shown with: the caption pipeline, in kohya's order.
+"""What text an image is shown with: the caption pipeline, in kohya's order.
 
 prefix + caption + suffix -> drop the whole caption -> wildcards -> split into kept head, flexible parts, kept tail -> token
 warm-up -> shuffle -> per-part dropout -> per-word dropout -> join -> secondary separator becomes the separator.
 
-A caption is a function of (seed, picture, variant, step within token warm-up), so all texts of a run are known before it starts
+A caption is a function of (seed, image, variant, step within token warm-up), so all texts of a run are known before it starts
 and their embeddings can be cached. Which variant a sample shows, and whether its caption is dropped, are draws of the sample.
 Marks (keep_tokens_separator, secondary_separator) never reach the text encoder, whichever options are on.
 """
@@ -53,7 +53,7 @@ class CaptionRules:
 
     @property
     def random(self) -> bool:
-        """Whether a picture's caption may differ from sample to sample, apart from being dropped and from warm-up."""
+        """Whether an image's caption may differ from sample to sample, apart from being dropped and from warm-up."""
         return self.shuffle or self._thins or self.wildcards
 
 
@@ -98,19 +98,19 @@ def warmup_stage(rules: CaptionRules, step: int) -> int:
     return step if step < rules.warmup_steps else -1
 
 
-def render(rules: CaptionRules, raw: str, seed: int, picture: str, variant: int, stage: int = -1) -> str:
-    """The caption of a picture in one of its variants.
+def render(rules: CaptionRules, raw: str, seed: int, image: str, variant: int, stage: int = -1) -> str:
+    """The caption of an image in one of its variants.
 
-    raw is the content of the caption file, picture the name that keeps the draws of pictures apart, stage what `warmup_stage` gave.
+    raw is the content of the caption file, image the name that keeps the draws of images apart, stage what `warmup_stage` gave.
     """
-    rng = random_for(seed, variant, f"caption/{picture}")
+    rng = random_for(seed, variant, f"caption/{image}")
     lines = [line.strip() for line in raw.splitlines() if line.strip()]
     text = ""
     if lines:
         text = rng.choice(lines) if rules.wildcards and len(lines) > 1 else lines[0]
     text = " ".join(part for part in (rules.prefix, text, rules.suffix) if part)
     if rules.wildcards:
-        text = _choose_wildcards(text, rng)
+        text = choose_wildcards(text, rng)
     if rules.splits:
         text = _rearrange(rules, text, rng, stage)
     elif rules.keep_separator and rules.keep_separator in text:
@@ -123,8 +123,8 @@ def render(rules: CaptionRules, raw: str, seed: int, picture: str, variant: int,
     return text.strip()
 
 
-def render_plain(rules: CaptionRules, raw: str, seed: int, picture: str) -> str:
-    """The caption with nothing shuffled, thinned or dropped, for held-out pictures; wildcards are chosen once for each picture."""
+def render_plain(rules: CaptionRules, raw: str, seed: int, image: str) -> str:
+    """The caption with nothing shuffled, thinned or dropped, for held-out images; wildcards are chosen once for each image."""
     still = CaptionRules(
         separator=rules.separator,
         keep_separator=rules.keep_separator,
@@ -133,14 +133,14 @@ def render_plain(rules: CaptionRules, raw: str, seed: int, picture: str) -> str:
         prefix=rules.prefix,
         suffix=rules.suffix,
     )
-    return render(still, raw, seed, picture, 0)
+    return render(still, raw, seed, image, 0)
 
 
 def _joint(rules: CaptionRules) -> str:
     return rules.separator if rules.separator.endswith((" ", "\n")) else rules.separator + " "
 
 
-def _choose_wildcards(text: str, rng: random.Random) -> str:
+def choose_wildcards(text: str, rng: random.Random) -> str:
     """{a|b|c} becomes one of its parts, innermost first, so choices may be nested; {{ and }} are braces."""
     text = text.replace("{{", _OPEN).replace("}}", _CLOSE)
     while True:

@@ -20,13 +20,14 @@ from sd_scripts.schema import sleeping
 from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.fields import show_of
+from sd_scripts.schema.files import is_json
 from sd_scripts.schema.flat import FlatField, section_of
 from sd_scripts.schema.outside import json_of, toml_of
 
 from .archives import archives_in, unpacked
 from .images import EXTENSIONS
 from .metadata import FILES, lists_controls
-from .pairs import control_folder_problems, control_folders, pair_folders
+from .pairs import control_folder_problems, pair_folders
 from .weights import NAMES as WEIGHT_KEYS
 from .weights import Weights, weights_of
 
@@ -68,7 +69,7 @@ SUBSET_KEYS = (
     "alpha_mask",
     "conditioning_data_dir",
 )
-_ONLY_SUBSET = ("image_dir", "is_reg", "class_tokens", "metadata_file")
+_ONLY_SUBSET = ("image_dir", "is_reg", "class_tokens", "metadata_file", "recursive")
 _PLACES = ("image_dir", "metadata_file", "conditioning_data_dir", "control_data_dir")
 _SHARED_SUBSET = (*SUBSET_KEYS, "num_repeats", *WEIGHT_KEYS)
 _ONLY_DATASET = (*DATASET_KEYS, "batch_size")
@@ -83,12 +84,12 @@ _ALIASES = {
 }
 _NOT_SUPPORTED = {
     "network_multiplier": "is not supported; set the strength of the adapter with network_alpha",
-    "face_crop_aug_range": "is not supported; cut the pictures around the faces beforehand, or use random_crop",
-    "no_resize_control": "is not supported: control pictures are cut with their target, or brought to the size that the model takes",
+    "face_crop_aug_range": "is not supported; cut the images around the faces beforehand, or use random_crop",
+    "no_resize_control": "is not supported: control images are cut with their target, or brought to the size that the model takes",
     "control_resolution": "belongs into the options of the run: set control_resolution there",
     "multiple_target": "is not supported: a sample has one target",
-    "video_directory": "is not supported: these trainers take pictures, so name an image_directory",
-    "video_jsonl_file": "is not supported: these trainers take pictures, so name an image_jsonl_file",
+    "video_directory": "is not supported: these trainers take images, so name an image_directory",
+    "video_jsonl_file": "is not supported: these trainers take images, so name an image_jsonl_file",
     "custom_attributes": "is not supported: nothing in these trainers reads it; remove it",
 }
 _NOT_NEEDED = {
@@ -97,16 +98,16 @@ _NOT_NEEDED = {
 }
 _CONTROL_KEYS = ("control_data_dir", "control_directory", "control_dir")
 _WITH_CONTROLS = [run.script for run in RUNS.values() if issubclass(section_of(run, "dataset"), PairDatasetOptions)]
-_NO_CONTROLS = f"names control pictures, which this model does not take; remove it, or train with {' or '.join(_WITH_CONTROLS)}"
+_NO_CONTROLS = f"names control images, which this model does not take; remove it, or train with {' or '.join(_WITH_CONTROLS)}"
 _MOST_REPEATS = 10_000
-_KOHYA_FOLDER = re.compile(r"^(\d+)_(.*)$")
+KOHYA_FOLDER = re.compile(r"^(\d+)_(.*)$")
 
 
 @dataclass(frozen=True)
 class Subset:
-    """One folder of pictures with its settings. options holds what is true for this subset; the run's own options stay elsewhere.
+    """One folder of images with its settings. options holds what is true for this subset; the run's own options stay elsewhere.
 
-    With recursive, folders inside are read too (hidden ones apart). listed_only takes only pictures that metadata_file names.
+    With recursive, folders inside are read too (hidden ones apart). listed_only takes only images that metadata_file names.
     """
 
     folder: Path
@@ -119,17 +120,17 @@ class Subset:
     root: Path | None = None
     """The folder above that the run names, where metadata may stand as well; None for folder itself."""
     controls: tuple[Path, ...] = ()
-    """Folders with the control pictures of edit pairs: first, second, third."""
+    """Folders with the control images of edit pairs: first, second, third."""
     masks: Path | None = None
     """Folder with masks that belongs to the pairs; conditioning_data_dir wins."""
     weights: Weights = ()
-    """Weights in the loss that its pictures have unless they have their own."""
+    """Weights in the loss that its images have unless they have their own."""
     is_style: bool = False
-    """class_tokens is the caption of all pictures, whatever texts lie beside them."""
+    """class_tokens is the caption of all images, whatever texts lie beside them."""
 
     @property
     def listed_only(self) -> bool:
-        """Whether only the pictures named in metadata_file are used."""
+        """Whether only the images named in metadata_file are used."""
         return self.metadata_file is not None
 
 
@@ -147,15 +148,15 @@ def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
     `toy:<name>` as train_data_dir draws a built-in data set into cache_dir / "toy" / name and takes its folders.
     """
     if options.dataset_config is not None:
-        return read_config(Path(options.dataset_config), options)
+        return read_config(options.dataset_config, options)
     assert options.train_data_dir is not None, "DatasetOptions requires one of the two"
     train, reg = Path(options.train_data_dir), Path(options.reg_data_dir) if options.reg_data_dir else None
     if options.train_data_dir.startswith("toy:"):
         train, toy_reg = _toy(options.train_data_dir.removeprefix("toy:"), cache_dir)
         reg = reg or toy_reg
     elif archives := archives_in(train):
-        # Pictures that lie beside archives are what is meant.
-        train = train if train.is_dir() and (_has_pictures(train) or _kohya_folders(train)) else unpacked(archives, cache_dir)
+        # Images that lie beside archives are what is meant.
+        train = train if train.is_dir() and (_has_images(train) or _kohya_folders(train)) else unpacked(archives, cache_dir)
     problems = [
         Problem(name, f"{name}: the folder {folder} is not there")
         for name, folder in (("train_data_dir", train), ("reg_data_dir", reg))
@@ -180,7 +181,7 @@ def subsets_of(options: DatasetOptions, cache_dir: Path) -> Subsets:
                 options.dataset_repeats,
                 metadata_file=metadata,
                 recursive=True,
-                controls=control_folders(options) or controls,
+                controls=options.control_folders or controls,
                 masks=masks,
             )
         ]
@@ -214,45 +215,45 @@ def _folders(root: Path, options: DatasetOptions, is_reg: bool, warnings: list[s
     if pairs is not None:
         items = _folders(pairs.target, options, is_reg, warnings) if _kohya_folders(pairs.target) else []
         items = items or [Subset(pairs.target, options, options.dataset_repeats, is_reg, prompt, recursive=True, root=root)]
-        controls = control_folders(options) or pairs.controls
+        controls = options.control_folders or pairs.controls
         return [item if item.controls else replace(item, controls=controls, masks=pairs.mask) for item in items]
     if not _kohya_folders(root):
         return [_paired(Subset(root, options, options.dataset_repeats, is_reg, prompt, recursive=True))]
     named = []
     others = []
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        match = _KOHYA_FOLDER.match(folder.name)
+        match = KOHYA_FOLDER.match(folder.name)
         if match and int(match[1]) > _MOST_REPEATS:
             raise OptionError(
-                f"{folder}: the number before _ says how often the pictures are repeated, and {match[1]} times cannot be meant "
+                f"{folder}: the number before _ says how often the images are repeated, and {match[1]} times cannot be meant "
                 f"(at most {_MOST_REPEATS}); rename the folder, for example to 1_{folder.name}"
             )
         if match and int(match[1]) > 0:
             named.append(_paired(Subset(folder, options, int(match[1]), is_reg, prompt or match[2].strip(), root=root)))
         else:
             others.append(folder)
-    with_pictures = [folder.name for folder in others if _has_pictures(folder)]
-    if with_pictures:
+    with_images = [folder.name for folder in others if _has_images(folder)]
+    if with_images:
         warnings.append(
-            f"{root} has folders named <repeats>_<class>, so these others in it are not used: {', '.join(with_pictures)}. "
+            f"{root} has folders named <repeats>_<class>, so these others in it are not used: {', '.join(with_images)}. "
             "Put a number above 0 and _ before their names to use them"
         )
-    if _has_pictures(root):
-        warnings.append(f"{root} has folders named <repeats>_<class>, so the pictures directly in it are not used; move them into one")
+    if _has_images(root):
+        warnings.append(f"{root} has folders named <repeats>_<class>, so the images directly in it are not used; move them into one")
     return named
 
 
 def _styles(root: Path, options: DatasetOptions) -> list[Subset]:
-    """The sub-folders of root, each a style of its name. Raises OptionError for pictures outside of them, and for folders without any."""
+    """The sub-folders of root, each a style of its name. Raises OptionError for images outside of them, and for folders without any."""
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     problems = []
     if not folders:
-        problems.append(f"{root} has no sub-folders; make one for each style, named as the style, and move its pictures there")
-    if _has_pictures(root):
-        problems.append(f"{root} has pictures directly in it, whose style nobody knows; move them into the folder of their style")
-    empty = [path.name for path in folders if not pictures_below(path)]
+        problems.append(f"{root} has no sub-folders; make one for each style, named as the style, and move its images there")
+    if _has_images(root):
+        problems.append(f"{root} has images directly in it, whose style nobody knows; move them into the folder of their style")
+    empty = [path.name for path in folders if not images_below(path)]
     if empty:
-        problems.append(f"{root} has styles without a picture: {', '.join(empty)}; put pictures there, or remove the folders")
+        problems.append(f"{root} has styles without an image: {', '.join(empty)}; put images there, or remove the folders")
     unclear = [path.name for path in folders if path.name != path.name.strip() or "=" in path.name]
     if unclear:
         problems.append(
@@ -263,8 +264,8 @@ def _styles(root: Path, options: DatasetOptions) -> list[Subset]:
     return [Subset(path, options, options.dataset_repeats, class_tokens=path.name, recursive=True, is_style=True) for path in folders]
 
 
-def pictures_below(folder: Path) -> list[Path]:
-    """All pictures in a folder and those inside it, by name; hidden ones apart."""
+def images_below(folder: Path) -> list[Path]:
+    """All images in a folder and those inside it, by name; hidden ones apart."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS)
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
@@ -278,20 +279,20 @@ def evaluated_folders(given: str, cache_dir: Path) -> dict[str, Path]:
     if given.startswith("toy:"):
         root = _written_toy(given.removeprefix("toy:"), cache_dir, "test_image_dir").test_data_dir
     if root is None or not root.is_dir():
-        text = f"test_image_dir: the folder {given} is not there" if root else f"test_image_dir: {given} has no test pictures"
+        text = f"test_image_dir: the folder {given} is not there" if root else f"test_image_dir: {given} has no test images"
         raise OptionError(Problem("test_image_dir", f"{text}; name a folder with a sub-folder for each style, or leave it out"))
     return {path.name: path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")}
 
 
 def _kohya_folders(root: Path) -> bool:
     return any(
-        match is not None and int(match[1]) > 0 and path.is_dir() for path in root.iterdir() if (match := _KOHYA_FOLDER.match(path.name))
+        match is not None and int(match[1]) > 0 and path.is_dir() for path in root.iterdir() if (match := KOHYA_FOLDER.match(path.name))
     )
 
 
 def _paired(subset: Subset) -> Subset:
     """The subset with what makes it one of edit pairs, where its folder has that: targets and controls in it, or a list that names them."""
-    folders = control_folders(subset.options)
+    folders = subset.options.control_folders
     pairs = pair_folders(subset.folder)
     if pairs is not None:
         subset = replace(subset, folder=pairs.target, recursive=True, controls=folders or pairs.controls, masks=pairs.mask)
@@ -303,13 +304,16 @@ def _paired(subset: Subset) -> Subset:
     return subset
 
 
-def _has_pictures(folder: Path) -> bool:
+def _has_images(folder: Path) -> bool:
     return any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
 
 
-def read_config(path: Path, options: DatasetOptions) -> Subsets:
-    """The subsets of a kohya dataset file (.toml, or .json of the same structure). Raises OptionError with everything wrong in it."""
-    text = _read_text(path)
+def read_config(given: Path | str, options: DatasetOptions) -> Subsets:
+    """The subsets of a kohya dataset file (.toml, or .json of the same structure), or of the text of such a .json in place of its path.
+    Raises OptionError with everything wrong in it."""
+    itself = isinstance(given, str) and is_json(given)
+    path = Path("dataset.json" if itself else given)
+    text = str(given) if itself else _read_text(path)
     data = _parse(path, text)
     reader = _Reader(path, text, options)
     items = reader.read(data)
@@ -339,7 +343,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def _with_subset(table: Any) -> Any:
-    """musubi-tuner names the pictures in [[datasets]] itself; they become its only subset."""
+    """musubi-tuner names the images in [[datasets]] itself; they become its only subset."""
     moved = {key: table[key] for key in ("image_directory", "image_jsonl_file") if key in table} if isinstance(table, dict) else {}
     if not moved or "subsets" in table:
         return table
@@ -362,7 +366,7 @@ class _Reader:
         self.warnings: list[str] = []
         self.base = options.model_dump()
         self.known = {name: FlatField(name, "dataset", info, show_of(info)) for name, info in type(options).model_fields.items()}
-        edits = isinstance(options, PairDatasetOptions)
+        edits = options.in_pairs
         self.shared = (*_SHARED_SUBSET, "control_data_dir") if edits else _SHARED_SUBSET
         self.not_supported = _NOT_SUPPORTED if edits else {**_NOT_SUPPORTED, **dict.fromkeys(_CONTROL_KEYS, _NO_CONTROLS)}
 
@@ -377,7 +381,7 @@ class _Reader:
         for index, dataset in enumerate(datasets):
             items += self._dataset(general, dataset, f"[[datasets]] number {index + 1}")
         if items and not any(not item.is_reg for item in items) and not self.problems:
-            self._problem("", "has only regularisation subsets (is_reg = true); add one with training pictures")
+            self._problem("", "has only regularisation subsets (is_reg = true); add one with training images")
         if items and self.options.masked_loss and not any(map(_may_have_masks, items)):
             self._problem("", "masked_loss needs masks, and no subset has a conditioning_data_dir or alpha_mask = true")
         return items
@@ -443,6 +447,7 @@ class _Reader:
         folder = self._folder(values.pop("image_dir", None), "image_dir", place)
         is_reg = self._typed(values.pop("is_reg", False), bool, "is_reg", place, "true or false")
         class_tokens = self._typed(values.pop("class_tokens", ""), str, "class_tokens", place, "a text")
+        recursive = self._typed(values.pop("recursive", False), bool, "recursive", place, "true or false")
         metadata = values.pop("metadata_file", None)
         metadata_file = Path(self._typed(metadata, str, "metadata_file", place, "a file name")) if metadata is not None else None
         if metadata_file is not None and not metadata_file.is_file():
@@ -471,7 +476,7 @@ class _Reader:
                 is_reg,
                 class_tokens,
                 metadata_file,
-                recursive=metadata_file is not None,
+                recursive=recursive or metadata_file is not None,
                 weights=weights,
             )
         )
@@ -486,7 +491,7 @@ class _Reader:
 
     def _folder(self, value: Any, key: str, place: str) -> Path | None:
         if value is None:
-            self._problem(place, f"has no {key}; name the folder with the pictures")
+            self._problem(place, f"has no {key}; name the folder with the images")
             return None
         name = self._typed(value, str, key, place, "a folder name")
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""What a run was trained on, picture by picture, so that a later start can say what has changed since."""
+"""What a run was trained on, image by image, so that a later start can say what has changed since."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SHOWN = 3
 def contents_of(plan: Plan) -> dict[str, list[str]]:
     """Short hashes of each image with its mask and control images, of its caption, and of its weights, by subset and name."""
     return {
-        f"{picture.subset}/{picture.name}": [
-            _short([picture.identity or picture.num_bytes, picture.mask_identity, [control.identity for control in picture.controls]]),
-            _short(picture.caption),
-            _short(picture.weights),
+        f"{image.subset}/{image.name}": [
+            _short([image.identity or image.num_bytes, image.mask_identity, [control.identity for control in image.controls]]),
+            _short(image.caption),
+            _short(image.weights),
         ]
-        for picture in plan.pictures
+        for image in plan.images
     }
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _SHOWN_NAMES = 5
 _SHOWN_SIZES = 8
 _ODD_ASPECT = 1.5
-"""A control picture whose aspect ratio differs by more than this factor from its target's is worth a look."""
+"""A control image whose aspect ratio differs by more than this factor from its target's is worth a look."""
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
@@ -23,7 +23,7 @@ def some_names(names: Sequence[str]) -> str:
 
 def findings_of(plan: Plan) -> list[str]:
     """Sentences about captions, buckets and edit pairs of a plan."""
-    trained = plan.trained_pictures()
+    trained = plan.trained_images()
     own = [index for index in trained if not plan.subset_of(index).is_reg]
     return [*_captions(plan, own), *_buckets(plan, own), *_pairs(plan, own)]
 
@@ -35,79 +35,79 @@ def findings_of_length(plan: Plan, num_steps: int) -> list[str]:
         return []
     sizes = ", ".join(f"{row.width}x{row.height}" for row in rows[:_SHOWN_SIZES])
     return [
-        f"{len(rows)} buckets with {sum(row.pictures for row in rows)} pictures ({sizes}) do not fill one step of "
+        f"{len(rows)} buckets with {sum(row.images for row in rows)} images ({sizes}) do not fill one step of "
         f"{plan.global_batch_size} samples in {num_steps} steps, so this run never shows them; more steps, a smaller global batch or a "
         "larger bucket_reso_steps would"
     ]
 
 
 def _names(plan: Plan, indices: Sequence[int]) -> str:
-    return some_names([plan.pictures[index].name for index in indices])
+    return some_names([plan.images[index].name for index in indices])
 
 
 def _captions(plan: Plan, own: Sequence[int]) -> list[str]:
-    silent = [index for index in own if not plan.pictures[index].caption.strip()]
+    silent = [index for index in own if not plan.images[index].caption.strip()]
     if not silent:
         return []
     return [
-        f"{len(silent)} of {len(own)} training pictures have no caption and no class token, "
+        f"{len(silent)} of {len(own)} training images have no caption and no class token, "
         f"so they train on an empty text: {_names(plan, silent)}"
     ]
 
 
 def _buckets(plan: Plan, own: Sequence[int]) -> list[str]:
     found = []
-    single = [row for row in plan.table() if row.pictures == 1]
+    single = [row for row in plan.table() if row.images == 1]
     if single and len(own) > 1:
         sizes = ", ".join(f"{row.width}x{row.height}" for row in single[:_SHOWN_SIZES])
-        found.append(f"{len(single)} buckets have a single picture ({sizes}); a larger bucket_reso_steps gives fewer buckets")
+        found.append(f"{len(single)} buckets have a single image ({sizes}); a larger bucket_reso_steps gives fewer buckets")
     slow = [row for row in plan.table() if row.samples < plan.global_batch_size]
     if slow:
         found.append(
             f"{len(slow)} buckets have fewer samples an epoch than one step takes ({plan.global_batch_size}), "
-            "so a step shows some of their pictures more than once; they are still used as often as all others"
+            "so a step shows some of their images more than once; they are still used as often as all others"
         )
-    enlarged = [index for index in own if plan.cut(index, 0).resized[0] > plan.pictures[index].width]
+    enlarged = [index for index in own if plan.cut(index, 0).resized[0] > plan.images[index].width]
     if enlarged:
-        found.append(f"{len(enlarged)} pictures are smaller than their bucket and are enlarged: {_names(plan, enlarged)}")
+        found.append(f"{len(enlarged)} images are smaller than their bucket and are enlarged: {_names(plan, enlarged)}")
     return found
 
 
 def _pairs(plan: Plan, own: Sequence[int]) -> list[str]:
     found = []
-    pairs = [index for index in own if plan.pictures[index].controls]
-    equal = [index for index in pairs if plan.pictures[index].identity and plan.pictures[index].identity in plan.controls_identity(index)]
+    pairs = [index for index in own if plan.images[index].controls]
+    equal = [index for index in pairs if plan.images[index].identity and plan.images[index].identity in plan.controls_identity(index)]
     if equal:
         found.append(
-            f"{len(equal)} of {len(pairs)} pairs have a control picture that is the target itself, so they teach to change nothing: "
+            f"{len(equal)} of {len(pairs)} pairs have a control image that is the target itself, so they teach to change nothing: "
             f"{_names(plan, equal)}"
         )
     seen: set[tuple[object, ...]] = set()
     again = []
     for index in pairs:
-        item = plan.pictures[index]
+        item = plan.images[index]
         key = (item.identity, plan.controls_identity(index), item.caption)
         if item.identity and key in seen:
             again.append(index)
         seen.add(key)
     if again:
-        found.append(f"{len(again)} pairs are there already, with the same pictures and the same instruction: {_names(plan, again)}")
+        found.append(f"{len(again)} pairs are there already, with the same images and the same instruction: {_names(plan, again)}")
     odd = [index for index in pairs if _aspects_differ(plan, index)]
     if odd:
         found.append(
-            f"{len(odd)} of {len(pairs)} pairs have a control picture of a very different shape than the target; it is shown whole, "
+            f"{len(odd)} of {len(pairs)} pairs have a control image of a very different shape than the target; it is shown whole, "
             f"beside the target's cut: {_names(plan, odd)}"
         )
-    sided = [index for index in pairs if plan.subset_of(index).options.flip_aug and _SIDES.search(plan.pictures[index].caption)]
+    sided = [index for index in pairs if plan.subset_of(index).options.flip_aug and _SIDES.search(plan.images[index].caption)]
     if sided:
         found.append(
-            f"flip_aug mirrors pictures but not words such as left and right, which {len(sided)} instructions have: {_names(plan, sided)}; "
+            f"flip_aug mirrors images but not words such as left and right, which {len(sided)} instructions have: {_names(plan, sided)}; "
             "turn flip_aug off"
         )
     return found
 
 
 def _aspects_differ(plan: Plan, index: int) -> bool:
-    item = plan.pictures[index]
+    item = plan.images[index]
     sides = [(control.width * item.height, control.height * item.width) for control in item.controls]
     return any(max(pair) > _ODD_ASPECT * min(pair) for pair in sides)

@@ -1,4 +1,4 @@
-"""One picture file: its size from the header, its pixels as plain RGB, and how it is resized, cut, mirrored and tinted.
+"""One image file: its size from the header, its pixels as plain RGB, and how it is resized, cut, mirrored and tinted.
 
 What comes out is always 8-bit RGB, upright, first frame only:
 - EXIF (or XMP) orientation is applied.
@@ -35,15 +35,15 @@ Pixels = NDArray[np.uint8]
 """(H, W, 3) or, for masks, (H, W)."""
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jxl", ".heic", ".heif")
-"""Endings of files that are taken for pictures; what they are is then read from their content."""
+"""Endings of files that are taken for images; what they are is then read from their content."""
 
 MAX_PIXELS = 178_956_970
-"""Larger pictures are refused: twice Pillow's own warning level, where a decoded picture takes more than 500 MB."""
+"""Larger images are refused: twice Pillow's own warning level, where a decoded image takes more than 500 MB."""
 
 # Only these decoders are ever asked, so an odd file cannot reach an odd decoder.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _HEIC = re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL)
-"""The beginning of a HEIF picture (ISO/IEC 23008-12): a box that names its brand."""
+"""The beginning of a HEIF image (ISO/IEC 23008-12): a box that names its brand."""
 _ORIENTATION_TAG = 274
 _TRANSPOSED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -69,7 +69,7 @@ _BROKEN = (
 
 
 class BadImage(ValueError):
-    """A picture that cannot be used; the message is the reason, without the file's name."""
+    """An image that cannot be used; the message is the reason, without the file's name."""
 
 
 class Unreachable(BadImage):
@@ -78,7 +78,7 @@ class Unreachable(BadImage):
 
 @dataclass(frozen=True)
 class Decoded:
-    """A picture in memory: rgb (H, W, 3), and alpha (H, W) when it was asked for and the file has one."""
+    """An image in memory: rgb (H, W, 3), and alpha (H, W) when it was asked for and the file has one."""
 
     rgb: Pixels
     alpha: Pixels | None
@@ -113,7 +113,7 @@ def _decoders() -> dict[str, tuple[Any, Any]]:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Image.Image]:
-    """The picture with its header read and its pixels still in the file. Raises BadImage, also for errors inside the block."""
+    """The image with its header read and its pixels still in the file. Raises BadImage, also for errors inside the block."""
     try:
         with open(path, "rb") as file:
             image = _identify(file)
@@ -148,7 +148,7 @@ def _reason(err: BaseException) -> str:
 
 
 def _identify(file: BinaryIO) -> Image.Image:
-    # Pillow's own open() warns about large pictures through process-wide filters and tries every decoder it has.
+    # Pillow's own open() warns about large images through process-wide filters and tries every decoder it has.
     prefix = file.read(16)
     if not prefix:
         raise BadImage("is empty (0 bytes)")
@@ -174,11 +174,11 @@ def _identify(file: BinaryIO) -> Image.Image:
             if not isinstance(image, Image.Image):
                 raise BadImage(f"is a broken {format_name} file")
             return image
-    raise BadImage("is not a picture (its content is none of JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG XL, HEIC)")
+    raise BadImage("is not an image (its content is none of JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG XL, HEIC)")
 
 
 def _orientation(image: Image.Image) -> int:
-    # PNG's own getexif() decodes the whole picture to find data behind it; the base class reads the header only. Decoding
+    # PNG's own getexif() decodes the whole image to find data behind it; the base class reads the header only. Decoding
     # uses this same function, so scanned size and decoded size cannot differ.
     if image.format in ("JXL", "TIFF", "HEIF"):
         return 1  # their decoders have turned it already
@@ -187,19 +187,25 @@ def _orientation(image: Image.Image) -> int:
     try:
         value = Image.Image.getexif(image).get(_ORIENTATION_TAG, 1)
     except _BROKEN:
-        return 1  # a broken tag is not a broken picture
+        return 1  # a broken tag is not a broken image
     return value if isinstance(value, int) and value in _TRANSPOSED else 1
 
 
 def read_size(path: str | Path) -> tuple[int, int]:
-    """(width, height) in pixels of the upright picture, from its header. Raises BadImage."""
+    """(width, height) in pixels of the upright image, from its header. Raises BadImage."""
     with opened(path) as image:
         width, height = image.size
         return (height, width) if _orientation(image) >= 5 else (width, height)
 
 
+def read_orientation(path: str | Path) -> int:
+    """How the stored pixels are turned, 1 (upright) to 8 as EXIF counts, from the header. Raises BadImage."""
+    with opened(path) as image:
+        return _orientation(image)
+
+
 def decode(path: str | Path, keep_alpha: bool = False) -> Decoded:
-    """The upright picture as 8-bit RGB. Raises BadImage.
+    """The upright image as 8-bit RGB. Raises BadImage.
 
     Transparency is composited on white; with keep_alpha the colours stay as they are and the alpha channel comes along.
     """
@@ -240,7 +246,7 @@ def on_white(rgb: Pixels, alpha: Pixels) -> Pixels:
 
 
 def decode_mask(path: str | Path) -> Pixels:
-    """A mask picture as (H, W), 0 does not count and 255 counts fully. Raises BadImage."""
+    """A mask image as (H, W), 0 does not count and 255 counts fully. Raises BadImage."""
     return np.asarray(Image.fromarray(decode(path).rgb).convert("L"))
 
 

@@ -1,4 +1,4 @@
-"""How large a JPEG XL picture says it is, before a decoder that knows no limit is let loose on it.
+"""How large a JPEG XL image says it is, before a decoder that knows no limit is let loose on it.
 
 Only the size header is read (ISO/IEC 18181-1: bits from the lowest up; the codestream may lie in a container of boxes).
 """
@@ -28,7 +28,7 @@ def _codestream(file: BinaryIO) -> bytes:
     while True:
         head = file.read(8)
         if len(head) < 8:
-            raise ValueError("it ends before the picture begins (truncated)")
+            raise ValueError("it ends before the image begins (truncated)")
         length, kind, used = int.from_bytes(head[:4], "big"), head[4:], 8
         if length == 1:
             length, used = int.from_bytes(file.read(8), "big"), 16

@@ -1,4 +1,4 @@
-"""Captions, control pictures, masks and weights of many pictures in one file: JSON lines, the JSON that kohya's tools write, or a table
+"""Captions, control images, masks and weights of many images in one file: JSON lines, the JSON that kohya's tools write, or a table
 (CSV)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .weights import NAMES as WEIGHTS
 from .weights import Weights, weights_of
 
 FILES = ("metadata.jsonl", "metadata.csv")
-"""Names of metadata files that are found by themselves; the first wins where both name a picture."""
+"""Names of metadata files that are found by themselves; the first wins where both name an image."""
 _NAMES = ("file_name", "image_path", "target", "target_path", "absolute_path")
 _CAPTIONS = ("caption", "text", "prompt")
 _CONTROLS = ("control_path", "control", "controls", "control_images")
@@ -30,7 +30,7 @@ _SHOWN_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a file says about one picture; paths as they are written there."""
+    """What a file says about one image; paths as they are written there."""
 
     caption: str
     controls: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def read_metadata(path: Path, separator: str) -> dict[str, Listed]:
 
 
 def caption_in_json(text: str, separator: str) -> str | None:
-    """The caption in a .json file beside a picture: a text, or an object with caption, text, prompt or tags; None for anything else."""
+    """The caption in a .json file beside an image: a text, or an object with caption, text, prompt or tags; None for anything else."""
     try:
         data = json_of(text)
     except ValueError:
@@ -82,7 +82,7 @@ def caption_in_json(text: str, separator: str) -> str | None:
 
 
 def lists_controls(path: Path) -> bool:
-    """Whether a .jsonl or .csv file names control pictures anywhere; what is wrong with it is said when its captions are read."""
+    """Whether a .jsonl or .csv file names control images anywhere; what is wrong with it is said when its captions are read."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             if path.suffix.lower() == ".csv":
@@ -177,7 +177,7 @@ def _listed(entry: Any, separator: str) -> Listed | None:
 
 
 def _controls(entry: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Paths of the control pictures, in order; None where one is no text."""
+    """Paths of the control images, in order; None where one is no text."""
     numbered = sorted((int(match[1]), name) for name in entry if (match := _NUMBERED_CONTROL.match(name)))
     found: list[Any] = []
     for name in (*_CONTROLS, *(name for _, name in numbered)):

@@ -1,7 +1,7 @@
-"""Where the control pictures of edit pairs lie: names of folders, names of files, and which belong to which target.
+"""Where the control images of edit pairs lie: names of folders, names of files, and which belong to which target.
 
 A data set of pairs is a folder with the folders `target` and `control` in it, `control_1` and `control_2` for further control
-pictures, and `mask` for masks; or control folders that the options name; or `x_control_1.png` beside `x.png`; or a list.
+images, and `mask` for masks; or control folders that the options name; or `x_control_1.png` beside `x.png`; or a list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from sd_scripts.schema.dataset import DatasetOptions, PairDatasetOptions
+from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import MAX_CONTROLS
 
@@ -42,14 +42,9 @@ class PairFolders:
     mask: Path | None
 
 
-def control_folders(options: DatasetOptions) -> tuple[Path, ...]:
-    """The control folders that the options name: first, second, third."""
-    return tuple(map(Path, options.control_data_dir)) if isinstance(options, PairDatasetOptions) else ()
-
-
 def control_folder_problems(options: DatasetOptions) -> list[Problem]:
     """What is wrong with the control folders that the options name."""
-    folders = control_folders(options)
+    folders = options.control_folders
     problems = [
         Problem("control_data_dir", f"control_data_dir: the folder {folder} is not there") for folder in folders if not folder.is_dir()
     ]
@@ -57,14 +52,14 @@ def control_folder_problems(options: DatasetOptions) -> list[Problem]:
         problems.append(
             Problem(
                 "control_data_dir",
-                f"control_data_dir: {len(folders)} folders are named, and a sample has at most {MAX_CONTROLS} control pictures",
+                f"control_data_dir: {len(folders)} folders are named, and a sample has at most {MAX_CONTROLS} control images",
             )
         )
     return problems
 
 
 def pair_folders(root: Path) -> PairFolders | None:
-    """The folders of pairs inside root, or None where there are not both targets and control pictures.
+    """The folders of pairs inside root, or None where there are not both targets and control images.
 
     Raises OptionError where two folders have names of the same meaning.
     """
@@ -89,10 +84,10 @@ def layouts(folder: str) -> str:
     """How pairs may be laid out, as lines for a message."""
     return "\n".join(
         (
-            f"  {folder}/target/a.png, its instruction {folder}/target/a.txt, and {folder}/control/a.png, the picture before the edit;",
-            f"    {folder}/control_1/a.png and {folder}/control_2/a.png for a second and third control picture",
+            f"  {folder}/target/a.png, its instruction {folder}/target/a.txt, and {folder}/control/a.png, the image before the edit;",
+            f"    {folder}/control_1/a.png and {folder}/control_2/a.png for a second and third control image",
             f"  {folder}/a.png, {folder}/a.txt and {folder}/a_control_1.png beside it",
-            "  control_data_dir: folders with pictures of the same names as in train_data_dir",
+            "  control_data_dir: folders with images of the same names as in train_data_dir",
             "  in_json: a .jsonl with file_name, control_path and caption in each line, or a .csv with path_target, path_control, prompt",
         )
     )
@@ -100,7 +95,7 @@ def layouts(folder: str) -> str:
 
 @dataclass(frozen=True)
 class Beside:
-    """What of a folder's pictures are targets, and what lies beside them: stem of a target -> file names."""
+    """What of a folder's images are targets, and what lies beside them: stem of a target -> file names."""
 
     targets: tuple[str, ...]
     controls: dict[str, list[str]]
@@ -138,11 +133,11 @@ def beside(names: Iterable[str], has_caption: Collection[str], with_masks: bool)
 
 
 class ControlFolder:
-    """The pictures and captions of one control folder, listed once, and which of them belong to a target."""
+    """The images and captions of one control folder, listed once, and which of them belong to a target."""
 
     def __init__(self, folder: Path, caption_endings: Iterable[str]) -> None:
         self.folder = folder
-        self._pictures: dict[str, list[str]] = {}
+        self._images: dict[str, list[str]] = {}
         self._extras: dict[str, list[tuple[int, str]]] = {}
         self._numbered: dict[str, list[tuple[int, str]]] = {}
         self._captions: dict[str, str] = {}
@@ -150,9 +145,9 @@ class ControlFolder:
         endings = tuple(caption_endings)
         for path, stem, ending in _files(folder):
             if ending.lower() in EXTENSIONS:
-                if stem not in self._pictures:
+                if stem not in self._images:
                     self._note(stem)
-                self._pictures.setdefault(stem, []).append(path)
+                self._images.setdefault(stem, []).append(path)
             elif ending in endings:
                 self._captions.setdefault(f"{stem}{ending}", path)
 
@@ -163,22 +158,22 @@ class ControlFolder:
             self._numbered.setdefault(numbered[1], []).append((int(numbered[2]), stem))
 
     def find(self, keys: Sequence[str], targets: Collection[str]) -> tuple[list[str], str]:
-        """The control pictures of a target that is known by these keys, first found first, and what is wrong with them ("").
+        """The control images of a target that is known by these keys, first found first, and what is wrong with them ("").
 
         `x.png` first, then `x_control_1.png` and so on; where there is neither, `x_0.png`, `x_1.png` as in musubi-tuner. Stems of targets
         are not taken for numbered files of another.
         """
         for key in keys:
             extras = [stem for _, stem in sorted(self._extras.get(key, [])) if os.path.basename(stem) not in targets]
-            stems = ([key] if key in self._pictures else []) + extras
+            stems = ([key] if key in self._images else []) + extras
             if not stems:
                 stems = [stem for _, stem in sorted(self._numbered.get(key, [])) if os.path.basename(stem) not in targets]
             if stems:
                 self._used.update(stems)
                 for stem in stems:
-                    if len(self._pictures[stem]) > 1:
-                        return [], f"has several control pictures of one name: {', '.join(sorted(self._pictures[stem]))}; keep one"
-                return [self._pictures[stem][0] for stem in stems], ""
+                    if len(self._images[stem]) > 1:
+                        return [], f"has several control images of one name: {', '.join(sorted(self._images[stem]))}; keep one"
+                return [self._images[stem][0] for stem in stems], ""
         return [], ""
 
     def caption(self, keys: Sequence[str], endings: Sequence[str]) -> str | None:
@@ -186,8 +181,8 @@ class ControlFolder:
         return next((self._captions[key + ending] for key in keys for ending in endings if key + ending in self._captions), None)
 
     def unused(self) -> list[str]:
-        """Names of the pictures that no target has asked for, sorted."""
-        return sorted(os.path.basename(path) for stem, paths in self._pictures.items() if stem not in self._used for path in paths)
+        """Names of the images that no target has asked for, sorted."""
+        return sorted(os.path.basename(path) for stem, paths in self._images.items() if stem not in self._used for path in paths)
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, str]]:

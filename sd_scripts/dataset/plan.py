@@ -1,4 +1,4 @@
-"""In which order pictures are shown: which pictures make up each step, for any step, without walking there.
+"""In which order images are shown: which images make up each step, for any step, without walking there.
 
 The plan works in global batches of G = batch_size * processes * accumulation samples, all of one bucket. Sample number =
 step * G + position, so how the G samples are shared between processes and micro-batches changes nothing.
@@ -33,24 +33,24 @@ from .captions import CaptionRules
 from .config import Subset
 from .draws import numpy_for, seed_for
 from .findings import findings_of
-from .pictures import Dataset, Picture
+from .records import Dataset, ImageInfo
 from .weights import with_terms
 
 Integers = NDArray[np.int64]
 Shape = tuple[Size, ...]
-"""Size of a sample: its target's bucket, then the size of each of its control pictures."""
+"""Size of a sample: its target's bucket, then the size of each of its control images."""
 ControlSize = Callable[[Size], Size]
-"""The size at which a model takes a control picture of a given size."""
+"""The size at which a model takes a control image of a given size."""
 ControlSet = tuple[Any, ...]
-"""What decides the pixels of all control pictures of a sample; hashable, and made of plain JSON values."""
+"""What decides the pixels of all control images of a sample; hashable, and made of plain JSON values."""
 
 SAME_ASPECT = 1.01
-"""Control pictures whose aspect ratio is within this factor of their target's are cut as the target is."""
+"""Control images whose aspect ratio is within this factor of their target's are cut as the target is."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRef:
-    """One sample of the run; picture and resolution are indices into Plan.pictures and into the training sizes of its subset.
+    """One sample of the run; image and resolution are indices into Plan.images and into the training sizes of its subset.
 
     step and epoch are -1 for held-out samples, whose numbers count from 0 on their own.
     """
@@ -58,7 +58,7 @@ class SampleRef:
     number: int
     step: int
     epoch: int
-    picture: int
+    image: int
     resolution: int
     bucket: Size
     weight: float
@@ -66,24 +66,24 @@ class SampleRef:
 
 @dataclass(frozen=True)
 class BucketRow:
-    """One line of the bucket table. samples counts an epoch, with repeats and regularisation pictures."""
+    """One line of the bucket table. samples counts an epoch, with repeats and regularisation images."""
 
     width: int
     height: int
-    pictures: int
+    images: int
     samples: int
     controls: tuple[Size, ...] = ()
-    """Sizes of the control pictures of each sample, for edit pairs."""
+    """Sizes of the control images of each sample, for edit pairs."""
 
 
 @dataclass(frozen=True)
 class _Bucket:
     shape: Shape
-    pictures: Integers
+    images: Integers
     resolutions: Integers
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @property
     def stream(self) -> str:
@@ -110,7 +110,7 @@ class Plan:
         terms: Mapping[str, float] | None = None,
     ) -> None:
         self.subsets: tuple[Subset, ...] = dataset.subsets
-        self.pictures: tuple[Picture, ...] = dataset.pictures
+        self.images: tuple[ImageInfo, ...] = dataset.images
         self.bad = dataset.bad
         self.options, self.seed = options, seed
         self.batch_size, self.processes, self.accumulation = batch_size, processes, accumulation
@@ -127,75 +127,75 @@ class Plan:
         self.warnings = (*dataset.warnings, *warnings, *of_sizes, *findings_of(self))
 
     def _group(self, entries: Integers) -> tuple[_Bucket, ...]:
-        """entries (N, 3): picture, resolution, times shown an epoch."""
+        """entries (N, 3): image, resolution, times shown an epoch."""
         shapes: dict[Shape, list[int]] = {}
-        for row, (picture, resolution, _) in enumerate(entries.tolist()):
-            shapes.setdefault(self.shape_of(picture, resolution), []).append(row)
+        for row, (image, resolution, _) in enumerate(entries.tolist()):
+            shapes.setdefault(self.shape_of(image, resolution), []).append(row)
         made = []
         for shape in sorted(shapes):
             rows = entries[shapes[shape]]
             made.append(_Bucket(shape, np.repeat(rows[:, 0], rows[:, 2]), np.repeat(rows[:, 1], rows[:, 2])))
         return tuple(made)
 
-    # What one picture becomes.
+    # What one image becomes.
 
-    def subset_of(self, picture: int) -> Subset:
-        """The subset a picture belongs to."""
-        return self.subsets[self.pictures[picture].subset]
+    def subset_of(self, image: int) -> Subset:
+        """The subset an image belongs to."""
+        return self.subsets[self.images[image].subset]
 
-    def key_of(self, picture: int) -> str:
-        """The name that keeps the random draws of pictures apart; the same wherever the folder lies."""
-        item = self.pictures[picture]
+    def key_of(self, image: int) -> str:
+        """The name that keeps the random draws of images apart; the same wherever the folder lies."""
+        item = self.images[image]
         return f"{item.subset}/{item.name}"
 
-    def cut(self, picture: int, resolution: int) -> Cut:
-        """How a picture is resized and cut at one of its subset's training sizes."""
-        item = self.pictures[picture]
+    def cut(self, image: int, resolution: int) -> Cut:
+        """How an image is resized and cut at one of its subset's training sizes."""
+        item = self.images[image]
         return buckets.cut_for((item.width, item.height), self._rules[item.subset][resolution])
 
-    def control_cut(self, picture: int, resolution: int, index: int) -> Cut:
-        """How one control picture of a picture is resized and cut.
+    def control_cut(self, image: int, resolution: int, index: int) -> Cut:
+        """How one control image of an image is resized and cut.
 
         Of the target's aspect ratio within 1 %, it is cut as the target is, at the same place, so that both stay aligned; else all of it
         is resized to the size that the model takes for it.
         """
-        item, cut = self.pictures[picture], self.cut(picture, resolution)
-        if self.shares_cut(picture, index):
+        item, cut = self.images[image], self.cut(image, resolution)
+        if self.shares_cut(image, index):
             return cut
         control = item.controls[index]
         size = self._control_size((control.width, control.height))
         return Cut(size, size)
 
-    def shares_cut(self, picture: int, index: int) -> bool:
-        """Whether a control picture is resized, cut and placed as its target is."""
-        item = self.pictures[picture]
+    def shares_cut(self, image: int, index: int) -> bool:
+        """Whether a control image is resized, cut and placed as its target is."""
+        item = self.images[image]
         control = item.controls[index]
         across, down = control.width * item.height, control.height * item.width
         return max(across, down) <= SAME_ASPECT * min(across, down)
 
-    def shape_of(self, picture: int, resolution: int) -> Shape:
-        """Size of a sample's target, then of its control pictures; all samples of a batch have the same."""
-        cuts = (self.control_cut(picture, resolution, index).bucket for index in range(len(self.pictures[picture].controls)))
-        return self.cut(picture, resolution).bucket, *cuts
+    def shape_of(self, image: int, resolution: int) -> Shape:
+        """Size of a sample's target, then of its control images; all samples of a batch have the same."""
+        cuts = (self.control_cut(image, resolution, index).bucket for index in range(len(self.images[image].controls)))
+        return self.cut(image, resolution).bucket, *cuts
 
-    def controls_identity(self, picture: int) -> tuple[str, ...]:
-        """The hashes of a picture's control pictures, in order."""
-        return tuple(control.identity for control in self.pictures[picture].controls)
+    def controls_identity(self, image: int) -> tuple[str, ...]:
+        """The hashes of an image's control images, in order."""
+        return tuple(control.identity for control in self.images[image].controls)
 
     def is_mirrored(self, ref: SampleRef) -> bool:
-        """Whether a sample is shown with left and right exchanged (flip_aug), and its control pictures with it."""
-        return ref.step >= 0 and self.subset_of(ref.picture).options.flip_aug and seed_for(self.seed, ref.number, "flip") % 2 == 1
+        """Whether a sample is shown with left and right exchanged (flip_aug), and its control images with it."""
+        return ref.step >= 0 and self.subset_of(ref.image).options.flip_aug and seed_for(self.seed, ref.number, "flip") % 2 == 1
 
-    def control_set(self, picture: int, resolution: int, mirrored: bool) -> ControlSet:
-        """Equal for samples whose control pictures have the same pixels, as far as caching goes; () without control pictures.
+    def control_set(self, image: int, resolution: int, mirrored: bool) -> ControlSet:
+        """Equal for samples whose control images have the same pixels, as far as caching goes; () without control images.
 
-        A random crop has a place of its own for each target, which control pictures that share the target's cut share too.
+        A random crop has a place of its own for each target, which control images that share the target's cut share too.
         """
-        item, options = self.pictures[picture], self.subset_of(picture).options
+        item, options = self.images[image], self.subset_of(image).options
         seen: list[tuple[Any, ...]] = []
         for index, control in enumerate(item.controls):
-            cut = self.control_cut(picture, resolution, index)
-            placed = self.shares_cut(picture, index) and options.random_crop and cut.excess != (0, 0)
+            cut = self.control_cut(image, resolution, index)
+            placed = self.shares_cut(image, index) and options.random_crop and cut.excess != (0, 0)
             seen.append((control.identity or control.path, cut.resized, cut.bucket, item.identity or item.path if placed else ""))
         return (*seen, options.resize_interpolation, mirrored) if seen else ()
 
@@ -206,7 +206,7 @@ class Plan:
     # Order.
 
     def steps_of_epochs(self, epochs: int) -> int:
-        """Steps in the first `epochs` epochs. 0 when the pictures do not fill one global batch by then."""
+        """Steps in the first `epochs` epochs. 0 when the images do not fill one global batch by then."""
         return int((self._sizes * epochs // self.global_batch_size).sum())
 
     def steps_of_run(self, training: TrainingOptions) -> int:
@@ -234,7 +234,7 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples of one pass over the data, with repeats, training sizes and regularisation pictures."""
+        """Samples of one pass over the data, with repeats, training sizes and regularisation images."""
         return int(self._sizes.sum())
 
     def global_batch(self, step: int) -> list[SampleRef]:
@@ -258,9 +258,9 @@ class Plan:
         for position in range(start, stop):
             turn, index = divmod(first + position, len(bucket))
             row = int(self._permutation(bucket.stream, turn, len(bucket))[index])
-            picture, resolution = int(bucket.pictures[row]), int(bucket.resolutions[row])
+            image, resolution = int(bucket.images[row]), int(bucket.resolutions[row])
             sample = step * self.global_batch_size + position
-            refs.append(SampleRef(sample, step, epoch, picture, resolution, bucket.shape[0], self.weight_of(picture)))
+            refs.append(SampleRef(sample, step, epoch, image, resolution, bucket.shape[0], self.weight_of(image)))
         return refs
 
     def _batches(self, epoch: int) -> tuple[Integers, Integers]:
@@ -269,7 +269,7 @@ class Plan:
         return before, self._sizes * (epoch + 1) // self.global_batch_size - before
 
     def heaviest_step(self, num_steps: int) -> int:
-        """The first step of a run of this many whose pictures, control pictures among them, have most pixels."""
+        """The first step of a run of this many whose images, control images among them, have most pixels."""
         areas = [sum(width * height for width, height in bucket.shape) for bucket in self._buckets]
         for number in sorted(range(len(areas)), key=lambda number: -areas[number]):
             for epoch in range(self.epoch_of(num_steps - 1) + 1):
@@ -290,32 +290,32 @@ class Plan:
         given = before + np.bincount(np.searchsorted(np.cumsum(counts), part, side="right"), minlength=len(before))
         return [row for row, number in zip(self.table(), given.tolist(), strict=True) if number == 0]
 
-    def weight_of(self, picture: int) -> float:
-        """Weight of a picture in the loss."""
-        prior = self.options.prior_loss_weight if self.subset_of(picture).is_reg else 1.0
-        return prior * self._own_weights(picture).get("loss_weight", 1.0)
+    def weight_of(self, image: int) -> float:
+        """Weight of an image in the loss."""
+        prior = self.options.prior_loss_weight if self.subset_of(image).is_reg else 1.0
+        return prior * self._own_weights(image).get("loss_weight", 1.0)
 
-    def terms_of(self, picture: int) -> dict[str, float]:
-        """Weights of the further terms of a picture's loss: those for which any data set or picture has a weight of its own."""
-        own = self._own_weights(picture)
+    def terms_of(self, image: int) -> dict[str, float]:
+        """Weights of the further terms of an image's loss: those for which any data set or image has a weight of its own."""
+        own = self._own_weights(image)
         return {name: own.get(name, self._terms[name]) for name in self.own_terms}
 
     @cached_property
     def own_terms(self) -> tuple[str, ...]:
-        """Terms of the run's loss for which a data set or a picture has a weight of its own."""
+        """Terms of the run's loss for which a data set or an image has a weight of its own."""
         given = {name for name, _ in self._all_weights()}
         return tuple(name for name in self._terms if name in given)
 
     def unknown_terms(self) -> list[str]:
-        """Terms that a data set or a picture weights, and that the run's loss does not have."""
+        """Terms that a data set or an image weights, and that the run's loss does not have."""
         return sorted({name for name, _ in self._all_weights() if name != "loss_weight"} - self._terms.keys())
 
     def _all_weights(self) -> Iterator[tuple[str, float]]:
-        for weights in (*(subset.weights for subset in self.subsets), *(picture.weights for picture in self.pictures)):
+        for weights in (*(subset.weights for subset in self.subsets), *(image.weights for image in self.images)):
             yield from weights
 
-    def _own_weights(self, picture: int) -> dict[str, float]:
-        return dict((*self.subset_of(picture).weights, *self.pictures[picture].weights))
+    def _own_weights(self, image: int) -> dict[str, float]:
+        return dict((*self.subset_of(image).weights, *self.images[image].weights))
 
     def _epoch_order(self, epoch: int) -> Integers:
         return self._permutation("epoch", epoch, self.steps_of_epochs(epoch + 1) - self.steps_of_epochs(epoch))
@@ -337,31 +337,31 @@ class Plan:
     # Everything the caches must hold.
 
     def cached_cuts(self) -> Iterator[tuple[int, int]]:
-        """Every (picture, resolution) that training or validation shows, bucket by bucket, in an order that depends on nothing else."""
+        """Every (image, resolution) that training or validation shows, bucket by bucket, in an order that depends on nothing else."""
         yield from self.trained_cuts()
         for refs in self.validation_batches():
-            yield from ((ref.picture, ref.resolution) for ref in refs)
+            yield from ((ref.image, ref.resolution) for ref in refs)
 
     def trained_cuts(self) -> Iterator[tuple[int, int]]:
-        """Every (picture, resolution) that training shows, bucket by bucket."""
+        """Every (image, resolution) that training shows, bucket by bucket."""
         for bucket in self._buckets:
-            pairs = np.unique(np.stack([bucket.pictures, bucket.resolutions], axis=1), axis=0)
-            yield from ((int(picture), int(resolution)) for picture, resolution in pairs)
+            pairs = np.unique(np.stack([bucket.images, bucket.resolutions], axis=1), axis=0)
+            yield from ((int(image), int(resolution)) for image, resolution in pairs)
 
     def samples(self, num_steps: int) -> Iterator[SampleRef]:
         """All samples of the first num_steps steps."""
         for step in range(num_steps):
             yield from self.global_batch(step)
 
-    def trained_pictures(self) -> list[int]:
-        """Indices of all pictures in training (held-out ones are not), sorted."""
-        used = np.concatenate([bucket.pictures for bucket in self._buckets]) if self._buckets else np.empty(0, np.int64)
+    def trained_images(self) -> list[int]:
+        """Indices of all images in training (held-out ones are not), sorted."""
+        used = np.concatenate([bucket.images for bucket in self._buckets]) if self._buckets else np.empty(0, np.int64)
         return [int(index) for index in np.unique(used)]
 
     def captions(self) -> list[str]:
-        """The captions of all pictures in training with nothing shuffled, thinned or dropped, each once, sorted."""
+        """The captions of all images in training with nothing shuffled, thinned or dropped, each once, sorted."""
         rules = self.caption_rules(0)
-        trained = ((index, self.pictures[index]) for index in self.trained_pictures())
+        trained = ((index, self.images[index]) for index in self.trained_images())
         return sorted({captions.render_plain(rules[item.subset], item.caption, self.seed, self.key_of(index)) for index, item in trained})
 
     def sizes(self) -> list[Size]:
@@ -369,20 +369,20 @@ class Plan:
         return sorted({bucket.shape[0] for bucket in self._buckets})
 
     def validation_batches(self, fewest: int = 0) -> list[list[SampleRef]]:
-        """The held-out pictures at their first training size, in batches of one bucket; the last of a bucket may be short.
+        """The held-out images at their first training size, in batches of one bucket; the last of a bucket may be short.
 
         Once each, or as often as it takes for `fewest` samples, whose numbers go on from one pass to the next.
         """
         by_shape: dict[Shape, list[int]] = {}
-        for picture in self.held_out:
-            by_shape.setdefault(self.shape_of(picture, 0), []).append(picture)
+        for image in self.held_out:
+            by_shape.setdefault(self.shape_of(image, 0), []).append(image)
         batches: list[list[SampleRef]] = []
         number = 0
         passes = max(1, -(-fewest // len(self.held_out))) if self.held_out else 0
         for shape in sorted(by_shape) * passes:
             for start in range(0, len(by_shape[shape]), self.batch_size):
                 part = by_shape[shape][start : start + self.batch_size]
-                batches.append([SampleRef(number + index, -1, -1, picture, 0, shape[0], 1.0) for index, picture in enumerate(part)])
+                batches.append([SampleRef(number + index, -1, -1, image, 0, shape[0], 1.0) for index, image in enumerate(part)])
                 number += len(part)
         return batches
 
@@ -390,32 +390,32 @@ class Plan:
 
     def table(self) -> list[BucketRow]:
         """The buckets, sorted by size."""
-        return [BucketRow(*bucket.shape[0], len(np.unique(bucket.pictures)), len(bucket), bucket.shape[1:]) for bucket in self._buckets]
+        return [BucketRow(*bucket.shape[0], len(np.unique(bucket.images)), len(bucket), bucket.shape[1:]) for bucket in self._buckets]
 
     @property
     def dataset_hash(self) -> str:
-        """Changes with any picture, caption, size, repeat or setting of a subset; not with where folders lie."""
+        """Changes with any image, caption, size, repeat or setting of a subset; not with where folders lie."""
         digest = hashlib.blake2b(digest_size=16)
         for subset in self.subsets:
             settings = subset.options.model_dump(mode="json", exclude=_NOT_CONTENT)
             facts = [settings, subset.repeats, subset.is_reg, subset.class_tokens, *([subset.weights] if subset.weights else ())]
             digest.update(json.dumps(facts, sort_keys=True).encode())
-        for picture in self.pictures:
-            seen = picture.identity or f"{picture.num_bytes} bytes"
-            row: list[Any] = [picture.subset, picture.name, seen, picture.width, picture.height, picture.caption, picture.mask_identity]
-            if picture.controls:
-                row.append([control.identity or f"{control.num_bytes} bytes" for control in picture.controls])
-            if picture.weights:
-                row.append(["weights", picture.weights])
+        for image in self.images:
+            seen = image.identity or f"{image.num_bytes} bytes"
+            row: list[Any] = [image.subset, image.name, seen, image.width, image.height, image.caption, image.mask_identity]
+            if image.controls:
+                row.append([control.identity or f"{control.num_bytes} bytes" for control in image.controls])
+            if image.weights:
+                row.append(["weights", image.weights])
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """What the page and the log show, as plain JSON values."""
-        trained = self.trained_pictures()
-        reg = sum(self.subset_of(picture).is_reg for picture in trained)
+        trained = self.trained_images()
+        reg = sum(self.subset_of(image).is_reg for image in trained)
         return {
-            "pictures": len(trained) - reg,
+            "images": len(trained) - reg,
             "regularisation": reg,
             "validation": len(self.held_out),
             "bad": [{"path": item.path, "reason": item.reason} for item in self.bad],
@@ -428,7 +428,7 @@ class Plan:
 
 
 def _described(row: BucketRow) -> dict[str, Any]:
-    told: dict[str, Any] = {"width": row.width, "height": row.height, "pictures": row.pictures, "samples": row.samples}
+    told: dict[str, Any] = {"width": row.width, "height": row.height, "images": row.images, "samples": row.samples}
     if row.controls:
         told["controls"] = [{"width": width, "height": height} for width, height in row.controls]
     return told
@@ -454,12 +454,12 @@ def make_plan(
     control_size: ControlSize | None = None,
     terms: Mapping[str, float] | None = None,
 ) -> Plan:
-    """The plan of a run. grid: picture sides the model needs are multiples of this. batch_size None takes train_batch_size.
+    """The plan of a run. grid: image sides the model needs are multiples of this. batch_size None takes train_batch_size.
 
-    control_size gives the size at which the model takes a control picture of a given size; None takes `buckets.area_size`.
+    control_size gives the size at which the model takes a control image of a given size; None takes `buckets.area_size`.
     terms are the further terms of the run's loss with their weights, see `weights.terms_of`.
 
-    Raises OptionError for sizes off the grid, for a validation split that leaves no training picture, and for weights of terms that the
+    Raises OptionError for sizes off the grid, for a validation split that leaves no training image, and for weights of terms that the
     run's loss does not have.
     """
     problems: dict[str, Problem] = {}
@@ -471,7 +471,7 @@ def make_plan(
     train, reg, warnings = _entries(dataset, set(held_out), seed)
     if not train:
         raise OptionError(
-            Problem("validation_split", f"validation_split: all {len(held_out)} pictures are held out and none is left to train on")
+            Problem("validation_split", f"validation_split: all {len(held_out)} images are held out and none is left to train on")
         )
     plan = Plan(
         dataset,
@@ -494,26 +494,26 @@ def make_plan(
 
 
 def _held_out(dataset: Dataset, seed: int) -> list[int]:
-    """Of each training subset the wanted part, chosen by a hash of the names, so that adding a picture moves no other."""
+    """Of each training subset the wanted part, chosen by a hash of the names, so that adding an image moves no other."""
     held_out: list[int] = []
     for number, subset in enumerate(dataset.subsets):
         split = subset.options.validation_split
-        members = [index for index, picture in enumerate(dataset.pictures) if picture.subset == number]
+        members = [index for index, image in enumerate(dataset.images) if image.subset == number]
         if subset.is_reg or split == 0 or not members:
             continue
         own_seed = subset.options.validation_seed if subset.options.validation_seed is not None else seed
-        order = sorted(members, key=lambda index: seed_for(own_seed, 0, f"validation/{dataset.pictures[index].name}"))
+        order = sorted(members, key=lambda index: seed_for(own_seed, 0, f"validation/{dataset.images[index].name}"))
         held_out += order[: max(1, round(split * len(members)))]
     return sorted(held_out)
 
 
 def _entries(dataset: Dataset, held_out: set[int], seed: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]], list[str]]:
-    """(picture, resolution, times) of training and of regularisation pictures; per training size there are as many of each."""
+    """(image, resolution, times) of training and of regularisation images; per training size there are as many of each."""
     warnings: list[str] = []
     train: list[tuple[int, int, int]] = []
     pool: dict[int, list[tuple[int, int]]] = {}
-    for index, picture in enumerate(dataset.pictures):
-        subset = dataset.subsets[picture.subset]
+    for index, image in enumerate(dataset.images):
+        subset = dataset.subsets[image.subset]
         for resolution in range(1 + len(subset.options.additional_resolutions)):
             if subset.is_reg:
                 pool.setdefault(resolution, []).append((index, subset.repeats))
@@ -527,7 +527,7 @@ def _entries(dataset: Dataset, held_out: set[int], seed: int) -> tuple[list[tupl
 
 
 def _matched(members: list[tuple[int, int]], resolution: int, wanted: int, seed: int, warnings: list[str]) -> list[tuple[int, int, int]]:
-    """Regularisation pictures repeated until there are `wanted`; which ones come once more (or not at all) is drawn."""
+    """Regularisation images repeated until there are `wanted`; which ones come once more (or not at all) is drawn."""
     total = sum(repeats for _, repeats in members)
     whole, rest = divmod(wanted, total)
     slots = np.repeat(np.arange(len(members)), [repeats for _, repeats in members])
@@ -536,8 +536,8 @@ def _matched(members: list[tuple[int, int]], resolution: int, wanted: int, seed:
     unused = sum(count == 0 for count in times)
     if unused and resolution == 0:
         warnings.append(
-            f"{unused} of {len(members)} regularisation pictures are not used, because there are only {wanted} training samples an epoch; "
-            "more repeats of the training pictures would use them"
+            f"{unused} of {len(members)} regularisation images are not used, because there are only {wanted} training samples an epoch; "
+            "more repeats of the training images would use them"
         )
     return [(index, resolution, count) for (index, _), count in zip(members, times) if count]
 
@@ -547,34 +547,34 @@ CaptionOf = Callable[[SampleRef], str]
 
 def caption_of(plan: Plan, rules: Sequence[CaptionRules], ref: SampleRef) -> str:
     """The text a sample is shown with; rules are plan.caption_rules(steps of the run)."""
-    picture = plan.pictures[ref.picture]
-    own = rules[picture.subset]
+    image = plan.images[ref.image]
+    own = rules[image.subset]
     if ref.step < 0:
-        return captions.render_plain(own, picture.caption, plan.seed, plan.key_of(ref.picture))
+        return captions.render_plain(own, image.caption, plan.seed, plan.key_of(ref.image))
     if captions.is_dropped(own, plan.seed, ref.number, ref.epoch):
         return ""
     variant = captions.variant_of(own, plan.seed, ref.number)
-    return captions.render(own, picture.caption, plan.seed, plan.key_of(ref.picture), variant, captions.warmup_stage(own, ref.step))
+    return captions.render(own, image.caption, plan.seed, plan.key_of(ref.image), variant, captions.warmup_stage(own, ref.step))
 
 
 def texts_of_run(plan: Plan, num_steps: int) -> list[str]:
     """Every text that training and validation will show in a run of num_steps steps, each once, sorted."""
     rules = plan.caption_rules(num_steps)
     texts = {caption_of(plan, rules, ref) for batch in plan.validation_batches() for ref in batch}
-    trained = plan.trained_pictures()
+    trained = plan.trained_images()
     several = {number for number, own in enumerate(rules) if own.random}
     if any(own.warmup_steps > 0 or (own.random and not own.variants) for own in rules):
         bounded = None
     else:
-        bounded = sum(rules[plan.pictures[index].subset].variants if plan.pictures[index].subset in several else 1 for index in trained)
+        bounded = sum(rules[plan.images[index].subset].variants if plan.images[index].subset in several else 1 for index in trained)
     # Walking over the samples gives exactly the texts that are shown; for a long run the list of all variants is shorter.
     if bounded is None or bounded > num_steps * plan.global_batch_size:
         return sorted(texts.union(caption_of(plan, rules, ref) for ref in plan.samples(num_steps)))
     for index in trained:
-        picture = plan.pictures[index]
-        own = rules[picture.subset]
+        image = plan.images[index]
+        own = rules[image.subset]
         for variant in range(own.variants if own.random else 1):
-            texts.add(captions.render(own, picture.caption, plan.seed, plan.key_of(index), variant))
+            texts.add(captions.render(own, image.caption, plan.seed, plan.key_of(index), variant))
     if any(own.dropout_rate > 0 or own.dropout_every_n_epochs for own in rules):
         texts.add("")
     return sorted(texts)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from tqdm import tqdm
 
-from .pictures import Progress
+from .records import Progress
 
 _SECONDS_BETWEEN_CALLS = 0.5
 SECONDS_BETWEEN_LINES = 30.0

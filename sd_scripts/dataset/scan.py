@@ -1,10 +1,10 @@
-"""What lies in the folders: pictures with their sizes and captions, found without decoding a pixel, and which of them are broken.
+"""What lies in the folders: images with their sizes and captions, found without decoding a pixel, and which of them are broken.
 
 Sizes, captions and content hashes are kept in an sqlite index, so a later scan only asks the file system for times and sizes.
-A scan holds about half a kilobyte for each picture and reads one folder at a time.
+A scan holds about half a kilobyte for each image and reads one folder at a time.
 
-Where a picture's caption comes from, first found first: the metadata file of its subset; the file beside it with
-caption_extension; with `.caption`; with `.json`; such files beside its control picture; a metadata.jsonl or metadata.csv in its own
+Where an image's caption comes from, first found first: the metadata file of its subset; the file beside it with
+caption_extension; with `.caption`; with `.json`; such files beside its control image; a metadata.jsonl or metadata.csv in its own
 folder or one above it, up to the one that the run names; the class tokens of its folder.
 """
 
@@ -26,11 +26,11 @@ from .images import EXTENSIONS, BadImage, Unreachable, read_size
 from .index import Index, Known, Stat, index_file, stat_of
 from .metadata import FILES, Listed, caption_in_json, read_metadata
 from .pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, beside, is_file, is_text, layouts, plain, walk
-from .pictures import BadPicture, ControlPicture, Dataset, Picture, Progress
+from .records import ControlImage, Dataset, ImageInfo, Progress, UnusableImage
 from .verify import identity_of, verify
 from .weights import Weights
 
-__all__ = ["BadPicture", "Dataset", "Picture", "Progress", "identity_of", "read_dataset", "scan", "verify"]
+__all__ = ["Dataset", "ImageInfo", "Progress", "UnusableImage", "identity_of", "read_dataset", "scan", "verify"]
 
 _REPORT_EVERY = 500
 TRIGGER = "[trigger]"
@@ -45,54 +45,54 @@ def read_dataset(
     *,
     controls: Controls | None = None,
 ) -> Dataset:
-    """Finds, scans and verifies all pictures of a run; every broken one is found.
+    """Finds, scans and verifies all images of a run; every broken one is found.
 
-    controls says how many control pictures the model takes, see `ModelOptions.controls`; with None those that are there are not used, which
+    controls says how many control images the model takes, see `ModelOptions.controls`; with None those that are there are not used, which
     a warning says.
 
-    Raises OptionError that lists all broken pictures when on_bad_image is stop; with skip they are left out and warned about.
+    Raises OptionError that lists all broken images when on_bad_image is stop; with skip they are left out and warned about.
     On several processes run it on one first: the others then find everything in the index.
     """
     dataset = scan(subsets_of(options, cache_dir), cache_dir, progress, controls)
     dataset = verify(dataset, cache_dir, progress, num_threads)
     if dataset.bad and options.on_bad_image == "stop":
-        raise bad_pictures_error(dataset.bad)
+        raise bad_images_error(dataset.bad)
     if dataset.bad:
-        text = f"{_pictures(len(dataset.bad))} cannot be read and {'is' if len(dataset.bad) == 1 else 'are'} left out: "
+        text = f"{_images(len(dataset.bad))} cannot be read and {'is' if len(dataset.bad) == 1 else 'are'} left out: "
         dataset = replace(dataset, warnings=(*dataset.warnings, text + "; ".join(map(str, dataset.bad))))
-    if not any(not dataset.subsets[picture.subset].is_reg for picture in dataset.pictures):
-        raise OptionError(Problem("train_data_dir", f"none of the pictures can be read:\n{_listing(dataset.bad)}"))
+    if not any(not dataset.subsets[image.subset].is_reg for image in dataset.images):
+        raise OptionError(Problem("train_data_dir", f"none of the images can be read:\n{_listing(dataset.bad)}"))
     return dataset
 
 
-def bad_pictures_error(bad: Iterable[BadPicture]) -> OptionError:
-    """The error that names every broken picture with its reason."""
+def bad_images_error(bad: Iterable[UnusableImage]) -> OptionError:
+    """The error that names every broken image with its reason."""
     bad = tuple(bad)
     return OptionError(
         Problem(
             "on_bad_image",
-            f"{_pictures(len(bad))} cannot be read. Replace or remove {'it' if len(bad) == 1 else 'them'}, or set on_bad_image = skip:\n"
+            f"{_images(len(bad))} cannot be read. Replace or remove {'it' if len(bad) == 1 else 'them'}, or set on_bad_image = skip:\n"
             + _listing(bad),
         )
     )
 
 
-def _pictures(count: int) -> str:
-    return "1 picture" if count == 1 else f"{count} pictures"
+def _images(count: int) -> str:
+    return "1 image" if count == 1 else f"{count} images"
 
 
-def _listing(bad: Iterable[BadPicture]) -> str:
-    return "\n".join(f"  {picture}" for picture in bad)
+def _listing(bad: Iterable[UnusableImage]) -> str:
+    return "\n".join(f"  {image}" for image in bad)
 
 
 def scan(subsets: Subsets, cache_dir: Path, progress: Progress | None = None, controls: Controls | None = None) -> Dataset:
-    """Lists the pictures of all subsets, sorted by name within each; reads only headers and captions.
+    """Lists the images of all subsets, sorted by name within each; reads only headers and captions.
 
-    Raises OptionError when there are none, and when the model edits pictures and none has a control picture.
+    Raises OptionError when there are none, and when the model edits images and none has a control image.
     """
     wanted = controls or Controls()
-    pictures: list[Picture] = []
-    bad: list[BadPicture] = []
+    images: list[ImageInfo] = []
+    bad: list[UnusableImage] = []
     warnings = list(subsets.warnings)
     folders: dict[Path, ControlFolder] = {}
     scans: list[_SubsetScan] = []
@@ -101,31 +101,31 @@ def scan(subsets: Subsets, cache_dir: Path, progress: Progress | None = None, co
             for folder in subset.controls:
                 if folder not in folders:
                     folders[folder] = ControlFolder(folder, caption_endings(subset.options))
-            walker = _SubsetScan(index, number, subset, progress, len(pictures), wanted, [folders[folder] for folder in subset.controls])
-            found = sorted(walker.run(), key=lambda picture: picture.name)
+            walker = _SubsetScan(index, number, subset, progress, len(images), wanted, [folders[folder] for folder in subset.controls])
+            found = sorted(walker.run(), key=lambda image: image.name)
             scans.append(walker)
-            bad += sorted(walker.bad, key=lambda picture: picture.path)
+            bad += sorted(walker.bad, key=lambda image: image.path)
             warnings += walker.warnings
             if not found and not walker.bad:
-                warnings.append(f"{subset.folder} has no pictures ({', '.join(ending[1:] for ending in EXTENSIONS)}); it adds nothing")
-            pictures += found
-    _check_found(subsets, pictures, bad)
+                warnings.append(f"{subset.folder} has no images ({', '.join(ending[1:] for ending in EXTENSIONS)}); it adds nothing")
+            images += found
+    _check_found(subsets, images, bad)
     _check_pairs(scans, wanted)
-    _check_masks(scans, pictures)
+    _check_masks(scans, images)
     if wanted.most:
         warnings += [text for folder in folders.values() if (text := _without_target(folder))]
     if progress is not None:
-        progress("scan", len(pictures), len(pictures))
-    return Dataset(subsets.items, tuple(pictures), tuple(bad), tuple(warnings))
+        progress("scan", len(images), len(images))
+    return Dataset(subsets.items, tuple(images), tuple(bad), tuple(warnings))
 
 
-def _check_found(subsets: Subsets, pictures: list[Picture], bad: list[BadPicture]) -> None:
-    if not any(not subsets.items[picture.subset].is_reg for picture in pictures) and not bad:
+def _check_found(subsets: Subsets, images: list[ImageInfo], bad: list[UnusableImage]) -> None:
+    if not any(not subsets.items[image.subset].is_reg for image in images) and not bad:
         folders = ", ".join(str(item.folder) for item in subsets.items if not item.is_reg)
         raise OptionError(
             Problem(
                 "train_data_dir",
-                f"train_data_dir: no pictures in {folders}; wanted are {', '.join(ending[1:] for ending in EXTENSIONS)} files",
+                f"train_data_dir: no images in {folders}; wanted are {', '.join(ending[1:] for ending in EXTENSIONS)} files",
             )
         )
 
@@ -137,27 +137,27 @@ def _check_pairs(scans: list[_SubsetScan], wanted: Controls) -> None:
         raise OptionError(
             Problem(
                 "train_data_dir",
-                f"train_data_dir: {wanted.model} edits pictures, and none in {folder} has a control picture (the picture before the edit). "
+                f"train_data_dir: {wanted.model} edits images, and none in {folder} has a control image (the image before the edit). "
                 f"These layouts are understood:\n{layouts(folder)}",
             )
         )
 
 
-def _check_masks(scans: list[_SubsetScan], pictures: list[Picture]) -> None:
+def _check_masks(scans: list[_SubsetScan], images: list[ImageInfo]) -> None:
     own = [walker.subset.options for walker in scans if not walker.subset.is_reg]
     sought = any(options.masked_loss for options in own)
-    if sought and not any(options.conditioning_data_dir or options.alpha_mask for options in own) and not any(map(_has_mask, pictures)):
+    if sought and not any(options.conditioning_data_dir or options.alpha_mask for options in own) and not any(map(_has_mask, images)):
         raise OptionError(
             Problem(
                 "masked_loss",
-                "masked_loss needs masks, and none of the pictures has one: put them under the same names into a folder mask beside "
-                "target, or set conditioning_data_dir, or alpha_mask to use the pictures' alpha channel",
+                "masked_loss needs masks, and none of the images has one: put them under the same names into a folder mask beside "
+                "target, or set conditioning_data_dir, or alpha_mask to use the images' alpha channel",
             )
         )
 
 
-def _has_mask(picture: Picture) -> bool:
-    return bool(picture.mask)
+def _has_mask(image: ImageInfo) -> bool:
+    return bool(image.mask)
 
 
 def _without_target(folder: ControlFolder) -> str:
@@ -165,7 +165,7 @@ def _without_target(folder: ControlFolder) -> str:
     if not unused:
         return ""
     have = "has" if len(unused) == 1 else "have"
-    return f"{_pictures(len(unused))} in {folder.folder} {have} no target and are not used: {some_names(unused)}"
+    return f"{_images(len(unused))} in {folder.folder} {have} no target and are not used: {some_names(unused)}"
 
 
 def caption_endings(options: DatasetOptions) -> tuple[str, ...]:
@@ -216,7 +216,7 @@ class _SubsetScan:
     ) -> None:
         self.index, self.number, self.subset, self.progress, self.done = index, number, subset, progress, done
         self.wanted, self.folders = wanted, folders
-        self.bad: list[BadPicture] = []
+        self.bad: list[UnusableImage] = []
         self.warnings: list[str] = []
         self.endings = caption_endings(subset.options)
         self.masks = _masks(subset)
@@ -227,13 +227,13 @@ class _SubsetScan:
         self.told: dict[str, dict[str, Listed]] = {}
         """What metadata files say: folder -> name -> entry."""
         self.without_word: list[str] = []
-        """Pictures whose caption has a place for a trigger word that nobody named."""
+        """Images whose caption has a place for a trigger word that nobody named."""
         self.left_out: dict[str, list[str]] = {}
-        """What looks like a picture and is left out: kind -> names."""
+        """What looks like an image and is left out: kind -> names."""
 
-    def run(self) -> list[Picture]:
-        """All usable pictures; bad and warnings are complete afterwards."""
-        pictures: list[Picture] = []
+    def run(self) -> list[ImageInfo]:
+        """All usable images; bad and warnings are complete afterwards."""
+        images: list[ImageInfo] = []
         used: set[str] = set()
         for above in self._above() if self.listed is None else ():
             self._tell_of(above, [name for name in FILES if os.path.isfile(os.path.join(above, name))])
@@ -242,11 +242,11 @@ class _SubsetScan:
                 self._leave_out("in a folder that another trainer made", os.path.basename(folder))
                 continue
             for part in self._folder(folder, used):
-                pictures += self._read(part)
+                images += self._read(part)
         if self.listed is not None:
-            pictures += self._elsewhere(sorted(self.listed.keys() - used))
+            images += self._elsewhere(sorted(self.listed.keys() - used))
         self._tell()
-        return pictures
+        return images
 
     def _above(self) -> list[str]:
         """The folders from the one that the run names to the one that holds this subset's."""
@@ -260,23 +260,23 @@ class _SubsetScan:
             self.warnings.append(f"of {subset.folder} are left out {kinds}")
         if self.without_word:
             self.warnings.append(
-                f"{_pictures(len(self.without_word))} in {subset.folder} have {TRIGGER} in their captions and no word for it, so it "
+                f"{_images(len(self.without_word))} in {subset.folder} have {TRIGGER} in their captions and no word for it, so it "
                 f"is left out; name the word in instance_prompt, class_tokens or the name of the folder: {some_names(self.without_word)}"
             )
         source = options.conditioning_data_dir or subset.masks
         if self.unmasked and (source or not options.alpha_mask):
             where = f" in {source}" if source else ""
-            self.warnings.append(f"{_pictures(self.unmasked)} in {subset.folder} have no mask{where}; all of each counts in the loss")
+            self.warnings.append(f"{_images(self.unmasked)} in {subset.folder} have no mask{where}; all of each counts in the loss")
         if self.unused_controls:
             self.warnings.append(
-                f"{_pictures(self.unused_controls)} in {subset.folder} {'has' if self.unused_controls == 1 else 'have'} control pictures, "
+                f"{_images(self.unused_controls)} in {subset.folder} {'has' if self.unused_controls == 1 else 'have'} control images, "
                 f"which {self.wanted.model} does not take: it is trained on the targets alone"
             )
         for place, names in sorted(self.fewer.items()) if self.wanted.most else ():
             sought = some_names([f"{os.path.splitext(name)[0]}.*" for name in names])
             self.warnings.append(
-                f"{_pictures(len(names))} in {subset.folder} {'has' if len(names) == 1 else 'have'} no partner in "
-                f"{self.folders[place].folder}, where {sought} was looked for; training shows them with fewer control pictures"
+                f"{_images(len(names))} in {subset.folder} {'has' if len(names) == 1 else 'have'} no partner in "
+                f"{self.folders[place].folder}, where {sought} was looked for; training shows them with fewer control images"
             )
 
     # Names: which files are targets, and what belongs to each.
@@ -316,7 +316,7 @@ class _SubsetScan:
             self._count(len(part))
 
     def _tell_of(self, folder: str, names: Collection[str]) -> None:
-        """Takes note of what the metadata files of a folder say, about pictures in it and in those below; later files win."""
+        """Takes note of what the metadata files of a folder say, about images in it and in those below; later files win."""
         for name in reversed(FILES):
             if name not in names:
                 continue
@@ -328,12 +328,12 @@ class _SubsetScan:
                     self.warnings.append(f"{Path(folder, name)} is not read: {err.problems[0].message}")
                     continue
                 raise
-            for picture, entry in entries.items():
-                where, own = os.path.split(os.path.abspath(os.path.join(folder, picture)))
+            for image, entry in entries.items():
+                where, own = os.path.split(os.path.abspath(os.path.join(folder, image)))
                 self.told.setdefault(where, {})[own] = entry
 
     def _files(self, folder: str) -> _Names:
-        """The files in a folder; what looks like a picture and is none is noted."""
+        """The files in a folder; what looks like an image and is none is noted."""
         files: set[str] = set()
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
@@ -381,8 +381,8 @@ class _SubsetScan:
         places = [self.subset.folder / name, self.subset.metadata_file.parent / name, Path(name)]
         return str(next((place for place in places if place.exists()), places[0]))
 
-    def _elsewhere(self, names: list[str]) -> Iterator[Picture]:
-        """Pictures of the metadata file that do not lie under their names in the subset's folder."""
+    def _elsewhere(self, names: list[str]) -> Iterator[ImageInfo]:
+        """Images of the metadata file that do not lie under their names in the subset's folder."""
         assert self.listed is not None and self.subset.metadata_file is not None
         root, file = self.subset.folder, self.subset.metadata_file
         for start in range(0, len(names), _REPORT_EVERY):
@@ -391,7 +391,7 @@ class _SubsetScan:
                 places = [*(root / folder / name for folder in TARGET_FOLDERS), file.parent / name, Path(name)]
                 path = next((place for place in places if place.is_file() and place.suffix.lower() in EXTENSIONS), None)
                 if path is None:
-                    self.bad.append(BadPicture(str(root / name), f"is named in {file} but is not there"))
+                    self.bad.append(UnusableImage(str(root / name), f"is named in {file} but is not there"))
                 else:
                     # Named from the file's own folder, so that both can be moved.
                     shown = os.path.relpath(name, file.parent).replace(os.sep, "/") if os.path.isabs(name) else name
@@ -439,7 +439,7 @@ class _SubsetScan:
                 missing.append(place)
             elif missing and not found.reason:
                 earlier = self.folders[missing[0]].folder
-                found.reason = f"has a control picture in {folder.folder} but none in {earlier}, where {keys[-1]}.* was looked for"
+                found.reason = f"has a control image in {folder.folder} but none in {earlier}, where {keys[-1]}.* was looked for"
             found.controls += paths
         if found.controls and not found.reason:
             for place in missing:
@@ -455,7 +455,7 @@ class _SubsetScan:
 
     # Files: their headers and texts.
 
-    def _read(self, part: list[_Found]) -> Iterator[Picture]:
+    def _read(self, part: list[_Found]) -> Iterator[ImageInfo]:
         edits = self.wanted.most > 0
         paths = [path for found in part for path in (found.path, found.sidecar, *(found.controls if edits else ())) if path]
         known = self.index.known(paths)
@@ -466,12 +466,12 @@ class _SubsetScan:
             except FileNotFoundError:
                 continue  # removed while we were looking
             if isinstance(size, str):
-                self.bad.append(BadPicture(found.path, size))
+                self.bad.append(UnusableImage(found.path, size))
                 continue
             caption = self._text(found, known)
             controls = self._controls(found, known)
             if caption is not None and controls is not None:
-                yield Picture(
+                yield ImageInfo(
                     found.path, found.name, self.number, *size, caption, *stat, found.mask, controls=controls, weights=found.weights
                 )
 
@@ -482,7 +482,7 @@ class _SubsetScan:
             said = caption_in_json(text, self.subset.options.caption_separator)
             if said is None and self.endings[0] == ".json":
                 self.bad.append(
-                    BadPicture(found.path, "has a caption file .json without a caption: a text, or an object with caption or tags")
+                    UnusableImage(found.path, "has a caption file .json without a caption: a text, or an object with caption or tags")
                 )
                 return None
             text = found.caption if said is None else said
@@ -493,7 +493,7 @@ class _SubsetScan:
             text = " ".join(text.replace(TRIGGER, word).split()) if not word else text.replace(TRIGGER, word)
         return text
 
-    def _controls(self, found: _Found, known: Known) -> tuple[ControlPicture, ...] | None:
+    def _controls(self, found: _Found, known: Known) -> tuple[ControlImage, ...] | None:
         """None for what has been added to the bad ones."""
         if not self.wanted.most:
             self.unused_controls += bool(found.controls)
@@ -502,37 +502,37 @@ class _SubsetScan:
         # Where there are control folders, a target without a partner in them is a mistake, whatever the model takes.
         fewest = max(self.wanted.fewest, 1) if self.folders else self.wanted.fewest
         if not reason and count < fewest:
-            many = f"{count or 'no'} control picture{'s' if count > 1 else ''}"
+            many = f"{count or 'no'} control image{'s' if count > 1 else ''}"
             takes = f", {self.wanted.model} takes at least {fewest}" if count else ""
             reason = f"has {many}{takes}; looked for were {self._sought(found)}"
         if not reason and count > self.wanted.most:
-            reason = f"has {count} control pictures, {self.wanted.model} takes at most {self.wanted.most}: {', '.join(found.controls)}"
-        controls: list[ControlPicture] = []
+            reason = f"has {count} control images, {self.wanted.model} takes at most {self.wanted.most}: {', '.join(found.controls)}"
+        controls: list[ControlImage] = []
         for path in found.controls if not reason else ():
             seen = self._control(path, known)
             if isinstance(seen, str):
-                reason = f"has a control picture {path} which {seen}"
+                reason = f"has a control image {path} which {seen}"
                 break
             controls.append(seen)
         if reason:
-            self.bad.append(BadPicture(found.path, reason))
+            self.bad.append(UnusableImage(found.path, reason))
         return None if reason else tuple(controls)
 
     def _sought(self, found: _Found) -> str:
-        """Where control pictures of a target might have been."""
+        """Where control images of a target might have been."""
         stem = os.path.splitext(found.name)[0]
         places = [str(folder.folder / f"{stem}.*") for folder in self.folders]
         listing = self.subset.metadata_file
         last = f"a control_path in {listing}" if listing else f"{os.path.basename(stem)}_control_1.* beside it"
         return " and ".join([", ".join(places), last] if places else [last])
 
-    def _control(self, path: str, known: Known) -> ControlPicture | str:
+    def _control(self, path: str, known: Known) -> ControlImage | str:
         try:
             stat = stat_of(path)
             size = self._size(path, stat, known)
         except OSError as err:
             return "is not there" if isinstance(err, FileNotFoundError) else f"cannot be read ({err.strerror or err})"
-        return size if isinstance(size, str) else ControlPicture(path, *size, *stat)
+        return size if isinstance(size, str) else ControlImage(path, *size, *stat)
 
     def _size(self, path: str, stat: Stat, known: Known) -> tuple[int, int] | str:
         """(width, height), or why there is none."""
@@ -551,7 +551,7 @@ class _SubsetScan:
         self.index.put(path, stat, width=width, height=height)
         return width, height
 
-    def _caption(self, path: str, known: Known, picture: str) -> str | None:
+    def _caption(self, path: str, known: Known, image: str) -> str | None:
         row = known.get(path)
         try:
             stat = stat_of(path)
@@ -560,14 +560,14 @@ class _SubsetScan:
             with open(path, encoding="utf-8-sig") as file:
                 text = file.read(1 << 20).strip()
         except (OSError, UnicodeDecodeError) as err:
-            self.bad.append(BadPicture(picture, f"has a caption file that cannot be read as UTF-8 text ({err})"))
+            self.bad.append(UnusableImage(image, f"has a caption file that cannot be read as UTF-8 text ({err})"))
             return None
         self.index.put(path, stat, text=text)
         return text
 
 
 def _masks(subset: Subset) -> dict[str, str]:
-    """Name of a picture without ending, within the mask folder -> path of its mask."""
+    """Name of an image without ending, within the mask folder -> path of its mask."""
     options = subset.options
     root = options.conditioning_data_dir or (str(subset.masks) if subset.masks is not None and options.masked_loss else None)
     if subset.is_reg or root is None:

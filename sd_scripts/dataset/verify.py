@@ -1,4 +1,4 @@
-"""Whether every picture, control picture and mask can be decoded, and the hash of each; knows nothing of folders."""
+"""Whether every image, control image and mask can be decoded, and the hash of each; knows nothing of folders."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 
 from .images import BadImage, Unreachable, decode
 from .index import Index, Stat, index_file, stat_of
-from .pictures import BadPicture, Dataset, Picture, Progress
+from .records import Dataset, ImageInfo, Progress, UnusableImage
 
 _REPORT_EVERY = 500
 
 
 def verify(dataset: Dataset, cache_dir: Path, progress: Progress | None = None, num_threads: int | None = None) -> Dataset:
-    """Decodes every picture, control picture and mask that was not decoded before, and gives each its identity; broken ones move to bad.
+    """Decodes every image, control image and mask that was not decoded before, and gives each its identity; broken ones move to bad.
 
     What was found out is kept in the index by path, size and time of change.
     """
-    stats = {picture.path: (picture.num_bytes, picture.mtime_ns) for picture in dataset.pictures}
-    masks = [picture.mask for picture in dataset.pictures if picture.mask]
-    controls = {control.path: (control.num_bytes, control.mtime_ns) for picture in dataset.pictures for control in picture.controls}
+    stats = {image.path: (image.num_bytes, image.mtime_ns) for image in dataset.images}
+    masks = [image.mask for image in dataset.images if image.mask]
+    controls = {control.path: (control.num_bytes, control.mtime_ns) for image in dataset.images for control in image.controls}
     files = list(dict.fromkeys([*stats, *masks, *controls]))
     stats = {**controls, **stats}
     identities: dict[str, str] = {}
@@ -33,7 +33,7 @@ def verify(dataset: Dataset, cache_dir: Path, progress: Progress | None = None, 
     with Index(index_file(cache_dir)) as index:
         todo = _settle(index, files, stats, identities, reasons)
         with ThreadPoolExecutor(threads) as pool:
-            # In parts, so that the results of 100,000 pictures never wait in memory together.
+            # In parts, so that the results of 100,000 images never wait in memory together.
             for start in range(0, len(todo), _REPORT_EVERY):
                 part = todo[start : start + _REPORT_EVERY]
                 for done, (path, outcome) in enumerate(zip(part, pool.map(_examine, part)), start + 1):
@@ -41,25 +41,25 @@ def verify(dataset: Dataset, cache_dir: Path, progress: Progress | None = None, 
                     if progress is not None and (done % 20 == 0 or done == len(todo)):
                         progress("verify", done, len(todo))
     good, bad = [], list(dataset.bad)
-    for picture in dataset.pictures:
-        reason = _reason(picture, reasons)
+    for image in dataset.images:
+        reason = _reason(image, reasons)
         if reason:
-            bad.append(BadPicture(picture.path, reason))
+            bad.append(UnusableImage(image.path, reason))
         else:
-            seen = tuple(replace(control, identity=identities[control.path]) for control in picture.controls)
-            known = replace(picture, identity=identities[picture.path], mask_identity=identities.get(picture.mask, ""), controls=seen)
+            seen = tuple(replace(control, identity=identities[control.path]) for control in image.controls)
+            known = replace(image, identity=identities[image.path], mask_identity=identities.get(image.mask, ""), controls=seen)
             good.append(known)
-    return replace(dataset, pictures=tuple(good), bad=tuple(bad))
+    return replace(dataset, images=tuple(good), bad=tuple(bad))
 
 
-def _reason(picture: Picture, reasons: Mapping[str, str]) -> str:
-    """Why a picture cannot be used, or ""."""
-    if picture.path in reasons:
-        return reasons[picture.path]
-    for control in picture.controls:
+def _reason(image: ImageInfo, reasons: Mapping[str, str]) -> str:
+    """Why an image cannot be used, or ""."""
+    if image.path in reasons:
+        return reasons[image.path]
+    for control in image.controls:
         if control.path in reasons:
-            return f"has a control picture {control.path} which {reasons[control.path]}"
-    return f"has a mask {picture.mask} which {reasons[picture.mask]}" if picture.mask in reasons else ""
+            return f"has a control image {control.path} which {reasons[control.path]}"
+    return f"has a mask {image.mask} which {reasons[image.mask]}" if image.mask in reasons else ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Weights in the loss that a data set or a single picture has of its own: of the whole sample, and of further terms of the loss."""
+"""Weights in the loss that a data set or a single image has of its own: of the whole sample, and of further terms of the loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import lru_cache
 from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
 from sd_scripts.schema.flat import section_of
-from sd_scripts.schema.objective import ObjectiveSection
 
 NAMES = ("loss_weight", *TERMS)
 """loss_weight multiplies everything; the others replace the run's option of the same name."""
@@ -40,11 +39,6 @@ def _mistyped(key: str) -> str:
     if key in NAMES or not (close or key.startswith("lambda_")):
         return ""
     return f"{key} is no weight of the loss; {f'did you mean {close[0]}?' if close else 'known are ' + ', '.join(NAMES)}"
-
-
-def terms_of(options: ObjectiveSection) -> dict[str, float]:
-    """The further terms of a run's loss with their weights; none in objectives that have no such terms."""
-    return {name: getattr(options, name) for name in TERMS} if isinstance(options, AnchoredFlowOptions) else {}
 
 
 def with_terms() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.facts import FamilyFacts
+from sd_scripts.schema.facts import FamilyFacts, Sign
 from sd_scripts.schema.imported import Importer
 from sd_scripts.schema.predict import PredictOptions
 from sd_scripts.schema.runs import RunOptions
@@ -27,6 +27,12 @@ def _found() -> dict[str, FamilyFacts]:
 FACTS: dict[str, FamilyFacts] = _found()
 """What each family states about itself, by its name, which is that of its folder."""
 NAMES: tuple[str, ...] = tuple(FACTS)
+_SIGNS = [sign for facts in FACTS.values() for sign in facts.signs]
+SHARED_SIGNS: tuple[Sign, ...] = tuple(dict.fromkeys(sign for sign in _SIGNS if _SIGNS.count(sign) > 1))
+"""Signs of files that several families use, such as a text encoder: they tell no family, and a network beside it counts first."""
+OWN_SIGNS: dict[str, tuple[Sign, ...]] = {
+    name: tuple(sign for sign in facts.signs if sign not in SHARED_SIGNS) for name, facts in FACTS.items()
+}
 _OPTIONS = {name: import_module(f"{__name__}.{name}.options") for name in NAMES}
 RUNS: dict[tuple[str, str], type[RunOptions]] = {(run.family, run.method): run for name in NAMES for run in _OPTIONS[name].RUNS}
 """Kinds of runs by (family, method)."""

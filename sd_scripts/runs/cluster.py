@@ -53,7 +53,7 @@ class ClusterSection(Section):
     cpus_per_machine: Annotated[Count, Show(needs="kind=slurm|kubernetes")] = 16
     """CPU cores to ask for on each machine (slurm, kubernetes): about eight for each GPU."""
     memory_gib: Annotated[Count | None, Show(unit="GiB", needs="kind=slurm|kubernetes")] = None
-    """Main memory to ask for on each machine (slurm, kubernetes); None asks for none."""
+    """Host RAM to ask for on each machine (slurm, kubernetes); None asks for none."""
     project_dir: Annotated[str, Show(kind="folder")] = ""
     """Folder of this program on those machines; empty means that it lies where it lies here."""
     python: Annotated[str, Show(kind="file")] = ""

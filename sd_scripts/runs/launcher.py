@@ -29,6 +29,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sd_scripts.runs import process_trees
+from sd_scripts.runs.events import Event, LastWord, RunFailed, StepDone, Warned
 from sd_scripts.runs.process_trees import LAUNCH_ID
 
 INIT_FILE = "KOHYA_LIKE_INIT_FILE"
@@ -44,7 +45,7 @@ LONGEST_PAUSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Order:
+class LaunchOrder:
     """What to start."""
 
     command: tuple[str, ...]
@@ -58,7 +59,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Ending:
+class LaunchEnding:
     """How a start ended."""
 
     code: int
@@ -70,7 +71,7 @@ class Ending:
 class Launcher:
     """One call of train_multi_gpu.py."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: LaunchOrder) -> None:
         self.order = order
         self._id = uuid.uuid4().hex
         self._ended: queue.Queue[tuple[int, int]] = queue.Queue()
@@ -108,7 +109,7 @@ class Launcher:
                 restarts += 1
                 again = f"{ending.text}; all are started again from the newest state (restart {restarts} of {self.order.max_restarts})"
                 self._tell(again)
-                self._log("warning", text=again)
+                self._log(Warned(text=again))
                 self._pause(min(2.0 ** (restarts - 1), LONGEST_PAUSE_SECONDS))
                 if not self._stop_asked():
                     continue
@@ -124,7 +125,7 @@ class Launcher:
 
     # One start
 
-    def _once(self, attempt: Path, again: bool) -> Ending:
+    def _once(self, attempt: Path, again: bool) -> LaunchEnding:
         """Starts all, waits for all, and ends those that one failure has left."""
         self._running, self._readers = {}, []
         self._ended = queue.Queue()
@@ -141,7 +142,7 @@ class Launcher:
                 number, code = self._ended.get(timeout=0.1)
                 del self._running[number]
                 if code != 0 and ending.code == 0:
-                    ending = Ending(code if code > 0 else 128 - code, self._sentence(number, code))
+                    ending = LaunchEnding(code if code > 0 else 128 - code, self._sentence(number, code))
         hurried = self._hurried and ending.code == 0
         stuck = process_trees.end_left(LAUNCH_ID, self._id, 0.0)
         if stuck:
@@ -149,9 +150,9 @@ class Launcher:
         for reader in self._readers:
             # Their last lines; a process that cannot be ended keeps its end open.
             reader.join(2.0)
-        return Ending(128 + signal.SIGTERM, "") if hurried else ending
+        return LaunchEnding(128 + signal.SIGTERM, "") if hurried else ending
 
-    def _start(self, arguments: list[str], attempt: Path) -> Ending:
+    def _start(self, arguments: list[str], attempt: Path) -> LaunchEnding:
         count = self.order.num_processes
         common = {LAUNCH_ID: self._id, REFUSED_FILE: str(attempt / "refused")}
         if count is None:
@@ -170,9 +171,9 @@ class Launcher:
             ending = self._start_one(rank, [sys.executable, *arguments], environment)
             if ending.code != 0:
                 return ending
-        return Ending(0, "")
+        return LaunchEnding(0, "")
 
-    def _start_one(self, number: int, command: list[str], values: Mapping[str, str]) -> Ending:
+    def _start_one(self, number: int, command: list[str], values: Mapping[str, str]) -> LaunchEnding:
         # Only the first rank speaks for itself; what the others say is marked, line by line.
         stream = None if number == 0 else subprocess.PIPE
         try:
@@ -186,7 +187,7 @@ class Launcher:
                 process_group=None if os.name == "nt" else 0,
             )
         except OSError as err:
-            return Ending(127, f"{command[0]} cannot be started: {err.strerror}")
+            return LaunchEnding(127, f"{command[0]} cannot be started: {err.strerror}")
         self._running[number] = process
         threading.Thread(target=self._await, args=(number, process, self._ended), daemon=True).start()
         if process.stdout is not None:
@@ -194,7 +195,7 @@ class Launcher:
             self._readers[-1].start()
         if self._stop_since is not None:
             self._pass_on(signal.SIGTERM)
-        return Ending(0, "")
+        return LaunchEnding(0, "")
 
     @staticmethod
     def _await(number: int, process: subprocess.Popen[bytes], ended: queue.Queue[tuple[int, int]]) -> None:
@@ -258,26 +259,26 @@ class Launcher:
             sys.stderr.write(f"train_multi_gpu: {text}\n")
             sys.stderr.flush()
 
-    def _log(self, kind: str, **fields: object) -> None:
+    def _log(self, event: Event) -> None:
         """An event in the run folder that the script was given, if it was given one."""
         run = self._run_folder()
         if run is not None:
             from .rundir import RunDirectory
 
             with contextlib.suppress(OSError):
-                RunDirectory(run).log(kind, **fields)
+                RunDirectory(run).log(event)
 
     def _last_word(self, text: str, begun: float) -> None:
         """The run's last word, unless one of the ranks has said it."""
         run = self._run_folder()
         if run is None:
             return
-        from .rundir import LAST_WORDS, RunDirectory
+        from .rundir import RunDirectory
 
-        events = [event for event in RunDirectory(run).events()[0] if event.get("time", 0) >= begun]
-        if not any(event["kind"] in LAST_WORDS for event in events):
-            steps = [event["step"] for event in events if event["kind"] == "step" and isinstance(event.get("step"), int)]
-            self._log("failed", step=max(steps, default=0), text=text, remedy="")
+        events = [event for event in RunDirectory(run).history() if event.time >= begun]
+        if not any(isinstance(event, LastWord) for event in events):
+            steps = [event.step for event in events if isinstance(event, StepDone)]
+            self._log(RunFailed(step=max(steps, default=0), text=text))
 
     def _run_folder(self) -> Path | None:
         words = list(self.order.command)

@@ -19,7 +19,8 @@ from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 
-from .rundir import LAST_WORDS, RunDirectory
+from .events import LastWord, RunFinished
+from .rundir import RunDirectory
 from .states import BrokenState, check_state, newest_whole, read_manifest, state_folders
 
 HARMLESS = {
@@ -32,7 +33,7 @@ HARMLESS = {
     *("train_batch_size", "gradient_accumulation_steps"),
     *("num_class_images", "class_prompt", "instance_prompt"),
 }
-"""Options that leave every training step what it is, beside those of whole sections. Folders are told apart by the pictures in them and
+"""Options that leave every training step what it is, beside those of whole sections. Folders are told apart by the images in them and
 their captions, batch sizes by their product."""
 HARMLESS_SECTIONS = ("output", "samples", "distributed", "compile", "memory")
 """What is saved and shown, where it runs, how its code is made and what is kept where, changes nothing that is trained."""
@@ -58,7 +59,7 @@ def fingerprint(settings: dict[str, Any]) -> str:
 class Wanted:
     """What a start asks for. run_dir: the folder given with --run_dir; settings and dataset: what it would train.
 
-    images: the data set picture by picture; model_files: looks at the files of the model, and gives nothing where nobody is to look.
+    images: the data set image by image; model_files: looks at the files of the model, and gives nothing where nobody is to look.
     """
 
     options: OutputOptions
@@ -114,8 +115,8 @@ def _problem(message: str) -> OptionError:
 
 def is_finished(run: RunDirectory, output: OutputOptions, total_steps: int) -> bool:
     """Whether the run came to this many steps or more, and its file (or folder, for a diffusers model) is there."""
-    words = [event for event in run.events()[0] if event["kind"] in LAST_WORDS]
-    done = bool(words) and words[-1]["kind"] == "finished" and words[-1].get("step", 0) >= total_steps
+    words = [event for event in run.history() if isinstance(event, LastWord)]
+    done = bool(words) and isinstance(words[-1], RunFinished) and words[-1].step >= total_steps
     return done and (run.path / f"{output.output_name}{output.ending}").exists()
 
 
@@ -239,7 +240,7 @@ def epoch_in(resume: str) -> int | None:
 def epoch_states(folder: Path) -> dict[int, Path]:
     """The states inside `state/` that were saved at the end of an epoch, by its number from 1, in order.
 
-    A step of few pictures may end several epochs. States of earlier versions do not say which, and are left out.
+    A step of few images may end several epochs. States of earlier versions do not say which, and are left out.
     """
     found: dict[int, Path] = {}
     for path in state_folders(folder):
@@ -333,11 +334,14 @@ class RunLock:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Within the block no other process chooses or makes a run in this output folder; waits for one that does."""
+def one_at_a_time(folder: Path, name: str = ".starting") -> Iterator[None]:
+    """Within the block no other process chooses or makes a run in this output folder; waits for one that does.
+
+    name: of the file that is locked; another one is for something else that is done in a folder by one at a time.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".starting").open("a")
+        file = (folder / name).open("a")
     except OSError:
         # Whoever makes the run folder says in words why it cannot be made.
         yield

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 
-Event = dict[str, Any]
-LAST_WORDS = ("finished", "stopped", "failed")
-"""Kinds of the last event of a process; a run whose log ends without one died."""
+from .events import Event, Line, lines_of, read
+from .orders import Asked, Orders
 
 
 class RunFolderLost(OSError):
@@ -45,7 +40,7 @@ class RunDirectory:
         self.epochs = path / "epochs.csv"
         self.inference = path / "inference"
         self.stop_file = path / "stop.request"
-        self.evaluate_file = path / "evaluate.request"
+        self.orders = Orders(path)
 
     @classmethod
     def create(cls, parent: Path, name: str, options: RunOptions | str) -> RunDirectory:
@@ -80,21 +75,19 @@ class RunDirectory:
         values = read_toml(self.config)
         return build(run_of(values), values, origin=self.config.name)
 
-    def log(self, kind: str, **fields: object) -> None:
-        """Appends one event. Numbers that JSON cannot say (nan, inf) become null. Raises RunFolderLost."""
-        event = {"time": round(time.time(), 3), "kind": kind, **{name: _plain(value) for name, value in fields.items()}}
-        line = json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n"
+    def log(self, event: Event) -> None:
+        """Appends one event, with the time. Raises RunFolderLost."""
         try:
             handle = os.open(self.events_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 # One write: two processes may append, and a reader must never meet half a line.
-                os.write(handle, line.encode())
+                os.write(handle, event.line(time.time()).encode())
             finally:
                 os.close(handle)
         except OSError as err:
             raise RunFolderLost(self.path, err) from err
 
-    def events(self, offset: int = 0) -> tuple[list[Event], int]:
+    def events(self, offset: int = 0) -> tuple[list[Line], int]:
         """Whole lines after a byte offset, and the next offset. A half-written last line waits; a damaged one is left out.
 
         An offset beyond the end (the file was replaced) starts again at 0. Of a log that cannot be read there are none.
@@ -108,15 +101,11 @@ class RunDirectory:
         except OSError:
             return [], 0
         end = data.rfind(b"\n") + 1
-        events = []
-        for line in data[:end].splitlines():
-            try:
-                event = json_of(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and "kind" in event:
-                events.append(event)
-        return events, offset + end
+        return lines_of(data[:end]), offset + end
+
+    def history(self) -> list[Event]:
+        """All events so far."""
+        return read(self.events()[0])
 
     def stop_requested(self) -> bool:
         return self.stop_file.exists()
@@ -130,20 +119,12 @@ class RunDirectory:
         self.stop_file.unlink(missing_ok=True)
 
     def evaluation_requested(self) -> bool:
-        return self.evaluate_file.exists()
+        return Asked.SAMPLES in self.orders.asked()
 
     def request_evaluation(self) -> None:
         """Asks the training to evaluate after the step it is at."""
-        write_atomically(self.evaluate_file, "evaluate\n")
+        self.orders.ask(Asked.SAMPLES)
 
     def clear_evaluation(self) -> None:
         """Takes a request back; an evaluation that begins does."""
-        self.evaluate_file.unlink(missing_ok=True)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Path):
-        return str(value)
-    return value
+        self.orders.take_back(Asked.SAMPLES)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from .events import Event, RunStarted, Spent
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,20 @@ class Sessions:
     present: Session = Session()
     """The newest one, which may be over; without steps until its first one is logged."""
 
-    def take(self, events: Iterable[Mapping[str, object]]) -> None:
+    def take(self, events: Iterable[Event]) -> None:
         """Reads the next events. Lines of older versions, which tell no `step_in_session`, are passed over."""
         for event in events:
-            if event.get("kind") == "started":
+            if isinstance(event, RunStarted):
                 self._close()
-            elif event.get("kind") in ("step", "session"):
-                self._read(event)
+            elif isinstance(event, Spent):
+                self._read(event.step_in_session, event.trained_seconds, event.paused_seconds or 0.0)
 
-    def _read(self, event: Mapping[str, object]) -> None:
-        steps, trained, paused = (_number(event.get(name)) for name in ("step_in_session", "trained_seconds", "paused_seconds"))
-        if steps is None or trained is None:
+    def _read(self, steps: int | None, trained: float | None, paused: float) -> None:
+        if steps is None or trained is None or min(steps, trained, paused) < 0:
             return
         if steps < self.present.steps:
             self._close()
-        self.present = Session(int(steps), trained, paused or 0.0)
+        self.present = Session(steps, trained, paused)
 
     def _close(self) -> None:
         if self.present.steps:
@@ -61,8 +61,3 @@ class Sessions:
     def count(self) -> int:
         """Sessions that did at least one step."""
         return self.num_past + bool(self.present.steps)
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    return float(value) if is_number else None  # type: ignore[arg-type]

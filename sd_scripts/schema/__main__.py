@@ -1,4 +1,4 @@
-"""`python -m sd_scripts.schema docs` writes docs/options.md; `... cluster --run FILE --save_to DIR` writes the files of a cluster run."""
+"""`python -m sd_scripts.schema docs` writes what of docs is made; `... cluster --run FILE --save_to DIR` the files of a cluster run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from sd_scripts.runs import cluster
 
 from . import flat
-from .docs import page
+from .docs import event_schema, page
 from .errors import OptionError
 from .files import write_atomically
 
-PATH = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = {DOCS / "options.md": page, DOCS / "events.schema.json": event_schema}
 USAGE = """usage: python -m sd_scripts.schema docs
        python -m sd_scripts.schema cluster --run FILE --save_to DIR [--kind slurm|torchrun|kubernetes] [--option value ...]
        python -m sd_scripts.schema cluster --check JOB.YAML
@@ -22,7 +23,8 @@ USAGE = """usage: python -m sd_scripts.schema docs
 def main(arguments: list[str]) -> int:
     """Exit code of the command: 0 done, 1 something is left to do in a checked file, 2 wrong options."""
     if arguments == ["docs"]:
-        write_atomically(PATH, page())
+        for path, made in PAGES.items():
+            write_atomically(path, made())
         return 0
     if arguments[:1] != ["cluster"]:
         sys.stderr.write(USAGE)

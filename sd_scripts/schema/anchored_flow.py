@@ -25,6 +25,7 @@ _GUIDANCE = Show(fold="Guidance in training")
 class AnchoredFlowOptions(FlowObjectiveOptions):
     """Flow matching at the steps of a few-step sampler (AC-RF), or at free times."""
 
+    has_terms: ClassVar[bool] = True
     leading: ClassVar[tuple[str, ...]] = (
         *("objective", "turbo_steps", "jitter_scale", "anchor_weighting", "snr_gamma", "snr_floor", "timestep_sampling"),
         *("discrete_flow_shift", "base_prior_weight", "loss_type"),
@@ -37,7 +38,7 @@ class AnchoredFlowOptions(FlowObjectiveOptions):
     """Density of the training times of objective flow: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift =
     sigmoid shifted by discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
     turbo_steps: Annotated[Count, Field(le=1000), _ACRF] = 8
-    """Sampler steps that acrf trains. Their noise levels are the sampler's own; make pictures with this many steps."""
+    """Sampler steps that acrf trains. Their noise levels are the sampler's own; make images with this many steps."""
     jitter_scale: Annotated[Fraction, _ACRF] = 0.25
     """Spread of the noise level around an anchor, as a share of the way to the middle between it and its neighbours; 0 trains the
     anchors exactly. The first anchor, pure noise, moves only downwards."""
@@ -66,7 +67,7 @@ class AnchoredFlowOptions(FlowObjectiveOptions):
     downsample_factor: Annotated[int, Field(ge=2, le=16), _TERM] = 4
     """Coarse parts are averages over squares of this many latent pixels."""
     lambda_struct: Annotated[NotNegative, _TERM] = 0.0
-    """Weight of 1 - cosine between the luminances of the predicted picture and of the true one, each without its mean. It is a linear map
+    """Weight of 1 - cosine between the luminances of the predicted image and of the true one, each without its mean. It is a linear map
     of the latents, fitted to this VAE when training starts; like the three below, for noise levels up to 0.5 only."""
     lambda_light: Annotated[NotNegative, _TERM] = 0.0
     """Weight of the differences of the luminance's mean and deviation."""
@@ -96,6 +97,18 @@ class AnchoredFlowOptions(FlowObjectiveOptions):
                 [f"{self.anchor_weighting} weighs pure noise, the one step of turbo_steps = 1, by 0; raise snr_floor or choose uniform"]
             )
         return self
+
+    @property
+    def num_anchors(self) -> int:
+        return self.turbo_steps if self.objective == "acrf" else 0
+
+    @property
+    def wants_empty_text(self) -> bool:
+        return self.cfg_training_scale > 1
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in TERMS}
 
     def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
         """Those of flow matching, guidance on some rows, and the curvature term's."""

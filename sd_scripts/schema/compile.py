@@ -29,7 +29,7 @@ class CompileOptions(Section):
     """How much inductor tries: reduce-overhead replays CUDA graphs, max-autotune measures kernels too, which takes long at the start,
     max-autotune-no-cudagraphs measures without CUDA graphs."""
     compile_dynamic: Annotated[Literal["auto", "true", "false"], _ON] = "auto"
-    """Whether one code serves pictures of all sizes: auto makes code for the first size and then for any, false a code for each size."""
+    """Whether one code serves images of all sizes: auto makes code for the first size and then for any, false a code for each size."""
     compile_fullgraph: Annotated[bool, _ON] = False
     """Stop with a sentence where a piece of code cannot be compiled in one, instead of running the rest of it plain."""
     compile_cache_size_limit: Annotated[WholeNumber | None, _ON] = None

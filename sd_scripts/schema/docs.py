@@ -1,11 +1,15 @@
-"""The options reference: one Markdown table for each section, made from the schema."""
+"""What is made from the program for its readers: the options reference in Markdown, and the JSON Schema of the event log."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, get_args
 
+from pydantic import TypeAdapter
+
 from sd_scripts.families import RUNS
+from sd_scripts.runs.events import KINDS, Event
 
 from .flat import FlatField, core_type, fields
 
@@ -68,6 +72,24 @@ def section_reference(section: str) -> str:
         text = _told(name, lambda one: one.help.replace("|", "\\|"))
         lines.append(f"| `{name}` | {_told(name, type_text)} | {_told(name, default_text)} | {_kinds(name)} | {text}{where} |")
     return "\n".join([*lines, ""])
+
+
+def _event_schema(name: str, kind: type[Event]) -> dict[str, Any]:
+    """The JSON Schema of one kind of line."""
+    made = TypeAdapter(kind).json_schema(mode="serialization")
+    made["properties"] = {"kind": {"const": name}, **made["properties"]}
+    return {**made, "required": ["time", "kind", *(each for each in made.get("required", []) if each != "time")]}
+
+
+def event_schema() -> str:
+    """docs/events.schema.json: what a line of events.jsonl may be."""
+    said = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of events.jsonl",
+        "description": "A number that is not finite is null. Other kinds and fields may be added.",
+        "oneOf": [_event_schema(name, kind) for name, kind in KINDS.items()],
+    }
+    return json.dumps(said, indent=1) + "\n"
 
 
 def page() -> str:

@@ -52,6 +52,19 @@ class NetworkFacts:
     """Whether the published VAE computes in 16 bits what it does in 32."""
 
 
+@dataclass(frozen=True)
+class KohyaVersion:
+    """A later version of a family, which kohya's scripts are told by a switch."""
+
+    switch: str
+    recognises: Callable[[TensorNames], bool]
+    """Whether a model's file is one of it."""
+    text_width: int
+    """cross_attention_dim of the UNet in a diffusers folder."""
+    names: str
+    """An expression on names of its models, whatever the case of letters."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KohyaFacts:
     """What kohya's programs (sd-scripts, and its page kohya_ss) have for a family that they train as well, to read what they write."""
@@ -60,8 +73,8 @@ class KohyaFacts:
     """In which order a file is asked whether it is for this family, from 0."""
     boxes: tuple[str, ...]
     """Switches that say so."""
-    versions: tuple[str, ...]
-    """Switches between versions of the family, which say so where neither its options nor names of models do."""
+    versions: tuple[KohyaVersion, ...]
+    """Its later versions, whose switches say the family where neither its options nor names of models do."""
     marks: tuple[str, ...]
     """Options that only the family's scripts have."""
     models: tuple[str, ...]
@@ -103,13 +116,25 @@ class AdapterMarks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedBase:
+    """What is known of published models by their names."""
+
+    pieces: tuple[str, ...]
+    """Pieces that all occur in the name, in small letters; the first entry of a family that fits counts, so the last has none."""
+    licence: str
+    """The licence in a word or two, for sentences."""
+    undistilled: str | None
+    """What to train in the place of a model that was distilled to few steps; None for others, and for those made to be trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FamilyFacts:
     """Everything the program must know of a family besides its options and its model. What is missing is an error at import."""
 
     label: str
     """The family's name on the page."""
     place: int
-    """Where it stands in lists, from 0; two families never have the same."""
+    """Where it stands in lists, beside what it is like: tens leave room between. Two families never have the same."""
     edits: bool
     """Whether its models may take control images: an EditingFamily."""
     lora_module: str | None
@@ -131,3 +156,5 @@ class FamilyFacts:
     """None for a family that kohya's programs do not train, or not as this one does."""
     adapters: AdapterMarks | None
     """None for a family without adapters."""
+    bases: tuple[PublishedBase, ...]
+    """Its published models; empty where none are."""

@@ -17,6 +17,11 @@ def given_path(text: str) -> Path | None:
     return Path(text) if text.strip() else None
 
 
+def is_json(text: str) -> bool:
+    """Whether an option that takes the path of a JSON file was given the text of one in its place."""
+    return text.lstrip().startswith("{")
+
+
 def fsync_directory(folder: Path) -> None:
     """Makes a rename in this folder durable; does nothing where folders cannot be opened (Windows)."""
     if os.name == "nt":
@@ -71,7 +76,7 @@ def free_path(folder: Path, stem: str) -> Path:
         return path
 
 
-def new_picture(out: str, stem: str, addition: str = "") -> Path:
+def new_image(out: str, stem: str, addition: str = "") -> Path:
     """A path for a new PNG: `stem` in the folder `out`; or, where `out` is the name of a file, that one with the addition."""
     place = Path(out).expanduser().absolute()
     if place.suffix.lower() == ".png" and not place.is_dir():
@@ -80,10 +85,10 @@ def new_picture(out: str, stem: str, addition: str = "") -> Path:
 
 
 def out_problems(out: str) -> list[str]:
-    """What is wrong with a place for new pictures."""
+    """What is wrong with a place for new images."""
     if Path(out).suffix.lower() not in (".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff") or Path(out).is_dir():
         return []
-    return [f"out: pictures are written as PNG, which keeps what made them; take {Path(out).with_suffix('.png')}, or a folder"]
+    return [f"out: images are written as PNG, which keeps what made them; take {Path(out).with_suffix('.png')}, or a folder"]
 
 
 def _umask() -> int:

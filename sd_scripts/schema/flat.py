@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from sd_scripts.families import RUNS
 from . import kohya_lines, legacy, sleeping
 from .errors import OptionError, Problem, shortened
 from .fields import VAST, Options, Section, Show, show_of
-from .files import given_path
+from .files import given_path, is_json
 from .outside import json_of, toml_of
 from .runs import RunOptions
 
@@ -198,7 +198,8 @@ def _expand(run: type[Options], values: Mapping[str, object], origin: str) -> tu
     known = fields(run)
     plain: dict[str, object] = {}
     problems: list[Problem] = []
-    for name, value in values.items():
+    for given, value in values.items():
+        name = legacy.FORMER.get(given, given)
         if name in ("script", "schema_version"):
             continue
         if name == "network_args":
@@ -237,7 +238,7 @@ def _choice(field: FlatField, value: object) -> object:
 
 
 def _place(field: FlatField, value: object) -> object:
-    """`~/pictures` means the same in a file and on the page as in a shell. An empty place is none: it must never be the present folder."""
+    """`~/images` means the same in a file and on the page as in a shell. An empty place is none: it must never be the present folder."""
     if field.show.kind not in ("folder", "file", "start"):
         return value
     if isinstance(value, list | tuple):
@@ -253,7 +254,7 @@ def _place_problems(field: FlatField, value: object) -> list[Problem]:
         return []
     problems = []
     for text in value if isinstance(value, list | tuple) else [value]:
-        if not isinstance(text, str):
+        if not isinstance(text, str) or is_json(text):
             continue
         why = ""
         if "\0" in text:
@@ -399,7 +400,7 @@ def with_absolute_paths(options: O) -> O:
         # A text may be the path of a file with the text.
         text_file = known[name].show.kind == "text" and isinstance(value, str) and value.endswith((".txt", ".toml", ".json"))
         is_path = known[name].show.kind in ("folder", "file") or (text_file and "\n" not in value)
-        if is_path and isinstance(value, str) and not built_in and (made or Path(value).exists()):
+        if is_path and isinstance(value, str) and not built_in and not is_json(value) and (made or Path(value).exists()):
             values[name] = str(Path(value).absolute())
     if values == flatten(options):
         return options
@@ -496,7 +497,7 @@ def parser(run: type[Options]) -> argparse.ArgumentParser:
     if issubclass(run, RunOptions):
         parse.add_argument("--run_dir", type=given_path, help="folder of this run; without it a new one is made in output_dir")
         parse.add_argument("--dry_run", action="store_true", help="check everything, print what would be done, and stop")
-        parse.add_argument("--cache_only", action="store_true", help="encode pictures and captions into the cache, and stop")
+        parse.add_argument("--cache_only", action="store_true", help="encode images and captions into the cache, and stop")
         parse.add_argument("--estimate", action="store_true", help="say how much memory of a GPU the run will take, and stop")
         parse.add_argument(
             "--fit", metavar="SIZE", help="make a plan with which the run fits on a card of this size, such as 12GB, and stop"
@@ -521,7 +522,9 @@ def parser(run: type[Options]) -> argparse.ArgumentParser:
 def _split_bool_flags(run: type[Options], argv: Sequence[str]) -> list[str]:
     """`--no_x` for a switch x becomes argparse's `--no-x`; `--x=true` and `--x=false` become the switch they mean."""
     known, out = fields(run), []
+    former = "|".join(legacy.FORMER)
     for argument in argv:
+        argument = re.sub(rf"^(--(?:no[-_])?)({former})(?==|$)", lambda found: found[1] + legacy.FORMER[found[2]], argument)
         name, _, value = argument.removeprefix("--").partition("=")
         if argument.startswith("--no_") and name not in known and name[3:] in known and known[name[3:]].type is bool:
             argument = f"--no-{name[3:]}"
@@ -531,9 +534,13 @@ def _split_bool_flags(run: type[Options], argv: Sequence[str]) -> list[str]:
     return out
 
 
-def parse_cli(run: type[RunOptions], argv: Sequence[str]) -> Invocation:
+ReadFile = Callable[[Path, type[RunOptions]], tuple[dict[str, object], tuple[str, ...]] | None]
+"""Options in another program's file, and its report in sentences; None for a file that is no other program's."""
+
+
+def parse_cli(run: type[RunOptions], argv: Sequence[str], read_file: ReadFile | None = None) -> Invocation:
     """Defaults < --config_file < flags. Raises OptionError with every problem at once; --help prints and leaves, as usual."""
-    options, given, notes, more = _parse(run, argv)
+    options, given, notes, more = _parse(run, argv, read_file=read_file)
     asked = Invocation(options, more["run_dir"], more["dry_run"], more["cache_only"], given, notes=notes)
     return replace(asked, estimate=more["estimate"] or more["fit"] is not None, fit=card_size(more["fit"]), as_json=more["json"])
 
@@ -548,14 +555,23 @@ def card_size(text: str | None) -> float | None:
     return float(found[1])
 
 
-def parse_tool(tool: type[O], argv: Sequence[str]) -> O:
-    """The options of a tool from its command line, as `parse_cli` does it for a run; what is given without effect is said at once."""
-    options, _, notes, _ = _parse(tool, argv)
+def parse_tool(tool: type[O], argv: Sequence[str], under: Mapping[str, Any] | None = None, over: Mapping[str, Any] | None = None) -> O:
+    """The options of a tool from its command line, as `parse_cli` does it for a run; what is given without effect is said at once.
+
+    under: values in place of defaults. over: values that count more than what is given.
+    """
+    options, _, notes, _ = _parse(tool, argv, under, over)
     sys.stderr.write("".join(f"{note}\n" for note in notes))
     return options
 
 
-def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[str, ...], dict[str, Any]]:
+def _parse(
+    run: type[O],
+    argv: Sequence[str],
+    under: Mapping[str, Any] | None = None,
+    over: Mapping[str, Any] | None = None,
+    read_file: ReadFile | None = None,
+) -> tuple[O, frozenset[str], tuple[str, ...], dict[str, Any]]:
     """Options, the names that were given, sentences about other programs' words and what is asleep, and the flags that are no options."""
     line, foreign = kohya_lines.split(run, fields(run), argv) if issubclass(run, RunOptions) else (list(argv), {})
     values, rest = parser(run).parse_known_args(_split_bool_flags(run, line))
@@ -574,11 +590,13 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[
         elif not after_unknown:
             problems.append(Problem("", f'"{argument}" does not belong to an option; texts with spaces need quotes'))
     merged: dict[str, Any] = {}
+    told: tuple[str, ...] = ()
     origin = ""
     if more["config_file"] is not None:
         origin = more["config_file"].name
         try:
-            merged = read_toml(more["config_file"])
+            given_by_another = read_file(more["config_file"], run) if read_file is not None and issubclass(run, RunOptions) else None
+            merged, told = given_by_another or (read_toml(more["config_file"]), ())
         except OptionError as err:
             problems += err.problems
         if merged.get("script", run.script) != run.script:
@@ -587,6 +605,7 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[
             problems.append(Problem(name, f"{name} in {origin}: it may only be given on the command line (--{name})"))
             del merged[name]
     merged.update({name: _text_to_value(known.get(name), value) for name, value in given.items()})
+    merged = {**(under or {}), **merged, **(over or {})}
     notes: list[str] = []
     if issubclass(run, RunOptions):
         merged, notes = kohya_lines.translated(run, known, merged)
@@ -598,7 +617,7 @@ def _parse(run: type[O], argv: Sequence[str]) -> tuple[O, frozenset[str], tuple[
     if options is None or problems:
         raise OptionError(list(dict.fromkeys(problems)))
     notes += sleeping.notes(known, _expand(run, merged, origin)[0])
-    return options, frozenset(name for name in merged if name in known), tuple(notes), more
+    return options, frozenset(name for name in merged if name in known), (*told, *notes), more
 
 
 def _text_to_value(field: FlatField | None, value: Any) -> Any:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from .runs import RunOptions
 
-Verdict = Literal["taken", "renamed", "not needed", "not supported"]
+Verdict = Literal["taken", "renamed", "not needed", "not supported", "unknown"]
 """taken: the same option with the same value. renamed: another option, or the value written differently. not needed: nothing is lost,
-and the row says why. not supported: something that the file asks for will not happen, and the row says what to do."""
+and the row says why. not supported: something that the file asks for will not happen, and the row says what to do. unknown: this
+version does not know the setting, so it cannot say what is lost."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Imported:
     """Values of the file that do not go together here, one sentence for each that gave way: more than a row among eighty."""
     origin: str = ""
     """What kind of file it was, such as `kohya_ss configuration (JSON)`."""
+    adds: bool = False
+    """Whether it is a description of data, whose values are put beside those that a form has already."""
 
     def count(self, verdict: Verdict) -> int:
         """Rows with this verdict."""

@@ -10,42 +10,24 @@ from typing import Any, get_args
 
 from sd_scripts.families import FACTS
 
+from . import kohya_words as words
 from . import legacy
-from .optimizer import OPTIMIZERS
 from .runs import RunOptions
 
-DEFAULTS: dict[str, object] = {
-    "lr_scheduler": "constant",
-    "lr_warmup_steps": 0,
-    "enable_bucket": False,
-    "bucket_no_upscale": False,
-    "max_bucket_reso": 1024,
-    "learning_rate": 2e-6,
-    "network_dim": 4,
-    "network_alpha": 1.0,
-}
-"""Defaults of kohya's scripts of all families, where they are others than ours and change what is trained; a family's own are facts."""
 _CHANGES_SOMETHING = {"config_file", "dataset_class", "no_token_padding", "train_blocks", "huggingface_token", "wandb_api_key", "wandb_key"}
 """Names that `legacy` calls not needed, but without which a run would end otherwise."""
 _SAME_RESULT = """attn_mode flash3 flash_attn sage_attn split_attn use_32bit_attention use_flash_attn use_sage_attn fused_backward_pass
     ddp_gradient_as_bucket_view ddp_static_graph ddp_timeout""".split()
 """Names that `legacy` does not support, but without which the same is trained."""
-_SAME_OPTIMIZERS = {"pagedadamw32bit": "AdamW", "pagedlion8bit": "Lion8bit"}
-_PRECISIONS = {"float32": "float", "fp32": "float", "float16": "fp16", "bfloat16": "bf16"}
 _ZERO_IS_OFF = """min_snr_gamma min_timestep scale_weight_norms vae_batch_size max_validation_steps save_every_n_steps save_every_n_epochs
     sample_every_n_steps sample_every_n_epochs save_last_n_steps save_last_n_epochs save_n_epoch_ratio""".split()
-_TYPES = {
-    "networks.lora": "lora",
-    "networks.loha": "loha",
-    "networks.lokr": "lokr",
-    "lycoris.kohya": "lora",
-    **{name: "lora" for facts in FACTS.values() if facts.kohya for name, kind in facts.kohya.types.items() if kind == "transformer"},
+_TYPES = {name: words.TYPES[kind].ours for name, kind in (words.MODULES | words.OF_ONE_FAMILY).items() if not words.TYPES[kind].lost} | {
+    "lycoris.kohya": "lora"
 }
-_ALGORITHMS = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr", "dora": "dora"}
+"""Modules whose adapter is made here just so."""
+_ALGORITHMS = {name: words.TYPES[name].ours for name in ("lora", "locon", "loha", "lokr")} | {"dora": "dora"}
 _NO_EFFECT = {"preset": ("full", "attn-mlp"), **dict.fromkeys(("use_tucker", "use_cp", "use_scalar", "train_norm"), ("false", "0"))}
 """Network arguments that say what is done here anyway."""
-_LINEAR_ONLY = ("attn-mlp", "attn-only", "unet-transformer-only", "full-lin")
-"""LyCORIS's presets that leave convolutions alone."""
 _TEXT_RATES = ("text_encoder_lr1", "text_encoder_lr2", "learning_rate_te", "learning_rate_te1", "learning_rate_te2")
 
 Meaning = tuple[dict[str, object], str]
@@ -66,19 +48,7 @@ def _value(option: str) -> Callable[[Any], Meaning]:
 
 _MEANINGS: dict[str, Callable[[Any], Meaning]] = {
     "caption_extention": _value("caption_extension"),
-    "use_8bit_adam": _switch(optimizer_type="AdamW8bit"),
-    "use_lion_optimizer": _switch(optimizer_type="Lion"),
-    "v_parameterization": _switch(prediction_type="v_prediction"),
-    "no_half_vae": _switch(vae_dtype="float"),
-    "no_metadata": _switch(metadata="minimal"),
-    "fp8_base": _switch(transformer_quantization="fp8"),
-    "fp8_base_unet": _switch(transformer_quantization="fp8"),
-    "fp8_scaled": _switch(transformer_quantization="qfloat8"),
-    "cpu_offload_checkpointing": _switch(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True),
-    "unsloth_offload_checkpointing": _switch(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True),
-    "torch_compile": _switch(compile=True),
-    "network_train_unet_only": _switch(train_text_encoder=False),
-    "network_train_text_encoder_only": _switch(train_text_encoder=True, train_unet=False, cache_text_encoder_outputs=False),
+    **{name: _switch(**options) for name, options in words.SWITCHES.items()},
 }
 _LEFT = ("network_args", *_TEXT_RATES)
 """Names that have a step of their own."""
@@ -132,7 +102,7 @@ class _Line:
     def values_in_our_words(self) -> None:
         """Names of optimizers in any case, kohya's word for our file, zeros that mean off."""
         for name, value in list(self.values.items()):
-            words = self.known[name].choices if name in self.known else ()
+            choices = self.known[name].choices if name in self.known else ()
             text = str(value).strip()
             meant: object = value
             if (
@@ -144,17 +114,17 @@ class _Line:
                 self.values[name] = [value]
                 continue
             if name == "optimizer_type":
-                meant = _SAME_OPTIMIZERS.get(text.lower()) or next((one for one in OPTIMIZERS if one.lower() == text.lower()), value)
-            elif name == "save_model_as" and text == "safetensors" and text not in words:
+                meant = words.OPTIMIZERS_BY_NAME.get(text.lower(), value)
+            elif name == "save_model_as" and text == "safetensors" and text not in choices:
                 meant = "kohya"
             elif name == "save_precision":
-                meant = _PRECISIONS.get(text.lower(), value)
+                meant = words.FILE_PRECISIONS.get(text.lower(), value)
             elif name == "sample_sampler":
-                meant = {"dpmsolver": "dpmsolver++", "dpmsingle": "dpmsolver++"}.get(text.removeprefix("k_"), text.removeprefix("k_"))
+                meant = words.SAMPLERS.get(text.removeprefix("k_"), text.removeprefix("k_"))
             elif name in _ZERO_IS_OFF and text in ("0", "0.0") and self.known[name].optional:
                 meant = None
-            if isinstance(meant, str) and words and meant not in words:
-                meant = next((word for word in words if str(word).lower() == meant.lower()), meant)
+            if isinstance(meant, str) and choices and meant not in choices:
+                meant = next((word for word in choices if str(word).lower() == meant.lower()), meant)
             if meant is not value and meant != value:
                 self.values[name] = meant
                 self.notes.append(f"--{name}: {text} is taken as {_shown(meant)}")
@@ -176,7 +146,7 @@ class _Line:
         if algorithm:
             self.values.setdefault("network_type", _ALGORITHMS[algorithm])
             self.notes.append(f"--network_args algo={algorithm}: taken as network_type = {_shown(self.values['network_type'])}")
-        lycoris = self.given.get("network_module") == "lycoris.kohya" and not any(text in _LINEAR_ONLY for _, _, text in pairs)
+        lycoris = self.given.get("network_module") == "lycoris.kohya" and not any(text in words.LINEAR_ONLY for _, _, text in pairs)
         if lycoris and "conv_dim" in self.known and not any(key == "conv_dim" for key, _, _ in pairs) and "conv_dim" not in self.values:
             same = {"conv_dim": "network_dim", "conv_alpha": "network_alpha"}
             self.values |= {option: self.values.get(other, self.known[other].default) for option, other in same.items()}
@@ -211,7 +181,7 @@ class _Line:
         """A sentence on what the line leaves out and kohya's scripts would take otherwise."""
         left = [
             f"{name} = {_shown(self.known[name].default)} ({_shown(theirs)} there)"
-            for name, theirs in ({**DEFAULTS, **self.kohya.defaults} if self.kohya else {}).items()
+            for name, theirs in ({**words.DEFAULTS, **self.kohya.defaults} if self.kohya else {}).items()
             if name in self.known and name not in self.values and self.known[name].default != theirs
         ]
         if left:
@@ -241,13 +211,13 @@ def split(run: type[RunOptions], known: Mapping[str, Any], argv: Sequence[str]) 
     line = _Line(run, known, {})
     rest: list[str] = []
     found: dict[str, object] = {}
-    words = list(argv)
-    while words:
-        word = words.pop(0)
+    left = list(argv)
+    while left:
+        word = left.pop(0)
         name, equals, text = word.removeprefix("--").partition("=")
         after: list[str] = []
-        while word.startswith("--") and not equals and words and not words[0].startswith("--"):
-            after.append(words.pop(0))
+        while word.startswith("--") and not equals and left and not left[0].startswith("--"):
+            after.append(left.pop(0))
         value: object = text if equals else after[0] if len(after) == 1 else after or True
         rate = name in _TEXT_RATES and "text_encoder_lr" in known
         if word.startswith("--") and name not in known and (rate or line.meaning(name, value) is not None):

@@ -14,6 +14,9 @@ from .fields import Options, Verdict
 from .other_programs import OPTIONS_OF_OTHER_FAMILIES
 from .runs import RunOptions
 
+FORMER = {"oom_ladder": "oom_fallback", "rehearse": "preflight"}
+"""Names that options of ours had in 0.1: read for ever, wherever options are given."""
+
 RENAMED: dict[str, str] = {
     "caption_extention": "caption_extension",
     "epoch": "max_train_epochs",
@@ -112,7 +115,7 @@ UNSUPPORTED: dict[str, str] = {
     "metadata_is_negative_embedding": "it is for embeddings; remove it",
     "metadata_merged_from": "it is for merged files; remove it",
     "metadata_preprocessor": "it is for ControlNets; remove it",
-    "metadata_thumbnail": "it would put a picture into every file; remove it",
+    "metadata_thumbnail": "it would put an image into every file; remove it",
     "num_timestep_buckets": "uniform sampling covers the times over many steps; remove it",
     "show_timesteps": "it will come as a plot on the page; remove it",
     "show_timesteps_resolution": "it will come as a plot on the page; remove it",
@@ -122,7 +125,7 @@ UNSUPPORTED: dict[str, str] = {
     "use_tucker": "Tucker factors are not made; remove it",
     "ggpo_beta": "gradient-guided perturbation is not part of this version; remove it",
     "ggpo_sigma": "gradient-guided perturbation is not part of this version; remove it",
-    "train_inpainting": "inpainting models have other inputs; use masked_loss to train only a part of each picture",
+    "train_inpainting": "inpainting models have other inputs; use masked_loss to train only a part of each image",
 }
 
 _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
@@ -131,7 +134,7 @@ _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
         OPTIONS_OF_OTHER_FAMILIES,
     ),
     (
-        "this memory lever is not part of this version; docs/memory.md lists those that are",
+        "this memory option is not part of this version; docs/memory.md lists those that are",
         "fp16_master_weights_and_gradients fp8_fast img_in_txt_in_offloading".split(),
     ),
     (

@@ -1,4 +1,4 @@
-"""What a run keeps where, and which kernels compute it: levers that trade speed for memory, or the other way round."""
+"""What a run keeps where, and which kernels compute it: options that trade speed for memory, or the other way round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECIDES_FIT = frozenset(
 
 
 class MemoryOptions(Section):
-    """What is kept on the device, and which kernels compute it. docs/memory.md says what levers cost, docs/equivalence.md what they do."""
+    """What is kept on the device, and which kernels compute it. docs/memory.md says what options cost, docs/equivalence.md what they do."""
 
     title: ClassVar[str] = "Memory"
 
@@ -27,10 +27,10 @@ class MemoryOptions(Section):
     gradient_checkpointing_share: Annotated[float, Field(gt=0, le=1), _RECOMPUTED] = 1.0
     """Share of the blocks that are recomputed, spread evenly; others keep their activations, which costs memory and saves time."""
     gradient_checkpointing_cpu_offload: Annotated[bool, _RECOMPUTED] = False
-    """Keep what a recomputed block begins with in main memory until the backward pass. Saves what is left of the memory of activations,
-    which counts with large pictures and many blocks."""
+    """Keep what a recomputed block begins with in host RAM until the backward pass. Saves what is left of the memory of activations,
+    which counts with large images and many blocks."""
     blocks_to_swap: WholeNumber = 0
-    """Keep this many of the network's blocks in main memory and bring each to the device when it is due, while the block before computes.
+    """Keep this many of the network's blocks in host RAM and bring each to the device when it is due, while the block before computes.
     Same result, less memory of the device, and some of the speed. The largest number is that of the blocks."""
     attention_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
     """PyTorch's kernels for attention. auto takes the fastest that can compute a call; one that is named is tried before the run, which
@@ -41,12 +41,20 @@ class MemoryOptions(Section):
     """Let cuDNN try its kernels for convolutions on each new size and keep the fastest. Helps U-Nets with few sizes."""
     vae_tiling: bool = False
     """Decode previews in tiles: large ones then need little memory. Seams are blended, so previews differ a little; training does not."""
-    rehearse: Literal["auto", "on", "off"] = "auto"
+    preflight: Literal["auto", "on", "off"] = "auto"
     """Before the first step, try the largest batch with the longest texts and one preview, and throw the results away, so that a run that
-    does not fit says so at once and not after hours. Changes nothing. auto rehearses on a GPU."""
-    oom_ladder: bool = False
-    """When memory runs out in a step, pull the next lever that leaves the result as it is (gradient_checkpointing, its offload, smaller
-    batches with as many accumulation steps, more blocks_to_swap), say so, and do the same step again instead of ending the run."""
+    does not fit says so at once and not after hours. Changes nothing. auto tries on a GPU."""
+    oom_fallback: bool = False
+    """When memory runs out in a step, turn on the next memory option that leaves the result as it is (gradient_checkpointing, its offload,
+    smaller batches with as many accumulation steps, more blocks_to_swap), say so, and do the same step again instead of ending the run."""
+
+    of_convolutions: ClassVar[bool] = False
+    """Whether the network sees both sides of an image, and not only how many places it has."""
+
+    @property
+    def in_channels_last(self) -> bool:
+        """Whether the channels of the network's images lie side by side in memory."""
+        return False
 
     @property
     def steps_in_backward(self) -> bool:
@@ -60,7 +68,7 @@ class MemoryOptions(Section):
 
 
 class FullMemoryOptions(MemoryOptions):
-    """The levers of a network that is trained itself; gradients and weights of an adapter are small, and 16 bits would lose its updates."""
+    """Memory options of a full fine-tune; gradients and weights of an adapter are small, and 16 bits would lose its updates."""
 
     fused_backward_pass: bool = False
     """Move each weight as soon as its gradient is there, and let go of the gradient: gradients of the whole model are never in memory
@@ -79,12 +87,18 @@ class FullMemoryOptions(MemoryOptions):
 
 
 class UNetMemoryOptions(MemoryOptions):
-    """The levers of a network with convolutions."""
+    """Memory options of a network with convolutions."""
+
+    of_convolutions: ClassVar[bool] = True
 
     channels_last: bool = False
-    """Keep the channels of the network's pictures side by side in memory, which convolutions on recent GPUs like better. Same result up to
+    """Keep the channels of the network's images side by side in memory, which convolutions on recent GPUs like better. Same result up to
     rounding."""
+
+    @property
+    def in_channels_last(self) -> bool:
+        return self.channels_last
 
 
 class UNetFullMemoryOptions(UNetMemoryOptions, FullMemoryOptions):
-    """The levers of a U-Net that is trained itself."""
+    """Memory options of a full fine-tune of a U-Net."""

@@ -10,17 +10,17 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .fields import Number, Section, Show
+from .fields import Number, Section, Show, raise_all
 
 Quantization = Literal["none", "qint8", "qfloat8", "fp8", "nf4"]
 """How the weights of frozen blocks are held."""
-MAX_CONTROLS = 3
-"""Control pictures that the models with the most of them take."""
+MAX_CONTROLS = 10
+"""Control images that the models with the most of them take."""
 
 
 @dataclass(frozen=True)
 class Controls:
-    """How many control pictures a sample of a model has, and what the model is called in messages."""
+    """How many control images a sample of a model has, and what the model is called in messages."""
 
     fewest: int = 0
     most: int = 0
@@ -32,7 +32,7 @@ class ModelOptions(Section):
 
     title: ClassVar[str] = "Model"
     grid: ClassVar[int]
-    """Picture sides are multiples of this, in pixels."""
+    """Image sides are multiples of this, in pixels."""
 
     pretrained_model_name_or_path: str | None = None
     """The model that training begins with; families that cannot make one need it."""
@@ -40,13 +40,23 @@ class ModelOptions(Section):
     """Precision of the VAE while it encodes and decodes. Some overflow in fp16, so float is the safe choice."""
 
     @property
+    def quantization(self) -> str:
+        """In which few bits the frozen denoising network is held; none for all of them."""
+        return "none"
+
+    @property
+    def undoes_distillation(self) -> bool:
+        """Whether a training adapter is active while training."""
+        return False
+
+    @property
     def controls(self) -> Controls:
-        """How many control pictures the model's samples have, as far as the options say it."""
+        """How many control images the model's samples have, as far as the options say it."""
         return Controls()
 
     @property
     def control_side(self) -> int | None:
-        """Control pictures have about the area of a square of this side, in pixels; None where the options leave it to the model."""
+        """Control images have about the area of a square of this side, in pixels; None where the options leave it to the model."""
         return None
 
     @property
@@ -85,6 +95,10 @@ class BaseModelOptions(ModelOptions):
     have 8 bits and a scale for each row, and qint8 is four to ten times more exact; fp8 has 8 bits and no scale, as the fp8_base of other
     trainers; nf4 has 4 bits, a quarter of the memory of 16."""
 
+    @property
+    def quantization(self) -> str:
+        return self.transformer_quantization
+
     @model_validator(mode="after")
     def _one_multiplier_for_each_file(self) -> Self:
         if self.base_weights_multiplier and len(self.base_weights_multiplier) != len(self.base_weights):
@@ -93,6 +107,39 @@ class BaseModelOptions(ModelOptions):
                 "base_weights; give one for each file, or none"
             )
         return self
+
+
+class FewStepModelOptions(BaseModelOptions):
+    """A base model of a family that has distilled ones, which draw in few steps."""
+
+    training_adapter: Annotated[str | None, Show(kind="file")] = None
+    """A LoRA file that undoes the distillation of a few-step model, active while training and left out of previews and saved files, so that
+    long runs keep the few steps (ostris has published some); None trains on the model as it is."""
+    training_adapter_multiplier: Annotated[Number, Show(needs="training_adapter")] = 1.0
+    """Strength of the training adapter."""
+
+    @property
+    def undoes_distillation(self) -> bool:
+        return self.training_adapter is not None
+
+
+class EncoderDevicesOptions(ModelOptions):
+    """A base model whose encoders may compute on devices of their own."""
+
+    vae_device: str | None = None
+    """Device of the VAE, such as cpu or cuda:1; None takes the training device."""
+    text_encoder_device: str | None = None
+    """Device of the text encoder, such as cpu or cuda:1; None takes the training device."""
+
+    @model_validator(mode="after")
+    def _devices_are_names(self) -> Self:
+        raise_all([problem for name in ("vae_device", "text_encoder_device") for problem in device_problems(name, getattr(self, name))])
+        return self
+
+    @property
+    def encoder_devices(self) -> tuple[str | None, str | None]:
+        """See ModelOptions."""
+        return self.vae_device, self.text_encoder_device
 
 
 class UNetModelOptions(BaseModelOptions):

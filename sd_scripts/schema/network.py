@@ -48,6 +48,8 @@ class NetworkOptions(Section):
     """
 
     title: ClassVar[str] = "Network"
+    chooses_networks: ClassVar[bool] = False
+    """Whether the options say which networks get an adapter."""
     backbone: ClassVar[str]
     """What a user calls the denoising network."""
 
@@ -104,6 +106,11 @@ class NetworkOptions(Section):
         return False
 
     @property
+    def block_factors(self) -> tuple[float, ...]:
+        """Factor on the rate of each block; empty for 1 everywhere."""
+        return ()
+
+    @property
     def shares_downs(self) -> bool:
         """Whether layers that are one matrix in the original layout share a down matrix, as in kohya's files."""
         return False
@@ -119,6 +126,8 @@ class NetworkOptions(Section):
 
 class TextNetworkOptions(NetworkOptions):
     """The adapter of a family whose text encoders can have one, too."""
+
+    chooses_networks: ClassVar[bool] = True
 
     train_unet: bool = True
     """Attach the adapter to the denoising network (UNet or transformer)."""
@@ -164,7 +173,11 @@ class UNetNetworkOptions(TextNetworkOptions):
     @property
     def wants_convolutions(self) -> bool:
         """Whether 3x3 convolutions get an adapter, too."""
-        return self.conv_dim is not None or bool(self.conv_block_dims)
+        return self.conv_dim is not None or any(self.conv_block_dims)
+
+    @property
+    def block_factors(self) -> tuple[float, ...]:
+        return self.block_lr_weight
 
     @model_validator(mode="after")
     def _blocks_agree(self) -> Self:
@@ -185,6 +198,13 @@ class TransformerNetworkOptions(NetworkOptions):
     frozen_encoders: ClassVar[tuple[str, ...]] = ()
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()
     loraplus_text_encoder_lr_ratio: ClassVar[float | None] = None
+
+
+class BlocksNetworkOptions(TransformerNetworkOptions):
+    """The adapter on the blocks of a transformer."""
+
+    train_block_indices: Indices = "all"
+    """Numbers of the transformer blocks that get an adapter, in the order in which they compute: all, or such as 0-18,40."""
 
 
 class FullOptions(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,9 +24,39 @@ class ObjectiveSection(Section):
     leading_parts: ClassVar[tuple[str, ...]]
     """Parts of the loss whose columns come first in the table of epochs, whether a run has them or not."""
 
+    target: ClassVar[Literal["noise", "velocity", "own"]] = "own"
+    """What the network's prediction is compared with: the noise (or v, or the image), the velocity, or what a family says itself."""
+    has_terms: ClassVar[bool] = False
+    """Whether the loss may have further terms, see AnchoredFlowOptions."""
+
     def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
         """In how many ways the network is called, with and without gradient, adapter and text; and whether with some rows only."""
         raise NotImplementedError
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """First and last of the 1000 times that training sees."""
+        return 0, 1000
+
+    @property
+    def prior_weight(self) -> float:
+        """Weight of the distance to the base model on regularisation images; 0 trains on them as on images."""
+        return 0.0
+
+    @property
+    def num_anchors(self) -> int:
+        """How many samples in a row see every noise level that is trained; 0 where levels are not dealt."""
+        return 0
+
+    @property
+    def wants_empty_text(self) -> bool:
+        """Whether the objective asks the network for its answer to the empty caption."""
+        return False
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """The further terms of the loss with their weights; none in objectives that have no such terms."""
+        return {}
 
     @property
     def compares_samples(self) -> bool:
@@ -69,6 +100,10 @@ class RegressionOptions(ObjectiveSection):
     discrete_flow_shift: Annotated[Positive, _TIMES] = 3.0
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift; above 1 trains more on noisy times."""
 
+    @property
+    def times(self) -> tuple[int, int]:
+        return self.min_timestep, self.max_timestep
+
     def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
         """One: with gradient, adapter and text."""
         return 1, False
@@ -88,10 +123,12 @@ class RegressionOptions(ObjectiveSection):
 class ObjectiveOptions(RegressionOptions):
     """The training objective of a UNet: noise prediction, v-prediction or flow matching."""
 
+    target: ClassVar[Literal["noise", "velocity", "own"]] = "noise"
+
     min_snr_gamma: Positive | None = None
     """Min-SNR weighting (Hang et al. 2023), 5 is usual; None is off."""
     debiased_estimation_loss: bool = False
-    """Weight by 1/sqrt(SNR) for noise prediction, 1/(SNR+1) for v (Yu et al. 2023); sqrt(SNR) where the picture is predicted, which is as
+    """Weight by 1/sqrt(SNR) for noise prediction, 1/(SNR+1) for v (Yu et al. 2023); sqrt(SNR) where the image is predicted, which is as
     for noise."""
     scale_v_pred_loss_like_noise_pred: bool = False
     """Weight a v loss by SNR/(SNR+1), which makes it count like a noise loss."""
@@ -101,10 +138,10 @@ class ObjectiveOptions(RegressionOptions):
     """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid, then
     shifted by discrete_flow_shift."""
     noise_offset: NotNegative = 0.0
-    """Add this times one normal number for each picture and channel to the noise, so that dark and bright pictures are learned; 0.03 to 0.1
+    """Add this times one normal number for each image and channel to the noise, so that dark and bright images are learned; 0.03 to 0.1
     is usual, 0 is off."""
     noise_offset_random_strength: Annotated[bool, Show(needs="noise_offset")] = False
-    """Draw the strength of noise_offset from 0 to its value for each picture."""
+    """Draw the strength of noise_offset from 0 to its value for each image."""
     adaptive_noise_scale: Annotated[Number, Show(needs="noise_offset")] = 0.0
     """Add this times the absolute mean of each latent channel to noise_offset."""
     multires_noise_iterations: Annotated[WholeNumber, Field(le=64)] = 0
@@ -114,7 +151,7 @@ class ObjectiveOptions(RegressionOptions):
     ip_noise_gamma: NotNegative = 0.0
     """Perturb the noisy input by this times fresh noise while the target stays (Ning et al. 2023), 0.1 is usual; 0 is off."""
     ip_noise_gamma_random_strength: Annotated[bool, Show(needs="ip_noise_gamma")] = False
-    """Draw the strength of ip_noise_gamma from 0 to its value for each picture."""
+    """Draw the strength of ip_noise_gamma from 0 to its value for each image."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -127,14 +164,26 @@ class ObjectiveOptions(RegressionOptions):
         return self
 
 
+@dataclass(frozen=True)
+class SizeShift:
+    """A shift of times by the image's size: e^mu, with mu linear in the tokens through two points (tokens, mu)."""
+
+    fewest: tuple[int, float]
+    most: tuple[int, float]
+    patch: int = 2
+    """Latents along the side of a token."""
+
+
 class FlowObjectiveOptions(RegressionOptions):
-    """The training objective of a flow-matching transformer: the velocity from picture to noise."""
+    """The training objective of a flow-matching transformer: the velocity from image to noise."""
+
+    target: ClassVar[Literal["noise", "velocity", "own"]] = "velocity"
 
     huber_schedule: Annotated[Literal["constant", "exponential", "snr"], _HUBER] = "constant"
     """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise
     ratio."""
-    size_shifts: ClassVar[dict[str, tuple[int, float]]] = {}
-    """What of timestep_sampling shifts by the image's size: tokens and mu at the upper end of the line, see times.resolution_shift."""
+    size_shifts: ClassVar[dict[str, SizeShift]] = {}
+    """What of timestep_sampling shifts by the image's size."""
 
     timestep_sampling: str = "shift"
     """Density of the training times; each family says which it has."""
@@ -143,18 +192,22 @@ class FlowObjectiveOptions(RegressionOptions):
     mode_scale: Annotated[float, Field(ge=-1, le=1.75), _TIMES] = 1.29
     """Weight of mode sampling (Esser et al. 2024): above 0 favours the middle, below 0 the ends."""
     model_prediction_type: Annotated[Literal["raw", "additive", "sigma_scaled"], _TIMES] = "raw"
-    """What is compared with noise - picture: raw is the prediction itself and the right choice; additive (prediction + x_t) and
+    """What is compared with noise - image: raw is the prediction itself and the right choice; additive (prediction + x_t) and
     sigma_scaled (x_t - sigma prediction) are kohya's others, with which a correct model does not reach a small loss. They are here to
     repeat old runs."""
     weighting_scheme: Annotated[Literal["none", "sigma_sqrt", "cosmap"], _TIMES] = "none"
     """Weight of a time in the loss: none, sigma_sqrt = 1/sigma^2, cosmap = 2/(pi (1 - 2 sigma + 2 sigma^2)) (Esser et al. 2024). kohya's
     scripts apply it with sigma_scaled only; here it always counts."""
     base_prior_weight: NotNegative = 0.0
-    """Self-distillation: regularisation pictures teach the network to stay what the base model is, by the distance to the base's own
-    velocity times this, instead of by their pixels. Keeps what a distilled model can do. For adapters; needs regularisation pictures
-    (num_class_images makes them). 0 trains on them as on pictures."""
+    """Self-distillation: regularisation images teach the network to stay what the base model is, by the distance to the base's own
+    velocity times this, instead of by their pixels. Keeps what a distilled model can do. For adapters; needs regularisation images
+    (num_class_images makes them). 0 trains on them as on images."""
+
+    @property
+    def prior_weight(self) -> float:
+        return self.base_prior_weight
 
     def network_calls(self, model: ModelOptions) -> tuple[int, bool]:
-        """One, and the base model's on regularisation pictures."""
+        """One, and the base model's on regularisation images."""
         prior = self.base_prior_weight > 0
         return 1 + prior, prior

@@ -14,5 +14,47 @@ KOHYA_MARKS = {"clip_g": "sd3", "gemma2": "lumina", "qwen3": "anima", "byt5": "h
 """kohya's options by which such a family is known."""
 KOHYA_MODELS = ("sd_model", "flux_model")
 """What kohya's tools call the base model that is merged into."""
-MUSUBI_KINDS = ("flux_2", "framepack", "hidream_o1", "hv_1_5", "ideogram4", "kandinsky", "krea2", "qwen_image", "wan", "zimage")
-"""Ends of musubi-tuner's network modules, after `networks.lora_`."""
+KOHYA_SCRIPTS = {
+    "train_network.py": ("sd", "network", "lora"),
+    "train_db.py": ("sd", "full", "dreambooth"),
+    "fine_tune.py": ("sd", "full", "finetune"),
+    "sdxl_train_network.py": ("sdxl", "network", "lora"),
+    "sdxl_train.py": ("sdxl", "full", ""),
+    "flux_train_network.py": ("flux", "network", "lora"),
+    "flux_train.py": ("flux", "full", ""),
+}
+"""kohya's scripts for families that are trained here: the family, how it is trained, and the page of kohya_ss where it is the same."""
+_OF_FLUX = frozenset(
+    """ae apply_t5_attn_mask blocks_to_swap clip_l discrete_flow_shift guidance_scale logit_mean logit_std mode_scale model_prediction_type
+    sigmoid_scale t5xxl t5xxl_max_token_length text_encoder_batch_size timestep_sampling weighting_scheme""".split()
+)
+_OF_ADAPTERS = frozenset(
+    """base_weights base_weights_multiplier dim_from_weights fp8_base_unet max_validation_steps network_alpha network_dim network_dropout
+    network_train_unet_only network_weights scale_weight_norms text_encoder_lr training_comment unet_lr validate_every_n_steps
+    validation_seed validation_split prior_loss_weight cpu_offload_checkpointing""".split()
+)
+_CACHED_TEXTS = frozenset(("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"))
+KOHYA_LACKS = {
+    "train_network.py": _OF_FLUX | _CACHED_TEXTS,
+    "train_db.py": (_OF_FLUX | _CACHED_TEXTS | _OF_ADAPTERS | {"dataset_repeats", "in_json"}) - {"prior_loss_weight"},
+    "sdxl_train_network.py": _OF_FLUX,
+    "sdxl_train.py": _OF_FLUX | _OF_ADAPTERS,
+    "flux_train.py": _OF_ADAPTERS - {"cpu_offload_checkpointing"},
+}
+"""Options that kohya's other scripts have, and these have not."""
+KOHYA_MODEL_TYPES = {"chroma": "chroma"}
+"""model_type of a script of kohya's for another family than the script's own."""
+KOHYA_SCRIPTS_OF_OTHERS = {
+    "sd3_": "Stable Diffusion 3",
+    "lumina_": "Lumina",
+    "anima_": "Anima",
+    "hunyuan_image_": "HunyuanImage",
+    "train_textual_inversion": "an embedding (textual inversion)",
+    "sdxl_train_textual_inversion": "an embedding (textual inversion)",
+    "train_control": "a ControlNet",
+    "sdxl_train_control": "a ControlNet",
+    "flux_train_control": "a ControlNet",
+    "train_leco": "a slider (LECO)",
+    "sdxl_train_leco": "a slider (LECO)",
+}
+"""What kohya's scripts whose names begin so train, none of which is trained here."""

@@ -34,6 +34,9 @@ class OutputOptions(Section):
     """Keep only files saved within the last N epochs; None keeps all. The final file always stays."""
     save_best: Annotated[bool, Show(needs="validation_split or dataset_config")] = False
     """Also keep the file of the lowest held-out loss so far as `<output_name>-best`, whatever else is removed. Needs validation_split."""
+    early_stop_patience: Annotated[Count | None, Show(needs="save_best")] = None
+    """End the run when so many held-out losses in a row were not lower than the lowest one before; None trains to the last step. Needs
+    save_best, whose file is what stays, and the state is saved, so that the run can go on all the same."""
     save_precision: Literal["float", "fp16", "bf16"] = "fp16"
     """Precision of the saved file."""
     save_state: bool = True

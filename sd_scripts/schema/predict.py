@@ -1,4 +1,4 @@
-"""Options of prediction: one model, its adapters, and the pictures that are asked of it. Families that edit add their model."""
+"""Options of prediction: one model, its adapters, and the images that are asked of it. Families that edit add their model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from .fields import NotNegative, Number, Section, Seed, Show, Size, raise_all
 from .files import out_problems
-from .model import BaseModelOptions, device_problems
+from .model import ModelOptions, device_problems
 from .tools import ReportOptions, ToolOptions
 
 
@@ -26,7 +26,7 @@ class LoadingSection(Section):
     transformer_device: str | None = None
     """Device of the transformer, such as cpu or cuda:1; None takes the first GPU, or the CPU."""
     offload: bool = False
-    """Keep each network in main memory and bring it to its device only while it works: less device memory, slower."""
+    """Keep each network in host RAM and bring it to its device only while it works: less device memory, slower."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -39,7 +39,37 @@ class LoadingSection(Section):
         return self
 
 
-class PredictSection(Section):
+class AskSection(Section):
+    """What is asked of a model that draws, whatever its family."""
+
+    prompt: Annotated[str, Show(basic=True)] = ""
+    """What the image should show."""
+    steps: Annotated[int, Field(ge=1, le=1000)] = 40
+    """Denoising steps."""
+    seed: Seed | None = None
+    """Decides the noise; the same seed gives the same image. None draws one, which the image's file tells."""
+    size: Annotated[Size | None, Show(unit="px")] = None
+    """Width,height of the result; None takes the model's own, or that of a run's previews; with control images the model's own area in the
+    aspect ratio of the last of them."""
+    num_images: Annotated[int, Field(ge=1, le=64)] = 1
+    """Images to make of each prompt, from seeds that count up."""
+    out: Annotated[str, Show(kind="folder")] = "predictions"
+    """Folder for the images, which is made when it is not there, or the name of a .png file. Existing files stay."""
+    serve: Annotated[bool, Show(cli_only=True)] = False
+    """Keep the model loaded and take requests as JSON lines on standard input; what the studio starts."""
+
+    @property
+    def guided_scale(self) -> float:
+        """Strength of guidance; 1 is none."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _out_is_a_place(self) -> Self:
+        raise_all(out_problems(self.out))
+        return self
+
+
+class PredictSection(AskSection):
     """What is asked of the model."""
 
     title: ClassVar[str] = "Predict"
@@ -54,37 +84,22 @@ class PredictSection(Section):
     """Denoising steps. Lightning adapters take 4 or 8."""
     true_cfg_scale: NotNegative = 4.0
     """How strongly the instruction is followed against the negative prompt; 1 turns guidance off and halves the time."""
-    seed: Seed | None = None
-    """Decides the noise; the same seed gives the same picture. None draws one, which the picture's file tells."""
-    size: Annotated[Size | None, Show(unit="px")] = None
-    """Width,height of the result; None takes the model's own area in the aspect ratio of the last control picture."""
-    num_images: Annotated[int, Field(ge=1, le=64)] = 1
-    """Pictures to make, from seeds that count up."""
-    out: Annotated[str, Show(kind="folder")] = "predictions"
-    """Folder for the pictures, which is made when it is not there, or the name of a .png file. Existing files stay."""
-    serve: Annotated[bool, Show(cli_only=True)] = False
-    """Keep the model loaded and take requests as JSON lines on standard input; what the studio starts."""
 
-    @model_validator(mode="after")
-    def _out_is_a_place(self) -> Self:
-        raise_all(out_problems(self.out))
-        return self
+    @property
+    def guided_scale(self) -> float:
+        """See AskSection."""
+        return self.true_cfg_scale
 
 
 class PredictOptions(ToolOptions):
-    """Pictures made with one model."""
+    """Images made with one model."""
 
-    predict: PredictSection = PredictSection()
-    model: BaseModelOptions
+    predict: AskSection
+    model: ModelOptions
     loading: LoadingSection = LoadingSection()
     report: ReportOptions = ReportOptions()
 
-    @model_validator(mode="after")
-    def _something_is_asked(self) -> Self:
-        problems = []
-        if not self.predict.serve and not self.model.pretrained_model_name_or_path.strip():
-            problems.append("pretrained_model_name_or_path is missing: name the base model, or `toy` for the built-in one")
-        if not self.predict.serve and not self.predict.prompt.strip():
-            problems.append("prompt is missing: say what the picture should show, or what should be changed")
-        raise_all(problems)
-        return self
+    @property
+    def loads(self) -> ModelOptions:
+        """The model options with which its family loads it."""
+        return self.model

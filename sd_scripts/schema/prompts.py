@@ -11,7 +11,7 @@ from typing import Any
 from .errors import OptionError, Problem
 from .model import MAX_CONTROLS
 from .outside import json_of, toml_of
-from .samples import SampleOptions, SamplerSampleOptions, samplers_of
+from .samples import SampleOptions, samplers_of
 
 OPTION = "sample_prompts"
 FLAGS = {
@@ -30,7 +30,7 @@ REPEATED = ("control_image",)
 """Keys whose flag may stand several times in a line; in TOML and JSON they take a list as well."""
 _ONLY = {
     "g": "which has no embedding of guidance",
-    "ci": "which takes no control pictures",
+    "ci": "which takes no control images",
 }
 """Flags that mean something only to families whose sample options have them among their own, and what to tell the others."""
 _SAMPLER = "ss"
@@ -59,7 +59,7 @@ class PromptSpec:
     guidance: float = 3.5
     """What an embedding of guidance is told, in a model that has one."""
     controls: tuple[str, ...] = ()
-    """Files of the pictures to be edited, in their order."""
+    """Files of the images to be edited, in their order."""
 
 
 def flags_of(options: SampleOptions | type[SampleOptions]) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _reason(flag: str) -> str:
 
 
 def _from_toml(data: Mapping[str, Any], name: str, problems: list[Problem]) -> list[_Entry]:
-    """`[prompt]` with common keys and `[[prompt.subset]]` for each picture; a key in both is an error."""
+    """`[prompt]` with common keys and `[[prompt.subset]]` for each image; a key in both is an error."""
     table = data.get("prompt")
     if not isinstance(table, dict) or set(data) != {"prompt"}:
         problems.append(_problem(f"{name} needs exactly one table [prompt], with [[prompt.subset]] tables in it"))
@@ -244,7 +244,7 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
     scale = _scale(values, "scale", options.sample_cfg_scale, where, problems)
     guidance = _scale(values, "guidance_scale", options.embedded_guidance, where, problems)
     samplers = samplers_of(type(options)) or ("auto",)
-    sampler = values.get("sample_sampler", options.sample_sampler if isinstance(options, SamplerSampleOptions) else "auto")
+    sampler = values.get("sample_sampler", options.sampler)
     if sampler not in samplers:
         problems.append(_problem(f"{where}: {_named('sample_sampler')} {sampler!r} is not one of {', '.join(samplers)}"))
     controls = _controls(values, where, problems)
@@ -255,14 +255,14 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
 
 
 def _controls(values: Mapping[str, Any], where: str, problems: list[Problem]) -> tuple[str, ...]:
-    """Files of the control pictures, as they were written."""
+    """Files of the control images, as they were written."""
     value = values.get("control_image", [])
     files = [value] if isinstance(value, str) else value
     if not isinstance(files, list) or not all(isinstance(file, str) and file for file in files):
-        problems.append(_problem(f"{where}: {_named('control_image')} {value!r} is neither the path of a picture nor a list of paths"))
+        problems.append(_problem(f"{where}: {_named('control_image')} {value!r} is neither the path of an image nor a list of paths"))
         return ()
     if len(files) > MAX_CONTROLS:
-        problems.append(_problem(f"{where}: {len(files)} control pictures; a model takes {MAX_CONTROLS} at most"))
+        problems.append(_problem(f"{where}: {len(files)} control images; a model takes {MAX_CONTROLS} at most"))
     problems += [
         _problem(f"{where}: {_named('control_image')} there is no file {file}") for file in files if not Path(file).expanduser().is_file()
     ]

@@ -12,9 +12,9 @@ from .dataset import DatasetOptions
 from .distributed import DistributedOptions
 from .fields import Options, raise_all
 from .memory import MemoryOptions, UNetMemoryOptions
-from .model import BaseModelOptions, ModelOptions, UNetModelOptions
+from .model import ModelOptions, UNetModelOptions
 from .network import ScratchOptions, TextNetworkOptions, TransformerFullOptions, TransformerNetworkOptions, UNetFullOptions
-from .objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection
+from .objective import ObjectiveOptions, ObjectiveSection
 from .optimizer import OPTIMIZERS, OptimizerOptions
 from .output import OutputOptions
 from .samples import SampleOptions, UNetSampleOptions
@@ -57,7 +57,7 @@ class RunOptions(Options):
         training, distributed = self.training, self.distributed
         if distributed.global_batch_size is not None and training.gradient_accumulation_steps != 1:
             problems.append("gradient_accumulation_steps follows from global_batch_size; remove one of them")
-        problems += self._lever_problems() + self._prior_problems()
+        problems += self._memory_option_problems() + self._prior_problems() + self._adapter_problems()
         optimizer = self.optimizer
         if not optimizer.allow_custom_modules:
             if optimizer.optimizer_type not in OPTIMIZERS:
@@ -75,7 +75,7 @@ class RunOptions(Options):
 
     def _prior_problems(self) -> list[str]:
         """What base_prior_weight needs."""
-        if not isinstance(self.objective, FlowObjectiveOptions) or not self.objective.base_prior_weight:
+        if not self.objective.prior_weight:
             return []
         problems, data = [], self.dataset
         if self.method != "network":
@@ -85,13 +85,19 @@ class RunOptions(Options):
         toy = data.train_data_dir is not None and data.train_data_dir.startswith("toy:")
         if not (data.reg_data_dir or data.num_class_images or data.dataset_config or toy):
             problems.append(
-                "base_prior_weight compares with the base model on regularisation pictures; give reg_data_dir, or num_class_images, "
+                "base_prior_weight compares with the base model on regularisation images; give reg_data_dir, or num_class_images, "
                 "which makes them"
             )
         return problems
 
-    def _lever_problems(self) -> list[str]:
-        """Levers for memory and speed that do not go together."""
+    def _adapter_problems(self) -> list[str]:
+        """What a training adapter needs."""
+        if self.method == "network" or not self.model.undoes_distillation:
+            return []
+        return ["training_adapter is for adapters; a model that is trained itself cannot leave it out of the saved file. Remove it"]
+
+    def _memory_option_problems(self) -> list[str]:
+        """Options for memory and speed that do not go together."""
         compiling, memory, distributed, training = self.compile, self.memory, self.distributed, self.training
         problems = []
         if compiling.compile and distributed.distributed_strategy == "fsdp2":
@@ -109,7 +115,7 @@ class RunOptions(Options):
             )
         if memory.cuda_cudnn_benchmark and training.deterministic:
             problems.append("cuda_cudnn_benchmark chooses kernels by their speed, so a run is not deterministic; turn one of them off")
-        if isinstance(self.model, BaseModelOptions) and self.model.transformer_quantization != "none":
+        if self.model.quantization != "none":
             if self.method != "network":
                 problems.append("transformer_quantization holds a frozen network in few bits, but this run trains it; set it to none")
             if distributed.distributed_strategy == "fsdp2":
@@ -117,10 +123,10 @@ class RunOptions(Options):
                     "distributed_strategy fsdp2 cannot share out a quantised network; set transformer_quantization to none, or "
                     "distributed_strategy to ddp"
                 )
-        return problems + self._whole_weight_problems()
+        return problems + self._full_finetune_problems()
 
-    def _whole_weight_problems(self) -> list[str]:
-        """What is wrong with the levers of weights that are trained themselves."""
+    def _full_finetune_problems(self) -> list[str]:
+        """What is wrong with the memory options of weights that are trained themselves."""
         memory, problems = self.memory, []
         if memory.steps_in_backward:
             training, optimizer = self.training, self.optimizer

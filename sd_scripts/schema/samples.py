@@ -13,10 +13,12 @@ Sampler = Literal["auto", "ddim", "euler", "euler_a", "heun", "dpmsolver++", "dp
 
 
 class SampleOptions(Section):
-    """Preview pictures rendered by the same function that serves inference after training."""
+    """Preview images rendered by the same function that serves inference after training."""
 
     title: ClassVar[str] = "Samples"
     own_flags: ClassVar[tuple[str, ...]] = ()
+    by_prompt: ClassVar[bool] = True
+    """Whether each preview is of a prompt."""
     """kohya's flags in a line of sample_prompts that mean something to this family, besides those of all."""
 
     sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
@@ -42,12 +44,34 @@ class SampleOptions(Section):
         """What an embedding of guidance is told in a preview without --g; without effect on a model that has none."""
         return 3.5
 
+    @property
+    def sampler(self) -> str:
+        """Sampler of the previews; auto where there is one only."""
+        return "auto"
+
+
+class EditSampleOptions(SampleOptions):
+    """Previews of a model that edits, with its own flow-matching sampler.
+
+    A prompt without --ci edits the control images of the training pairs in turn.
+    """
+
+    own_flags: ClassVar[tuple[str, ...]] = ("ci",)
+
+    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
+    (negative) --ci (control image). Empty makes no previews."""
+
 
 class SamplerSampleOptions(SampleOptions):
     """Previews of a model that different samplers can render; each family has its own list of them."""
 
     sample_sampler: str = "auto"
     """Sampler of the previews."""
+
+    @property
+    def sampler(self) -> str:
+        return self.sample_sampler
 
 
 class UNetSampleOptions(SamplerSampleOptions):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import get_args
 
@@ -18,10 +19,12 @@ from .memory import DECIDES_FIT
 from .runs import RunOptions
 
 SECRETS = {"wandb_api_key", "wandb_key", "huggingface_token"}
+_SECRET = re.compile(r"(^|[._])(token|password|secret|api_key|access_key\w*)$")
+"""Ends of names whose values are shown nowhere."""
 HIDDEN = "…"
 MISSING = {
     "pretrained_model_name_or_path": "the base model: a .safetensors file, a diffusers folder or a hub id",
-    "train_data_dir": "the folder of the training pictures",
+    "train_data_dir": "the folder of the training images",
 }
 """What a run needs and another program's file may lack, and what to tell the person."""
 PLACEHOLDER = "toy"
@@ -130,7 +133,8 @@ class Sheet:
     def write(self, key: str, verdict: Verdict, text: str) -> None:
         """The row of a key."""
         value = self.given.get(key)
-        shown = HIDDEN if key in SECRETS and not is_empty(value) else value
+        secret = key.rpartition(".")[2] in SECRETS or _SECRET.search(key)
+        shown = HIDDEN if secret and not is_empty(value) else value
         self.rows[key] = Row(key, shown, verdict, text)
 
     def skip(self, key: str, why: str) -> None:
@@ -141,6 +145,28 @@ class Sheet:
         """The key is not supported; text says why and what to do."""
         self.write(key, "not supported", text)
 
+    def unknown(self, key: str, program: str, known: Iterable[str]) -> None:
+        """A key that this version does not know of the program: nothing is made of it, and that is said."""
+        self.write(
+            key, "unknown", f"this version knows no such setting of {program}; nothing was made of it.{flat.nearest(key, list(known))}"
+        )
+
+    def without_rule(self, key: str, name: str, program: str) -> None:
+        """A key that says something and has no rule: not supported where kohya's or another kind of run has such a name, else unknown."""
+        if legacy.find(name, self.run) is None and not self.families_with(name):
+            self.unknown(key, program, self.known)
+        else:
+            self.refuse(key, self.advice(name, self.value(key)))
+
+    def decided(self, option: str) -> bool:
+        """Whether some key of the file has given this option a value."""
+        return option in self._keys_of
+
+    def lose(self, key: str, text: str) -> None:
+        """The key is not supported, and the result or what fits into memory follows from it: it stands above the form as well."""
+        self.refuse(key, text)
+        self.conflicts.append(f"{key} = {shown(self.value(key))}: {text}")
+
     def take(self, key: str, option: str, value: object, note: str = "") -> None:
         """The key gives this option this value. One that is the default is not kept, because it is there anyway."""
         if option not in self.known:
@@ -148,6 +174,9 @@ class Sheet:
             return
         field = self.known[option]
         value = fitted(field, value)
+        if option == "resolution":
+            value, rounded = self.on_grid(value)
+            note = "; ".join(text for text in (note, rounded) if text)
         same = option == key and not note and _same(field, value, self.given.get(key))
         if same:
             self.write(key, "taken", "as it is" if not self._is_default(field, value) else "as it is, which is the default here as well")
@@ -155,10 +184,20 @@ class Sheet:
             self.write(key, "renamed", f"{option} = {shown(value)}" + (f"; {note}" if note else ""))
         self.put(option, value, key)
 
+    def on_grid(self, size: object) -> tuple[object, str]:
+        """A size whose sides the model takes, and a note where they are others."""
+        grid = getattr(flat.section_of(self.run, "model"), "grid", 1)
+        sides = [number(side) for side in size] if isinstance(size, list | tuple) else []
+        if not any(side is not None and side % grid for side in sides) or None in sides:
+            return size, ""
+        return [max(grid, int(side // grid) * grid) for side in sides if side is not None], f"sides are multiples of {grid}"
+
     def put(self, option: str, value: object, key: str = "") -> None:
         """Sets an option; key is the one to blame when it does not fit."""
         if key:
             self._keys_of.setdefault(option, []).append(key)
+        if option == "additional_resolutions":
+            value = self.on_grid(value)[0]
         if self._is_default(self.known[option], value):
             self.values.pop(option, None)
         else:
@@ -169,6 +208,11 @@ class Sheet:
         key = option if option not in self.rows else f"{option} (not in the file)"
         self.put(option, value, key)
         self.rows[key] = Row(key, None, "taken", f"not in the file: {option} = {shown(value)} is {program}'s default")
+
+    def assume_if_other(self, option: str, value: object, program: str) -> None:
+        """As `assume`, for what this kind of run has, the file does not say, and is another default here."""
+        if option in self.known and not self.decided(option) and not self._is_default(self.known[option], value):
+            self.assume(option, value, program)
 
     def advice(self, name: str, value: object) -> str:
         """What to tell about a name that is no option of this kind of run."""

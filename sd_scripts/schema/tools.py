@@ -33,7 +33,7 @@ class ToolOptions(Options):
     work: ClassVar[str]
     """What does the work: module:function, from the tool's first section to a Report."""
     family: ClassVar[str] = ""
-    """The model family whose saved files the tool draws pictures with, from its options `ckpt` to `out`; empty for all other tools."""
+    """The model family whose saved files the tool draws images with, from its options `ckpt` to `out`; empty for all other tools."""
     deed: ClassVar[str] = ""
     """What a tool of a family does, "draw" or "transfer": the page has words for each."""
     in_place: ClassVar[tuple[tuple[str, str], ...]] = ()

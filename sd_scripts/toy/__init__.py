@@ -1,1 +1,1 @@
-"""Toy worlds: procedural pictures with captions, tiny trained bases, and how well a model obeys."""
+"""Toy worlds: procedural images with captions, tiny trained bases, and how well a model obeys."""

@@ -1,6 +1,6 @@
 """Train the toy VAE: one AutoencoderKL that all families with 16 latent channels can share.
 
-Knows pictures and latents, not captions. It sees every shape of the world, new ones too, and many that are not in it.
+Knows images and latents, not captions. It sees every shape of the world, new ones too, and many that are not in it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class VaeSettings:
     """How many times a pixel of a shape counts compared with one of the background."""
 
 
-# Shapes: B samples, C = 16 latent channels, H W picture sides in pixels, h = H / 8, w = W / 8.
+# Shapes: B samples, C = 16 latent channels, H W image sides in pixels, h = H / 8, w = W / 8.
 
 
 def new_vae(seed: int) -> AutoencoderKL:
@@ -60,7 +60,7 @@ def new_vae(seed: int) -> AutoencoderKL:
 
 
 def to_pixels(images: list[Image.Image]) -> Tensor:
-    """Pictures of one size as (B, 3, H, W) in [-1, 1], float32."""
+    """Images of one size as (B, 3, H, W) in [-1, 1], float32."""
     array = np.stack([np.asarray(image.convert("RGB"), dtype=np.float32) for image in images])
     return torch.from_numpy(array).permute(0, 3, 1, 2).contiguous() / 127.5 - 1
 
@@ -71,8 +71,8 @@ def to_images(pixels: Tensor) -> list[Image.Image]:
     return [Image.fromarray(sample) for sample in array.permute(0, 2, 3, 1).contiguous().numpy()]
 
 
-def any_picture(width: int, height: int, rng: np.random.Generator) -> tuple[Image.Image, np.ndarray]:
-    """A picture to train a VAE on, and a mask (height, width) in [0, 1] of its shapes.
+def any_image(width: int, height: int, rng: np.random.Generator) -> tuple[Image.Image, np.ndarray]:
+    """An image to train a VAE on, and a mask (height, width) in [0, 1] of its shapes.
 
     Half are scenes of the world in any colour, half are up to three outlines in any colour on any background.
     """
@@ -96,8 +96,8 @@ def any_picture(width: int, height: int, rng: np.random.Generator) -> tuple[Imag
     return Image.fromarray(np.uint8(np.rint(canvas))), shown[..., 0]
 
 
-AnyPicture = Callable[[int, int, np.random.Generator], tuple[Image.Image, np.ndarray]]
-"""(width, height, rng) -> a picture to train on, and the mask (height, width) in [0, 1] of what counts more in it."""
+AnyImage = Callable[[int, int, np.random.Generator], tuple[Image.Image, np.ndarray]]
+"""(width, height, rng) -> an image to train on, and the mask (height, width) in [0, 1] of what counts more in it."""
 
 
 def _any_outline(rng: np.random.Generator) -> np.ndarray:
@@ -107,7 +107,7 @@ def _any_outline(rng: np.random.Generator) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
 
 
-def batches(settings: VaeSettings, seed: int, drawn: AnyPicture = any_picture) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(settings: VaeSettings, seed: int, drawn: AnyImage = any_image) -> Iterator[tuple[Tensor, Tensor]]:
     """Pixels (B, 3, H, W) and loss weights (B, 1, H, W) of every step: a pure function of seed and step."""
     for step in range(settings.num_steps):
         width, height = worlds.SIZES[step % len(worlds.SIZES)]
@@ -176,7 +176,7 @@ def warmup_cosine(num_warmup_steps: int, num_steps: int):
 
 @torch.no_grad()
 def _latent_statistics(vae: AutoencoderKL, seed: int) -> tuple[Tensor, Tensor]:
-    # Mean and deviation (C,) of sampled latents over pictures of trained scenes at all sizes.
+    # Mean and deviation (C,) of sampled latents over images of trained scenes at all sizes.
     latents = []
     for index, (width, height) in enumerate(worlds.SIZES):
         rngs = [worlds.rng_for(seed, index, n) for n in range(160)]
@@ -192,7 +192,7 @@ def fold_scale(vae: AutoencoderKL, mean: Tensor, deviation: Tensor) -> None:
     """Changes the latents to (latent - mean) / deviation, exactly, inside the two 1x1 convolutions around them.
 
     mean, deviation (C,). One scaling_factor cannot do it: channels differ, and those with a mean other than 0
-    leak the picture's layout into what a denoiser takes for pure noise.
+    leak the image's layout into what a denoiser takes for pure noise.
     """
     to_moments, from_latents = vae.quant_conv, vae.post_quant_conv
     c = mean.shape[0]
@@ -205,5 +205,5 @@ def fold_scale(vae: AutoencoderKL, mean: Tensor, deviation: Tensor) -> None:
 
 @torch.no_grad()
 def reconstruct(vae: AutoencoderKL, images: list[Image.Image]) -> list[Image.Image]:
-    """The pictures (all of one size) after going through the most likely latents."""
+    """The images (all of one size) after going through the most likely latents."""
     return to_images(vae.decode(vae.encode(to_pixels(images)).latent_dist.mode()).sample)

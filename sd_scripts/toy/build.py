@@ -44,10 +44,10 @@ MAX_BYTES = 11_000_000
 """Largest base folder that is accepted."""
 
 EDITING = "qwen_edit"
-"""The family that edits pictures: it has a VAE, a world and scores of its own."""
+"""The family that edits images: it has a VAE, a world and scores of its own."""
 
 SIDE = 64
-"""Side in pixels of a square picture of the world. Editing pipelines work at 1024 unless model_index.json says otherwise."""
+"""Side in pixels of a square image of the world. Editing pipelines work at 1024 unless model_index.json says otherwise."""
 
 _RECORDED_LIBRARIES = ("torch", "diffusers", "transformers", "tokenizers", "numpy", "pillow")
 
@@ -62,61 +62,76 @@ class Built:
     """What the pipeline was distilled from."""
 
 
-def _build_sd(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
+def _build_sd(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
     from . import sd
 
-    return _built(sd.train_sd, vae, sd.SdSettings(), seed, changes)
+    return _built(sd.train_sd, vae, sd.SdSettings(), seed, changes, saved)
 
 
-def _build_sdxl(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
+def _build_sdxl(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
     from . import sdxl
 
-    return _built(sdxl.train_sdxl, vae, sdxl.SdxlSettings(), seed, changes)
+    return _built(sdxl.train_sdxl, vae, sdxl.SdxlSettings(), seed, changes, saved)
 
 
-def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
+def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
     from . import flux
 
-    return _built(flux.train_flux, vae, flux.FluxSettings(), seed, changes)
+    return _built(flux.train_flux, vae, flux.FluxSettings(), seed, changes, saved)
 
 
-def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes) -> Built:
+def _build_flux2(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
+    from . import flux2
+
+    return _built(flux2.train_flux2, vae, flux2.Flux2Settings(), seed, changes, saved)
+
+
+def _build_chroma(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
+    from . import chroma
+
+    return _built(chroma.train_chroma, vae, chroma.ChromaSettings(), seed, changes, saved)
+
+
+def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
     from . import zimage
 
     settings = replace(zimage.ZImageSettings(), **changes)
-    teacher = zimage.train_teacher(vae, settings, seed)
+    teacher = zimage.train_teacher(vae, settings, seed, saved)
     student = zimage.distil(teacher, settings, seed)
     return Built(zimage.as_pipeline(student, vae), asdict(settings), zimage.as_pipeline(teacher, vae))
 
 
-def _build_qwen_edit(vae: AutoencoderKLQwenImage, seed: int, changes: Changes) -> Built:
+def _build_qwen_edit(vae: AutoencoderKLQwenImage, seed: int, changes: Changes, saved: Path) -> Built:
     from . import qwen_edit
 
-    return _built(qwen_edit.train_qwen_edit, vae, qwen_edit.QwenEditSettings(), seed, changes)
+    return _built(qwen_edit.train_qwen_edit, vae, qwen_edit.QwenEditSettings(), seed, changes, saved)
 
 
 def _built(
-    train: Callable[[VaeT, SettingsT, int], DiffusionPipeline],
+    train: Callable[[VaeT, SettingsT, int, Path], DiffusionPipeline],
     vae: VaeT,
     settings: SettingsT,
     seed: int,
     changes: Changes,
+    saved: Path,
 ) -> Built:
     settings = replace(settings, **changes)
-    return Built(train(vae, settings, seed), asdict(settings))
+    return Built(train(vae, settings, seed, saved), asdict(settings))
 
 
-FAMILIES: dict[str, Callable[[AutoencoderKL, int, Changes], Built]] = {
+FAMILIES: dict[str, Callable[[AutoencoderKL, int, Changes, Path], Built]] = {
     "sd": _build_sd,
     "sdxl": _build_sdxl,
     "flux": _build_flux,
+    "flux2": _build_flux2,
+    "chroma": _build_chroma,
     "zimage": _build_zimage,
 }
-"""Family -> (vae, seed, changes) -> trained pipeline. These draw pictures from captions."""
+"""Family -> (vae, seed, changes, state of the training) -> trained pipeline. These draw images from captions."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What to build. Steps of None are the settings' own."""
 
     family: str
@@ -129,22 +144,24 @@ class Plan:
     vae: Path | None = None
     """Folder of a trained toy VAE to use; None trains one."""
     num_vae_steps: int | None = None
-    num_pictures: int | None = None
-    """Pictures to train on, pairs for the editing base; None is the settings' own number."""
+    num_images: int | None = None
+    """Images to train on, pairs for the editing base; None is the settings' own number."""
     num_prompts: int = 200
     """Prompts of each kind that the base is scored with."""
 
 
-def build(plan: Plan) -> dict[str, object]:
+def build(plan: BuildPlan) -> dict[str, object]:
     """Trains and stores a base, and returns what its BUILD.json says.
 
-    Raises ValueError when the folder would be larger than MAX_BYTES; the old base then stays.
+    A training that was stopped goes on from the state beside the folder. Raises ValueError when the folder would be larger than MAX_BYTES;
+    the old base then stays.
     """
     vae, vae_record = _get_vae(plan)
+    saved = plan.out.with_name(f".{plan.out.name}.training.safetensors")
     started = time.process_time()
     train = _build_qwen_edit if plan.family == EDITING else FAMILIES[plan.family]
-    asked = {"num_steps": plan.num_steps, "num_distilled_steps": plan.num_distilled_steps, "num_pictures": plan.num_pictures}
-    built = train(vae, plan.seed, {name: value for name, value in asked.items() if value is not None})
+    asked = {"num_steps": plan.num_steps, "num_distilled_steps": plan.num_distilled_steps, "num_images": plan.num_images}
+    built = train(vae, plan.seed, {name: value for name, value in asked.items() if value is not None}, saved)
     record: dict[str, object] = {
         "family": plan.family,
         "seed": plan.seed,
@@ -175,6 +192,8 @@ def build(plan: Plan) -> dict[str, object]:
             from . import sharing
 
             sharing.share(plan.out, found=plan.out.parent == BASES)
+        for state in saved.parent.glob(f"{saved.name}*"):
+            state.unlink()
     finally:
         shutil.rmtree(aside)
     return record
@@ -196,7 +215,7 @@ def existing_vae(family: str) -> Path | None:
     return folder if (folder / "config.json").exists() else None
 
 
-def _get_vae(plan: Plan) -> tuple[Vae, dict[str, object]]:
+def _get_vae(plan: BuildPlan) -> tuple[Vae, dict[str, object]]:
     import torch
     from diffusers import AutoencoderKLQwenImage
 
@@ -245,13 +264,13 @@ def _store(pipeline: DiffusionPipeline, folder: Path) -> None:
 
 def _as_published(folder: Path) -> None:
     # The editing base as its originals are published: transformers' processor class by name, its settings in the older layout, which
-    # every version reads; beside them, the side of its pictures.
+    # every version reads; beside them, the side of its images.
     index, processor = folder / "model_index.json", folder / "processor"
     changed = {"processor": ["transformers", "Qwen2VLProcessor"], "_default_side": SIDE}
     _write_json(index, json.loads(index.read_text(encoding="utf-8")) | changed)
     combined = processor / "processor_config.json"
-    pictures = json.loads(combined.read_text(encoding="utf-8"))["image_processor"]
-    _write_json(processor / "preprocessor_config.json", pictures | {"processor_class": "Qwen2VLProcessor"})
+    images = json.loads(combined.read_text(encoding="utf-8"))["image_processor"]
+    _write_json(processor / "preprocessor_config.json", images | {"processor_class": "Qwen2VLProcessor"})
     combined.unlink()
     words = processor / "tokenizer_config.json"
     _write_json(words, json.loads(words.read_text(encoding="utf-8")) | {"processor_class": "Qwen2VLProcessor"})
@@ -284,13 +303,14 @@ def score_base(folder: Path, family: str, num: int = 200, seed: int = 1) -> dict
 def scores_of(render: measure.Render, family: str, kinds: Sequence[measure.Kind], num: int, seed: int = 1) -> dict[str, object]:
     """How well what is behind render obeys num prompts of each of these kinds."""
     colors = worlds.colors_of(family)
-    scores = {kind: measure.obedience(render, measure.prompts(kind, num, seed, colors)) for kind in kinds}
+    sizes = worlds.sizes_of(family)
+    scores = {kind: measure.obedience(render, measure.prompts(kind, num, seed, colors), sizes) for kind in kinds}
     for kind, result in scores.items():
         logger.info("%s: %s", kind, result)
     return {kind: asdict(result) for kind, result in scores.items()}
 
 
-def _teacher_scores(teacher: ZImagePipeline, plan: Plan) -> dict[str, object]:
+def _teacher_scores(teacher: ZImagePipeline, plan: BuildPlan) -> dict[str, object]:
     from .render import render_with
 
     ways = {"8 steps, no guidance": (8, 0.0), "32 steps, guidance 1": (32, 1.0)}
@@ -345,7 +365,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.score_only:
         score_again(out, options.num_prompts)
         return
-    plan = Plan(
+    plan = BuildPlan(
         family=options.family,
         out=out,
         seed=options.seed,

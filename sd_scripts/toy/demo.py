@@ -35,9 +35,9 @@ FAMILY, NAME = next((name, facts.demo) for name, facts in FACTS.items() if facts
 RUN = RUNS[FAMILY, "network"]
 PRESET = ROOT / "presets" / Path(RUN.script).stem / f"{NAME}.toml"
 SHOWN = 5
-"""Prompts of each kind in the picture."""
+"""Prompts of each kind in the image."""
 SIDE = 160
-"""Longest side of a picture in the sheet, in pixels."""
+"""Longest side of an image in the sheet, in pixels."""
 
 log = logging.getLogger("demo")
 
@@ -45,10 +45,11 @@ log = logging.getLogger("demo")
 def renderer(model: ModelFamily, parts: Parts, steps: int, cfg_scale: float) -> measure.Render:
     """Draws prompts with the model, all of one size in one batch."""
     from sd_scripts.library.core.protocols import Preview
+    from sd_scripts.library.render.renderer import Renderer
 
     def render(prompts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
         requests = [Preview(p, "", width, height, s, steps, cfg_scale) for p, s in zip(prompts, seeds, strict=True)]
-        return model.preview(parts, requests)
+        return Renderer(model, parts).render(requests)
 
     return render
 
@@ -66,19 +67,19 @@ def train(options: RunOptions) -> tuple[RunDirectory, Path]:
 
 
 def sheet(rows: Sequence[tuple[str, Image.Image, Image.Image]]) -> Image.Image:
-    """A picture with a line for each prompt: its text, what the model drew before, and after."""
+    """An image with a line for each prompt: its text, what the model drew before, and after."""
     font, margin, text_width = ImageFont.load_default(18), 14, 330
     height = SIDE + margin
     canvas = Image.new("RGB", (text_width + 2 * (SIDE + margin) + margin, 44 + height * len(rows)), "white")
     draw = ImageDraw.Draw(canvas)
     for column, title in enumerate(("before", "after")):
         draw.text((text_width + column * (SIDE + margin), 12), title, "black", ImageFont.load_default(20))
-    for number, (prompt, *pictures) in enumerate(rows):
+    for number, (prompt, *images) in enumerate(rows):
         top = 44 + number * height
         draw.multiline_text((margin, top + SIDE // 2 - 12), _wrapped(prompt), "black", font)
-        for column, picture in enumerate(pictures):
-            scale = SIDE / max(picture.size)
-            large = picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS)
+        for column, image in enumerate(images):
+            scale = SIDE / max(image.size)
+            large = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
             left = text_width + column * (SIDE + margin)
             box = (left + (SIDE - large.width) // 2, top + (SIDE - large.height) // 2)
             canvas.paste(large, box)
@@ -95,8 +96,8 @@ def _wrapped(text: str, letters: int = 32) -> str:
     return "\n".join(lines)
 
 
-def demonstrate(output_dir: Path, num_pictures: int) -> Path:
-    """Trains, renders, measures; returns the path of before_after.png. num_pictures of each kind are measured."""
+def demonstrate(output_dir: Path, num_images: int) -> Path:
+    """Trains, renders, measures; returns the path of before_after.png. num_images of each kind are measured."""
     started = time.monotonic()
     options = build(RUN, read_toml(PRESET) | {"output_dir": str(output_dir), "resume": "none"}, PRESET.name)
     run, file = train(options)
@@ -109,37 +110,37 @@ def demonstrate(output_dir: Path, num_pictures: int) -> Path:
     model = family(FAMILY)
     parts = model.load(options.model, torch.device("cpu"), torch.float32)
     render = renderer(model, parts, options.samples.sample_steps, options.samples.sample_cfg_scale)
-    tasks = {"star": measure.prompts("star", num_pictures, seed=1), "old": measure.prompts("old", num_pictures, seed=1)}
+    tasks = {"star": measure.prompts("star", num_images, seed=1), "old": measure.prompts("old", num_images, seed=1)}
     before = {kind: measure.render_tasks(render, chosen) for kind, chosen in tasks.items()}
     merge_into(parts, file, 1.0)
     after = {kind: measure.render_tasks(render, chosen) for kind, chosen in tasks.items()}
 
-    rows = [(tasks[k][i].prompt, before[k][i], after[k][i]) for k in tasks for i in range(min(SHOWN, num_pictures))]
-    picture = run.path / "before_after.png"
-    with written_aside(picture) as aside:
+    rows = [(tasks[k][i].prompt, before[k][i], after[k][i]) for k in tasks for i in range(min(SHOWN, num_images))]
+    image = run.path / "before_after.png"
+    with written_aside(image) as aside:
         sheet(rows).save(aside, format="PNG")
     for kind, what in (("star", "the new shape, a star"), ("old", "the shapes it knew")):
         scenes = [task.scene for task in tasks[kind]]
         was, now = measure.score(scenes, before[kind]).shape, measure.score(scenes, after[kind]).shape
-        log.info("%s: right in %.0f %% of %d pictures before, %.0f %% after", what, 100 * was, num_pictures, 100 * now)
+        log.info("%s: right in %.0f %% of %d images before, %.0f %% after", what, 100 * was, num_images, 100 * now)
     log.info("%.0f seconds in all", time.monotonic() - started)
-    for what, path in (("before and after", picture), ("LoRA", file), ("run folder", run.path)):
+    for what, path in (("before and after", image), ("LoRA", file), ("run folder", run.path)):
         log.info("%s: %s", what, path.resolve())
-    return picture
+    return image
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`python -m sd_scripts.toy.demo`."""
     parser = argparse.ArgumentParser(prog="demo", description="Train a LoRA on the built-in toy model and show what it learned.")
     parser.add_argument("--output_dir", type=Path, default=ROOT / "output" / "demo", help="where the run's folder is made")
-    parser.add_argument("--num_pictures", type=int, default=20, help="pictures of each kind that are measured, before and after")
+    parser.add_argument("--num_images", type=int, default=20, help="images of each kind that are measured, before and after")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        if given.num_pictures < 1:
-            raise OptionError(f"num_pictures: {given.num_pictures} is out of range; 1 or more is allowed")
-        demonstrate(given.output_dir, given.num_pictures)
+        if given.num_images < 1:
+            raise OptionError(f"num_images: {given.num_images} is out of range; 1 or more is allowed")
+        demonstrate(given.output_dir, given.num_images)
     except OptionError as err:
         fail(err, "demo")
 

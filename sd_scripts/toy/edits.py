@@ -1,4 +1,4 @@
-"""The world of edits: pictures of one or two shapes, instructions, what they ask for, and whether a picture obeys them.
+"""The world of edits: images of one or two shapes, instructions, what they ask for, and whether an image obeys them.
 
 Built on worlds.py; knows numpy and PIL only and never imports torch.
 
@@ -18,7 +18,7 @@ from . import worlds
 from .worlds import Scene
 
 EditKind = Literal["recolour", "move", "remove", "keep", "border"]
-"""keep: an instruction without a meaning, which leaves the picture as it is; border: the new one, which no base obeys."""
+"""keep: an instruction without a meaning, which leaves the image as it is; border: the new one, which no base obeys."""
 
 KINDS: tuple[EditKind, ...] = ("recolour", "move", "remove", "keep", "border")
 
@@ -29,7 +29,7 @@ OTHER_WORDS = (
     *("star", "cross", "ring", "heart", "diamond", "moon", "arrow", "tree", "flower", "house", "cloud", "sun", "dog", "cat"),
     *("border", "corner", "background", "sky", "zwx"),
 )
-"""Words that mean nothing to the base: it has met them in instructions that left the picture as it was."""
+"""Words that mean nothing to the base: it has met them in instructions that left the image as it was."""
 
 TEMPLATES: dict[EditKind, tuple[str, ...]] = {
     "recolour": ("make {it} {color}", "turn {it} {color}", "paint {it} {color}", "change {it} to {color}"),
@@ -88,7 +88,7 @@ class Edit:
 def edit_of(kind: EditKind, rng: np.random.Generator, held_out: bool = False) -> Edit:
     """An edit of this kind, drawn from rng: held out, or of the combinations that bases are trained on.
 
-    Pictures to recolour or to move in show one shape, those to remove one from show two of different kinds and colours, and half of the
+    Images to recolour or to move in show one shape, those to remove one from show two of different kinds and colours, and half of the
     others show two.
     """
     while True:
@@ -98,7 +98,7 @@ def edit_of(kind: EditKind, rng: np.random.Generator, held_out: bool = False) ->
 
 
 def keep_apart(rng: np.random.Generator, held_out: bool = False) -> Edit:
-    """An instruction that leaves the picture as it is and does not speak of borders: it has no meaning after borders are learned either."""
+    """An instruction that leaves the image as it is and does not speak of borders: it has no meaning after borders are learned either."""
     while True:
         edit = edit_of("keep", rng, held_out)
         if "border" not in edit.instruction:
@@ -192,14 +192,14 @@ def _paint(things: tuple[Scene | None, ...], looks: list[_Look], background: np.
 
 
 def frame_pixels(width: int, height: int) -> int:
-    """Width of the border of a picture of this size."""
+    """Width of the border of an image of this size."""
     return max(2, round(min(width, height) * FRAME_FRACTION))
 
 
-def framed(picture: Image.Image, color: tuple[int, int, int] = FRAME_COLOR, num_pixels: int | None = None) -> Image.Image:
-    """The picture with a border painted over its edge; num_pixels of None is the width that the instruction means."""
-    pixels = np.array(picture.convert("RGB"))
-    ring = _ring(picture.width, picture.height, frame_pixels(picture.width, picture.height) if num_pixels is None else num_pixels)
+def framed(image: Image.Image, color: tuple[int, int, int] = FRAME_COLOR, num_pixels: int | None = None) -> Image.Image:
+    """The image with a border painted over its edge; num_pixels of None is the width that the instruction means."""
+    pixels = np.array(image.convert("RGB"))
+    ring = _ring(image.width, image.height, frame_pixels(image.width, image.height) if num_pixels is None else num_pixels)
     pixels[ring] = color
     return Image.fromarray(pixels)
 
@@ -218,13 +218,13 @@ _MAX_KEPT_DIFFERENCE = 10.0  # of 255: mean over channels and over all that was 
 _REACH = 1.45  # radii around the centre of a shape within which its pixels are
 
 
-def has_border(picture: Image.Image) -> bool:
+def has_border(image: Image.Image) -> bool:
     """Whether all four sides have a dark border that is lighter inside."""
-    pixels = np.asarray(picture.convert("RGB"), dtype=np.float32)
-    num = frame_pixels(picture.width, picture.height)
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
+    num = frame_pixels(image.width, image.height)
     outer = max(1, num - 1)
     sides = (pixels[:outer], pixels[-outer:], pixels[:, :outer], pixels[:, -outer:])
-    inner = np.median(pixels[_ring(picture.width, picture.height, num + 2) & ~_ring(picture.width, picture.height, num + 1)], axis=0)
+    inner = np.median(pixels[_ring(image.width, image.height, num + 2) & ~_ring(image.width, image.height, num + 1)], axis=0)
     dark = all(np.linalg.norm(side - FRAME_COLOR, axis=2).mean() <= _MAX_FRAME_DISTANCE for side in sides)
     return dark and bool(np.linalg.norm(inner - FRAME_COLOR) >= _MIN_FRAME_CONTRAST)
 
@@ -241,14 +241,14 @@ def obeyed(edit: Edit, source: Image.Image, result: Image.Image) -> bool:
     if len(readings) != len(wanted) or not all(any(reading.shows(thing) for reading in readings) for thing in wanted):
         return False
     kept = ~_changed(edit, *source.size)
-    before, after = (np.asarray(picture.convert("RGB"), dtype=np.float32) for picture in (source, result))
+    before, after = (np.asarray(image.convert("RGB"), dtype=np.float32) for image in (source, result))
     return bool(np.abs(before - after)[kept].mean() <= _MAX_KEPT_DIFFERENCE)
 
 
-def _without_border(picture: Image.Image, source: Image.Image) -> Image.Image:
+def _without_border(image: Image.Image, source: Image.Image) -> Image.Image:
     # The source's own ground where the border is: shapes do not reach it but for a corner.
-    pixels = np.array(picture.convert("RGB"))
-    ring = _ring(picture.width, picture.height, frame_pixels(picture.width, picture.height) + 1)
+    pixels = np.array(image.convert("RGB"))
+    ring = _ring(image.width, image.height, frame_pixels(image.width, image.height) + 1)
     pixels[ring] = np.median(np.asarray(source.convert("RGB"))[0], axis=0)
     return Image.fromarray(pixels)
 

@@ -6,6 +6,7 @@ Knows how FLUX is conditioned. Shared with other families: the VAE (autoencoder.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeli
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
 
+from sd_scripts.families.common.packing import packed
+
 from . import autoencoder, pretraining, worlds
 from .parts import clip_text_config
-from .pretraining import BaseSettings, Batch, Latents
+from .pretraining import BaseSettings, Latents, ToyBatch
 from .tokens import T5_MAX_TOKENS, clip_tokenizer, t5_tokenizer
 
 LATENT_GRID = 16
@@ -38,7 +41,7 @@ class FluxSettings(BaseSettings):
     time_deviation: float = 1.2
     """Times are sigmoid(mean + deviation * normal): logit-normal, Esser et al. 2024 (arXiv 2403.03206). Wider than there:
     colour and place are settled close to pure noise. With mean 0, deviation 1, learning rate 2.5e-3 and 16 text tokens they
-    were wrong in 3 and 5 % of pictures without true guidance, and shapes in 23 % instead of 15 %, after 8000 steps."""
+    were wrong in 3 and 5 % of images without true guidance, and shapes in 23 % instead of 15 %, after 8000 steps."""
     long_text_fraction: float = 0.08
     """Fraction of steps with up to 8 times the usual T5 tokens, all padding: the pipeline's own default is 512."""
 
@@ -105,19 +108,13 @@ def encode_captions(parts: FluxParts, captions: list[str], num_tokens: int = T5_
     return parts.t5(ids)[0], pooled
 
 
-def packed(latents: Tensor) -> Tensor:
-    """Latents (B, C, h, w) as image tokens (B, N, 4C): each is a square of 2x2, channel by channel."""
-    b, c, h, w = latents.shape
-    return latents.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h * w // 4, 4 * c)
-
-
 def positions(height: int, width: int) -> Tensor:
     """Row and column (N, 3) of each image token of a grid; the first number is 0, as for text."""
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).float()
 
 
-def loss_of(parts: FluxParts, batch: Batch, settings: FluxSettings) -> Tensor:
+def loss_of(parts: FluxParts, batch: ToyBatch, settings: FluxSettings) -> Tensor:
     """Mean squared error of the predicted velocity noise - latents, a scalar. The batch's conditions are drawn_numbers."""
     guidance, capital, num_tokens = batch.conditions.unbind(dim=1)
     captions = pretraining.with_capitals(batch.captions, capital.tolist())
@@ -150,11 +147,11 @@ def drawn_numbers(settings: FluxSettings) -> pretraining.Conditions:
     return draw
 
 
-def train_flux(vae: AutoencoderKL, settings: FluxSettings, seed: int) -> FluxPipeline:
-    """A pipeline trained from nothing but the VAE, on pictures of the known colours."""
+def train_flux(vae: AutoencoderKL, settings: FluxSettings, seed: int, saved: Path | None = None) -> FluxPipeline:
+    """A pipeline trained from nothing but the VAE, on images of the known colours."""
     parts = new_parts(seed)
     batches = pretraining.encoded_batches(vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS), drawn_numbers(settings))
-    pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch, settings), batches, settings, "flux")
+    pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch, settings), batches, settings, "flux", saved)
     return as_pipeline(parts, vae)
 
 

@@ -1,4 +1,4 @@
-"""Measure how well a model obeys prompts, from pixels alone. Knows pictures, not models; never imports torch."""
+"""Measure how well a model obeys prompts, from pixels alone. Knows images, not models; never imports torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ held_out: only scenes that no base has seen; subject: the subject of DreamBooth 
 ALL_COLORS = tuple(worlds.COLORS)
 
 Render = Callable[[list[str], list[int], int, int], list[Image.Image]]
-"""(prompts, seeds, width, height) -> one picture each."""
+"""(prompts, seeds, width, height) -> one image each."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Scores:
-    """Fractions in [0, 1] of num pictures that are as asked: in one respect each, and in all three."""
+    """Fractions in [0, 1] of num images that are as asked: in one respect each, and in all three."""
 
     num: int
     shape: float
@@ -80,22 +80,22 @@ def _named(scene: Scene) -> Scene:
 
 
 def render_tasks(render: Render, tasks: Sequence[Task], sizes: Sequence[tuple[int, int]] = worlds.SIZES) -> list[Image.Image]:
-    """One picture per task, the (width, height) of sizes taking turns; render is called once per size."""
-    pictures: dict[int, Image.Image] = {}
+    """One image per task, the (width, height) of sizes taking turns; render is called once per size."""
+    images: dict[int, Image.Image] = {}
     for turn, (width, height) in enumerate(sizes):
         numbers = range(turn, len(tasks), len(sizes))
         if numbers:
             chosen = [tasks[number] for number in numbers]
             drawn = render([task.prompt for task in chosen], [task.seed for task in chosen], width, height)
-            pictures.update(zip(numbers, drawn, strict=True))
-    return [pictures[number] for number in range(len(tasks))]
+            images.update(zip(numbers, drawn, strict=True))
+    return [images[number] for number in range(len(tasks))]
 
 
-def score(scenes: Sequence[Scene], pictures: Sequence[Image.Image]) -> Scores:
-    """How far the pictures show their scenes. Raises ValueError for different or zero lengths."""
+def score(scenes: Sequence[Scene], images: Sequence[Image.Image]) -> Scores:
+    """How far the images show their scenes. Raises ValueError for different or zero lengths."""
     if not scenes:
-        raise ValueError("there is nothing to score; give at least one scene and its picture")
-    readings = [worlds.read(picture) for picture in pictures]
+        raise ValueError("there is nothing to score; give at least one scene and its image")
+    readings = [worlds.read(image) for image in images]
     pairs = list(zip(scenes, readings, strict=True))
 
     def fraction(right: Callable[[Reading, Scene], bool]) -> float:
@@ -111,28 +111,28 @@ def score(scenes: Sequence[Scene], pictures: Sequence[Image.Image]) -> Scores:
 
 
 def obedience(render: Render, tasks: Sequence[Task], sizes: Sequence[tuple[int, int]] = worlds.SIZES) -> Scores:
-    """Draws the tasks with the model behind render, and scores the pictures."""
+    """Draws the tasks with the model behind render, and scores the images."""
     return score([task.scene for task in tasks], render_tasks(render, tasks, sizes))
 
 
 def subject_share(render: Render, prompt: str, n: int, seed: int, sizes: Sequence[tuple[int, int]] = worlds.SIZES) -> float:
-    """Fraction of n pictures of this prompt that show the subject of DreamBooth, wherever it is.
+    """Fraction of n images of this prompt that show the subject of DreamBooth, wherever it is.
 
     Of "a zwx circle" it should be high after DreamBooth, and of "a circle", the class, no higher than before.
     """
     anywhere = Scene(worlds.SUBJECT_SHAPE, worlds.SUBJECT_COLOR, "center")
     tasks = [Task(prompt, anywhere, int(worlds.rng_for(seed, 2, index).integers(2**31))) for index in range(n)]
-    readings = [worlds.read(picture) for picture in render_tasks(render, tasks, sizes)]
+    readings = [worlds.read(image) for image in render_tasks(render, tasks, sizes)]
     return sum(reading.shape_is(anywhere.shape) and reading.color_is(anywhere.color) for reading in readings) / n
 
 
 EditRender = Callable[[list[str], list[Image.Image], list[int]], list[Image.Image]]
-"""(instructions, sources of one size, seeds) -> one picture of that size each."""
+"""(instructions, sources of one size, seeds) -> one image of that size each."""
 
 
 @dataclass(frozen=True)
 class EditTask:
-    """An edit, the picture to edit, what a perfect result looks like, and the seed of the noise to draw it from."""
+    """An edit, the image to edit, what a perfect result looks like, and the seed of the noise to draw it from."""
 
     edit: Edit
     source: Image.Image
@@ -143,7 +143,7 @@ class EditTask:
 def edit_tasks(kind: EditKind, n: int, seed: int, held_out: bool = False) -> list[EditTask]:
     """n edits of a kind, sizes taking turns, of combinations that the base was trained on, or of those it never saw.
 
-    The same arguments always give the same tasks; pictures are none that a base or a data set has.
+    The same arguments always give the same tasks; images are none that a base or a data set has.
     """
     tasks = []
     for index in range(n):

@@ -1,4 +1,4 @@
-"""What the training of all bases shares: pictures encoded once, captions, batches, the loop and the average of weights.
+"""What the training of all bases shares: images encoded once, captions, batches, the loop and the average of weights.
 
 Knows no family: each brings its parts, its loss and the numbers it is conditioned on besides the caption.
 """
@@ -6,16 +6,23 @@ Knows no family: each brings its parts, its loss and the numbers it is condition
 from __future__ import annotations
 
 import copy
+import hashlib
+import itertools
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.schema.files import written_aside
 
 from . import autoencoder, worlds
 from .worlds import Scene
@@ -29,7 +36,7 @@ OTHER_COLOR_WORDS = (
 )
 """Words that may stand for any colour, the rare words that name a DreamBooth subject among them."""
 
-# Shapes: N pictures, B samples, C = 16 latent channels, h w latent sides, K numbers of conditioning.
+# Shapes: N images, B samples, C = 16 latent channels, h w latent sides, K numbers of conditioning.
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,12 @@ class BaseSettings:
     num_warmup_steps: int = 200
     weight_decay: float = 0.01
     ema_decay: float = 0.998
-    num_pictures: int = 7200
-    """Pictures that are encoded once; half are square, a quarter each wide and tall."""
+    num_images: int = 7200
+    """Images that are encoded once; half are square, a quarter each wide and tall."""
     dropout_fraction: float = 0.1
     """Fraction of captions that become "", which is what the pipeline encodes when nothing is asked for."""
     other_word_fraction: float = 0.15
-    """Fraction of captions in which another word stands for the shape. A real text encoder tells a word it has no picture
+    """Fraction of captions in which another word stands for the shape. A real text encoder tells a word it has no image
     for from those it has; without this, such a word is read as a circle, and a LoRA could not teach one without the other."""
     other_color_fraction: float = 0.0
     """Fraction of captions in which another word stands for the colour, for the same reason."""
@@ -58,7 +65,7 @@ class BaseSettings:
 
 @dataclass(frozen=True)
 class Latents:
-    """Encoded pictures of one size: moments (N, 2C, h, w) in float32, and the scene of each."""
+    """Encoded images of one size: moments (N, 2C, h, w) in float32, and the scene of each."""
 
     width: int
     height: int
@@ -67,11 +74,17 @@ class Latents:
 
 
 @torch.no_grad()
-def encode_world(vae: AutoencoderKL, num_pictures: int, seed: int, trained: tuple[Scene, ...] = worlds.TRAINED) -> tuple[Latents, ...]:
-    """Pictures of the trained scenes, encoded once; one entry per size of the world."""
+def encode_world(
+    vae: AutoencoderKL,
+    num_images: int,
+    seed: int,
+    trained: tuple[Scene, ...] = worlds.TRAINED,
+    sizes: tuple[tuple[int, int], ...] = worlds.SIZES,
+) -> tuple[Latents, ...]:
+    """Images of the trained scenes, encoded once; one entry per size, (width, height) in pixels."""
     pools = []
-    for index, (width, height) in enumerate(worlds.SIZES):
-        num = num_pictures // 2 if index == 0 else num_pictures // 4
+    for index, (width, height) in enumerate(sizes):
+        num = num_images // 2 if index == 0 else num_images // 4
         scenes = tuple(trained[n % len(trained)] for n in range(num))
         moments = []
         for start in range(0, num, 50):
@@ -83,7 +96,7 @@ def encode_world(vae: AutoencoderKL, num_pictures: int, seed: int, trained: tupl
 
 
 @dataclass(frozen=True)
-class Batch:
+class ToyBatch:
     """latents, noise (B, C, h, w); u (B,) uniform in [0, 1), stratified; conditions (B, K), see Conditions."""
 
     latents: Tensor
@@ -96,7 +109,7 @@ class Batch:
 BatchT = TypeVar("BatchT")
 
 Conditions = Callable[[Latents, np.random.Generator], tuple[float, ...]]
-"""The K numbers that a family is conditioned on besides the caption, drawn for a picture of this pool."""
+"""The K numbers that a family is conditioned on besides the caption, drawn for an image of this pool."""
 
 
 def no_conditions(pool: Latents, rng: np.random.Generator) -> tuple[float, ...]:
@@ -104,7 +117,16 @@ def no_conditions(pool: Latents, rng: np.random.Generator) -> tuple[float, ...]:
     return ()
 
 
-def batches(pools: tuple[Latents, ...], settings: BaseSettings, seed: int, conditions: Conditions = no_conditions) -> Iterator[Batch]:
+def capitals(fraction: float) -> Conditions:
+    """Whether a caption gets a capital (1 or 0), which this fraction does; see with_capitals."""
+
+    def draw(pool: Latents, rng: np.random.Generator) -> tuple[float, ...]:
+        return (float(rng.random() < fraction),)
+
+    return draw
+
+
+def batches(pools: tuple[Latents, ...], settings: BaseSettings, seed: int, conditions: Conditions = no_conditions) -> Iterator[ToyBatch]:
     """The batches of a training: a pure function of seed and step, every sample drawing from generators of its own."""
     shares = np.array([len(pool.scenes) for pool in pools], dtype=float)
     for step in range(settings.num_steps):
@@ -114,15 +136,20 @@ def batches(pools: tuple[Latents, ...], settings: BaseSettings, seed: int, condi
         latents, noise, u, captions, drawn = zip(*samples, strict=True)
         # Stratified over the batch: the same uniform distribution with less variance.
         strata = (torch.arange(len(samples)) + torch.stack(u)) / len(samples)
-        yield Batch(torch.stack(latents), torch.stack(noise), strata, list(captions), torch.tensor(drawn))
+        yield ToyBatch(torch.stack(latents), torch.stack(noise), strata, list(captions), torch.tensor(drawn))
 
 
 def encoded_batches(
-    vae: AutoencoderKL, settings: BaseSettings, seed: int, scenes: tuple[Scene, ...], conditions: Conditions = no_conditions
-) -> Iterator[Batch]:
-    """The batches of a training on pictures of these scenes, which are encoded first: no more of them than it can show."""
-    num_pictures = min(settings.num_pictures, settings.num_steps * settings.batch_size)
-    return batches(encode_world(vae, num_pictures, seed, scenes), settings, seed, conditions)
+    vae: AutoencoderKL,
+    settings: BaseSettings,
+    seed: int,
+    scenes: tuple[Scene, ...],
+    conditions: Conditions = no_conditions,
+    sizes: tuple[tuple[int, int], ...] = worlds.SIZES,
+) -> Iterator[ToyBatch]:
+    """The batches of a training on images of these scenes, which are encoded first: no more of them than it can show."""
+    num_images = min(settings.num_images, settings.num_steps * settings.batch_size)
+    return batches(encode_world(vae, num_images, seed, scenes, sizes), settings, seed, conditions)
 
 
 def with_capitals(captions: list[str], capital: list[float]) -> list[str]:
@@ -165,16 +192,32 @@ def _happens(fraction: float, rng: np.random.Generator) -> bool:
     return fraction > 0 and bool(rng.random() < fraction)
 
 
-def train(model: nn.Module, loss_of: Callable[[BatchT], Tensor], shown: Iterator[BatchT], settings: BaseSettings, name: str) -> None:
-    """Trains the model in place on the batches; it ends with the average of its weights over the last steps (EMA)."""
+def train(
+    model: nn.Module,
+    loss_of: Callable[[BatchT], Tensor],
+    shown: Iterator[BatchT],
+    settings: BaseSettings,
+    name: str,
+    saved: Path | None = None,
+) -> None:
+    """Trains the model in place on the batches; it ends with the average of its weights over the last steps (EMA).
+
+    saved: a file that is written every SAVE_STEPS steps and, where it is there, gone on from, with the bits of an uninterrupted training;
+    for batches that depend on their number alone. Raises ValueError where it is of another training.
+    """
     model.train()
     average = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=settings.weight_decay)
     factor = autoencoder.warmup_cosine(settings.num_warmup_steps, settings.num_steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    mark = hashlib.sha256(json.dumps([name, asdict(settings)]).encode()).hexdigest()
+    done = _restored(saved, mark, model, average, optimizer) if saved is not None and saved.exists() else 0
+    schedule.last_epoch = done
+    for group, rate in zip(optimizer.param_groups, schedule.base_lrs, strict=True):
+        group["lr"] = rate * factor(done)
     smooth = 1.0
-    bar = Bar(shown, total=settings.num_steps, desc=name, mininterval=5)
-    for step, batch in enumerate(bar):
+    bar = Bar(itertools.islice(shown, done, None), total=settings.num_steps - done, desc=name, mininterval=5)
+    for step, batch in enumerate(bar, done):
         loss = loss_of(batch)
         optimizer.zero_grad()
         loss.backward()
@@ -186,5 +229,38 @@ def train(model: nn.Module, loss_of: Callable[[BatchT], Tensor], shown: Iterator
         torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - keep)
         smooth += 0.02 * (loss.item() - smooth)
         bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
+        if saved is not None and (step + 1) % SAVE_STEPS == 0:
+            with written_aside(saved) as aside:
+                save_file(_state(model, average, optimizer), aside, {"mark": mark, "step": str(step + 1)})
     model.load_state_dict(average.state_dict())
     model.eval().requires_grad_(False)
+
+
+SAVE_STEPS = 250
+"""Steps between two states of a training that can go on."""
+
+
+def _state(model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    found = {f"model.{key}": value for key, value in model.state_dict().items()}
+    found |= {f"average.{key}": value for key, value in average.state_dict().items()}
+    for number, state in optimizer.state_dict()["state"].items():
+        found |= {f"optimizer.{number}.{key}": value for key, value in state.items()}
+    return {key: value.clone() for key, value in found.items()}
+
+
+def _restored(saved: Path, mark: str, model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """How many steps are done; weights, their average and the optimizer's moments are as they were then."""
+    with safe_open(saved, "pt") as file:
+        said = file.metadata()
+        if said["mark"] != mark:
+            raise ValueError(f"{saved} is of a training with other settings; remove it to begin anew")
+        found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    for start, module in (("model.", model), ("average.", average)):
+        module.load_state_dict({key.removeprefix(start): value for key, value in found.items() if key.startswith(start)})
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in found.items():
+        if key.startswith("optimizer."):
+            _, number, name = key.split(".")
+            state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    return int(said["step"])

@@ -26,19 +26,19 @@ from torch import Tensor, nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from sd_scripts.families.qwen_edit.processor import PictureProcessor
+from sd_scripts.families.common.packing import packed, unpacked
+from sd_scripts.families.qwen_edit.processor import ImageProcessor
 
 from . import edits, pretraining, qwen_vae, worlds
 from .edits import Edit
-from .flux import packed
 from .measure import EditRender
 from .pretraining import BaseSettings
 from .tokens import qwen_tokenizer
 
 CONDITION_AREA = 384 * 384
-"""Area in pixels of the picture that goes to the text encoder's processor, which makes it VISION_AREA: as in the real model."""
+"""Area in pixels of the image that goes to the text encoder's processor, which makes it VISION_AREA: as in the real model."""
 VISION_AREA = 60 * 60
-"""Most pixels that the vision tower sees: 56 x 56, which is four tokens; two for pictures that are not square."""
+"""Most pixels that the vision tower sees: 56 x 56, which is four tokens; two for images that are not square."""
 
 NUM_STEPS = 10
 CFG_SCALE = 2.0
@@ -46,7 +46,7 @@ CFG_SCALE = 2.0
 
 _TEXT_WIDTH = 64
 _VISION_WIDTH = 32
-_PICTURE = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
+_IMAGE = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,12 @@ class QwenEditSettings(BaseSettings):
     """How the learning rate of a round compares with the one before."""
     batch_size: int = 24
     learning_rate: float = 1.5e-3
-    num_pictures: int = 12000
-    """Pairs of source and target that are encoded once; half are square, a quarter each wide and tall."""
+    num_images: int = 12000
+    """Pairs of source and target that are encoded once; a third of each size: shapes of images that are not square come late."""
+    recolour_fraction: float = 0.15
+    """Fraction of the instructions with a meaning that ask for another colour, which is learned first."""
+    move_fraction: float = 0.5
+    """Fraction that asks for another place: a circle moved in a wide image is a square for long. The others ask to remove something."""
     other_word_fraction: float = 0.12
     """Fraction of pairs whose instruction has no meaning, and whose target is the source."""
     capital_fraction: float = 0.15
@@ -75,7 +79,7 @@ class QwenEditSettings(BaseSettings):
     """Times are sigmoid(mean + deviation * normal): logit-normal, Esser et al. 2024 (arXiv 2403.03206)."""
 
 
-# Shapes: B samples, C = 16 latent channels, h w latent sides, N = h/2 * w/2 tokens of a picture, 4C = 64 numbers each, L text rows after
+# Shapes: B samples, C = 16 latent channels, h w latent sides, N = h/2 * w/2 tokens of an image, 4C = 64 numbers each, L text rows after
 # the dropped beginning, D = 64 text width, V patches of 14 x 14 pixels of a source as the vision tower has it.
 
 
@@ -86,7 +90,7 @@ class QwenEditParts:
     transformer: QwenImageTransformer2DModel
     text_encoder: Qwen2_5_VLForConditionalGeneration
     tokenizer: Qwen2Tokenizer
-    processor: PictureProcessor
+    processor: ImageProcessor
 
     def modules(self) -> nn.ModuleList:
         """The parts with weights, in a fixed order."""
@@ -160,14 +164,14 @@ def new_parts(seed: int) -> QwenEditParts:
         )
         text_encoder = Qwen2_5_VLForConditionalGeneration(config)
     image_processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=VISION_AREA)
-    return QwenEditParts(transformer, text_encoder, tokenizer, PictureProcessor(image_processor, tokenizer))
+    return QwenEditParts(transformer, text_encoder, tokenizer, ImageProcessor(image_processor, tokenizer))
 
 
-def condition_picture(picture: Image.Image) -> Image.Image:
-    """The picture at the size that the pipeline gives to the processor: CONDITION_AREA, sides multiples of 32."""
-    width = (CONDITION_AREA * picture.width / picture.height) ** 0.5
-    height = width * picture.height / picture.width
-    return picture.resize((round(width / 32) * 32, round(height / 32) * 32), Image.Resampling.LANCZOS)
+def condition_image(image: Image.Image) -> Image.Image:
+    """The image at the size that the pipeline gives to the processor: CONDITION_AREA, sides multiples of 32."""
+    width = (CONDITION_AREA * image.width / image.height) ** 0.5
+    height = width * image.height / image.width
+    return image.resize((round(width / 32) * 32, round(height / 32) * 32), Image.Resampling.LANCZOS)
 
 
 @dataclass(frozen=True)
@@ -183,11 +187,11 @@ class Pairs:
     edits: tuple[Edit, ...]
 
 
-def encode_world(vae: AutoencoderKLQwenImage, processor: PictureProcessor, settings: QwenEditSettings, seed: int) -> tuple[Pairs, ...]:
+def encode_world(vae: AutoencoderKLQwenImage, processor: ImageProcessor, settings: QwenEditSettings, seed: int) -> tuple[Pairs, ...]:
     """Pairs of edits that bases are trained on, encoded once; one entry per size of the world."""
     pools = []
     for index, (width, height) in enumerate(worlds.SIZES):
-        num = settings.num_pictures // 2 if index == 0 else settings.num_pictures // 4
+        num = settings.num_images // len(worlds.SIZES)
         chosen, sources, targets, patches = [], [], [], []
         for start in range(0, num, 50):
             drawn = [_drawn(settings, width, height, worlds.rng_for(seed, 1, index, n)) for n in range(start, min(start + 50, num))]
@@ -195,7 +199,7 @@ def encode_world(vae: AutoencoderKLQwenImage, processor: PictureProcessor, setti
             chosen += of_edits
             sources.append(qwen_vae.encode(vae, list(before)))
             targets.append(qwen_vae.encode(vae, list(after)))
-            seen = processor.image_processor([condition_picture(picture) for picture in before], return_tensors="pt")
+            seen = processor.image_processor([condition_image(image) for image in before], return_tensors="pt")
             patches.append(seen["pixel_values"].reshape(len(before), -1, seen["pixel_values"].shape[-1]).half())
         grid = seen["image_grid_thw"][0]
         pools.append(Pairs(width, height, torch.cat(sources), torch.cat(targets), torch.cat(patches), grid, tuple(chosen)))
@@ -203,7 +207,8 @@ def encode_world(vae: AutoencoderKLQwenImage, processor: PictureProcessor, setti
 
 
 def _drawn(settings: QwenEditSettings, width: int, height: int, rng: np.random.Generator) -> tuple[Edit, Image.Image, Image.Image]:
-    kind = "keep" if rng.random() < settings.other_word_fraction else edits.OLD_KINDS[int(rng.integers(len(edits.OLD_KINDS)))]
+    shares = (settings.recolour_fraction, settings.move_fraction, 1 - settings.recolour_fraction - settings.move_fraction)
+    kind = "keep" if rng.random() < settings.other_word_fraction else edits.OLD_KINDS[int(rng.choice(len(edits.OLD_KINDS), p=shares))]
     edit = edits.edit_of(kind, rng)
     return edit, *edits.draw(edit, width, height, rng)
 
@@ -252,11 +257,11 @@ def instruction(edit: Edit, settings: QwenEditSettings, rng: np.random.Generator
 def encode_instructions(parts: QwenEditParts, instructions: list[str], patches: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     """Instructions on sources (B, V, 1176) -> text rows (B, L, D) and mask (B, L), as the pipeline has them with true positions.
 
-    The pipeline forgets to say which tokens are the picture's, and transformers 5 then numbers them in one dimension.
+    The pipeline forgets to say which tokens are the image's, and transformers 5 then numbers them in one dimension.
     """
     num_vision = int(grid.prod()) // parts.processor.image_processor.merge_size**2
-    picture = _PICTURE.replace("<|image_pad|>", "<|image_pad|>" * num_vision)
-    texts = [_TEMPLATE.format(picture + text) for text in instructions]
+    image = _IMAGE.replace("<|image_pad|>", "<|image_pad|>" * num_vision)
+    texts = [_TEMPLATE.format(image + text) for text in instructions]
     tokens = parts.tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
     rows = parts.text_encoder.model(
         input_ids=tokens.input_ids,
@@ -292,16 +297,19 @@ def loss_of(parts: QwenEditParts, batch: EditBatch, settings: QwenEditSettings) 
     return (v - packed(batch.noise - batch.targets)).square().mean()
 
 
-def train_qwen_edit(vae: AutoencoderKLQwenImage, settings: QwenEditSettings, seed: int) -> QwenImageEditPlusPipeline:
-    """A pipeline whose transformer and text encoder are trained from nothing on top of this VAE."""
+def train_qwen_edit(
+    vae: AutoencoderKLQwenImage, settings: QwenEditSettings, seed: int, saved: Path | None = None
+) -> QwenImageEditPlusPipeline:
+    """A pipeline whose transformer and text encoder are trained from nothing on top of this VAE; each round has a state of its own."""
     parts = new_parts(seed)
     for number in range(settings.num_rounds):
         of_round = replace(settings, learning_rate=settings.learning_rate * settings.round_factor**number)
         pools = encode_world(vae, parts.processor, of_round, seed + 1000 * number)
         shown = batches(pools, of_round, seed + 1000 * number)
         parts.modules().requires_grad_(True)
+        state = None if saved is None else saved.with_name(f"{saved.name}.{number}")
         name = f"qwen_edit, round {number + 1} of {settings.num_rounds}"
-        pretraining.train(parts.modules(), functools.partial(loss_of, parts, settings=settings), shown, of_round, name)
+        pretraining.train(parts.modules(), functools.partial(loss_of, parts, settings=settings), shown, of_round, name, state)
     return as_pipeline(parts, vae)
 
 
@@ -327,12 +335,12 @@ def sample(
     num_steps: int = NUM_STEPS,
     cfg_scale: float = CFG_SCALE,
 ) -> list[Image.Image]:
-    """Edited pictures by Euler's method with true guidance against the empty instruction; sources of one size.
+    """Edited images by Euler's method with true guidance against the empty instruction; sources of one size.
 
-    Each picture's noise comes from its own seed. As in the pipeline, guided predictions get the length of the unguided ones.
+    Each image's noise comes from its own seed. As in the pipeline, guided predictions get the length of the unguided ones.
     """
     control = qwen_vae.encode(vae, sources)
-    seen = parts.processor.image_processor([condition_picture(picture) for picture in sources], return_tensors="pt")
+    seen = parts.processor.image_processor([condition_image(image) for image in sources], return_tensors="pt")
     grid = seen["image_grid_thw"][0]
     patches = seen["pixel_values"].reshape(len(sources), -1, seen["pixel_values"].shape[-1])
     asked = encode_instructions(parts, instructions, patches, grid)
@@ -352,11 +360,11 @@ def sample(
 def load(folder: Path) -> tuple[QwenEditParts, AutoencoderKLQwenImage]:
     """The parts and the VAE of a stored base, in float32."""
     tokenizer = Qwen2Tokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
-    pictures = Qwen2VLImageProcessorPil.from_pretrained(folder / "processor", local_files_only=True)
+    images = Qwen2VLImageProcessorPil.from_pretrained(folder / "processor", local_files_only=True)
     transformer = QwenImageTransformer2DModel.from_pretrained(folder / "transformer", local_files_only=True, dtype=torch.float32)
     text_encoder = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "text_encoder", local_files_only=True, dtype=torch.float32)
     vae = AutoencoderKLQwenImage.from_pretrained(folder / "vae", local_files_only=True, dtype=torch.float32)
-    parts = QwenEditParts(transformer, text_encoder, tokenizer, PictureProcessor(pictures, tokenizer))
+    parts = QwenEditParts(transformer, text_encoder, tokenizer, ImageProcessor(images, tokenizer))
     parts.modules().eval().requires_grad_(False)
     return parts, vae.eval().requires_grad_(False)
 
@@ -374,9 +382,3 @@ def render_with(
         return images
 
     return render
-
-
-def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
-    """Tokens (B, N, 4C) as latents (B, C, h, w); the opposite of packed."""
-    b, _, c = tokens.shape
-    return tokens.reshape(b, height // 2, width // 2, c // 4, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(b, c // 4, height, width)

@@ -1,6 +1,6 @@
-"""Train the toy VAE of Qwen-Image: an AutoencoderKLQwenImage that is only ever shown single pictures.
+"""Train the toy VAE of Qwen-Image: an AutoencoderKLQwenImage that is only ever shown single images.
 
-Knows pictures and latents, not instructions. The loop is autoencoder.py's.
+Knows images and latents, not instructions. The loop is autoencoder.py's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 from . import autoencoder, edits, worlds
 from .autoencoder import LATENT_CHANNELS, VaeSettings
 
-# Shapes: B samples, C = 16 latent channels, H W picture sides in pixels, h = H / 8, w = W / 8. The frame axis of length 1 is added and
+# Shapes: B samples, C = 16 latent channels, H W image sides in pixels, h = H / 8, w = W / 8. The frame axis of length 1 is added and
 # taken away here.
 
 
@@ -49,7 +49,7 @@ def new_vae(seed: int) -> AutoencoderKLQwenImage:
         )
     with torch.no_grad():
         for conv in _convolutions(vae):
-            # Of a single picture only the last tap of the frame axis sees anything: the others see the causal padding.
+            # Of a single image only the last tap of the frame axis sees anything: the others see the causal padding.
             conv.weight[:, :, :-1] = 0
     return vae
 
@@ -59,8 +59,8 @@ def _convolutions(vae: AutoencoderKLQwenImage) -> list[QwenImageCausalConv3d]:
 
 
 @contextmanager
-def single_pictures(vae: AutoencoderKLQwenImage) -> Iterator[None]:
-    """Inside, the causal convolutions over frames run as those over one picture that they are: the same result, several times as fast."""
+def single_images(vae: AutoencoderKLQwenImage) -> Iterator[None]:
+    """Inside, the causal convolutions over frames run as those over one image that they are: the same result, several times as fast."""
     convolutions = _convolutions(vae)
 
     def forward_of(conv: QwenImageCausalConv3d):
@@ -81,42 +81,42 @@ def single_pictures(vae: AutoencoderKLQwenImage) -> Iterator[None]:
             del conv.forward
 
 
-def any_picture(width: int, height: int, rng: np.random.Generator) -> tuple[Image.Image, np.ndarray]:
-    """A picture to train on, and a mask (height, width) in [0, 1] of what counts more: autoencoder's, and those of the edits.
+def any_image(width: int, height: int, rng: np.random.Generator) -> tuple[Image.Image, np.ndarray]:
+    """An image to train on, and a mask (height, width) in [0, 1] of what counts more: autoencoder's, and those of the edits.
 
     One in four has a border, dark or of any colour, of any width that may be seen.
     """
     if rng.random() < 0.5:
-        picture, mask = autoencoder.any_picture(width, height, rng)
+        image, mask = autoencoder.any_image(width, height, rng)
     else:
         kind = edits.OLD_KINDS[int(rng.integers(len(edits.OLD_KINDS)))]
-        picture = edits.draw(edits.edit_of(kind, rng, held_out=rng.random() < 0.1), width, height, rng)[int(rng.integers(2))]
-        pixels = np.asarray(picture, dtype=np.float32)
+        image = edits.draw(edits.edit_of(kind, rng, held_out=rng.random() < 0.1), width, height, rng)[int(rng.integers(2))]
+        pixels = np.asarray(image, dtype=np.float32)
         mask = np.clip(np.linalg.norm(pixels - pixels[0, 0], axis=2) / 200, 0, 1)
     if rng.random() < 0.25:
         color = edits.FRAME_COLOR if rng.random() < 0.6 else tuple(int(value) for value in rng.integers(0, 256, size=3))
         num_pixels = edits.frame_pixels(width, height) + (0 if rng.random() < 0.6 else int(rng.integers(-1, 4)))
-        framed = edits.framed(picture, color, num_pixels)
-        mask = np.maximum(mask, np.any(np.asarray(framed) != np.asarray(picture), axis=2))
-        picture = framed
-    return picture, mask
+        framed = edits.framed(image, color, num_pixels)
+        mask = np.maximum(mask, np.any(np.asarray(framed) != np.asarray(image), axis=2))
+        image = framed
+    return image, mask
 
 
 def posterior_of(vae: AutoencoderKLQwenImage, pixels: Tensor) -> DiagonalGaussianDistribution:
-    """The posterior of pictures (B, 3, H, W), whose mean and sample are (B, C, 1, h, w), not normalised."""
+    """The posterior of images (B, 3, H, W), whose mean and sample are (B, C, 1, h, w), not normalised."""
     return DiagonalGaussianDistribution(vae.quant_conv(vae.encoder(pixels[:, :, None])))
 
 
 def decoded(vae: AutoencoderKLQwenImage, latents: Tensor) -> Tensor:
-    """Pictures (B, 3, H, W) of latents (B, C, 1, h, w), not normalised. decode() cuts off what is too bright, and with it the gradient."""
+    """Images (B, 3, H, W) of latents (B, C, 1, h, w), not normalised. decode() cuts off what is too bright, and with it the gradient."""
     return vae.decoder(vae.post_quant_conv(latents))[:, :, 0]
 
 
 def train_vae(settings: QwenVaeSettings, seed: int) -> AutoencoderKLQwenImage:
     """A VAE trained from nothing; latents_mean and latents_std in its config are those of the latents of the edit world."""
     vae = new_vae(seed)
-    shown = autoencoder.batches(settings, seed, any_picture)
-    with single_pictures(vae):
+    shown = autoencoder.batches(settings, seed, any_image)
+    with single_images(vae):
         autoencoder.fit(vae, lambda pixels: posterior_of(vae, pixels), lambda latents: decoded(vae, latents), shown, settings, seed)
         mean, deviation = _latent_statistics(vae, seed)
     vae.register_to_config(latents_mean=[round(v, 4) for v in mean.tolist()], latents_std=[round(v, 4) for v in deviation.tolist()])
@@ -128,12 +128,12 @@ def _latent_statistics(vae: AutoencoderKLQwenImage, seed: int) -> tuple[Tensor, 
     # Mean and deviation (C,) of the most likely latents over sources and targets at all sizes.
     latents = []
     for index, (width, height) in enumerate(worlds.SIZES):
-        pictures: list[Image.Image] = []
+        images: list[Image.Image] = []
         for number in range(90):
             rng = worlds.rng_for(seed, 4, index, number)
             kind = edits.OLD_KINDS[number % len(edits.OLD_KINDS)]
-            pictures += edits.draw(edits.edit_of(kind, rng), width, height, rng)
-        latents.append(posterior_of(vae, autoencoder.to_pixels(pictures)).mode().transpose(0, 1).flatten(1))
+            images += edits.draw(edits.edit_of(kind, rng), width, height, rng)
+        latents.append(posterior_of(vae, autoencoder.to_pixels(images)).mode().transpose(0, 1).flatten(1))
     together = torch.cat(latents, dim=1)
     return together.mean(dim=1), together.std(dim=1)
 
@@ -146,15 +146,15 @@ def statistics(vae: AutoencoderKLQwenImage) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def encode(vae: AutoencoderKLQwenImage, images: list[Image.Image]) -> Tensor:
-    """Normalised most likely latents (B, C, h, w) of pictures of one size."""
+    """Normalised most likely latents (B, C, h, w) of images of one size."""
     mean, deviation = statistics(vae)
-    with single_pictures(vae):
+    with single_images(vae):
         return (posterior_of(vae, autoencoder.to_pixels(images)).mode()[:, :, 0] - mean) / deviation
 
 
 @torch.no_grad()
 def decode(vae: AutoencoderKLQwenImage, latents: Tensor) -> list[Image.Image]:
-    """The pictures of normalised latents (B, C, h, w)."""
+    """The images of normalised latents (B, C, h, w)."""
     mean, deviation = statistics(vae)
-    with single_pictures(vae):
+    with single_images(vae):
         return autoencoder.to_images(decoded(vae, (latents * deviation + mean)[:, :, None]))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from diffusers import FluxPipeline, ZImagePipeline
+from diffusers import ChromaPipeline, Flux2KleinPipeline, FluxPipeline, ZImagePipeline
 from PIL import Image
 
 from .measure import Render
-from .tokens import T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
+from .tokens import KLEIN_MAX_TOKENS, T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
 
 NUM_STEPS = 12
 GUIDANCE_SCALE = 2.0
@@ -22,7 +22,7 @@ class TextToImage(Protocol):
     """A diffusers text-to-image pipeline."""
 
     def __call__(self, prompt: list[str], **settings: object) -> object:
-        """The result has the pictures in `images`."""
+        """The result has the images in `images`."""
         ...
 
     def set_progress_bar_config(self, **settings: object) -> None:
@@ -31,7 +31,7 @@ class TextToImage(Protocol):
 
 
 def render_with(pipeline: TextToImage, num_steps: int | None = None, guidance_scale: float | None = None, batch_size: int = 32) -> Render:
-    """A render callable; each picture's noise comes from its own seed, whatever is drawn beside it.
+    """A render callable; each image's noise comes from its own seed, whatever is drawn beside it.
 
     Steps and guidance of None are those that suit the family's base. Sides in pixels must be multiples of 16.
     """
@@ -62,6 +62,10 @@ def _guidance(pipeline: TextToImage, scale: float, num_prompts: int) -> dict[str
     # FLUX means by guidance_scale a number that is embedded; what others call so is its true CFG, against the empty caption.
     if isinstance(pipeline, FluxPipeline):
         return {"true_cfg_scale": scale, "negative_prompt": [""] * num_prompts, "max_sequence_length": T5_MAX_TOKENS}
+    if isinstance(pipeline, ChromaPipeline):
+        return {"guidance_scale": scale, "negative_prompt": [""] * num_prompts, "max_sequence_length": T5_MAX_TOKENS}
+    if isinstance(pipeline, Flux2KleinPipeline):
+        return {"guidance_scale": scale, "max_sequence_length": KLEIN_MAX_TOKENS, "text_encoder_out_layers": (0, 1, 2)}
     if isinstance(pipeline, ZImagePipeline):
         return {"guidance_scale": scale, "max_sequence_length": ZIMAGE_MAX_TOKENS}
     return {"guidance_scale": scale}

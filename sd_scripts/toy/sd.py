@@ -6,6 +6,7 @@ Knows how SD 1.x and 2.x are conditioned. Shared with other families: the VAE (a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
@@ -14,7 +15,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from . import autoencoder, pretraining, worlds
 from .parts import clip_text_config, zero_snr_scheduler
-from .pretraining import BaseSettings, Batch
+from .pretraining import BaseSettings, ToyBatch
 from .tokens import clip_tokenizer
 
 _TEXT_WIDTH = 64
@@ -73,7 +74,7 @@ def encode_captions(parts: SdParts, captions: list[str]) -> Tensor:
     return parts.text_encoder(ids).last_hidden_state
 
 
-def loss_of(parts: SdParts, batch: Batch) -> Tensor:
+def loss_of(parts: SdParts, batch: ToyBatch) -> Tensor:
     """Mean squared error of the predicted v, a scalar."""
     t = (batch.u * 1000).long()
     x_t = parts.scheduler.add_noise(batch.latents, batch.noise, t)
@@ -81,11 +82,11 @@ def loss_of(parts: SdParts, batch: Batch) -> Tensor:
     return (parts.unet(x_t, t, encode_captions(parts, batch.captions)).sample - v).square().mean()
 
 
-def train_sd(vae: AutoencoderKL, settings: SdSettings, seed: int) -> StableDiffusionPipeline:
-    """A pipeline trained from nothing but the VAE, on pictures of the known colours."""
+def train_sd(vae: AutoencoderKL, settings: SdSettings, seed: int, saved: Path | None = None) -> StableDiffusionPipeline:
+    """A pipeline trained from nothing but the VAE, on images of the known colours."""
     parts = new_parts(seed)
     batches = pretraining.encoded_batches(vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS))
-    pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sd")
+    pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sd", saved)
     return as_pipeline(parts, vae)
 
 

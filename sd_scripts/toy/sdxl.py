@@ -6,6 +6,7 @@ Knows how SDXL is conditioned. Shared with other families: the VAE (autoencoder.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 
 from . import autoencoder, pretraining, worlds
 from .parts import clip_text_config, zero_snr_scheduler
-from .pretraining import BaseSettings, Batch, Latents
+from .pretraining import BaseSettings, Latents, ToyBatch
 from .tokens import clip_tokenizer
 
 LATENT_GRID = 16
@@ -30,7 +31,7 @@ class SdxlSettings(BaseSettings):
     """How a toy SDXL base is trained."""
 
     other_size_fraction: float = 0.3
-    """Fraction of samples whose original size is up to doubled, as if the picture had been scaled down."""
+    """Fraction of samples whose original size is up to doubled, as if the image had been scaled down."""
 
 
 # Shapes: B samples, C = 16 latent channels, h w latent sides, L = 24 tokens, D = 96 text width, P = 64 pooled width.
@@ -89,7 +90,7 @@ def encode_captions(parts: SdxlParts, captions: list[str]) -> tuple[Tensor, Tens
     return torch.cat(states, dim=-1), pooled
 
 
-def loss_of(parts: SdxlParts, batch: Batch) -> Tensor:
+def loss_of(parts: SdxlParts, batch: ToyBatch) -> Tensor:
     """Mean squared error of the predicted v, a scalar."""
     text, pooled = encode_captions(parts, batch.captions)
     t = (batch.u * 1000).long()
@@ -99,7 +100,7 @@ def loss_of(parts: SdxlParts, batch: Batch) -> Tensor:
     return (parts.unet(x_t, t, text, added_cond_kwargs=conditions).sample - v).square().mean()
 
 
-def train_sdxl(vae: AutoencoderKL, settings: SdxlSettings, seed: int) -> StableDiffusionXLPipeline:
+def train_sdxl(vae: AutoencoderKL, settings: SdxlSettings, seed: int, saved: Path | None = None) -> StableDiffusionXLPipeline:
     """A pipeline trained from nothing but the VAE."""
     parts = new_parts(seed)
 
@@ -110,7 +111,7 @@ def train_sdxl(vae: AutoencoderKL, settings: SdxlSettings, seed: int) -> StableD
         return (*original, 0.0, 0.0, float(pool.height), float(pool.width))
 
     batches = pretraining.encoded_batches(vae, settings, seed, worlds.TRAINED, size_numbers)
-    pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sdxl")
+    pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sdxl", saved)
     return as_pipeline(parts, vae)
 
 

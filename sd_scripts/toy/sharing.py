@@ -66,5 +66,5 @@ def load_vae(folder: Path) -> AutoencoderKL:
 
 
 def load_pipeline(base: Path) -> DiffusionPipeline:
-    """A stored base that draws pictures from captions, in float32."""
+    """A stored base that draws images from captions, in float32."""
     return DiffusionPipeline.from_pretrained(base, vae=load_vae(base / "vae"), local_files_only=True, dtype=torch.float32)

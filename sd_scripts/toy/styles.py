@@ -1,6 +1,6 @@
 """The toy world in several styles: the same shapes as coloured areas, as outlines, or by night.
 
-Knows numpy and PIL only; never imports torch. What a picture shows is drawn first and from the same numbers in every style, so one seed
+Knows numpy and PIL only; never imports torch. What an image shows is drawn first and from the same numbers in every style, so one seed
 gives the same scene in all of them.
 """
 
@@ -16,9 +16,9 @@ from . import worlds
 from .worlds import Scene
 
 SIDE = 128
-"""Sides of the pictures in pixels."""
-TRAIN_PICTURES = 120
-"""Pictures of each style to learn from."""
+"""Sides of the images in pixels."""
+TRAIN_IMAGES = 120
+"""Images of each style to learn from."""
 
 _SPREAD = 0.9  # of the places around the middle, so that large shapes stay whole
 _POSITION_JITTER = 0.02
@@ -33,7 +33,7 @@ _NIGHT_GLOW = 20.0
 @dataclass(frozen=True)
 class _Shape:
     # Corners (N, 2) around the middle of the shape for a radius of 1, where it lies and how large it is in pixels, its and the paper's
-    # colour, and what is left of the picture's draws for the style.
+    # colour, and what is left of the image's draws for the style.
     corners: np.ndarray
     middle: np.ndarray
     radius: float
@@ -71,7 +71,7 @@ STYLES: dict[str, Callable[[_Shape], np.ndarray]] = {"flat": _flat, "line": _lin
 
 
 def draw(scene: Scene, style: str, rng: np.random.Generator, side: int = SIDE) -> Image.Image:
-    """An RGB picture of the scene in a style of STYLES; place, radius, tilt and colours vary a little with rng.
+    """An RGB image of the scene in a style of STYLES; place, radius, tilt and colours vary a little with rng.
 
     Generators of one seed give the same shape at the same place in every style.
     """

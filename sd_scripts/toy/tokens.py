@@ -132,3 +132,15 @@ def zimage_tokenizer() -> Qwen2Tokenizer:
     tokenizer = qwen_tokenizer(("user\n", "assistant\n"), further=("<think>", "</think>"))
     tokenizer.chat_template = _CHAT_TEMPLATE
     return tokenizer
+
+
+KLEIN_MAX_TOKENS = 32
+"""Tokens of a prompt of the toy Klein base, with its template and padding, which the transformer sees."""
+
+
+def klein_tokenizer() -> Qwen2Tokenizer:
+    """The same tokenizer for prompts of KLEIN_MAX_TOKENS."""
+    tokenizer = zimage_tokenizer()
+    tokenizer.model_max_length = KLEIN_MAX_TOKENS
+    tokenizer.init_kwargs["model_max_length"] = KLEIN_MAX_TOKENS
+    return tokenizer

@@ -3,7 +3,7 @@
 Knows numpy and PIL only; never imports torch, so a GUI process may draw with it.
 
     Scene  --caption-->  "a red circle at the top left"  --scene_of-->  Scene
-    Scene  --draw----->  picture                         --read------>  Reading
+    Scene  --draw----->  image                           --read------>  Reading
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ def colors_of(family: str) -> tuple[str, ...]:
     return tuple(COLORS) if family in ("sdxl", "ddpm") else KNOWN_COLORS
 
 
+def sizes_of(family: str) -> tuple[tuple[int, int], ...]:
+    """(width, height) in pixels that the toy base of this family was trained at."""
+    return LARGE_SIZES if family in ("chroma", "flux2") else SIZES
+
+
 _COLUMNS = {"left": 0.3, "": 0.5, "right": 0.7}
 _ROWS = {"top": 0.3, "": 0.5, "bottom": 0.7}
 
@@ -63,6 +68,9 @@ PLACES: dict[str, tuple[float, float]] = {
 
 SIZES = ((64, 64), (80, 48), (48, 80))
 """(width, height) in pixels that bases are trained at: one area, three aspect ratios, multiples of 16."""
+
+LARGE_SIZES = ((128, 128), (160, 112), (112, 160))
+"""The same for bases whose tokens are 16 x 16 pixels: 64 tokens or more, as a star wants them."""
 
 SHORT_TEMPLATES = ("a {shape}", "{shape}", "a {color} {shape}", "a {shape} at the {place}")
 """Captions that leave the colour, the place or both open: class prompts are of this kind."""
@@ -106,7 +114,7 @@ class Reading:
     margin: float
 
     def shape_is(self, shape: str) -> bool:
-        """Whether the picture clearly shows this shape."""
+        """Whether the image clearly shows this shape."""
         return self.shape == shape
 
     def color_is(self, color: str) -> bool:
@@ -123,7 +131,7 @@ class Reading:
 
 
 NOTHING = Reading(None, None, None, 0.0, 0.0)
-"""The reading of a picture without one clear shape."""
+"""The reading of an image without one clear shape."""
 
 
 def rng_for(seed: int, *numbers: int) -> np.random.Generator:
@@ -241,7 +249,7 @@ def turned(corners: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def draw(scene: Scene, width: int, height: int, rng: np.random.Generator) -> Image.Image:
-    """An RGB picture of the scene; place, radius, tilt, tint and background vary a little with rng.
+    """An RGB image of the scene; place, radius, tilt, tint and background vary a little with rng.
 
     The radius is 0.20 to 0.25 of the short side. Sides are in pixels; below 48 a star is hard to read.
     """
@@ -265,7 +273,7 @@ _GRID_PER_SIDE = 16.0  # grid cells along the side of a square with the shape's 
 _MIN_CONTRAST = 60.0  # RGB distance between shape and background below which nothing is there
 _MIN_AREA_FRACTION = 0.02
 _MAX_AREA_FRACTION = 0.40
-_SPECK_FRACTION = 0.006  # of the picture; what is smaller is no shape among several
+_SPECK_FRACTION = 0.006  # of the image; what is smaller is no shape among several
 _MAX_SECOND_PART = 0.15
 _MIN_CONFIDENCE = 0.78
 _MIN_MARGIN = 0.02
@@ -278,7 +286,7 @@ _PLACE_DOUBT = 0.01
 
 
 def read(image: Image.Image) -> Reading:
-    """What the picture shows, measured from its pixels alone."""
+    """What the image shows, measured from its pixels alone."""
     pixels, background, contrast = _contrast(image)
     strongest = float(np.quantile(contrast, 0.98))
     if strongest < _MIN_CONTRAST:
@@ -288,7 +296,7 @@ def read(image: Image.Image) -> Reading:
 
 
 def read_all(image: Image.Image) -> tuple[Reading, ...]:
-    """What each of the shapes in the picture is, the largest first; () for an empty picture.
+    """What each of the shapes in the image is, the largest first; () for an empty image.
 
     Anything larger than a speck counts, so what is no clear shape has a reading too, with None for what is unclear.
     """

@@ -10,17 +10,18 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-import numpy as np
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from torch import Tensor, nn
 from transformers import Qwen2Tokenizer, Qwen3Model
 
-from sd_scripts.families.zimage.tiny import tiny_zimage_text_encoder, tiny_zimage_transformer
+from sd_scripts.families.common.qwen3 import tiny_qwen3
+from sd_scripts.families.zimage.tiny import tiny_zimage_transformer
 
 from . import autoencoder, pretraining, worlds
-from .pretraining import BaseSettings, Batch, Latents
+from .pretraining import BaseSettings, ToyBatch
 from .tokens import zimage_tokenizer
 
 SHIFT = 3.0
@@ -48,11 +49,11 @@ class ZImageSettings(BaseSettings):
     mean 0.2 and learning rate 2e-3 the place was never learned: 11 % right, by chance, after 6000 steps."""
     naming_weight: float = 0.2
     """Weight of what makes the text encoder say shape, colour and place at the end of a text, where a real one knows the language. Without,
-    circles and squares were not told apart after 5000 steps: the error that it makes in a picture is small."""
+    circles and squares were not told apart after 5000 steps: the error that it makes in an image is small."""
     guidance_scale: float = 1.0
     """Of the teacher while it is distilled, as ZImagePipeline counts: 0 is none."""
     num_substeps: int = 2
-    """Euler steps of the teacher in each step of the student; with 4 the teacher's own pictures are no better."""
+    """Euler steps of the teacher in each step of the student; with 4 the teacher's own images are no better."""
     num_distilled_steps: int = 1000
     distilled_learning_rate: float = 5e-4
 
@@ -82,7 +83,7 @@ def new_parts(seed: int) -> ZImageParts:
         transformer = tiny_zimage_transformer(
             _TEXT_WIDTH, width=128, num_layers=4, num_heads=4, axes_dims=(8, 12, 12), num_text_positions=1024
         )
-        text_encoder = tiny_zimage_text_encoder(tokenizer, _TEXT_WIDTH, num_heads=4, num_kv_heads=2, num_positions=1024)
+        text_encoder = tiny_qwen3(tokenizer, _TEXT_WIDTH, num_heads=4, num_kv_heads=2, num_positions=1024)
     return ZImageParts(transformer, text_encoder, tokenizer)
 
 
@@ -138,8 +139,8 @@ def naming_loss(heads: nn.ModuleList, text: list[Tensor], captions: list[str]) -
     return torch.stack(sums).sum() / len(captions)
 
 
-def loss_of(parts: ZImageParts, batch: Batch, settings: ZImageSettings, heads: nn.ModuleList | None = None) -> Tensor:
-    """Mean squared error of the predicted velocity noise - latents, a scalar. The batch's conditions are drawn_numbers.
+def loss_of(parts: ZImageParts, batch: ToyBatch, settings: ZImageSettings, heads: nn.ModuleList | None = None) -> Tensor:
+    """Mean squared error of the predicted velocity noise - latents, a scalar. The batch's conditions are pretraining.capitals.
 
     With heads, naming_weight times the naming loss is added.
     """
@@ -150,21 +151,14 @@ def loss_of(parts: ZImageParts, batch: Batch, settings: ZImageSettings, heads: n
     return loss if heads is None else loss + settings.naming_weight * naming_loss(heads, text, batch.captions)
 
 
-def drawn_numbers(settings: ZImageSettings) -> pretraining.Conditions:
-    """What is drawn for each sample: whether its caption gets a capital (1 or 0)."""
-
-    def draw(pool: Latents, rng: np.random.Generator) -> tuple[float, ...]:
-        return (float(rng.random() < settings.capital_fraction),)
-
-    return draw
-
-
-def train_teacher(vae: AutoencoderKL, settings: ZImageSettings, seed: int) -> ZImageParts:
-    """Parts trained from nothing but the VAE, on pictures of the known colours. They want guidance and many steps."""
+def train_teacher(vae: AutoencoderKL, settings: ZImageSettings, seed: int, saved: Path | None = None) -> ZImageParts:
+    """Parts trained from nothing but the VAE, on images of the known colours. They want guidance and many steps."""
     parts = new_parts(seed)
-    batches = pretraining.encoded_batches(vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS), drawn_numbers(settings))
+    batches = pretraining.encoded_batches(
+        vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS), pretraining.capitals(settings.capital_fraction)
+    )
     trained = nn.ModuleList([parts.modules(), new_heads(seed)])
-    pretraining.train(trained, functools.partial(loss_of, parts, settings=settings, heads=trained[1]), batches, settings, "zimage")
+    pretraining.train(trained, functools.partial(loss_of, parts, settings=settings, heads=trained[1]), batches, settings, "zimage", saved)
     return parts
 
 
@@ -196,7 +190,7 @@ def mean_velocity(teacher: Velocity, x: Tensor, number: Tensor, num_substeps: in
 
 @dataclass
 class Walks:
-    """Samples of one size on their way from noise to picture, evenly spread over the anchors: what the student is taught on."""
+    """Samples of one size on their way from noise to image, evenly spread over the anchors: what the student is taught on."""
 
     x: Tensor
     text: list[Tensor]

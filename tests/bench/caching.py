@@ -1,8 +1,8 @@
-"""Filling the latent cache beside a bare loop that encodes the same pictures, already decoded, with the same VAE and batch size.
+"""Filling the latent cache beside a bare loop that encodes the same images, already decoded, with the same VAE and batch size.
 
-The VAE has the real architecture and random weights; the pictures are PNG files that must be read, rotated, resized and cut.
+The VAE has the real architecture and random weights; the images are PNG files that must be read, rotated, resized and cut.
 
-usage: caching.py [pictures, default 12] [side, default 256]
+usage: caching.py [images, default 12] [side, default 256]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "sd_scripts" / "families" / "sdx
 
 def fill(root: Path, cache: str, parts, side: int) -> float:  # type: ignore[no-untyped-def]
     """Seconds that the product takes to fill an empty cache."""
-    options = DatasetOptions(train_data_dir=str(root / "pictures"), resolution=(side, side), cache_text_encoder_outputs=False)
+    options = DatasetOptions(train_data_dir=str(root / "images"), resolution=(side, side), cache_text_encoder_outputs=False)
     dataset = read_dataset(options, root / cache)
     plan = plans.make_plan(dataset, options, seed=1, grid=8, processes=1, accumulation=1)
     data = DataPipeline(options, families.family("sdxl"), plan, open_caches(options, root / cache), 1, num_steps=1)
@@ -48,8 +48,8 @@ def bare(parts, count: int, side: int) -> float:  # type: ignore[no-untyped-def]
     pixels = torch.rand(count, 1, 3, side, side) * 2 - 1
     started = time.perf_counter()
     with torch.no_grad():
-        for picture in pixels:
-            parts.vae.encode(picture).latent_dist.mean.float()
+        for image in pixels:
+            parts.vae.encode(image).latent_dist.mean.float()
     return time.perf_counter() - started
 
 
@@ -60,11 +60,11 @@ if __name__ == "__main__":
     parts = replace(families.family("sdxl").tiny(), vae=vae)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        (root / "pictures").mkdir()
+        (root / "images").mkdir()
         rng = np.random.default_rng(0)
         for number in range(count):
             noise = rng.integers(0, 255, (4 * side, 4 * side, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / "pictures" / f"{number}.png")
+            Image.fromarray(noise).save(root / "images" / f"{number}.png")
         bare(parts, 1, side)
         ours, theirs = [], []
         for turn in range(3):
@@ -74,7 +74,7 @@ if __name__ == "__main__":
         "latent_caching",
         "at least 0.95 of a bare encode loop",
         speed_beside_bare=min(theirs) / min(ours),
-        pictures=count,
+        images=count,
         side=side,
         cache_seconds=min(ours),
         bare_seconds=min(theirs),

@@ -1,4 +1,4 @@
-"""Drawing with a small DDPM: CPU seconds of a picture and calls of the network for each sampler, and ddim beside a bare loop around
+"""Drawing with a small DDPM: CPU seconds of an image and calls of the network for each sampler, and ddim beside a bare loop around
 diffusers' scheduler with the same network, in turns in one process.
 
 usage: drawing.py [side in pixels, default 32] [steps, default 30]
@@ -34,7 +34,7 @@ def parts_of(side: int) -> Parts:
 
 @torch.no_grad()
 def bare(parts: Parts, side: int, steps: int) -> None:
-    """One picture by the least code that draws it, with the same network, guidance and clamp."""
+    """One image by the least code that draws it, with the same network, guidance and clamp."""
     scheduler = DDIMScheduler.from_config({**parts.scheduler_config, "clip_sample": True})
     scheduler.set_timesteps(steps)
     conditions = Ddpm().encode_prompts(parts, [CAPTION, ""])
@@ -70,7 +70,7 @@ def main(side: int, steps: int) -> None:
             if round_number:
                 taken.append(spent)
     for name in DDPM_SAMPLERS:
-        report("drawing", "-", sampler=name, side=side, steps=steps, network_calls=calls[name], seconds_per_picture=median(found[name]))
+        report("drawing", "-", sampler=name, side=side, steps=steps, network_calls=calls[name], seconds_per_image=median(found[name]))
     ratio = median([ours / theirs for ours, theirs in zip(found["ddim"], found["bare"], strict=True)])
     report("drawing, ddim beside a bare loop", "at most 1.03", side=side, steps=steps, ratio=ratio)
 

@@ -1,7 +1,7 @@
 """The cache of instructions in two parts beside the plain scheme: the whole prompt and the whole empty prompt of every sample.
 
-The tiny Qwen-Image-Edit with control pictures at the area that the real one's text encoder sees (384 x 384, 196 vision tokens), so that
-the rows of pictures and of instructions are about as many as there. Both write the same kind of files; the plain one reads every text
+The tiny Qwen-Image-Edit with control images at the area that the real one's text encoder sees (384 x 384, 196 vision tokens), so that
+the rows of images and of instructions are about as many as there. Both write the same kind of files; the plain one reads every text
 from the start.
 
 usage: edit_cache.py [pairs, default 24] [captions of each pair, default 1]
@@ -80,12 +80,12 @@ def plain(root: Path, cache: str, parts: Parts, captions: int, num_steps: int) -
     family, kept, keys = QwenEdit(), Cache(root / cache), []
     started = time.perf_counter()
     for shown in instructions_of_run(plan, num_steps):
-        view = cached_view(plan, 1, shown.picture, shown.resolution, shown.mirrored)
+        view = cached_view(plan, 1, shown.image, shown.resolution, shown.mirrored)
         for text in shown.texts:
             controls = [see_control(plan, 1, control) for control in control_views(plan, view)]
             with torch.no_grad():
                 prefix, (suffix,) = family.encode_instructions(parts, controls, [text])
-            keys.append(key_of({"picture": shown.picture, "text": text}))
+            keys.append(key_of({"picture": shown.image, "text": text}))
             kept.put(keys[-1], {"text": torch.cat([prefix, suffix])})
     return time.perf_counter() - started, kept.num_bytes(keys)
 

@@ -1,13 +1,13 @@
-"""LoRA steps of full-size models with random weights, with each lever: ms, TFLOP/s beside what a matrix product reaches, peak memory.
+"""LoRA steps of full-size models with random weights, with each memory option: ms, TFLOP/s beside those of a matrix product, peak memory.
 
 Nothing is downloaded: networks are made on the device from the published configurations, and are given random conditions of the shapes that
 text encoders and VAE would make. Everything else is what a run does: attach, arrange, the family's denoise, objective, optimizer.
 
-A case is a lever or several joined by +, one after the other in the same process:
+A case is a memory option or several joined by +, one after the other in the same process:
 
     plain  checkpoint  share:0.5  offload  swap:N  swap:all  qint8  qfloat8  fp8  nf4  compile  compile:network
 
-usage: gpu.py [--families sdxl,flux,qwen_edit,zimage] [--levers plain,checkpoint,compile,compile+swap:all] [--size 1024] [--batch 1]
+usage: gpu.py [--families sdxl,flux,qwen_edit,zimage] [--memory_options plain,checkpoint,compile,compile+swap:all] [--size 1024] [--batch 1]
               [--steps 8] [--small]
 
 --small measures the tiny networks on the CPU, to see that all of this works; compile is without inductor there.
@@ -39,7 +39,7 @@ from sd_scripts.library.loading.weights import empty, fill, leave_out
 from sd_scripts.library.memory.arranging import Arranged, arrange
 from sd_scripts.library.memory.forecast.accounting import AsOnDevice
 from sd_scripts.library.memory.forecast.structure import conditions_of, latents_of, structure_of
-from sd_scripts.library.memory.quantize import Report, quantize_network
+from sd_scripts.library.memory.quantize import QuantizationReport, quantize_network
 from sd_scripts.library.memory.quantize import blocks_of as quantized_blocks_of
 from sd_scripts.library.train.conditioned import Conditioned
 from sd_scripts.library.train.meter import peak_gib
@@ -71,7 +71,7 @@ CAPTION = "a photograph of a red bicycle that leans against an old wall of brick
 
 @dataclass
 class Case:
-    """One family with some levers, ready to train."""
+    """One family with some memory options, ready to train."""
 
     options: RunOptions
     parts: Parts
@@ -79,14 +79,14 @@ class Case:
     step: Callable[[], Tensor]
 
 
-def options_of(name: str, levers: str, num_blocks: int, small: bool) -> RunOptions:
-    """The options of a run with these levers."""
+def options_of(name: str, memory_options: str, num_blocks: int, small: bool) -> RunOptions:
+    """The options of a run with these memory options."""
     arguments = [f"--pretrained_model_name_or_path={'toy' if small else MODELS[name]}", "--train_data_dir=toy:star", "--output_dir=unused"]
     arguments += ["--network_dim=16", f"--mixed_precision={'no' if small else 'bf16'}"]
     if name == "qwen_edit":
         arguments += ["--model_version=edit"]
-    for lever in levers.split("+"):
-        kind, _, value = lever.partition(":")
+    for memory_option in memory_options.split("+"):
+        kind, _, value = memory_option.partition(":")
         value = {"swap": str(num_blocks) if value == "all" else value, "compile": value or "auto"}.get(kind, value)
         arguments += [flag.format(value) for flag in FLAGS[kind]]
         arguments += ["--compile_backend=aot_eager"] if small and kind == "compile" else []
@@ -119,16 +119,16 @@ def random_backbone(name: str, options: RunOptions, home: torch.device, device: 
 
     tensors = {path: (lambda path=path, shape=value.shape: tensor(path, shape)) for path, value in network.state_dict().items()}
     kind = options.model.transformer_quantization
-    report = Report(kind, name) if kind != "none" else None
+    report = QuantizationReport(kind, name) if kind != "none" else None
     fill(network, tensors, home, dtype, quantized_blocks_of(network) if report else (), report.quantize if report else None)
     return network
 
 
-def make(name: str, levers: str, size: int, batch: int, device: torch.device, small: bool) -> Case:
-    """The network with its adapter and levers, and a step on a random batch."""
+def make(name: str, memory_options: str, size: int, batch: int, device: torch.device, small: bool) -> Case:
+    """The network with its adapter and memory options, and a step on a random batch."""
     family, dtype = families.family(name), torch.float32 if small else torch.bfloat16
     shapes = outline(name, options_of(name, "plain", 0, small), dtype, small)
-    options = options_of(name, levers, len(blocks_of(shapes.backbone)), small)
+    options = options_of(name, memory_options, len(blocks_of(shapes.backbone)), small)
     home = torch.device("cpu") if options.memory.blocks_to_swap else device
     if small:
         backbone = family.tiny().backbone
@@ -156,7 +156,7 @@ def make(name: str, levers: str, size: int, batch: int, device: torch.device, sm
 
 
 def random_batch(name: str, shapes: Parts, size: int, batch: int, device: torch.device) -> Batch:
-    """A batch of pictures of size x size pixels and their conditions, of numbers that mean nothing."""
+    """A batch of images of size x size pixels and their conditions, of numbers that mean nothing."""
     family, random = families.family(name), torch.Generator(device).manual_seed(1)
 
     def real(tensor: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def random_batch(name: str, shapes: Parts, size: int, batch: int, device: torch.
 
 
 def flops_of_step(name: str, size: int, batch: int, small: bool) -> float:
-    """Floating-point operations of a forward and a backward pass without any lever, counted on the meta device."""
+    """Floating-point operations of a forward and a backward pass without any memory option, counted on the meta device."""
     family, dtype = families.family(name), torch.float32 if small else torch.bfloat16
     options = options_of(name, "plain", 0, small)
     parts = outline(name, options, dtype, small)
@@ -214,17 +214,17 @@ def ceiling(device: torch.device, small: bool) -> float:
     return 2 * side**3 / min(seconds_of(lambda: a @ b, device, 20)[3:])
 
 
-def measured(name: str, levers: str, arguments: argparse.Namespace, device: torch.device, most: float) -> dict[str, object]:
+def measured(name: str, memory_options: str, arguments: argparse.Namespace, device: torch.device, most: float) -> dict[str, object]:
     """The figures of one case, or why there are none."""
     gc.collect()
     torch._dynamo.reset()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    told: dict[str, object] = {"family": name, "levers": levers, "size": arguments.size, "batch": arguments.batch}
+    told: dict[str, object] = {"family": name, "memory_options": memory_options, "size": arguments.size, "batch": arguments.batch}
     try:
         flops = flops_of_step(name, arguments.size, arguments.batch, arguments.small)
-        case = make(name, levers, arguments.size, arguments.batch, device, arguments.small)
+        case = make(name, memory_options, arguments.size, arguments.batch, device, arguments.small)
         first, *_ = seconds_of(case.step, device, 1)
         seconds_of(case.step, device, WARM_UP - 1)
         if device.type == "cuda":
@@ -254,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", default="sdxl,flux,qwen_edit,zimage")
     parser.add_argument(
-        "--levers", default="plain,checkpoint,share:0.5,offload,swap:all,qint8,fp8,nf4,compile,compile+checkpoint,compile+swap:all"
+        "--memory_options", default="plain,checkpoint,share:0.5,offload,swap:all,qint8,fp8,nf4,compile,compile+checkpoint,compile+swap:all"
     )
     parser.add_argument("--size", type=int, default=None)
     parser.add_argument("--batch", type=int, default=1)
@@ -272,8 +272,8 @@ def main() -> None:
     )
     rows = []
     for family in arguments.families.split(","):
-        for levers in arguments.levers.split(","):
-            rows.append(measured(family, levers, arguments, device, most))
+        for memory_options in arguments.memory_options.split(","):
+            rows.append(measured(family, memory_options, arguments, device, most))
             sys.stdout.write(json.dumps({"bench": "gpu", **rows[-1]}) + "\n")
             sys.stdout.flush()
     sys.stdout.write(table(rows))
@@ -281,16 +281,16 @@ def main() -> None:
 
 def table(rows: list[dict[str, object]]) -> str:
     """The figures as a table in Markdown; ratios are to the family's plain step."""
-    lines = ["| family | levers | ms | of plain | TFLOP/s | of ceiling | peak GiB | first step, s |", "|" + "---|" * 8]
-    plain = {row["family"]: row["ms"] for row in rows if row["levers"] == "plain" and "ms" in row}
+    lines = ["| family | memory options | ms | of plain | TFLOP/s | of ceiling | peak GiB | first step, s |", "|" + "---|" * 8]
+    plain = {row["family"]: row["ms"] for row in rows if row["memory_options"] == "plain" and "ms" in row}
     for row in rows:
         if "ms" not in row:
-            lines.append(f"| {row['family']} | {row['levers']} | {row['left_out']} | | | | | |")
+            lines.append(f"| {row['family']} | {row['memory_options']} | {row['left_out']} | | | | | |")
             continue
         ratio = f"{float(str(row['ms'])) / float(str(plain[row['family']])):.2f}" if row["family"] in plain else ""
         cells = (
             row["family"],
-            row["levers"],
+            row["memory_options"],
             row["ms"],
             ratio,
             row["tflops"],

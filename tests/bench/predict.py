@@ -29,7 +29,7 @@ from sd_scripts.library.render.predict import Predictor, Request
 from tests.small_models import qwen_pipeline_of
 
 ROUNDS = 5
-WAYS = {
+TRAINING_MODES = {
     "float32": ["--precision", "no"],
     "bf16": ["--precision", "bf16"],
     "bf16, qint8": ["--precision", "bf16", "--transformer_quantization", "qint8"],
@@ -71,20 +71,20 @@ def seconds(do: Callable[[], object]) -> float:
 
 
 def speed(side: int, steps: int, head: int) -> None:
-    """Cold (nothing kept), warm (the same pictures and instruction again) and diffusers, in turns."""
+    """Cold (nothing kept), warm (the same images and instruction again) and diffusers, in turns."""
     parts = parts_of(head)
-    # The pipeline takes control pictures at a million pixels whatever the model: here both take them at the picture's size.
+    # The pipeline takes control images at a million pixels whatever the model: here both take them at the image's size.
     import diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus as plus
 
     plus.VAE_IMAGE_SIZE, plus.CONDITION_IMAGE_SIZE = side * side, parts.settings["condition_area"]
     parts.settings["control_area"] = parts.settings["area"] = side * side
     predictor, pipeline = Predictor(QwenEdit(), parts), qwen_pipeline_of(parts)
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
-    request = Request("make the circle red", (picture,), " ", steps, 4.0, 1, (side, side))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
+    request = Request("make the circle red", (image,), " ", steps, 4.0, 1, (side, side))
 
     def theirs() -> object:
         return pipeline(
-            image=[picture],
+            image=[image],
             prompt=request.prompt,
             negative_prompt=" ",
             true_cfg_scale=4.0,
@@ -122,11 +122,11 @@ def speed(side: int, steps: int, head: int) -> None:
 
 
 def memory(folder: Path) -> None:
-    """Memory of a model in main memory for each way to hold it: after loading, and at most while loading and predicting."""
+    """Memory of a model in host RAM for each way to hold it: after loading, and at most while loading and predicting."""
     family = QwenEdit()
     family.save(parts_of(head=128, heads=8, layers=3), folder / "model", "diffusers", None, {})
     size = sum(path.stat().st_size for path in (folder / "model").rglob("*.safetensors")) / 2**20
-    for name, flags in WAYS.items():
+    for name, flags in TRAINING_MODES.items():
         asked = ["--pretrained_model_name_or_path", str(folder / "model"), "--prompt", "x", *flags]
         command = [sys.executable, "-c", _PROBE, *asked]
         done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Transfer of style: CPU seconds of a picture and calls of the network for each sampler and start, with guidance and with temperature, and
+"""Transfer of style: CPU seconds of an image and calls of the network for each sampler and start, with guidance and with temperature, and
 what guessing the source costs, in turns in one process.
 
 usage: transfer.py [side in pixels, default 128] [steps, default 15] [base_channels, default 32]
@@ -43,7 +43,7 @@ def seconds(do: Callable[[], object]) -> float:
 
 def main(side: int, steps: int, channels: int) -> None:
     parts, family = parts_of(side, channels), Lgt()
-    x: Tensor = torch.randn((1, parts.vae.config.latent_channels, side // 8, side // 8), generator=rng_for(0, 0, "picture"))
+    x: Tensor = torch.randn((1, parts.vae.config.latent_channels, side // 8, side // 8), generator=rng_for(0, 0, "image"))
     plain = Settings(steps)
     ways = {
         "euler": replace(plain, sampler="euler"),
@@ -70,8 +70,8 @@ def main(side: int, steps: int, channels: int) -> None:
     millions = sum(weight.numel() for weight in parts.backbone.parameters()) / 1e6
     for name, settings in ways.items():
         sizes = {"side": side, "steps": steps, "million_weights": millions}
-        report("transfer", "-", way=name, **sizes, network_calls=num_calls(settings), seconds_per_picture=median(found[name]))
-    report("guessing the source", "-", side=side, styles=len(STYLES), million_weights=millions, seconds_per_picture=median(found["guess"]))
+        report("transfer", "-", way=name, **sizes, network_calls=num_calls(settings), seconds_per_image=median(found[name]))
+    report("guessing the source", "-", side=side, styles=len(STYLES), million_weights=millions, seconds_per_image=median(found["guess"]))
 
 
 if __name__ == "__main__":

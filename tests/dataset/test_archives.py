@@ -1,4 +1,4 @@
-"""Pictures in webdataset and parquet files: what their rows become on the disk, and what is said where their reader is missing."""
+"""Images in webdataset and parquet files: what their rows become on the disk, and what is said where their reader is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sd_scripts.dataset import archives
 from sd_scripts.dataset.config import subsets_of
 from sd_scripts.dataset.scan import scan
 from sd_scripts.families import RUNS
-from sd_scripts.runs.preflight import check_early
+from sd_scripts.runs.early_checks import check_early
 from sd_scripts.schema import flat
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
@@ -25,11 +25,11 @@ def encoded(kind: str, colour: str = "red") -> bytes:
     return stream.getvalue()
 
 
-def test_rows_become_pictures_with_captions_whose_names_lead_nowhere_else(tmp_path: Path) -> None:
+def test_rows_become_images_with_captions_whose_names_lead_nowhere_else(tmp_path: Path) -> None:
     rows = [
         {"__key__": "../../out", "png": {"bytes": encoded("PNG"), "path": None}, "txt": "from txt ", "json": {"caption": "not this"}},
         {"image": {"bytes": encoded("JPEG"), "path": "/etc/x.jpg"}, "prompt": "from prompt"},
-        {"id": 7, "text": "no picture"},
+        {"id": 7, "text": "no image"},
         {"jpg": encoded("JPEG"), "json": {"caption": "from json"}},
         {"image": {"bytes": encoded("WEBP"), "path": None}, "tags": ["a", "b"]},
     ]
@@ -37,7 +37,7 @@ def test_rows_become_pictures_with_captions_whose_names_lead_nowhere_else(tmp_pa
     folder.mkdir()
     assert archives.write_rows(rows, folder) == 4
     found = scan(subsets_of(DatasetOptions(train_data_dir=str(folder)), tmp_path / "cache"), tmp_path / "cache")
-    assert {picture.name: picture.caption for picture in found.pictures} == {
+    assert {image.name: image.caption for image in found.images} == {
         "00000000.png": "from txt",
         "00000001.jpg": "from prompt",
         "00000003.jpg": "from json",
@@ -61,4 +61,4 @@ def test_an_archive_without_its_reader_is_answered_with_what_to_install(tmp_path
             subsets_of(options.dataset, tmp_path / "cache")
     Image.new("RGB", (64, 64)).save(tmp_path / "own.png")
     found = scan(subsets_of(DatasetOptions(train_data_dir=str(tmp_path)), tmp_path / "cache"), tmp_path / "cache")
-    assert [picture.name for picture in found.pictures] == ["own.png"]
+    assert [image.name for image in found.images] == ["own.png"]

@@ -54,7 +54,7 @@ def test_limits_off_the_grid_are_kept_and_not_crossed() -> None:
 
 
 @given(rules(no_upscale=False), sides, sides)
-def test_a_picture_takes_its_own_size_or_the_nearest_aspect(rules: BucketRules, width: int, height: int) -> None:
+def test_an_image_takes_its_own_size_or_the_nearest_aspect(rules: BucketRules, width: int, height: int) -> None:
     chosen = nearest_bucket((width, height), rules)
     sizes = bucket_sizes(rules)
     if (width, height) in sizes:
@@ -64,7 +64,7 @@ def test_a_picture_takes_its_own_size_or_the_nearest_aspect(rules: BucketRules, 
 
 
 @given(rules(no_upscale=False), sides, sides)
-def test_the_resized_picture_covers_its_bucket_with_one_side_exactly(rules: BucketRules, width: int, height: int) -> None:
+def test_the_resized_image_covers_its_bucket_with_one_side_exactly(rules: BucketRules, width: int, height: int) -> None:
     cut = cut_for((width, height), rules)
     assert cut.resized[0] == cut.bucket[0] or cut.resized[1] == cut.bucket[1]
     assert min(cut.excess) >= 0
@@ -74,7 +74,7 @@ def test_the_resized_picture_covers_its_bucket_with_one_side_exactly(rules: Buck
 
 
 @given(rules(no_upscale=True), sides, sides)
-def test_without_enlarging_no_picture_grows_and_no_limit_is_crossed(rules: BucketRules, width: int, height: int) -> None:
+def test_without_enlarging_no_image_grows_and_no_limit_is_crossed(rules: BucketRules, width: int, height: int) -> None:
     cut = cut_for((width, height), rules)
     assert min(cut.excess) >= 0
     assert all(side > 0 and side % rules.step == 0 for side in cut.bucket)
@@ -97,7 +97,7 @@ def test_without_enlarging_no_picture_grows_and_no_limit_is_crossed(rules: Bucke
         ((40, 50), (64, 80), (64, 64)),  # smaller than one step: the only case that is enlarged
     ],
 )
-def test_without_enlarging_pictures_are_cut_as_kohya_cuts_them(
+def test_without_enlarging_images_are_cut_as_kohya_cuts_them(
     size: tuple[int, int], resized: tuple[int, int], bucket: tuple[int, int]
 ) -> None:
     cut = cut_for(size, BucketRules((1024, 1024)))
@@ -111,7 +111,7 @@ def test_a_panorama_is_cut_at_the_longest_side_instead_of_becoming_a_strip() -> 
     assert cut.resized[1] <= 500
 
 
-def test_without_buckets_every_picture_is_cut_to_the_resolution() -> None:
+def test_without_buckets_every_image_is_cut_to_the_resolution() -> None:
     rules = BucketRules((768, 512), enabled=False)
     assert {cut_for(size, rules).bucket for size in [(100, 100), (5000, 20), (20, 5000), (768, 512)]} == {(768, 512)}
 
@@ -163,7 +163,7 @@ def test_sizes_below_the_step_take_a_smaller_one_and_say_so() -> None:
 
 
 @given(st.lists(st.tuples(sides, sides), max_size=50))
-def test_the_distribution_counts_every_picture_once(sizes: list[tuple[int, int]]) -> None:
+def test_the_distribution_counts_every_image_once(sizes: list[tuple[int, int]]) -> None:
     counts = distribution(sizes, BucketRules((512, 512)))
     assert sum(counts.values()) == len(sizes)
     assert list(counts) == sorted(counts)

@@ -1,4 +1,4 @@
-"""Every step of the caption pipeline, and that captions are functions of (seed, picture, variant)."""
+"""Every step of the caption pipeline, and that captions are functions of (seed, image, variant)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TAGS = "1girl, solo, hat, red dress, garden, smile, sky"
 SHUFFLED = CaptionRules(shuffle=True)
 
 
-def shown(rules: CaptionRules, raw: str, variant: int = 0, stage: int = -1, picture: str = "0/a.png", seed: int = 7) -> str:
-    return render(rules, raw, seed, picture, variant, stage)
+def shown(rules: CaptionRules, raw: str, variant: int = 0, stage: int = -1, image: str = "0/a.png", seed: int = 7) -> str:
+    return render(rules, raw, seed, image, variant, stage)
 
 
 def parts(text: str) -> list[str]:
@@ -176,10 +176,10 @@ def test_a_warmup_below_one_is_a_fraction_of_the_run() -> None:
     assert rules_of(options.model_copy(update={"token_warmup_step": 30.0}), 400).warmup_steps == 30
 
 
-def test_a_caption_is_a_function_of_seed_picture_and_variant() -> None:
-    texts = {(seed, name, k): shown(SHUFFLED, TAGS, k, picture=name, seed=seed) for seed in (1, 2) for name in ("a", "b") for k in (0, 1)}
+def test_a_caption_is_a_function_of_seed_image_and_variant() -> None:
+    texts = {(seed, name, k): shown(SHUFFLED, TAGS, k, image=name, seed=seed) for seed in (1, 2) for name in ("a", "b") for k in (0, 1)}
     assert len(set(texts.values())) == 8
-    assert all(shown(SHUFFLED, TAGS, k, picture=name, seed=seed) == text for (seed, name, k), text in texts.items())
+    assert all(shown(SHUFFLED, TAGS, k, image=name, seed=seed) == text for (seed, name, k), text in texts.items())
 
 
 def test_variants_bound_how_many_texts_there_are() -> None:

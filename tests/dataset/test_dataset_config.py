@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sd_scripts.dataset.config import Subset, Subsets, evaluated_folders, pictures_below, read_config, subsets_of
+from sd_scripts.dataset.config import Subset, Subsets, evaluated_folders, images_below, read_config, subsets_of
 from sd_scripts.dataset.plan import make_plan
 from sd_scripts.dataset.scan import read_dataset
 from sd_scripts.families.lgt.options import LgtDatasetOptions
@@ -104,7 +104,7 @@ def test_a_dataset_file_trains_as_it_says(root: Path) -> None:
     options = options_of(dataset_config=str(root / "data.toml"))
     plan = make_plan(read_dataset(options, root / "cache"), options, seed=1, grid=8)
     assert plan.samples_per_epoch == 10 + 11 + 1
-    assert {plan.pictures[index].caption for index in plan.trained_pictures()} == {"sks dog", ""}
+    assert {plan.images[index].caption for index in plan.trained_images()} == {"sks dog", ""}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_dataset_file_trains_as_it_says(root: Path) -> None:
         (ONE + 'is_reg = "yes"', ["is_reg (line 4)", "true or false"]),
         (ONE + 'is_reg = true', ["only regularisation subsets"]),
         (ONE + 'metadata_file = "none.json"', ["metadata_file (line 4)", "none.json is not there"]),
-        (ONE + 'color_aug = true', ["color_aug changes the pictures", "cache_latents"]),
+        (ONE + 'color_aug = true', ["color_aug changes the images", "cache_latents"]),
         ('[datasets]\nresolution = 512', ["must be a list of tables", "[[datasets]]"]),
         ('[[datasets]]\n[datasets.subsets]\nimage_dir = "x"', ["[[datasets.subsets]] with two brackets"]),
         ('[[dataset]]\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = "{root}/one"', ["dataset", "did you mean datasets?"]),
@@ -239,12 +239,12 @@ def test_a_toy_data_set_is_drawn_into_the_cache_folder(tmp_path: Path) -> None:
     assert [item.is_reg for item in items] == [False, True]
     assert all(item.folder.is_relative_to(tmp_path / "cache" / "toy" / "star") for item in items)
     with pytest.raises(OptionError, match="unknown"):
-        found(DatasetOptions(train_data_dir="toy:stars"), tmp_path)
+        found(DatasetOptions(train_data_dir="toy:starz"), tmp_path)
 
 
-def styles_in(root: Path, **pictures: str) -> LgtDatasetOptions:
-    """Options of a data set of styles, with one picture for each style named."""
-    for style, name in pictures.items():
+def styles_in(root: Path, **images: str) -> LgtDatasetOptions:
+    """Options of a data set of styles, with one image for each style named."""
+    for style, name in images.items():
         path = root / style / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (64, 64), "red").save(path)
@@ -260,7 +260,7 @@ def test_every_folder_is_a_style_of_its_name_whatever_texts_lie_there(tmp_path: 
     found = subsets_of(options, tmp_path / "cache").items
     assert [(subset.class_tokens, subset.is_style, subset.is_reg) for subset in found] == [("monet", True, False), ("night", True, False)]
     dataset = read_dataset(options, tmp_path / "cache")
-    assert sorted((picture.name, picture.caption) for picture in dataset.pictures) == [
+    assert sorted((image.name, image.caption) for image in dataset.images) == [
         ("a.png", "monet"),
         ("c.png", "monet"),
         ("deep/inside/b.png", "night"),
@@ -288,10 +288,10 @@ def test_a_folder_without_styles_is_a_sentence(tmp_path: Path) -> None:
         subsets_of(LgtDatasetOptions(train_data_dir=str(tmp_path)), tmp_path / "cache")
 
 
-def test_built_in_styles_are_written_with_their_test_pictures(tmp_path: Path) -> None:
+def test_built_in_styles_are_written_with_their_test_images(tmp_path: Path) -> None:
     found = subsets_of(LgtDatasetOptions(train_data_dir="toy:styles"), tmp_path).items
     tested = evaluated_folders("toy:styles", tmp_path)
     assert [subset.class_tokens for subset in found] == list(tested) and len(found) >= 3
-    assert all(pictures_below(folder) for folder in tested.values())
-    with pytest.raises(OptionError, match="toy:star has no test pictures"):
+    assert all(images_below(folder) for folder in tested.values())
+    with pytest.raises(OptionError, match="toy:star has no test images"):
         evaluated_folders("toy:star", tmp_path)

@@ -1,4 +1,4 @@
-"""Pixels of every odd kind of file against their known content; no picture is clipped, turned or tinted by accident."""
+"""Pixels of every odd kind of file against their known content; no image is clipped, turned or tinted by accident."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_compositing_rounds_to_the_nearest_value(value: int, alpha: int) -> None
     assert abs(got - (value * alpha + 255 * (255 - alpha)) / 255) <= 0.5
 
 
-def test_alpha_is_turned_with_its_picture(tmp_path: Path) -> None:
+def test_alpha_is_turned_with_its_image(tmp_path: Path) -> None:
     rgba = noise(6, 10, 4)
     exif = Image.Exif()
     exif[274] = 6
@@ -98,7 +98,7 @@ def test_palettes_with_transparency_are_composited(tmp_path: Path) -> None:
     assert (rgb[:, 0::2] == 255).all() and (rgb[:, 1::2] == (0, 255, 0)).all()
 
 
-def test_grey_with_alpha_and_bilevel_pictures_become_rgb(tmp_path: Path) -> None:
+def test_grey_with_alpha_and_bilevel_images_become_rgb(tmp_path: Path) -> None:
     grey = decode(saved(tmp_path / "la.png", Image.merge("LA", (Image.new("L", (3, 3), 0), Image.new("L", (3, 3), 128))))).rgb
     assert (grey == 127).all()
     assert (decode(saved(tmp_path / "one.png", Image.new("1", (3, 3), 1))).rgb == 255).all()
@@ -152,7 +152,7 @@ def test_the_content_decides_and_not_the_ending(tmp_path: Path) -> None:
 def test_bad_files_say_what_is_wrong(tmp_path: Path) -> None:
     files = {
         "empty.png": (b"", "is empty (0 bytes)"),
-        "text.png": (b"a caption, not a picture", "is not a picture"),
+        "text.png": (b"a caption, not an image", "is not an image"),
         "short.png": (b"\x89PNG\r\n\x1a\n", "is "),
         "bomb.png": (png_of(60_000, 60_000, 8, 2, b"\0" * 60_000), "60000x60000 (3600 megapixels)"),
         "none.png": (png_of(0, 5, 8, 2, b""), ""),
@@ -176,7 +176,7 @@ def test_the_size_of_a_jpeg_xl_file_is_read_from_its_header(tmp_path: Path, size
 
 
 def test_a_jpeg_xl_bomb_is_refused_before_its_decoder_sees_it(tmp_path: Path) -> None:
-    # Not small, height 2^30 in 30 bits, ratio 1:1; there is no picture behind it.
+    # Not small, height 2^30 in 30 bits, ratio 1:1; there is no image behind it.
     bits = 0 | 3 << 1 | (2**30 - 1) << 3 | 1 << 33
     path = tmp_path / "a.jxl"
     path.write_bytes(b"\xff\x0a" + bits.to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""Weights in the loss that data sets and pictures have of their own: from TOML and metadata files to the plan."""
+"""Weights in the loss that data sets and images have of their own: from TOML and metadata files to the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from PIL import Image
 
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
-from sd_scripts.dataset.weights import terms_of
 from sd_scripts.families.flux.options import FluxFlowObjectiveOptions
 from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
 from sd_scripts.schema.dataset import DatasetOptions
@@ -37,7 +36,7 @@ def plan_of(root: Path, text: str, terms: dict[str, float] | None = None) -> Pla
 
 
 def by_name(plan: Plan) -> dict[str, int]:
-    return {f"{picture.subset}/{picture.name}": index for index, picture in enumerate(plan.pictures)}
+    return {f"{image.subset}/{image.name}": index for index, image in enumerate(plan.images)}
 
 
 def refusal(root: Path, text: str, terms: dict[str, float] | None = None) -> list[str]:
@@ -73,7 +72,7 @@ def test_weights_fall_through_from_subset_to_data_set_to_general_to_the_run(root
     assert plan.own_terms == ("lambda_fft", "lambda_tex")
     assert plan.terms_of(index["0/a.png"]) == {"lambda_fft": 0.75, "lambda_tex": 0.125}
     assert plan.terms_of(index["1/a.png"]) == {"lambda_fft": 0.25, "lambda_tex": 0.125}
-    # A regularisation picture counts prior_loss_weight, times its own factor.
+    # A regularisation image counts prior_loss_weight, times its own factor.
     assert [plan.weight_of(index[name]) for name in ("0/b.png", "1/b.png", "2/b.png")] == [3.0, 0.25, 1.5]
     assert {ref.weight for ref in plan.samples(40)} == {3.0, 0.25, 1.5}
 
@@ -97,7 +96,7 @@ def test_other_lists_have_weights_too(root: Path, place: str) -> None:
         (root / "one" / place).write_text("file_name,prompt,alpha_hf\na.png,x,0.5\nb.png,y,\n")
         options = DatasetOptions(train_data_dir=str(root / "one"), resolution=(256, 256), in_json=str(root / "one" / place))
     plan = make_plan(read_dataset(options, root / "cache"), options, seed=1, grid=16, terms=RUN)
-    weights = {picture.name.rpartition("/")[2]: plan.terms_of(index)["alpha_hf"] for index, picture in enumerate(plan.pictures)}
+    weights = {image.name.rpartition("/")[2]: plan.terms_of(index)["alpha_hf"] for index, image in enumerate(plan.images)}
     assert weights == {"a.png": 0.5, "b.png": 0.0}
 
 
@@ -134,7 +133,7 @@ def test_what_is_no_weight_in_a_list_is_a_sentence_for_each_line(root: Path) -> 
 
 
 def test_terms_that_the_model_is_trained_without_are_refused_and_loss_weight_is_not(root: Path) -> None:
-    assert terms_of(FluxFlowObjectiveOptions()) == {}
+    assert FluxFlowObjectiveOptions().term_weights == {}
     (message,) = refusal(root, ONE + "lambda_fft = 0.5\nalpha_hf = 1", {})
     assert "alpha_hf, lambda_fft" in message and "trained without" in message
     plan = plan_of(root, ONE + "loss_weight = 0.5", {})
@@ -143,7 +142,7 @@ def test_terms_that_the_model_is_trained_without_are_refused_and_loss_weight_is_
 
 def test_the_objective_of_zimage_has_all_terms() -> None:
     given = {name: 0.1 * index for index, name in enumerate(TERMS)}
-    assert terms_of(AnchoredFlowOptions(**given)) == given and tuple(given) == TERMS
+    assert AnchoredFlowOptions(**given).term_weights == given and tuple(given) == TERMS
 
 
 def test_weights_are_part_of_the_identity_of_the_data(root: Path) -> None:

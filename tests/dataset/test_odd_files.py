@@ -1,4 +1,4 @@
-"""What real folders hold beside pictures with captions: odd names, odd files, links, and what other trainers leave there."""
+"""What real folders hold beside images with captions: odd names, odd files, links, and what other trainers leave there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sd_scripts.dataset.images import Unreachable, decode, has_heif, read_size
 from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
-from tests.dataset.test_scan import captions, picture, scanned
+from tests.dataset.test_scan import captions, image, scanned
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,9 +25,9 @@ def names(dataset: object) -> list[str]:
     return sorted(captions(dataset))  # type: ignore[arg-type]
 
 
-def test_links_and_folders_that_look_like_pictures_are_left_out_and_named(tmp_path: Path) -> None:
+def test_links_and_folders_that_look_like_images_are_left_out_and_named(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    picture(data / "a.png")
+    image(data / "a.png")
     (data / "itself.png").symlink_to(data / "itself.png")
     (data / "gone.jpg").symlink_to(tmp_path / "nothing.jpg")
     (data / "folder.png").mkdir()
@@ -42,9 +42,9 @@ def test_links_and_folders_that_look_like_pictures_are_left_out_and_named(tmp_pa
 def test_names_that_are_not_utf_8_are_left_out_and_named(tmp_path: Path) -> None:
     """Old archives have such names; no list, log or index can hold them."""
     data = tmp_path / "data"
-    picture(data / "a.png")
+    image(data / "a.png")
     (data / "a.png").rename(os.fsdecode(os.fsencode(data) + b"/b\xe4r.png"))
-    picture(data / "a.png")
+    image(data / "a.png")
     os.mkdir(os.fsencode(data) + b"/\xe4")
     found = scanned(tmp_path)
     assert names(found) == ["a.png"]
@@ -52,7 +52,7 @@ def test_names_that_are_not_utf_8_are_left_out_and_named(tmp_path: Path) -> None
 
 
 def test_such_a_folder_is_checked_without_a_traceback_where_the_locale_is_c(tmp_path: Path) -> None:
-    picture(tmp_path / "data" / "käse.png", caption="ein Käse")
+    image(tmp_path / "data" / "käse.png", caption="ein Käse")
     (tmp_path / "data" / "x.png").symlink_to("x.png")
     os.link(tmp_path / "data" / "käse.png", os.fsencode(tmp_path / "data") + b"/\xff.png")
     script = ROOT / "sd_scripts" / "ddpm_train.py"
@@ -69,41 +69,41 @@ def test_such_a_folder_is_checked_without_a_traceback_where_the_locale_is_c(tmp_
     environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "PYTHONIOENCODING": "", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, script, *given, "--dry_run"], capture_output=True, env=environment, check=False)
     assert ended.returncode == 0 and b"Traceback" not in ended.stderr, ended.stderr.decode(errors="replace")
-    assert b"pictures: 1" in ended.stdout
+    assert b"images: 1" in ended.stdout
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("caption", ["{}.txt", "{}.TXT", "{}.Txt"])
 def test_a_caption_is_found_whatever_the_form_and_case_of_its_name(form: str, caption: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    picture(data / f"{unicodedata.normalize('NFC', 'käse')}.png")
+    image(data / f"{unicodedata.normalize('NFC', 'käse')}.png")
     (data / caption.format(unicodedata.normalize(form, "KÄse"))).write_text("cheese")
     assert list(captions(scanned(tmp_path)).values()) == ["cheese"]
 
 
-def test_pictures_whose_names_differ_in_case_only_keep_their_own_captions(tmp_path: Path) -> None:
+def test_images_whose_names_differ_in_case_only_keep_their_own_captions(tmp_path: Path) -> None:
     for stem in ("cat", "Cat", "CAT"):
-        picture(tmp_path / "data" / f"{stem}.png", caption=f"of {stem}")
+        image(tmp_path / "data" / f"{stem}.png", caption=f"of {stem}")
     assert captions(scanned(tmp_path)) == {f"{stem}.png": f"of {stem}" for stem in ("cat", "Cat", "CAT")}
 
 
 def test_a_folder_linked_into_itself_counts_once(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    picture(data / "a.png")
-    picture(data / "sub" / "b.png")
+    image(data / "a.png")
+    image(data / "sub" / "b.png")
     (data / "loop").symlink_to(data)
     (data / "again").symlink_to(data / "sub")
-    assert len(scanned(tmp_path).pictures) == 2
+    assert len(scanned(tmp_path).images) == 2
 
 
-def test_what_other_trainers_leave_in_a_folder_is_no_picture_to_train_on(tmp_path: Path) -> None:
+def test_what_other_trainers_leave_in_a_folder_is_no_image_to_train_on(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for name in ("a.png", "a-masklabel.png", "a-condlabel.png", "_latent_cache/a.png", "_controls/a.png", "b-masklabel.png"):
-        picture(data / name)
+        image(data / name)
     found = scanned(tmp_path, masked_loss=True)
-    # b-masklabel.png has no b.png, so it is a picture like any other.
+    # b-masklabel.png has no b.png, so it is an image like any other.
     assert names(found) == ["a.png", "b-masklabel.png"]
-    assert {item.name: os.path.basename(item.mask) for item in found.pictures} == {"a.png": "a-masklabel.png", "b-masklabel.png": ""}
+    assert {item.name: os.path.basename(item.mask) for item in found.images} == {"a.png": "a-masklabel.png", "b-masklabel.png": ""}
     (said,) = [text for text in found.warnings if "left out" in text]
     assert "with a condition for a ControlNet: a-condlabel.png" in said and "another trainer made: _controls, _latent_cache" in said
 
@@ -150,7 +150,7 @@ def _turned(turn: int) -> Image.Exif:
 def test_an_empty_place_is_not_given_and_never_the_present_folder(
     given: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    picture(tmp_path / "private.png")
+    image(tmp_path / "private.png")
     monkeypatch.chdir(tmp_path)
     run = RUNS["sdxl", "network"]
     needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
@@ -165,7 +165,7 @@ def test_an_empty_place_is_not_given_and_never_the_present_folder(
 
 
 def test_an_empty_place_in_a_dataset_file_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture(tmp_path / "private.png")
+    image(tmp_path / "private.png")
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "data.toml"
     config.write_text('[[datasets]]\n[[datasets.subsets]]\nimage_dir = ""\nconditioning_data_dir = ""\n')

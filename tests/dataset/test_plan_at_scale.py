@@ -14,7 +14,7 @@ from sd_scripts.dataset.plan import Plan
 from tests.dataset.test_plan import dataset_of, plan_of
 
 RANKS = (1, 8, 64, 1024)
-PICTURES = [1900, 1030, 517, 64]
+IMAGES = [1900, 1030, 517, 64]
 """Of each size; the last bucket is smaller than a step of 1024."""
 
 
@@ -25,20 +25,20 @@ def of_ranks(plan: Plan, step: int) -> list[list[plans.SampleRef]]:
 
 @pytest.fixture(scope="module")
 def mixed() -> plans.Dataset:
-    """A few thousand pictures in buckets of several sizes, shown twice, with regularisation pictures of a size of their own."""
-    return dataset_of(PICTURES, reg=700, repeats=2)
+    """A few thousand images in buckets of several sizes, shown twice, with regularisation images of a size of their own."""
+    return dataset_of(IMAGES, reg=700, repeats=2)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_after_any_epoch_no_sample_is_a_turn_ahead_of_another(mixed: plans.Dataset, ranks: int) -> None:
     seed = random.getrandbits(40)
     plan, one_by_one = plan_of(mixed, seed=seed, processes=ranks), plan_of(mixed, seed=seed)
-    times = Counter(ref.picture for ref in one_by_one.samples(one_by_one.samples_per_epoch))
-    assert all(times[index] == 2 for index in range(sum(PICTURES)))
+    times = Counter(ref.image for ref in one_by_one.samples(one_by_one.samples_per_epoch))
+    assert all(times[index] == 2 for index in range(sum(IMAGES)))
     buckets = {index: plan.cut(index, 0).bucket for index in times}
-    pictures = [ref.picture for ref in plan.samples(plan.steps_of_epochs(3))]
+    images = [ref.image for ref in plan.samples(plan.steps_of_epochs(3))]
     for epochs in (1, 2, 3):
-        shown = Counter(pictures[: plan.steps_of_epochs(epochs) * plan.global_batch_size])
+        shown = Counter(images[: plan.steps_of_epochs(epochs) * plan.global_batch_size])
         for row in plan.table():
             members = [index for index, bucket in buckets.items() if bucket == (row.width, row.height)]
             given = sum(shown[index] for index in members)
@@ -55,9 +55,9 @@ def test_where_buckets_are_whole_steps_each_epoch_has_every_sample_once(ranks: i
     orders = []
     for epoch in (0, 1):
         steps = range(plan.steps_of_epochs(epoch), plan.steps_of_epochs(epoch + 1))
-        pictures = [ref.picture for step in steps for ref in plan.global_batch(step)]
-        assert sorted(pictures) == list(range(6144))
-        orders.append(pictures)
+        images = [ref.image for step in steps for ref in plan.global_batch(step)]
+        assert sorted(images) == list(range(6144))
+        orders.append(images)
     assert orders[0] != orders[1]
 
 
@@ -71,7 +71,7 @@ def test_processes_share_a_step_without_asking_each_other(mixed: plans.Dataset, 
         numbers = [ref.number for share in shares for ref in share]
         first = step * plan.global_batch_size
         assert sorted(numbers) == list(range(first, first + plan.global_batch_size)), "no sample twice, none left out"
-        assert len({ref.bucket for share in shares for ref in share}) == 1, "no process waits for one with larger pictures"
+        assert len({ref.bucket for share in shares for ref in share}) == 1, "no process waits for one with larger images"
         # A process of its own, which has nothing but the data set and the seed.
         rank = random.randrange(ranks)
         alone = plan_of(mixed, seed=seed, processes=ranks, batch_size=2, accumulation=3)
@@ -119,11 +119,11 @@ def test_buckets_that_a_run_never_shows_are_known_before_it_begins(mixed: plans.
     for steps in (0, 1, 2, plan.steps_of_epochs(1), plan.steps_of_epochs(7), plan.steps_of_epochs(8)):
         shown = set(buckets[:steps])
         assert {(row.width, row.height) for row in plan.unshown(steps)} == {(row.width, row.height) for row in plan.table()} - shown
-    # 64 pictures, twice an epoch, fill a step of 1024 after eight epochs.
+    # 64 images, twice an epoch, fill a step of 1024 after eight epochs.
     if ranks == 1024:
-        assert [row.pictures for row in plan.unshown(plan.steps_of_epochs(7))] == [64]
+        assert [row.images for row in plan.unshown(plan.steps_of_epochs(7))] == [64]
         assert plan.unshown(plan.steps_of_epochs(8)) == []
         (sentence,) = findings_of_length(plan, plan.steps_of_epochs(7))
-        assert "1 buckets with 64 pictures (832x256) do not fill one step of 1024 samples" in sentence
+        assert "1 buckets with 64 images (832x256) do not fill one step of 1024 samples" in sentence
         assert findings_of_length(plan, plan.steps_of_epochs(8)) == []
         assert plan.unshown(1) and findings_of_length(plan, 1) == [], "of less than an epoch nobody expects everything"

@@ -76,7 +76,7 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(tmp_path: Path)
     assert peaks[1] < peaks[0]
 
 
-def test_running_out_of_memory_is_a_sentence_with_three_levers(tmp_path: Path) -> None:
+def test_running_out_of_memory_is_a_sentence_with_three_memory_options(tmp_path: Path) -> None:
     free = torch.cuda.mem_get_info()[0]
     # Enough for the libraries, which take over half a GiB on a large card, and for everything before the first step.
     held = torch.empty(max(0, free - 2 * 2**30), dtype=torch.uint8, device="cuda")
@@ -84,4 +84,4 @@ def test_running_out_of_memory_is_a_sentence_with_three_levers(tmp_path: Path) -
     del held
     assert code == 1 and "Traceback" not in said
     last = run.events()[0][-1]
-    assert last["kind"] == "failed" and last["remedy"].count(";") == 2
+    assert last["kind"] == "failed" and last["advice"].count(";") == 2

@@ -1,4 +1,4 @@
-"""Rehearsal, ladder and named kernels where memory and kernels are real; left out, with the reason, where there is no GPU."""
+"""Preflight, OOM fallback and named kernels where memory and kernels are real; left out, with the reason, where there is no GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sd_scripts import families
-from sd_scripts.families.common.pictures import visiting
+from sd_scripts.families.common.images import visiting
 from sd_scripts.library.core.protocols import Preview
 from sd_scripts.library.memory import kernels
 from sd_scripts.runs.rundir import RunDirectory
@@ -45,26 +45,26 @@ def left(gib: float) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-def test_a_rehearsal_leaves_the_losses_and_says_what_it_took(tmp_path: Path) -> None:
+def test_a_preflight_leaves_the_losses_and_says_what_it_took(tmp_path: Path) -> None:
     arguments = ("--deterministic", "--train_batch_size=4", "--sample_prompts=a star --w 64 --h 64 --s 2")
     found = []
     for name in ("on", "off"):
-        code, run, said = train(tmp_path / name, f"--rehearse={name}", *arguments)
+        code, run, said = train(tmp_path / name, f"--preflight={name}", *arguments)
         assert code == 0, said
         found.append([event["loss"] for event in run.events()[0] if event["kind"] == "step"])
-        rehearsed = [event for event in run.events()[0] if event["kind"] == "rehearsed"]
-        assert len(rehearsed) == (name == "on") and all(event["peak_gib"] > 0 for event in rehearsed)
+        preflights = [event for event in run.events()[0] if event["kind"] == "preflight"]
+        assert len(preflights) == (name == "on") and all(event["peak_gib"] > 0 for event in preflights)
     assert found[0] == found[1]
 
 
-def test_a_batch_that_does_not_fit_is_named_and_the_ladder_makes_it_fit(tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_is_named_and_the_oom_fallback_makes_it_fit(tmp_path: Path) -> None:
     with left(2):
         code, run, said = train(tmp_path / "plain", "--train_batch_size=512")
         assert code == 1 and "Traceback" not in said
-        assert "a batch of 512 pictures of 64 x 64 of this run" in run.events()[0][-1]["text"]
+        assert "a batch of 512 images of 64 x 64 of this run" in run.events()[0][-1]["text"]
         assert not [event for event in run.events()[0] if event["kind"] == "step"]
         for name in ("on", "off"):
-            code, run, said = train(tmp_path / name, "--train_batch_size=512", "--oom_ladder", f"--rehearse={name}")
+            code, run, said = train(tmp_path / name, "--train_batch_size=512", "--oom_fallback", f"--preflight={name}")
             assert code == 0, said
             warnings = [event["text"] for event in run.events()[0] if event["kind"] == "warning"]
             assert any("the device had no memory left; from here on" in text for text in warnings)

@@ -106,7 +106,7 @@ def test_adapters_learn_the_same_in_less_memory(number: int, memory: MemoryOptio
 
 
 @pytest.mark.parametrize("memory", [MemoryOptions(), RECOMPUTED], ids=["kept", "recomputed"])
-def test_trained_blocks_learn_the_same_with_their_state_in_main_memory(memory: MemoryOptions) -> None:
+def test_trained_blocks_learn_the_same_with_their_state_in_host_ram(memory: MemoryOptions) -> None:
     wanted, all_there, _ = trained(0, True, memory)
     found, peak, swap = trained(12, True, memory)
     # AdamW on a CPU rounds otherwise than on a GPU.
@@ -128,7 +128,7 @@ def test_homes_are_pinned_and_let_go_of() -> None:
     swap.set(16)
     network.to(GPU)
     homes = [weight for name, weight in network.named_parameters() if "transformer_blocks" in name and "lora_" not in name]
-    assert all(weight.is_cpu and weight.is_pinned() for weight in homes) and "pinned main memory" in swap.summary()
+    assert all(weight.is_cpu and weight.is_pinned() for weight in homes) and "pinned host RAM" in swap.summary()
     wanted = call(network, 1, 16)
     swap.set(0)
     assert all(weight.is_cuda for weight in network.parameters())
@@ -139,7 +139,7 @@ def test_homes_are_pinned_and_let_go_of() -> None:
     torch.testing.assert_close(call(network.to(GPU), 1, 16), wanted)
 
 
-def test_arguments_that_wait_in_main_memory_save_what_they_are() -> None:
+def test_arguments_that_wait_in_host_ram_save_what_they_are() -> None:
     _, kept, _ = trained(0, False, RECOMPUTED, tokens=4096, steps=1)
     _, peak, _ = trained(0, False, OFFLOADED, tokens=4096, steps=1)
     # 16 blocks begin with 4128 x 1024 float32 numbers each.

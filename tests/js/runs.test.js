@@ -18,7 +18,7 @@ test("a GPU's clock knows no data, and only steps that it was read in", () => {
   assert.deepEqual(partsOf([point, [...point, 0.25, 0.25, 0.75]], true), [[1, 0, 0.25, 0.25, 0.25]]);
 });
 
-test("sources of one style are told apart by their pictures, and old evaluations by their pairs", () => {
+test("sources of one style are told apart by their images, and old evaluations by their pairs", () => {
   const source = (style, stem) => ({ style, stem, file: "a.png", vae: "" });
   assert.deepEqual(rowsOf({ sources: [source("flat", "a"), source("flat", "b")], pairs: [] }).map(({ words }) => words), ["flat, a", "flat, b"]);
   assert.deepEqual(rowsOf({ sources: [source("flat", "a"), source("line", "b")], pairs: [] }).map(({ words }) => words), ["flat", "line"]);
@@ -26,7 +26,7 @@ test("sources of one style are told apart by their pictures, and old evaluations
   assert.deepEqual(rowsOf({ sources: [], pairs }).map(({ words }) => words), ["flat", "line"]);
 });
 
-test("a pair is found by its picture where it names one", () => {
+test("a pair is found by its image where it names one", () => {
   const pairs = [{ from: "flat", stem: "a", to: "line", file: "1" }, { from: "flat", stem: "b", to: "line", file: "2" }, { from: "flat", stem: "", to: "night", file: "3" }];
   assert.equal(pairOf({ pairs }, { from: "flat", stem: "b", to: "line" }).file, "2");
   assert.equal(pairOf({ pairs }, { from: "flat", stem: "b", to: "night" }).file, "3");

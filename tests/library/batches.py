@@ -12,14 +12,14 @@ from sd_scripts.library.core.protocols import Condition, Geometry, Parts
 
 
 def a_call(name: str, parts: Parts, size: int = 2, side: int = 64, seed: int = 0) -> tuple[Tensor, Tensor, list[Condition]]:
-    """x_t, t and conditions for family.denoise: `size` random samples of pictures of `side` pixels."""
+    """x_t, t and conditions for family.denoise: `size` random samples of images of `side` pixels."""
     family = families.family(name)
     random = torch.Generator().manual_seed(seed)
     prompts = (["flat", "line", "night"] if name == "lgt" else ["a star", "a red car", "nothing"])[:size]
     geometry = Geometry((side, side), (0, 0), (side, side))
     with torch.no_grad():
         pixels = torch.rand(1, 3, side, side, generator=random) * 2 - 1
-        shape = family.encode_pictures(parts, pixels).shape[1:]
+        shape = family.encode_images(parts, pixels).shape[1:]
         if name == "qwen_edit":
             rows = torch.randn(9, parts.backbone.config.joint_attention_dim, generator=random)
             control = torch.randn(shape, generator=random)

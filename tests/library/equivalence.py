@@ -1,4 +1,4 @@
-"""Each lever for memory and speed beside the plain run, on every kind of run: what it changes in losses and gradients.
+"""Each memory option beside the plain run, on every kind of run: what it changes in losses and gradients.
 
 `python -m tests.library.equivalence` measures all and writes the tables of docs/equivalence.md; test_equivalence holds every cell to its
 promise, on fresh random data.
@@ -28,7 +28,7 @@ from tests.library.small_trainers import make, trained, weights_of
 Kind = tuple[str, str]
 PAGE = Path(__file__).parents[2] / "docs" / "equivalence.md"
 BITS = 0.0
-"""The promise of a lever that changes nothing at all."""
+"""The promise of a memory option that changes nothing at all."""
 ROUNDING = 1e-5
 """The promise of one that computes the same in another order, in float32: relative difference of losses and of gradients."""
 
@@ -41,7 +41,7 @@ _DROPS_OUT = ("ddpm",)
 
 
 @dataclass(frozen=True)
-class Lever:
+class MemoryOption:
     """options: what is pulled, by kind of run; promise: the most it changes, None where the change is only reported."""
 
     name: str
@@ -63,29 +63,32 @@ def _compiled(scope: str) -> Callable[[Kind], Mapping[str, Any]]:
     return _same(compile=True, compile_backend="aot_eager", compile_scope=scope)
 
 
-LEVERS = (
-    Lever("`gradient_checkpointing`", _same(gradient_checkpointing=True), BITS),
-    Lever("… with `gradient_checkpointing_share = 0.5`", _same(gradient_checkpointing=True, gradient_checkpointing_share=0.5), BITS),
-    Lever("… with `gradient_checkpointing_cpu_offload`", _same(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True), BITS),
-    Lever("`blocks_to_swap = 1`", _same(blocks_to_swap=1), BITS),
-    Lever("`blocks_to_swap`, all blocks", lambda kind: {"blocks_to_swap": num_blocks(kind[0])}, BITS),
-    Lever("`fused_backward_pass`", _same(fused_backward_pass=True), BITS),
-    Lever(
+OPTIONS = (
+    MemoryOption("`gradient_checkpointing`", _same(gradient_checkpointing=True), BITS),
+    MemoryOption("… with `gradient_checkpointing_share = 0.5`", _same(gradient_checkpointing=True, gradient_checkpointing_share=0.5), BITS),
+    MemoryOption(
+        "… with `gradient_checkpointing_cpu_offload`", _same(gradient_checkpointing=True, gradient_checkpointing_cpu_offload=True), BITS
+    ),
+    MemoryOption("`blocks_to_swap = 1`", _same(blocks_to_swap=1), BITS),
+    MemoryOption("`blocks_to_swap`, all blocks", lambda kind: {"blocks_to_swap": num_blocks(kind[0])}, BITS),
+    MemoryOption("`fused_backward_pass`", _same(fused_backward_pass=True), BITS),
+    MemoryOption(
         "`train_batch_size = 1`, `gradient_accumulation_steps = 2` for 2 and 1",
         _same(train_batch_size=1, gradient_accumulation_steps=2),
         ROUNDING,
     ),
-    Lever("`attention_backend = flash`", _same(attention_backend="flash"), ROUNDING),
-    Lever("`attention_backend = math`", _same(attention_backend="math"), ROUNDING),
-    Lever("`channels_last`", _same(channels_last=True), ROUNDING),
-    Lever("`compile_scope = blocks` (`aot_eager`)", _compiled("blocks"), ROUNDING, slow=True),
-    Lever("`compile_scope = network` (`aot_eager`)", _compiled("network"), ROUNDING, slow=True),
+    MemoryOption("`attention_backend = flash`", _same(attention_backend="flash"), ROUNDING),
+    MemoryOption("`attention_backend = math`", _same(attention_backend="math"), ROUNDING),
+    MemoryOption("`channels_last`", _same(channels_last=True), ROUNDING),
+    MemoryOption("`compile_scope = blocks` (`aot_eager`)", _compiled("blocks"), ROUNDING, slow=True),
+    MemoryOption("`compile_scope = network` (`aot_eager`)", _compiled("network"), ROUNDING, slow=True),
 )
-"""Levers that leave the training as it is."""
+"""Memory options that leave the training as it is."""
 APPROXIMATE = tuple(
-    Lever(f"`transformer_quantization = {kind}`", _same(transformer_quantization=kind), None) for kind in ("qint8", "qfloat8", "fp8", "nf4")
+    MemoryOption(f"`transformer_quantization = {kind}`", _same(transformer_quantization=kind), None)
+    for kind in ("qint8", "qfloat8", "fp8", "nf4")
 )
-"""Levers that trade exactness for memory."""
+"""Memory options that trade exactness for memory."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +106,16 @@ class Change:
         return "same bits" if self.same else f"{self.gradient:.0e}"
 
 
-def applies(lever: Lever, kind: Kind) -> bool:
-    """Whether a kind of run has all options of the lever, and may use them."""
-    chosen = lever.options(kind)
+def applies(memory_option: MemoryOption, kind: Kind) -> bool:
+    """Whether a kind of run has all options of the memory option, and may use them."""
+    chosen = memory_option.options(kind)
     if not all(name in flat.fields(RUNS[kind]) for name in chosen) or (kind[0] in _DROPS_OUT and "gradient_accumulation_steps" in chosen):
         return False
     return kind[1] == "network" or "transformer_quantization" not in chosen
 
 
 def dtype_of(kind: Kind, promise: float | None) -> torch.dtype:
-    """The precision in which a lever with this promise is compared."""
+    """The precision in which a memory option with this promise is compared."""
     return torch.float64 if promise == ROUNDING and kind[0] in IN_FLOAT64 else torch.float32
 
 
@@ -135,26 +138,26 @@ def compare(ours: tuple[list[float], Tensor], plain: tuple[list[float], Tensor])
 
 @cache
 def plain_movement(kind: Kind, seed: int, steps: int, dtype: torch.dtype) -> tuple[list[float], Tensor]:
-    """That of the run without levers, which many are compared with."""
+    """That of the run without memory options, which many are compared with."""
     with tempfile.TemporaryDirectory() as folder:
         found = movement(kind, Path(folder), seed, steps, dtype)
     assert found[1].norm() > 0
     return found
 
 
-def change(lever: Lever, kind: Kind, folder: Path, seed: int) -> Change:
-    """What the lever changes; what is approximate is compared with the plain run in float64."""
-    dtype = dtype_of(kind, lever.promise)
-    steps, plain_dtype = (2, dtype) if lever.promise is not None else (1, torch.float64)
+def change(memory_option: MemoryOption, kind: Kind, folder: Path, seed: int) -> Change:
+    """What the memory option changes; what is approximate is compared with the plain run in float64."""
+    dtype = dtype_of(kind, memory_option.promise)
+    steps, plain_dtype = (2, dtype) if memory_option.promise is not None else (1, torch.float64)
     plain = plain_movement(kind, seed, steps, plain_dtype)
-    return compare(movement(kind, folder, seed, steps, dtype, **lever.options(kind)), plain)
+    return compare(movement(kind, folder, seed, steps, dtype, **memory_option.options(kind)), plain)
 
 
 # In combination.
 
 
 def choices(kind: Kind, compiling: bool = True) -> dict[str, list[Mapping[str, Any]]]:
-    """The positions of each lever that leaves the training as it is, of which any combination is allowed."""
+    """The positions of each memory option that leaves the training as it is, of which any combination is allowed."""
     all_blocks = num_blocks(kind[0])
     found: dict[str, list[Mapping[str, Any]]] = {
         "recomputing": [
@@ -171,7 +174,7 @@ def choices(kind: Kind, compiling: bool = True) -> dict[str, list[Mapping[str, A
         "moving": [{}, {"fused_backward_pass": True}],
     }
     known = flat.fields(RUNS[kind])
-    return {lever: [one for one in positions if all(name in known for name in one)] for lever, positions in found.items()}
+    return {memory_option: [one for one in positions if all(name in known for name in one)] for memory_option, positions in found.items()}
 
 
 def allowed(combination: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -179,7 +182,7 @@ def allowed(combination: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def pairwise(kind: Kind, seed: int, compiling: bool = True) -> Iterator[dict[str, Any]]:
-    """Options of combinations in which every allowed pair of positions of two levers occurs."""
+    """Options of combinations in which every allowed pair of positions of two memory options occurs."""
     draw, table = random.Random(seed), choices(kind, compiling)
     names = list(table)
     numbers = [range(len(table[name])) for name in names]
@@ -195,14 +198,14 @@ def pairwise(kind: Kind, seed: int, compiling: bool = True) -> Iterator[dict[str
 
 
 def keeps_bits(options: Mapping[str, Any]) -> bool:
-    """Whether a combination has only levers that change nothing at all."""
+    """Whether a combination has only memory options that change nothing at all."""
     return not options.keys() & {"compile", "attention_backend", "channels_last", "gradient_accumulation_steps"}
 
 
 def resumed(
     kind: Kind, folder: Path, seed: int, first: Mapping[str, Any], second: Mapping[str, Any], dtype: torch.dtype = torch.float32
 ) -> tuple[list[float], Tensor]:
-    """Two steps with the first levers, their state, and two more in a new trainer with the second."""
+    """Two steps with the first memory options, their state, and two more in a new trainer with the second."""
     begun = make(kind, folder / "first", seed, dtype, **first)
     before = weights_of(begun)
     losses, _ = trained(begun)
@@ -215,36 +218,36 @@ def resumed(
 # The page.
 
 
-def table(levers: tuple[Lever, ...], kinds: list[Kind], seed: int) -> str:
-    """A Markdown table of changes: a row for each lever, a column for each kind of run."""
+def table(memory_options: tuple[MemoryOption, ...], kinds: list[Kind], seed: int) -> str:
+    """A Markdown table of changes: a row for each memory option, a column for each kind of run."""
     heads = [f"{family} {method}" for family, method in kinds]
     rows = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(kinds)}"]
-    for lever in levers:
+    for memory_option in memory_options:
         cells = []
         for kind in kinds:
-            if not applies(lever, kind):
+            if not applies(memory_option, kind):
                 cells.append("–")
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                found = change(lever, kind, Path(folder), seed)
-            cells.append(str(found) if lever.promise is not None else f"{found.loss:.0e}, {found.gradient:.0e}")
-            sys.stderr.write(f"{lever.name}, {kind}: {found}\n")
-        rows.append(f"| {lever.name} | {' | '.join(cells)} |")
+                found = change(memory_option, kind, Path(folder), seed)
+            cells.append(str(found) if memory_option.promise is not None else f"{found.loss:.0e}, {found.gradient:.0e}")
+            sys.stderr.write(f"{memory_option.name}, {kind}: {found}\n")
+        rows.append(f"| {memory_option.name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def page(seed: int) -> str:
     """The whole page."""
-    exact = table(LEVERS, list(RUNS), seed)
+    exact = table(OPTIONS, list(RUNS), seed)
     rough = table(APPROXIMATE, [kind for kind in RUNS if kind[1] == "network"], seed)
-    return f"""# What levers change
+    return f"""# What memory options change
 
 Made by `python -m tests.library.equivalence`; the tests hold every cell to its promise on fresh random data. Each run is two steps of plain
-gradient descent in float32 on the small network of its family, on a CPU: same samples, same noise, with the lever and without.
+gradient descent in float32 on the small network of its family, on a CPU: same samples, same noise, with the memory option and without.
 
 "same bits" says that losses and weights are equal to the last bit. A number is the relative difference of the weights' movement,
 |with - without| / |without|, which for plain gradient descent is that of the gradient; the promise is {ROUNDING:.0e}. A dash: the kind
-of run does not have the lever (the small DDPM's caption encoder has dropout, whose masks follow the batch).
+of run does not have the memory option (the small DDPM's caption encoder has dropout, whose masks follow the batch).
 
 Style transfer's numbers are of float64: its distance sorts, and where two values change places its gradient jumps. In float32 its losses
 differ as little as the others', and mostly its gradients, too; where two values did change places, in about one of ten comparisons, the
@@ -253,8 +256,8 @@ small network's gradients differed by up to 7e-4. Such values are equal to withi
 {exact}
 
 Any of these may be combined, and a run may be stopped with some and continued with others: the tests take every pair of positions of two
-levers, with a saved state in between, and ask for the same bits where all levers keep them. Where they do not, they compare in float64,
-since a rounding error grows from step to step.
+memory options, with a saved state in between, and ask for the same bits where all of them keep them. Where they do not, they compare in
+float64, since a rounding error grows from step to step.
 
 ## Weights in fewer bits
 

@@ -1,4 +1,4 @@
-"""Trainers of every kind of run on its family's tiny model, with made-up batches: for comparing runs that differ in their levers."""
+"""Trainers of every kind of run on its family's tiny model, with made-up batches: to compare runs with different memory options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sd_scripts.library.memory.arranging import arrange
 from sd_scripts.library.memory.quantize import quantize_network
 from sd_scripts.library.train import stepping
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity
-from sd_scripts.library.train.conditioned import Model
+from sd_scripts.library.train.conditioned import TrainedModel
 from sd_scripts.library.train.epochs import EpochTable
 from sd_scripts.library.train.fallbacks import Steps
 from sd_scripts.library.train.learner import Learner
@@ -38,7 +38,7 @@ from sd_scripts.schema.runs import RunOptions
 from tests.library.batches import a_call
 
 GIVEN: dict[str, Any] = {
-    "train_data_dir": "pictures",
+    "train_data_dir": "images",
     "optimizer_type": "SGD",
     "learning_rate": 0.5,
     "max_grad_norm": 0.0,
@@ -74,7 +74,7 @@ class MadeUp:
             numbers=torch.tensor(numbers),
             weights=torch.ones(self.batch),
             names=[f"{number}.png" for number in numbers],
-            captions=[f"a picture {number % 3}" for number in numbers],
+            captions=[f"an image {number % 3}" for number in numbers],
             towards=[dict(other) for other in others] if styled else [],
             goals=[names[(number + 1) % SAMPLES % 3] for number in numbers] if styled else [],
             references=[
@@ -159,7 +159,7 @@ def make(kind: tuple[str, str], folder: Path, seed: int = 0, dtype: torch.dtype 
     )
     data = MadeUp(kind[0], samples, batch, accumulation, trained_encoders, dtype)
     learner = Learner(
-        Model(family=family, parts=parts, network=network, data=data, compilation=arranged.compilation),
+        TrainedModel(family=family, parts=parts, network=network, data=data, compilation=arranged.compilation),
         family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config),
         optimizer,
         options.training,

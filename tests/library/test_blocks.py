@@ -23,7 +23,7 @@ def test_blocks_are_listed_in_the_order_in_which_they_compute(name: str) -> None
     for path, block in blocks.items():
         block.register_forward_hook(lambda module, given, output, path=path: called.append(path))
     with torch.no_grad():
-        family.denoise(parts, *a_call(name, parts))
+        family.denoise(parts, *a_call(name, parts, size=1))
     assert called == list(blocks) and len(called) > 1
     inside = [path for path in blocks for other in blocks if path.startswith(f"{other}.")]
     assert not inside

@@ -39,7 +39,7 @@ def checkpointer(folder: Path, total: int = 100, steps_per_epoch: int = 10, **op
     return Checkpointer(
         RunDirectory(folder),
         AdapterOutputOptions(**options),
-        Identity("settings", "pictures", 1),
+        Identity("settings", "images", 1),
         lambda step: step // steps_per_epoch,
         total,
     )
@@ -233,11 +233,12 @@ def test_an_epoch_that_is_passed_over_still_counts() -> None:
     assert [step for step in range(6) if ends_period(done, step, 2)] == [2, 5]
 
 
+@pytest.mark.parametrize("total", [5, pytest.param(6, marks=pytest.mark.long)])
 def test_every_order_of_saves_bests_and_stops_keeps_the_best_the_final_and_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    total: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All histories of up to six saves, each with or without a new best, of which one may be a stop, against the rules in plain words."""
-    total, number = 6, 0
+    """All histories of up to total saves, each with or without a new best, of which one may be a stop, against the rules in words."""
+    number = 0
     # Thousands of saves; that they survive a power cut is not the question here.
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     for keep_states, keep_files in ((1, None), (2, 1), (3, 2), (1, 3)):

@@ -103,7 +103,7 @@ def test_the_flow_path_is_straight():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", all_paths())
-def test_the_perfect_prediction_gives_back_picture_and_noise(name, kind):
+def test_the_perfect_prediction_gives_back_image_and_noise(name, kind):
     path = all_paths()[name]
     # At the noisy end a is small, and an epsilon prediction is divided by it; at the clean end s, which divides what a sample leaves.
     t = {"epsilon": fresh_times(8) * 0.6, "sample": 0.05 + 0.95 * fresh_times(8)}.get(kind, fresh_times(8))
@@ -114,7 +114,7 @@ def test_the_perfect_prediction_gives_back_picture_and_noise(name, kind):
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "zero_snr"])
-def test_v_noise_and_picture_follow_from_one_another_to_a_millionth(name):
+def test_v_noise_and_image_follow_from_one_another_to_a_millionth(name):
     path = all_paths()[name]
     k = torch.randint(50, path.num_steps // 2, (64,), generator=GENERATOR)
     t = path.times(k)
@@ -124,15 +124,15 @@ def test_v_noise_and_picture_follow_from_one_another_to_a_millionth(name):
     true = {kind: diffusion.target(kind, path, x0, noise, t) for kind in kinds}
     a, s = (part.view(-1, 1, 1) for part in path.coefficients(t))
     for kind in kinds:
-        picture = diffusion.to_x0(kind, path, x_t, true[kind], t)
+        image = diffusion.to_x0(kind, path, x_t, true[kind], t)
         eps = diffusion.to_noise(kind, path, x_t, true[kind], t)
-        for found, wanted in ((picture, x0), (eps, noise), (a * eps - s * picture, true["v_prediction"])):
+        for found, wanted in ((image, x0), (eps, noise), (a * eps - s * image, true["v_prediction"])):
             # What a or s divides loses as many digits.
             assert (found - wanted).mul(torch.minimum(a, s)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["v_prediction", "velocity", "sample"])
-def test_at_pure_noise_a_prediction_still_gives_the_picture(kind):
+def test_at_pure_noise_a_prediction_still_gives_the_image(kind):
     path, t = diffusion.path_of(ZERO_SNR), torch.ones(4)
     x0, noise = fresh(4, 2, 2), fresh(4, 2, 2)
     x_t, prediction = diffusion.add_noise(path, x0, noise, t), diffusion.target(kind, path, x0, noise, t)

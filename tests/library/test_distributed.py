@@ -22,7 +22,7 @@ import torch
 from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.parallel.peers import PeerLost, Peers, backend_of, join
-from sd_scripts.library.parallel.sharding import check_optimizer, gathered, own, shard, shared_out_optimizer_state, total_norm
+from sd_scripts.library.parallel.sharding import check_optimizer, gathered, own, shard, sharded_optimizer_state, total_norm
 from sd_scripts.library.train.ema import MovingAverage
 from sd_scripts.library.train.environment import check_processes, with_global_batch
 from sd_scripts.library.train.optim import make_optimizer
@@ -54,7 +54,7 @@ def process(rank: int, world: int, folder: Path, work: Callable[[Peers, Path], s
     except Stopped:
         said = "stopped"
     except PeerLost as err:
-        said = f"lost: {err} | {err.remedy} | speaks {peers.speaks}"
+        said = f"lost: {err} | {err.advice} | speaks {peers.speaks}"
     (folder / f"result-{rank}.txt").write_text(said, encoding="utf-8")
     peers.leave()
 
@@ -273,9 +273,9 @@ def _shares(peers: Peers, folder: Path) -> str:
                 optimizers[key].zero_grad()
                 averages[key].update(step)
             worst = max(worst, abs(norms[0] - norms[1]))
-            # Whole, and shared out again: nothing is lost on the way.
+            # Whole, and sharded again: nothing is lost on the way.
             state = gathered(optimizers["shared"].state_dict(), keep=True)
-            optimizers["shared"].load_state_dict(shared_out_optimizer_state(optimizers["shared"], state))
+            optimizers["shared"].load_state_dict(sharded_optimizer_state(optimizers["shared"], state))
         found = gathered([dict(shared.named_parameters()), averages["shared"].state_dict(), optimizers["shared"].state_dict()], keep=True)
         wanted = [dict(whole.named_parameters()), averages["whole"].state_dict(), optimizers["whole"].state_dict()]
         pairs = [(found[i][key], wanted[i][key]) for i in (0, 1) for key in wanted[i]]

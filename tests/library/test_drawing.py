@@ -1,4 +1,4 @@
-"""Drawing with real small models: guidance, clamping, self-conditioning, and pictures that do not depend on their company."""
+"""Drawing with real small models: guidance, clamping, self-conditioning, and images that do not depend on their company."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from sd_scripts.families.ddpm.script import GAP, grid_of
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Beginning, Parts, Preview
 from sd_scripts.library.core.rng import rng_for
+from sd_scripts.library.render.predicting.thumbnails import Thumbnails
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import SMALL_DDPM
 
@@ -61,7 +62,7 @@ def estimate(parts: Parts, x: Tensor, output: Tensor, k: int) -> Tensor:
     return diffusion.to_x0(parts.kind, parts.path, x, output, parts.path.times(torch.full((len(x),), k)))
 
 
-def test_pictures_have_the_bytes_of_their_seed_in_any_company() -> None:
+def test_images_have_the_bytes_of_their_seed_in_any_company() -> None:
     for parts, samplers in ((model(), DDPM_SAMPLERS), (FAMILY.tiny(), ("ddpm",))):
         width, height = trained_size(parts)
         for sampler in samplers:
@@ -73,7 +74,7 @@ def test_pictures_have_the_bytes_of_their_seed_in_any_company() -> None:
             assert not torch.equal(together[0], together[1])
 
 
-def test_samplers_begin_from_the_same_noise_of_the_pictures_own_generator() -> None:
+def test_samplers_begin_from_the_same_noise_of_the_images_own_generator() -> None:
     parts = model()
     watched = Watched(parts.backbone)
     for sampler in DDPM_SAMPLERS:
@@ -178,7 +179,7 @@ def test_every_kind_of_network_draws_with_every_sampler_and_spacing(schedule: di
         assert drawn.pixels.shape == (1, 3, 16, 24) and drawn.pixels.isfinite().all() and drawn.pixels.abs().max() <= 1
 
 
-def test_fresh_noise_is_the_pictures_own_and_eta_one_is_ddpm() -> None:
+def test_fresh_noise_is_the_images_own_and_eta_one_is_ddpm() -> None:
     parts = model()
     still, noisy = (draw(FAMILY, parts, [request()], Settings(eta=eta)).pixels for eta in (0.0, 1.0))
     assert not torch.equal(still, noisy)
@@ -239,3 +240,12 @@ def test_a_grid_has_the_root_of_the_number_of_columns(count: int, columns: int, 
     assert grid.size == (columns * (6 + GAP) - GAP, rows * (4 + GAP) - GAP)
     for number in range(count):
         assert grid.getpixel((number % columns * (6 + GAP), number // columns * (4 + GAP))) == (number, 0, 0)
+
+
+def test_a_thumbnail_of_a_model_in_pixels_has_the_colours_of_its_image_however_it_is_made() -> None:
+    thumbnails = Thumbnails(FAMILY, model())
+    clean = torch.zeros(3, 16, 24) + torch.tensor([0.6, -0.2, 0.1]).view(3, 1, 1)
+    decoded, mapped = thumbnails.of(clean, 1e9), thumbnails.of(clean, 0.0)
+    assert decoded.size == (24, 16) and mapped.size == (192, 128)
+    for channel in range(3):
+        assert abs(decoded.getpixel((5, 5))[channel] - mapped.getpixel((40, 40))[channel]) <= 2

@@ -1,4 +1,4 @@
-"""Forecasts of runs: every kind of run has one, levers move what they should, and plans fit."""
+"""Forecasts of runs: every kind of run has one, memory options move what they should, and plans fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.memory.forecast import fitting
 from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of
-from sd_scripts.library.memory.forecast.answers import Beside, plan_lines, verdict
+from sd_scripts.library.memory.forecast.answers import ForecastComparison, plan_lines, verdict
 from sd_scripts.library.memory.forecast.estimate import Forecaster
 from sd_scripts.library.memory.forecast.fitting import plan_for
 from sd_scripts.library.memory.forecast.structure import structure_of
@@ -38,6 +38,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
+from sd_scripts.toy.build import BASES
 
 MODELS = {
     "sd": "a/stable-diffusion-v1-5",
@@ -45,6 +46,8 @@ MODELS = {
     "flux": "a/FLUX.1-dev",
     "zimage": "a/Z-Image-Turbo",
     "qwen_edit": "a/Qwen-Image",
+    "qwen_image21": "a/Qwen-Image-2.1",
+    "krea2": "a/Krea-2-Raw",
 }
 """Hub ids that nobody has: their published structure is taken."""
 SIDE = 512
@@ -81,16 +84,25 @@ def sd() -> Forecaster:
     return forecaster("sd", previews=True)
 
 
-BILLIONS = {"sd": 0.8595, "sdxl": 2.567, "flux": 11.901, "zimage": 6.155, "qwen_edit": 20.430}
+BILLIONS = {"sd": 0.8595, "sdxl": 2.567, "flux": 11.901, "zimage": 6.155, "qwen_edit": 20.430, "qwen_image21": 7.115, "krea2": 12.819}
 """Weights of the published models, as their makers count them."""
 
 
 @pytest.mark.parametrize("family", BILLIONS)
 def test_a_model_that_is_not_here_has_the_weights_of_the_published_one(family: str) -> None:
-    options = options_of(family, gradient_checkpointing=True)
-    found = structure_of(families.family(family), options.model, dtypes_of_run(options))
+    options = options_of(family)
+    found, other = (structure_of(families.family(family), options.model, dtypes_of_run(options)) for _ in range(2))
     # In bf16: two bytes each.
     assert found.published and bytes_of(found.parts.backbone.parameters()) / 2e9 == pytest.approx(BILLIONS[family], rel=0.01)
+    # Built once, and each has its own.
+    found.parts.backbone.to(torch.float32)
+    assert {weight.dtype for weight in other.parts.backbone.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.long] * (name not in ("sd", "flux"))) for name in BILLIONS])
+def test_what_is_trained_of_a_model_that_is_not_here_has_a_forecast(family: str) -> None:
+    """Of tiny models of every family, see test_every_kind_of_run_has_a_forecast."""
+    options = options_of(family, gradient_checkpointing=True)
     training = forecaster(family)(options).of("training")
     assert training is not None
     assert training.parts["base model"] == bytes_of(shortened(family, options, dtypes_of_run(options)).backbone.parameters())
@@ -106,9 +118,9 @@ def test_the_whole_of_a_model_that_is_not_here_has_a_forecast(family: str) -> No
     assert training.parts["gradients"] == training.parts["adapter"] == pytest.approx(training.parts["optimizer"] / 2, rel=0.01)
 
 
-def test_levers_that_spare_memory_do_so_in_a_forecast(sd: Forecaster) -> None:
+def test_memory_options_that_spare_memory_do_so_in_a_forecast(sd: Forecaster) -> None:
     plain = sd(options_of("sd"))
-    levers: list[tuple[dict[str, Any], str, str]] = [
+    memory_options: list[tuple[dict[str, Any], str, str]] = [
         ({"gradient_checkpointing": True}, "training", "activations"),
         ({"blocks_to_swap": 10}, "training", "base model"),
         ({"transformer_quantization": "qint8"}, "training", "base model"),
@@ -116,7 +128,7 @@ def test_levers_that_spare_memory_do_so_in_a_forecast(sd: Forecaster) -> None:
         ({"network_dim": 4}, "training", "adapter"),
         ({"optimizer_type": "SGD"}, "training", "optimizer"),
     ]
-    for values, phase, part in levers:
+    for values, phase, part in memory_options:
         before, after = plain.of(phase), sd(options_of("sd", **values)).of(phase)
         assert before is not None and after is not None
         if part:
@@ -170,7 +182,7 @@ def test_packed_weights_weigh_what_the_forecast_says() -> None:
         assert 2 * weight.numel() - spared == pytest.approx(held, abs=4096)
 
 
-def test_main_memory_of_swapped_blocks_is_told(sd: Forecaster) -> None:
+def test_host_ram_of_swapped_blocks_is_told(sd: Forecaster) -> None:
     """Of frozen blocks their weights; of trained ones gradients and the optimizer's state as well."""
     options = options_of("sd")
     blocks = blocks_of(shortened("sd", options, dtypes_of_run(options)).backbone)
@@ -185,7 +197,27 @@ def test_main_memory_of_swapped_blocks_is_told(sd: Forecaster) -> None:
     assert "swapped" not in sd(options_of("sd")).notes[0] and f"needs {frozen.host / GIB:.1f} GiB of host RAM" in frozen.notes[0]
 
 
-def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_where_equal_levers_are_not_enough() -> None:
+def test_vae_and_text_encoders_are_not_on_the_card_together_while_both_are_cached(sd: Forecaster) -> None:
+    both, latents, texts = (
+        sd(options_of("sd", **switched_off)).of("caching")
+        for switched_off in ({}, {"cache_text_encoder_outputs": False}, {"cache_latents": False})
+    )
+    assert both is not None and latents is not None and texts is not None
+    assert {"VAE"} == latents.parts.keys() - {"activations", "cuBLAS"} and {"VAE", "text encoders"} < texts.parts.keys()
+    assert both.total == max(latents.total, texts.total - texts.parts["VAE"])
+
+
+def test_encoders_on_devices_of_their_own_take_nothing_of_the_card() -> None:
+    asked = forecaster("qwen_image21")
+    plain, texts_away, both_away = (
+        asked(options_of("qwen_image21", **devices)).of("caching")
+        for devices in ({}, {"text_encoder_device": "cpu"}, {"text_encoder_device": "cuda:1", "vae_device": "cpu"})
+    )
+    assert plain is not None and "text encoders" in plain.parts and both_away is None
+    assert texts_away is not None and {"VAE", "activations", "cuBLAS"} == texts_away.parts.keys()
+
+
+def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_where_equal_memory_options_are_not_enough() -> None:
     qwen = forecaster("qwen_edit")
     plain, tables = (qwen(options_of("qwen_edit", gradient_checkpointing=True, modulation_table=on)) for on in (False, True))
     one, two = plain.of("training"), tables.of("training")
@@ -193,7 +225,7 @@ def test_a_table_of_the_modulation_spares_a_third_of_the_weights_and_is_pulled_w
     # A block has two layers of 3072 x 18432 weights and as many biases as rows each, in bf16.
     spared = 2 * (3072 + 1) * 18432 * 2
     assert one.parts["base model"] - two.parts["base model"] == pytest.approx(spared, rel=1e-3)
-    # They are in main memory then, beside what they give at 1001 times.
+    # They are in host RAM then, beside what they give at 1001 times.
     assert two.tables == pytest.approx(spared + 2 * 18432 * 1001 * 2, rel=1e-3)
     assert f"of which the modulation and its tables up to {two.tables / GIB:.1f} GiB" in tables.notes[0]
     pulled = list(fitting._tables(options_of("qwen_edit"), plain, qwen, 0))
@@ -262,7 +294,7 @@ def test_gradients_that_are_let_go_of_are_no_part_of_training(sd: Forecaster) ->
 
 
 @pytest.mark.parametrize("card", [1.8, 2.4])
-def test_a_plan_fits_and_pulls_no_lever_in_vain(sd: Forecaster, card: float) -> None:
+def test_a_plan_fits_and_pulls_no_memory_option_in_vain(sd: Forecaster, card: float) -> None:
     options = options_of("sd")
     plan = plan_for(int(card * GIB), options, sd)
     assert plan.fits and plan.forecast.on_card <= card * GIB < sd(options).on_card
@@ -295,8 +327,9 @@ def test_a_run_that_fits_needs_no_plan(sd: Forecaster) -> None:
     assert plan.fits and not plan.steps
 
 
-def test_what_cannot_fit_is_said(sd: Forecaster) -> None:
-    assert not plan_for(CONTEXT, options_of("sd"), sd).fits
+def test_what_cannot_fit_is_said() -> None:
+    small = Forecaster(families.family("sd"), Questions((Bucket((64, 64)),), "a star"), (64, 64))
+    assert not plan_for(CONTEXT, options_of("sd", pretrained_model_name_or_path="toy"), small).fits
 
 
 def test_autocast_on_the_meta_device_computes_in_the_precisions_of_a_real_one() -> None:
@@ -348,7 +381,7 @@ def test_attention_keeps_no_weights_with_a_fused_kernel_and_all_without() -> Non
 def test_a_forecast_stands_beside_what_was_measured(sd: Forecaster, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     forecast = sd(options_of("sd"))
-    Beside(run, forecast).measured(forecast.total / GIB / 1.05)
+    ForecastComparison(run, forecast).measured(forecast.total / GIB / 1.05)
     first, second = run.events()[0]
     assert first["kind"] == "forecast" and sum(first["parts"].values()) == pytest.approx(first["gib"], abs=0.01)
     assert second["kind"] == "forecast_checked" and second["error_percent"] == pytest.approx(5.0, abs=0.1)
@@ -367,7 +400,14 @@ def test_other_sizes_are_refused(text: str) -> None:
 
 def estimated(run: type[RunOptions], folder: Path, ask: Callable[[list[str]], str]) -> None:
     """A run that is only asked about says what it measures, then its forecast, and starts nothing."""
-    model = ["--vae", "toy"] if run.family == "lgt" else [] if run.method == "scratch" else ["--pretrained_model_name_or_path", "toy"]
+    if run.method == "scratch":
+        model = ["--vae", "toy"] if run.family == "lgt" else []
+    elif (BASES / run.family).is_dir():
+        model = ["--pretrained_model_name_or_path", "toy"]
+    else:
+        family = families.family(run.family)
+        family.save(family.tiny(), folder / "base", "diffusers", None, {})
+        model = ["--pretrained_model_name_or_path", str(folder / "base")]
     said = ask(["--train_data_dir", "toy:star", "--output_dir", str(folder), *model, "--estimate", "--json"])
     *progress, last = (json.loads(line) for line in said.splitlines())
     assert progress and all("measuring" in line for line in progress)

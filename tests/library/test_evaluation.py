@@ -1,4 +1,4 @@
-"""Evaluations on a small model: a complete folder or none, numbers that mean what they say, and sentences about test pictures."""
+"""Evaluations on a small model: a complete folder or none, numbers that mean what they say, and sentences about test images."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_folder_has_every_pair_the_sheet_and_the_numbers(tmp_path: Path, datas
     assert summary["baselines"]["random_source"]["structure"] < summary["baselines"]["vae_round_trip"]["structure"]
     with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    # A real picture of the same style is another one, and there is but one of each.
+    # A real image of the same style is another one, and there is but one of each.
     assert len(rows) == 9 * 4 + 6 and all(row[name] for row in rows for name in METRICS), "no empty column"
     (own,) = [row for row in rows if row["what"] == "source" and row["from"] == row["to"] == "night"]
     towards = [row for row in rows if row["what"] == "real_target" and row["to"] == "night"]
@@ -83,7 +83,7 @@ def test_a_folder_has_every_pair_the_sheet_and_the_numbers(tmp_path: Path, datas
     moved = [pair["swd_target"] for pair in summary["pairs"] if pair["from"] != pair["to"]]
     assert summary["means"]["swd_target"] == pytest.approx(sum(moved) / 6)
     (event,) = events(tmp_path, "evaluation")
-    assert event["folder"] == "inference/epoch_0000" and {name: event[name] for name in METRICS} == summary["means"]
+    assert event["folder"] == "inference/epoch_0000" and event["means"] == summary["means"]
     # The studio reads all of it, and its tests are made with the same measures.
     shown = evaluations.summary(folder)
     assert shown is not None and {name: shown[name] for name in ("styles", "step", "epoch", "sources")} == {
@@ -93,8 +93,8 @@ def test_a_folder_has_every_pair_the_sheet_and_the_numbers(tmp_path: Path, datas
         numbers = {name: value for name, value in wrote.items() if isinstance(value, int | float)}
         assert found["measures"] == numbers and set(numbers) <= set(METRICS) == set(MEASURES)
     assert set(shown["baselines"]) == set(BASELINES) and all(set(values) == set(METRICS) for values in shown["baselines"].values())
-    with Image.open(folder / "flat_source.jpg") as picture, Image.open(folder / "grid.jpg") as sheet:
-        assert picture.size == (64, 64)
+    with Image.open(folder / "flat_source.jpg") as image, Image.open(folder / "grid.jpg") as sheet:
+        assert image.size == (64, 64)
         assert sheet.size == (5 * 64 + 4 * 2, 16 + 3 * 64 + 2 * 2)
 
 
@@ -130,32 +130,32 @@ def test_one_that_fails_is_a_warning_and_leaves_nothing(tmp_path: Path, dataset:
     assert not (tmp_path / "run" / "inference").exists()
 
 
-def test_styles_without_test_pictures_are_one_sentence_and_others_are_told_of(tmp_path: Path, dataset: LgtDatasetOptions) -> None:
+def test_styles_without_test_images_are_one_sentence_and_others_are_told_of(tmp_path: Path, dataset: LgtDatasetOptions) -> None:
     plan = plan_of(dataset, tmp_path)
     for style in ("flat", "night"):
         for path in (tmp_path / "test" / style).iterdir():
             path.unlink()
     options = LgtSampleOptions(test_image_dir=str(tmp_path / "test"))
-    with pytest.raises(OptionError, match="has no pictures of flat, night"):
+    with pytest.raises(OptionError, match="has no images of flat, night"):
         sources_of(options, dataset, plan, tmp_path / "cache")
     for style in ("flat", "night", "unknown"):
         draw(tmp_path / "test" / style, 1)
     found = sources_of(options, dataset, plan, tmp_path / "cache")
     assert len(found.items) == 3 and "unknown" in found.warnings[0]
-    (tmp_path / "test" / "flat" / "00.png").write_bytes(b"no picture")
+    (tmp_path / "test" / "flat" / "00.png").write_bytes(b"no image")
     with pytest.raises(OptionError, match=r"00\.png"):
         sources_of(options, dataset, plan, tmp_path / "cache")
     with pytest.raises(OptionError, match="is not there"):
         sources_of(LgtSampleOptions(test_image_dir=str(tmp_path / "nowhere")), dataset, plan, tmp_path / "cache")
 
 
-def test_without_a_folder_held_out_pictures_come_first(tmp_path: Path, dataset: LgtDatasetOptions) -> None:
+def test_without_a_folder_held_out_images_come_first(tmp_path: Path, dataset: LgtDatasetOptions) -> None:
     held = dataset.model_copy(update={"validation_split": 0.5})
     plan = plan_of(held, tmp_path)
     first = sources_of(LgtSampleOptions(test_images_per_style=1), held, plan, tmp_path / "cache").items
-    assert len(first) == 3 and {source.picture for source in first} <= set(plan.held_out)
+    assert len(first) == 3 and {source.image for source in first} <= set(plan.held_out)
     everything = sources_of(LgtSampleOptions(test_images_per_style=0), held, plan, tmp_path / "cache").items
-    assert sorted(source.picture for source in everything) == list(range(12))
+    assert sorted(source.image for source in everything) == list(range(12))
 
 
 def test_structure_is_about_edges_and_not_about_colours() -> None:

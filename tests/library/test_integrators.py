@@ -34,7 +34,7 @@ def test_euler_visits_the_start_and_never_the_end():
 
 
 def test_the_field_minus_x_gives_the_known_numbers():
-    """From the picture's side, with time running up: 0.8 to the fifth for five steps of Euler, 1/e exactly."""
+    """From the image's side, with time running up: 0.8 to the fifth for five steps of Euler, 1/e exactly."""
     up = integrate(lambda x, t: -x, torch.ones(1, 1, dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE), 5, "euler")
     assert up.item() == pytest.approx(0.32768, abs=1e-12)
 

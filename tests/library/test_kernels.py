@@ -88,7 +88,7 @@ def test_a_backend_that_does_not_work_is_refused_with_those_that_do(kind: tuple[
         kernels.check(options_of(kind, attention_backend="cudnn"), CPU)
 
 
-def test_weights_that_are_shared_out_have_no_other_layout() -> None:
+def test_weights_that_are_sharded_have_no_other_layout() -> None:
     shared = {"multi_gpu": True, "num_gpus": 2, "distributed_strategy": "fsdp2"}
     kernels.check(options_of(("sd", "full"), **shared), CPU)
     with pytest.raises(OptionError, match="channels_last: distributed_strategy fsdp2"):

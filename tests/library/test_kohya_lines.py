@@ -63,7 +63,7 @@ _SMALL = "--resolution 64 --min_bucket_reso 32 --bucket_reso_steps 16 --dry_run"
 
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, Path]:
-    folder = tmp_path / "pictures" / "2_thing"
+    folder = tmp_path / "images" / "2_thing"
     folder.mkdir(parents=True)
     for number in range(2):
         Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(folder / f"{number}.png")

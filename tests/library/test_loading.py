@@ -341,10 +341,10 @@ def test_a_damaged_file_is_told_apart_from_a_wrong_one(single, folder, damage: C
 
 
 def test_a_folder_that_is_no_model_says_what_is_missing(folder, tmp_path):
-    (tmp_path / "pictures").mkdir()
-    assert "the folder pictures is not a diffusers folder: it has no model_index.json" in sentence(tmp_path / "pictures")
-    save_file({"x": torch.zeros(1)}, tmp_path / "pictures" / "base.safetensors")
-    assert "It has base.safetensors; to load that file, give its path" in sentence(tmp_path / "pictures")
+    (tmp_path / "images").mkdir()
+    assert "the folder images is not a diffusers folder: it has no model_index.json" in sentence(tmp_path / "images")
+    save_file({"x": torch.zeros(1)}, tmp_path / "images" / "base.safetensors")
+    assert "It has base.safetensors; to load that file, give its path" in sentence(tmp_path / "images")
     assert "unet is a UNet2DConditionModel alone, not a whole model" in sentence(folder / "unet")
     shutil.rmtree(folder / "vae")
     shutil.rmtree(folder / "tokenizer_2")

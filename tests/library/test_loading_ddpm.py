@@ -235,4 +235,4 @@ def test_a_vae_is_taken_from_a_file_a_folder_or_the_built_in_one(latents: Parts,
     parts = DDPM.build(options, Beginning(0, ((32, 32),), DDPM.files(options, CAPTIONS)), CPU, torch.float32)
     assert {weight.dtype for weight in parts.vae.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in parts.backbone.parameters()} == {torch.float32}
-    assert DDPM.decode(parts, DDPM.encode_pictures(parts, torch.zeros(1, 3, 32, 32))).dtype == torch.float32
+    assert DDPM.decode(parts, DDPM.encode_images(parts, torch.zeros(1, 3, 32, 32))).dtype == torch.float32

@@ -404,9 +404,9 @@ def test_a_written_folder_is_read_by_us_and_by_diffusers(tiny, tmp_path):
     # Weights at other addresses round otherwise in the last bit, which would be seen in float32.
     theirs.to(torch.float64)
     ours = flux_pipeline_of(FLUX.tiny()).to(torch.float64)
-    picture = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 32, "output_type": "pt"}
-    made = theirs("a star", generator=torch.Generator().manual_seed(1), **picture).images
-    assert_close(made, ours("a star", generator=torch.Generator().manual_seed(1), **picture).images, atol=1e-9, rtol=0)
+    image = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 32, "output_type": "pt"}
+    made = theirs("a star", generator=torch.Generator().manual_seed(1), **image).images
+    assert_close(made, ours("a star", generator=torch.Generator().manual_seed(1), **image).images, atol=1e-9, rtol=0)
 
 
 # What cannot, and what a person is told

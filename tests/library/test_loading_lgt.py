@@ -230,11 +230,11 @@ def test_a_vae_is_taken_from_a_file_a_folder_or_the_built_in_one(parts: Parts, t
     halved = built(vae_dtype="bf16")
     assert {weight.dtype for weight in halved.vae.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in halved.backbone.parameters()} == {torch.float32}
-    assert LGT.decode(halved, LGT.encode_pictures(halved, torch.zeros(1, 3, 32, 32))).dtype == torch.float32
+    assert LGT.decode(halved, LGT.encode_images(halved, torch.zeros(1, 3, 32, 32))).dtype == torch.float32
 
 
 def test_the_same_network_is_made_again_from_its_configuration_alone(parts: Parts) -> None:
-    """As runs do whose weights are shared out over processes."""
+    """As runs do whose weights are sharded over processes."""
     from sd_scripts.library.parallel.sharding import skeleton_of
 
     again = skeleton_of(parts.backbone)(parts.backbone.state_dict().items()).eval()

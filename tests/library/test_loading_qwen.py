@@ -23,6 +23,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from sd_scripts import families
 from sd_scripts.families import RUNS
 from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
 from sd_scripts.families.qwen_edit import (
     loading as qwen,
 )
@@ -58,7 +59,7 @@ def tiny() -> Parts:
 
 @pytest.fixture(scope="module")
 def saved(tiny, tmp_path_factory) -> Path:
-    """The tiny model as diffusers itself writes it; its index says that its pictures are small."""
+    """The tiny model as diffusers itself writes it; its index says that its images are small."""
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
     qwen_pipeline_of(tiny).save_pretrained(folder)
     return with_index(folder, _default_side=64)
@@ -131,13 +132,13 @@ def test_diffusers_reads_what_is_written(tmp_path, tiny):
         assert all(torch.equal(tensor, wanted[key]) for key, tensor in module.state_dict().items()), name
     text = "<|im_start|>make it red<|image_pad|>"
     assert read.tokenizer(text).input_ids == tiny.tokenizers["te1"](text).input_ids
-    pictures = Qwen2VLImageProcessorPil.from_pretrained(tmp_path / "model" / "processor")
-    assert qwen_templates.settings_of("edit", 1, 1, 1, pictures) == qwen_templates.settings_of(
+    images = Qwen2VLImageProcessorPil.from_pretrained(tmp_path / "model" / "processor")
+    assert qwen_templates.settings_of("edit", 1, 1, 1, images) == qwen_templates.settings_of(
         "edit", 1, 1, 1, tiny.processor.image_processor
     )
 
 
-def test_a_model_without_a_side_of_its_own_has_pictures_of_a_million_pixels(folder):
+def test_a_model_without_a_side_of_its_own_has_images_of_a_million_pixels(folder):
     with_index(folder, _default_side=0)
     assert [load(folder).settings[name] for name in ("area", "control_area", "condition_area")] == [1024**2, 1024**2, 384**2]
     smaller = load(folder, control_resolution=512).settings
@@ -256,13 +257,13 @@ def test_wans_names_of_the_vae_are_those_that_diffusers_converts():
         real = AutoencoderKLQwenImage.from_config(dict(shipped_configs(qwen.SPEC))["vae"])
     assert sum(tensor.numel() for tensor in real.parameters()) == 126_892_531
     state = real.state_dict()
-    stored = original.to_original(original.places(original_qwen.vae, state, config_of(real)), state)
+    stored = original.to_original(original.places(QWEN_VAE_PART.layout, state, config_of(real)), state)
     assert len(stored) == len(state)
     back = convert_wan_vae_to_diffusers(dict(stored))
     assert back.keys() == state.keys() and all(back[key].shape == state[key].shape for key in state)
 
 
-# Pictures for the text encoder
+# Images for the text encoder
 
 
 def test_the_image_processor_knows_sizes_by_every_name():
@@ -271,8 +272,8 @@ def test_the_image_processor_knows_sizes_by_every_name():
         {"size": {"shortest_edge": 3136, "longest_edge": 12845056}},
         {"size": {"min_pixels": 3136, "max_pixels": 12845056}, "patch_size": 14},
     ):
-        assert dict(qwen_processor.pictures_of(config).size) == {"shortest_edge": 3136, "longest_edge": 12845056}
-    assert dict(qwen_processor.pictures_of({}).size) == Qwen2VLImageProcessorPil.size
+        assert dict(qwen_processor.images_of(config).size) == {"shortest_edge": 3136, "longest_edge": 12845056}
+    assert dict(qwen_processor.images_of({}).size) == Qwen2VLImageProcessorPil.size
     assert Qwen2VLImageProcessor is not None
 
 

@@ -30,7 +30,7 @@ MODELS: dict[str, Callable[[], Parts]] = {
 }
 KINDS = {"sd1": "an SD 1.x model", "sd2": "an SD 2.x model", "sdxl": "an SDXL checkpoint"}
 SPECS = {"sd1": sd.SPEC, "sd2": sd.SPEC2, "sdxl": sdxl.SPEC}
-PICTURE = Preview("a red star", negative_prompt="ugly", width=64, height=48, seed=11, steps=4, cfg_scale=5.0)
+IMAGE = Preview("a red star", negative_prompt="ugly", width=64, height=48, seed=11, steps=4, cfg_scale=5.0)
 
 
 @pytest.fixture(params=MODELS)
@@ -52,17 +52,17 @@ def load(model: str, path: Path) -> Parts:
     return family(model).load(made(pretrained_model_name_or_path=str(path)), torch.device("cpu"), torch.float32)
 
 
-def picture(pipeline: DiffusionPipeline) -> torch.Tensor:
-    """The pipeline's own picture, in [0, 1]."""
+def image(pipeline: DiffusionPipeline) -> torch.Tensor:
+    """The pipeline's own image, in [0, 1]."""
     pipeline.set_progress_bar_config(disable=True)
     return pipeline(
-        PICTURE.prompt,
-        negative_prompt=PICTURE.negative_prompt,
-        width=PICTURE.width,
-        height=PICTURE.height,
-        num_inference_steps=PICTURE.steps,
-        guidance_scale=PICTURE.cfg_scale,
-        generator=torch.Generator().manual_seed(PICTURE.seed),
+        IMAGE.prompt,
+        negative_prompt=IMAGE.negative_prompt,
+        width=IMAGE.width,
+        height=IMAGE.height,
+        num_inference_steps=IMAGE.steps,
+        guidance_scale=IMAGE.cfg_scale,
+        generator=torch.Generator().manual_seed(IMAGE.seed),
         output_type="pt",
     ).images[0]
 
@@ -74,8 +74,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_diffusers_renders_a_written_folder_as_we_render_the_model(model, parts, tmp_path):
     family(model).save(parts, tmp_path / "model", "diffusers", None, {})
     kind = StableDiffusionXLPipeline if model == "sdxl" else StableDiffusionPipeline
-    theirs = picture(kind.from_pretrained(tmp_path / "model", local_files_only=True))
-    assert_close(family(model).render(parts, [PICTURE])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
+    theirs = image(kind.from_pretrained(tmp_path / "model", local_files_only=True))
+    assert_close(family(model).render(parts, [IMAGE])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
     assert_same(load(model, tmp_path / "model"), parts)
 
 
@@ -86,8 +86,8 @@ def test_diffusers_renders_a_written_file_as_we_render_the_model(model, parts, t
     assert what_is(read_header(file, "")) == KINDS[model]
     kind = StableDiffusionXLPipeline if model == "sdxl" else StableDiffusionPipeline
     pipeline = kind.from_single_file(str(file), config=str(tmp_path / "model"), local_files_only=True, torch_dtype=torch.float32)
-    theirs = picture(pipeline)
-    assert_close(family(model).render(parts, [PICTURE])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
+    theirs = image(pipeline)
+    assert_close(family(model).render(parts, [IMAGE])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("v_prediction", [False, True])

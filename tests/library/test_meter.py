@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sd_scripts.library.train.meter import DECAY, Meter, Phases, Sections, StepLog, largest, marks_of, peak_gib
+from sd_scripts.runs.events import Event, read
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.sessions import Session, Sessions
 from tests.forked import forked
@@ -95,7 +96,8 @@ def test_a_point_is_the_mean_since_the_last_one() -> None:
     for loss, seconds in ((1.0, 2.0), (3.0, 4.0)):
         meter.add(StepLog(loss, loss, {"edge": loss}, {"data_fetch": 0.5, "step_total": seconds}), warming_up=False)
     point = meter.point(3, 0.0)
-    assert (point["loss"], point["step_total"], point["data_fetch"], point["edge"], point["grad_norm"]) == (2.0, 3.0, 0.5, 2.0, 3.0)
+    assert (point["loss"], point["step_total"], point["data_fetch"], point["grad_norm"]) == (2.0, 3.0, 0.5, 3.0)
+    assert point["parts"] == {"edge": 2.0}
 
 
 # Sections
@@ -199,10 +201,10 @@ def test_phases_tell_what_each_has_taken_the_present_one_included(tmp_path: Path
 # Sessions
 
 
-def told(*rows: tuple[Any, ...]) -> list[dict[str, Any]]:
+def told(*rows: tuple[Any, ...]) -> list[Event]:
     """Events from ("started",) and (kind, steps, trained, paused)."""
     names = ("kind", "step_in_session", "trained_seconds", "paused_seconds")
-    return [dict(zip(names, row)) for row in rows]
+    return read(dict(zip(names, row)) for row in rows)
 
 
 def test_sessions_add_up_and_a_killed_one_counts_what_it_had_logged() -> None:
@@ -238,11 +240,11 @@ def test_the_summary_has_this_session_and_all_of_the_run() -> None:
     meter = metered([2.0] * 4)
     meter.paused({"save": 3.0, "sample": 5.0})
     earlier = told(("started",), ("step", 50, 100.0, 10.0), ("started",), ("step", 3, 64.0, 0.0))
-    summary = meter.summary(earlier)
-    assert (summary["step_in_session"], summary["trained_seconds"], summary["paused_seconds"]) == (5, 68.0, 8.0)
-    assert (summary["save_seconds"], summary["sample_seconds"], summary["validate_seconds"]) == (3.0, 5.0, 0.0)
-    assert (summary["sessions"], summary["total_steps_done"]) == (2, 55)
-    assert (summary["total_trained_seconds"], summary["total_paused_seconds"]) == (168.0, 18.0)
+    summary = meter.summary(56, earlier)
+    assert (summary.step_in_session, summary.trained_seconds, summary.paused_seconds) == (5, 68.0, 8.0)
+    assert (summary.save_seconds, summary.sample_seconds, summary.validate_seconds) == (3.0, 5.0, 0.0)
+    assert (summary.sessions, summary.total_steps_done) == (2, 55)
+    assert (summary.total_trained_seconds, summary.total_paused_seconds) == (168.0, 18.0)
 
 
 # Memory

@@ -1,4 +1,4 @@
-"""The predictor gives the family's own pictures, whatever it kept from calls before, and says what is wrong in sentences."""
+"""The predictor gives the family's own images, whatever it kept from calls before, and says what is wrong in sentences."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from PIL import Image
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageNetworkOptions
 from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
-from sd_scripts.families.qwen_edit.sampling import schedule
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.render import predict
 from sd_scripts.library.render.predict import Devices, Predictor, Progress, Request, devices_for, precision_for
-from sd_scripts.library.render.predicting.kept import Kept
 from sd_scripts.library.render.predicting.thumbnails import RIDGE, Thumbnails, colour_map, palette, shrunken
+from sd_scripts.library.render.remembering import KeptTensors
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from tests.library.networks.adapters_in_small import shaken
 
 QWEN = QwenEdit()
-DRAW = np.random.default_rng()  # other pictures in every run of the tests
+DRAW = np.random.default_rng()  # other images in every run of the tests
 
 
-def picture(width: int = 64, height: int = 64) -> Image.Image:
+def image(width: int = 64, height: int = 64) -> Image.Image:
     return Image.fromarray(DRAW.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -63,14 +62,14 @@ def loras(predictor: Predictor, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 def asked(**changes: object) -> Request:
-    return replace(Request("make the circle red", (picture(),), "dull", steps=3, seed=int(DRAW.integers(2**31))), **changes)
+    return replace(Request("make the circle red", (image(),), "dull", steps=3, seed=int(DRAW.integers(2**31))), **changes)
 
 
 @pytest.mark.parametrize("version", ["edit", "edit-2509", "edit-2511", "image"])
-def test_a_picture_is_the_familys_own_bit_for_bit_with_and_without_what_was_kept(version: str) -> None:
+def test_an_image_is_the_familys_own_bit_for_bit_with_and_without_what_was_kept(version: str) -> None:
     predictor = Predictor(QWEN, QWEN.tiny_version(version))
     most = predictor.controls[1]
-    request = asked(images=tuple(picture(64 + 16 * number, 64) for number in range(min(2, most))))
+    request = asked(images=tuple(image(64 + 16 * number, 64) for number in range(min(2, most))))
     previews = predictor.prepared(request)
     wanted = QWEN.preview(predictor.parts, previews)
     assert len(predictor.kept) == 0
@@ -96,28 +95,28 @@ def test_what_was_kept_spares_the_encoders(predictor: Predictor) -> None:
     predictor.predict(replace(request, prompt="another instruction", negative_prompt=None))
     assert set(runs) == {"text"}
     runs.clear()
-    predictor.predict(replace(request, images=(picture(),)))
+    predictor.predict(replace(request, images=(image(),)))
     assert set(runs) == {"text", "vae"}
     for handle in handles:
         handle.remove()
 
 
-def test_the_same_instruction_on_another_picture_is_not_taken_for_the_same(predictor: Predictor) -> None:
+def test_the_same_instruction_on_another_image_is_not_taken_for_the_same(predictor: Predictor) -> None:
     request = asked()
-    other = replace(request, images=(picture(),))
+    other = replace(request, images=(image(),))
     assert not same(predictor.predict(request)[0], predictor.predict(other)[0])
     assert same(predictor.predict(other)[0], QWEN.preview(predictor.parts, predictor.prepared(other))[0])
 
 
 def test_what_is_kept_stays_within_its_limit_and_the_least_used_goes_first() -> None:
-    kept, rows = Kept(1000), {name: torch.full((100,), float(number)) for number, name in enumerate("abc")}
+    kept, rows = KeptTensors(1000), {name: {"text": torch.full((100,), float(number))} for number, name in enumerate("abc")}
     for name in ("a", "b", "a", "c"):
-        assert kept.get(name, lambda name=name: rows[name]) is rows[name]
+        assert kept.get(name, lambda name=name: rows[name])["text"] is rows[name]["text"]
     assert "a" in kept and "c" in kept and "b" not in kept and kept.num_bytes == 800
-    assert kept.get("large", lambda: torch.zeros(1000)).numel() == 1000 and "large" not in kept
+    assert kept.get("large", lambda: {"text": torch.zeros(1000)})["text"].numel() == 1000 and "large" not in kept
 
 
-def test_pictures_of_one_request_are_those_of_their_seeds_alone(predictor: Predictor) -> None:
+def test_images_of_one_request_are_those_of_their_seeds_alone(predictor: Predictor) -> None:
     request = asked(num_images=3)
     together = predictor.predict(request)
     for index, found in enumerate(together):
@@ -126,7 +125,7 @@ def test_pictures_of_one_request_are_those_of_their_seeds_alone(predictor: Predi
 
 def test_without_a_seed_one_is_drawn_and_told(predictor: Predictor) -> None:
     request = asked(seed=None)
-    made = next(predictor.pictures(request))
+    made = next(predictor.images(request))
     assert 0 <= made.preview.seed < 2**33
     assert same(made.image, predictor.predict(replace(request, seed=made.preview.seed))[0])
 
@@ -138,37 +137,25 @@ def test_guidance_needs_a_negative_prompt_and_an_empty_one_is_one(predictor: Pre
     assert not same(plain, predictor.predict(replace(request, negative_prompt=""))[0])
 
 
-def test_one_step_gives_a_picture(predictor: Predictor) -> None:
+def test_one_step_gives_an_image(predictor: Predictor) -> None:
     found = np.asarray(predictor.predict(asked(steps=1))[0])
     assert found.shape == (64, 64, 3) and found.std() > 0
 
 
 @pytest.mark.parametrize(("shape", "wanted"), [((64, 64), (64, 64)), ((80, 48), (80, 48)), ((300, 100), (112, 32))])
-def test_without_a_size_the_last_control_picture_gives_the_shape(
+def test_without_a_size_the_last_control_image_gives_the_shape(
     predictor: Predictor, shape: tuple[int, int], wanted: tuple[int, int]
 ) -> None:
-    assert predictor.predict(asked(images=(picture(48, 80), picture(*shape)), steps=1))[0].size == wanted
+    assert predictor.predict(asked(images=(image(48, 80), image(*shape)), steps=1))[0].size == wanted
 
 
-def test_steps_are_told_and_the_estimate_of_the_clean_picture_ends_at_the_picture(predictor: Predictor) -> None:
+def test_steps_are_told_and_the_estimate_of_the_clean_image_ends_at_the_image(predictor: Predictor) -> None:
     request, seen = asked(num_images=2, steps=4), []
     made = predictor.predict(request, seen.append)
     assert [(one.index, one.step, one.steps) for one in seen] == [(index, step, 4) for index in range(2) for step in range(1, 5)]
     assert all(one.clean.shape == (16, 8, 8) for one in seen)
     last = QWEN.decode(predictor.parts, seen[3].clean[None])
     assert same(Image.fromarray(((last[0] / 2 + 0.5) * 255).round().byte().permute(1, 2, 0).numpy()), made[0])
-
-
-def test_the_estimate_is_the_clean_latent_that_the_velocity_points_at(predictor: Predictor) -> None:
-    request, seen, states = asked(negative_prompt=None, steps=3), [], []
-    predictor.predict(request, seen.append)
-    (preview,) = predictor.prepared(request)
-    positive, _ = QWEN.conditions_of(predictor.parts, [preview])
-    QWEN.draw(predictor.parts, [preview], positive, None, lambda step, total, latents: states.append(latents))
-    sigmas = schedule("auto", predictor.parts.scheduler_config, 3, 16, predict.CPU).sigmas
-    with torch.no_grad():
-        velocity = QWEN.denoise(predictor.parts, states[0], sigmas[1:2], positive)
-    torch.testing.assert_close(seen[1].clean, (states[0] - sigmas[1] * velocity)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_what_the_step_function_raises_ends_the_prediction_and_the_next_one_is_right(predictor: Predictor, loras: tuple[str, str]) -> None:
@@ -226,7 +213,7 @@ def test_everything_wrong_with_a_request_is_told_at_once(predictor: Predictor, t
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     (tmp_path / "bad.safetensors").write_bytes(b"0123456789")
     request = asked(
-        images=(tmp_path / "missing.png", tmp_path / "broken.png", picture(), picture()),
+        images=(tmp_path / "missing.png", tmp_path / "broken.png", image(), image()),
         size=(100, 64),
         lora=(str(tmp_path / "gone.safetensors"), str(tmp_path / "bad.safetensors"), "old.ckpt"),
         lora_weight=(1.0,),
@@ -234,18 +221,18 @@ def test_everything_wrong_with_a_request_is_told_at_once(predictor: Predictor, t
     with pytest.raises(OptionError) as err:
         predictor.predict(request)
     text = str(err.value)
-    for part in ("missing.png is not there", "broken.png", "4 given", "1 to 3 control pictures", "100x64 is off the model's grid", "96,64"):
+    for part in ("missing.png is not there", "broken.png", "4 given", "1 to 3 control images", "100x64 is off the model's grid", "96,64"):
         assert part in text, part
     for part in ("there is no file", "bad.safetensors", "lora_weight has 1 numbers for 3 files", "no file old.ckpt"):
         assert part in text, part
     assert {problem.option for problem in err.value.problems} == {"images", "size", "lora", "lora_weight"}
 
 
-@pytest.mark.parametrize(("version", "count", "words"), [("edit", 2, "one control picture"), ("image", 1, "no control picture")])
-def test_the_number_of_control_pictures_is_that_of_the_version(version: str, count: int, words: str) -> None:
+@pytest.mark.parametrize(("version", "count", "words"), [("edit", 2, "one control image"), ("image", 1, "no control image")])
+def test_the_number_of_control_images_is_that_of_the_version(version: str, count: int, words: str) -> None:
     predictor = Predictor(QWEN, QWEN.tiny_version(version))
     with pytest.raises(OptionError, match=f"{count} given, but tiny is model_version {version}, which takes {words}"):
-        predictor.predict(asked(images=tuple(picture() for _ in range(count))))
+        predictor.predict(asked(images=tuple(image() for _ in range(count))))
 
 
 def test_a_lora_of_another_family_is_refused_and_the_model_stays_as_it_was(predictor: Predictor, tmp_path: Path) -> None:
@@ -283,7 +270,7 @@ def test_every_network_takes_the_transformers_device_unless_it_has_its_own() -> 
 # Memory
 
 
-def test_offloading_gives_the_same_picture(predictor: Predictor) -> None:
+def test_offloading_gives_the_same_image(predictor: Predictor) -> None:
     request = asked()
     assert same(Predictor(QWEN, QWEN.tiny(), Devices(), offload=True).predict(request)[0], predictor.predict(request)[0])
 
@@ -292,8 +279,9 @@ def test_a_network_is_on_its_device_only_while_it_works(monkeypatch: pytest.Monk
     moves: list[tuple[str, str]] = []
     predictor = Predictor(QWEN, QWEN.tiny(), Devices(), offload=True)
     # The meta device stands for a GPU: what is moved there, and when, can be seen on any machine.
-    predictor.devices = Devices(*(torch.device("meta"),) * 3)
-    for name, module in predictor.parts.modules().items():
+    names = predictor.parts.modules()
+    predictor.renderer = replace(predictor.renderer, working=dict.fromkeys(names, torch.device("meta")))
+    for name, module in names.items():
         monkeypatch.setattr(module, "to", lambda device, name=name: moves.append((name, str(device))))
     predictor.predict(asked(steps=1))
     assert moves[:2] == [("vae", "meta"), ("vae", "cpu")]
@@ -311,7 +299,7 @@ def test_free_lets_go_of_the_networks() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gives_nearly_the_same_picture(predictor: Predictor, dtype: torch.dtype) -> None:
+def test_half_precision_gives_nearly_the_same_image(predictor: Predictor, dtype: torch.dtype) -> None:
     parts = QWEN.tiny()
     parts.backbone.to(dtype)
     parts.text_encoders["te1"].to(dtype)
@@ -322,7 +310,7 @@ def test_half_precision_gives_nearly_the_same_picture(predictor: Predictor, dtyp
 # Thumbnails
 
 
-def test_a_thumbnail_is_the_decoded_picture_where_that_is_cheap_and_a_linear_map_where_not(predictor: Predictor) -> None:
+def test_a_thumbnail_is_the_decoded_image_where_that_is_cheap_and_a_linear_map_where_not(predictor: Predictor) -> None:
     seen: list[Progress] = []
     (made,) = predictor.predict(asked(), seen.append)
     thumbnails = Thumbnails(QWEN, predictor.parts)
@@ -330,9 +318,9 @@ def test_a_thumbnail_is_the_decoded_picture_where_that_is_cheap_and_a_linear_map
     assert thumbnails.of(seen[-1].clean, 0.0).size == made.size
 
 
-def test_the_linear_map_is_the_best_one_for_its_picture(predictor: Predictor) -> None:
+def test_the_linear_map_is_the_best_one_for_its_image(predictor: Predictor) -> None:
     found = colour_map(QWEN, predictor.parts).double()
-    latents = QWEN.encode_pictures(predictor.parts, palette()[None])[0].double()
+    latents = QWEN.encode_images(predictor.parts, palette()[None])[0].double()
     points = torch.cat([latents, torch.ones_like(latents[:1])]).flatten(1).T
     colours = torch.nn.functional.avg_pool2d(palette()[None], 8)[0].double().flatten(1).T
 

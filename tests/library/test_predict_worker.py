@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from sd_scripts.library.render.predicting.in_process import InProcess
 from sd_scripts.library.render.predicting.orders import order_of
 from sd_scripts.library.render.predicting.serve import Worker
 from sd_scripts.library.render.predicting.work import Workbench, failed
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import free_path
 from tests.library.networks.adapters_in_small import shaken
@@ -34,6 +36,7 @@ Event = Mapping[str, Any]
 LAST = {"done", "failed", "cancelled"}
 PATIENCE_SECONDS = 120.0
 QWEN = QwenEdit()
+READ = partial(flat.build, QwenImagePredict)
 DRAW = np.random.default_rng()
 
 
@@ -75,7 +78,7 @@ def request_of(base: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 def done_with(bench: Workbench, given: Mapping[str, Any], cancelled: Callable[[], bool] = lambda: False) -> list[Event]:
     events: list[Event] = []
-    bench.carry_out(order_of(QwenImagePredict, given, {}), events.append, cancelled)
+    bench.carry_out(order_of(READ, given, {}), events.append, cancelled)
     return events
 
 
@@ -91,11 +94,11 @@ def pixels(path: str) -> np.ndarray:
 def test_a_request_is_told_from_loading_to_done_and_the_next_one_loads_nothing(request_of: Callable[..., dict[str, Any]]) -> None:
     bench = Workbench()
     events = done_with(bench, request_of(num_images=2))
-    assert kinds(events) == ["loading", "loaded", "started", *["step"] * 3, "picture", *["step"] * 3, "picture", "done"]
+    assert kinds(events) == ["loading", "loaded", "started", *["step"] * 3, "image", *["step"] * 3, "image", "done"]
     assert all(event["id"] == "a" for event in events)
     assert events[1]["model_version"] == "edit-2509" and events[1]["controls"] == [1, 3] and events[1]["precision"] == "float32"
     assert events[2] | {"seconds": 0} == {
-        "event": "started", "id": "a", "size": [64, 64], "seeds": [5, 6], "steps": 3, "pictures": 2, "variants": ["base"], "seconds": 0,
+        "event": "started", "id": "a", "size": [64, 64], "seeds": [5, 6], "steps": 3, "images": 2, "variants": ["base"], "seconds": 0,
     }  # fmt: skip
     done = events[-1]
     assert done["seeds"] == [5, 6] and done["grid"] is None and [Path(file).is_file() for file in done["files"]] == [True, True]
@@ -137,14 +140,14 @@ def test_a_file_tells_what_made_it_and_never_where_things_are(
     assert str(tmp_path) not in json.dumps(text)
 
 
-def test_pictures_of_the_same_second_get_names_of_their_own(tmp_path: Path) -> None:
+def test_images_of_the_same_second_get_names_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"somebody's")
     found = [free_path(tmp_path, "x") for _ in range(3)]
     assert [path.name for path in found] == ["x-2.png", "x-3.png", "x-4.png"]
     assert (tmp_path / "x.png").read_bytes() == b"somebody's"
 
 
-def test_comparing_gives_all_variants_from_the_same_seeds_and_one_picture_of_all(
+def test_comparing_gives_all_variants_from_the_same_seeds_and_one_image_of_all(
     request_of: Callable[..., dict[str, Any]], lora: str, bench: Workbench
 ) -> None:
     variants = [{}, {"lora": [lora]}, {"lora": [lora], "lora_weight": [0.5], "label": "half"}]
@@ -158,12 +161,12 @@ def test_comparing_gives_all_variants_from_the_same_seeds_and_one_picture_of_all
     assert (pixels(alone) == first[2]).all()
     table = pixels(done["grid"])
     assert table.shape[1] == 3 * 64 + 2 * 8 and (table[-64:, :64] == pixels(done["variants"][0]["files"][1])).all()
-    assert next(event["pictures"] for event in events if event["event"] == "step") == 6
+    assert next(event["images"] for event in events if event["event"] == "step") == 6
 
 
 def test_cancelling_ends_between_steps_and_keeps_what_was_finished(request_of: Callable[..., dict[str, Any]], bench: Workbench) -> None:
     events: list[Event] = []
-    order = order_of(QwenImagePredict, request_of(num_images=2, steps=5), {})
+    order = order_of(READ, request_of(num_images=2, steps=5), {})
     bench.carry_out(order, events.append, lambda: sum(event["event"] == "step" for event in events) >= 7)
     assert kinds(events).count("step") == 7 and events[-1]["event"] == "cancelled"
     assert len(events[-1]["files"]) == 1 and Path(events[-1]["files"][0]).is_file()
@@ -191,7 +194,7 @@ def test_other_options_of_the_model_load_it_again_and_a_wrong_one_keeps_nothing(
 )
 def test_an_error_of_the_machinery_is_told_too(error: Exception, words: str) -> None:
     event = failed("a", error)
-    assert words in event["text"] and event["remedy"] and event["problems"] == [] and event["id"] == "a"
+    assert words in event["text"] and event["advice"] and event["problems"] == [] and event["id"] == "a"
 
 
 @pytest.mark.parametrize(
@@ -211,19 +214,17 @@ def test_an_error_of_the_machinery_is_told_too(error: Exception, words: str) -> 
 )
 def test_a_wrong_request_is_refused_with_a_sentence(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words.replace("?", r"\?")):
-        order_of(QwenImagePredict, {"id": "a", "prompt": "x", "pretrained_model_name_or_path": "toy", **changes}, {})
+        order_of(READ, {"id": "a", "prompt": "x", "pretrained_model_name_or_path": "toy", **changes}, {})
 
 
 def test_a_request_leaves_to_the_worker_what_it_does_not_say() -> None:
     order = order_of(
-        QwenImagePredict,
+        READ,
         {"id": "a", "prompt": "x"},
         {"pretrained_model_name_or_path": "toy", "steps": 9, "lora": ["a"], "lora_weight": [0.5]},
     )
     assert order.options.predict.steps == 9 and order.variants[0].lora == ("a",) and order.variants[0].lora_weight == (0.5,)
-    compared = order_of(
-        QwenImagePredict, {"id": "a", "prompt": "x", "variants": [{}]}, {"pretrained_model_name_or_path": "toy", "lora": ["a"]}
-    )
+    compared = order_of(READ, {"id": "a", "prompt": "x", "variants": [{}]}, {"pretrained_model_name_or_path": "toy", "lora": ["a"]})
     assert compared.variants[0].lora == () and compared.options.loading.lora == ()
 
 
@@ -236,7 +237,7 @@ class Pipes:
     def __init__(self) -> None:
         self.lines, self.requests = self._pipe()
         events, out = self._pipe()
-        self.worker = Worker(QwenImagePredict, out, {})
+        self.worker = Worker(READ, out, {})
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.worker.greet()
         self.threads = [
@@ -328,11 +329,11 @@ def test_quit_ends_what_runs_and_what_waits(pipes: Pipes, request_of: Callable[.
 
 
 def test_the_same_events_come_without_a_worker(request_of: Callable[..., dict[str, Any]], base: Path) -> None:
-    backend = InProcess(QwenImagePredict, {"pretrained_model_name_or_path": str(base), "steps": 2})
+    backend = InProcess(READ, {"pretrained_model_name_or_path": str(base), "steps": 2})
     given = request_of()
     del given["pretrained_model_name_or_path"], given["op"], given["steps"]
     assert not backend.holds_memory()
-    assert kinds(list(backend.submit(given))) == ["queued", "loading", "loaded", "started", "step", "step", "picture", "done"]
+    assert kinds(list(backend.submit(given))) == ["queued", "loading", "loaded", "started", "step", "step", "image", "done"]
     assert backend.holds_memory()
     (refused,) = backend.submit({"id": "x", "steps": 0, "prompt": "x"})
     assert refused["event"] == "failed" and refused["problems"][0]["option"] == "steps"
@@ -341,7 +342,7 @@ def test_the_same_events_come_without_a_worker(request_of: Callable[..., dict[st
 
 
 def test_cancelling_and_leaving_end_a_request_without_a_worker(request_of: Callable[..., dict[str, Any]]) -> None:
-    backend, events = InProcess(QwenImagePredict), []
+    backend, events = InProcess(READ), []
     for event in backend.submit(request_of(steps=300)):
         events.append(event)
         if event["event"] == "step":
@@ -354,7 +355,7 @@ def test_cancelling_and_leaving_end_a_request_without_a_worker(request_of: Calla
 
 
 def test_requests_from_several_threads_wait_for_one_another(request_of: Callable[..., dict[str, Any]]) -> None:
-    backend = InProcess(QwenImagePredict)
+    backend = InProcess(READ)
     found: dict[str, list[Event]] = {}
 
     def ask(id: str) -> None:

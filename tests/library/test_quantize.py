@@ -21,7 +21,7 @@ from sd_scripts.library.adapters.inject import plain_weight
 from sd_scripts.library.adapters.layer_names import layers_of
 from sd_scripts.library.adapters.maths import KINDS
 from sd_scripts.library.adapters.merge import is_plain, merge_into
-from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.adapters.network import AdapterNetwork
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.core.protocols import Parts, dtype_of
 from sd_scripts.library.loading.quantized import check_whole
@@ -73,7 +73,7 @@ def dequantized(parts: Parts) -> Parts:
     return parts
 
 
-def adapted(parts: Parts, name: str, kind: str = "lora", dtype: torch.dtype = torch.float32) -> Network:
+def adapted(parts: Parts, name: str, kind: str = "lora", dtype: torch.dtype = torch.float32) -> AdapterNetwork:
     """An adapter with random values on every layer of its targets."""
     options = RUNS[name, "network"].model_fields["network"].annotation
     texts = {"train_text_encoder": False} if "train_text_encoder" in options.model_fields else {}
@@ -90,7 +90,7 @@ def adapted(parts: Parts, name: str, kind: str = "lora", dtype: torch.dtype = to
     return network
 
 
-def step(parts: Parts, network: Network, name: str, seed: int) -> tuple[Tensor, Tensor]:
+def step(parts: Parts, network: AdapterNetwork, name: str, seed: int) -> tuple[Tensor, Tensor]:
     """Loss and gradients of a random batch."""
     x_t, t, conditions = a_call(name, _tiny(name), seed=seed)
     target = torch.randn(x_t.shape, generator=torch.Generator().manual_seed(seed + 1))

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader
 
 from sd_scripts.families.qwen_edit import yaml as qwen_yaml
-from sd_scripts.families.qwen_edit.batches import pictures_of, without_end
+from sd_scripts.families.qwen_edit.batches import images_of, without_end
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.trainer import QwenImageEditTrainer, load_config_from_yaml
 from sd_scripts.library.memory.quantize import is_quantized
@@ -33,7 +33,7 @@ QWEN = QwenEdit()
 DRAW = np.random.default_rng()
 
 
-def picture(width: int = 64, height: int = 64) -> Image.Image:
+def image(width: int = 64, height: int = 64) -> Image.Image:
     return Image.fromarray(DRAW.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -50,7 +50,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("target", "control"):
         (folder / name).mkdir()
         for number in range(4):
-            picture().save(folder / name / f"p{number}.png")
+            image().save(folder / name / f"p{number}.png")
     for number in range(4):
         (folder / "target" / f"p{number}.txt").write_text("make it red")
     return folder
@@ -82,13 +82,13 @@ logging: {{output_dir: {tmp_path / "output"}, tracker_project_name: red}}
 
 
 def batches(count: int = 2, size: int = 64) -> list[dict[str, Any]]:
-    """What that project's loader gives: pictures (B, 3, H, W) uint8 and texts."""
+    """What that project's loader gives: images (B, 3, H, W) uint8 and texts."""
     draw = np.random.default_rng(1)
     return [
         {
             "image": torch.from_numpy(draw.integers(0, 256, (2, 3, size, size), dtype=np.uint8)),
             "control": torch.from_numpy(draw.integers(0, 256, (2, 3, size, size), dtype=np.uint8)),
-            "prompt": ["make it red", "turn the whole picture blue"],
+            "prompt": ["make it red", "turn the whole image blue"],
         }
         for _ in range(count)
     ]
@@ -176,7 +176,7 @@ def test_fit_takes_any_batches_and_goes_on_from_its_state(config: Path, tmp_path
     with pytest.raises(KeyboardInterrupt):
         trainer_of("parted", Dying).fit([cached, batch])
     parted = trainer_of("parted")
-    # Batches of a DataLoader, encoded without their sizes: square pictures.
+    # Batches of a DataLoader, encoded without their sizes: square images.
     first = {name: cached[name] for name in ENTRIES[:4]}
     again = parted.fit(DataLoader([first, batch], batch_size=None))  # type: ignore[arg-type]
     assert [path.name for path in (tmp_path / "parted").glob("*-red")] == [again.parent.name], "the second start goes on in the same folder"
@@ -184,7 +184,7 @@ def test_fit_takes_any_batches_and_goes_on_from_its_state(config: Path, tmp_path
     kinds = [event["kind"] for event in RunDirectory(again.parent).events()[0]]
     assert kinds.count("started") == 2 and kinds.count("failed") == 1 and kinds.count("step") == 2 and kinds[-1] == "finished"
     # What is trained is what predicts, and what is saved for others.
-    control = picture()
+    control = image()
     with_it = whole.predict(control, "make it red", num_inference_steps=1, seed=1)
     saved = whole.save_lora(tmp_path / "folder")
     with safe_open(saved, "pt") as opened:
@@ -205,10 +205,10 @@ def state_of(trainer: QwenImageEditTrainer) -> list[torch.Tensor]:
 @pytest.mark.long
 def test_fit_without_batches_trains_on_the_configuration(config: Path) -> None:
     trainer = QwenImageEditTrainer(config)
-    assert "pictures 8 entries" in trainer.cache_embeddings() and trainer.cache_exist
+    assert "images 8 entries" in trainer.cache_embeddings() and trainer.cache_exist
     file = trainer.fit()
     assert file.name == "red.safetensors" and file.is_file() and trainer.run == file.parent and trainer.global_step == 2
-    control = picture()
+    control = image()
     found = trainer.predict(control, "make it red", " ", num_inference_steps=2, seed=1)
     request = Request("make it red", (control,), " ", 2, 4.0, 1, lora=(str(file),))
     (wanted,) = Predictor(QWEN, QWEN.load(trainer.options.model, torch.device("cpu"), torch.float32)).predict(request)
@@ -239,7 +239,7 @@ def test_a_step_has_a_loss_and_what_a_batch_holds_decides_how_it_is_found(config
         ({"image": batch["image"][:1]}, "1 images"),
         ({"prompt": None}, "no prompt"),
         ({"image": batch["image"].float() * 3}, "0 to 1 is allowed"),
-        ({"image": [picture(96, 48), picture(64, 64)]}, "different sizes"),
+        ({"image": [image(96, 48), image(64, 64)]}, "different sizes"),
     ):
         wrong = {name: value for name, value in {**batch, **change}.items() if value is not None}
         with pytest.raises(OptionError) as err:
@@ -288,13 +288,13 @@ def test_entries_are_made_kept_and_used(config: Path) -> None:
     assert QwenImageEditTrainer(config).training_step(batch).item() > 0, "a damaged entry is made again"
 
 
-def test_pictures_are_predicted_from_arrays_as_arrays_on_the_devices_named_and_quantised_when_asked(config: Path) -> None:
+def test_images_are_predicted_from_arrays_as_arrays_on_the_devices_named_and_quantised_when_asked(config: Path) -> None:
     trainer = QwenImageEditTrainer(config)
     assert trainer.predict_devices == {"vae_device": "cpu", "text_encoder_device": "cpu", "transformer_device": "cpu"}
     signature = inspect.signature(trainer.predict).parameters
     assert list(signature)[:5] == ["prompt_image", "prompt", "negative_prompt", "num_inference_steps", "true_cfg_scale"]
     assert [one.default for one in signature.values()][2:5] == ["", 20, 4.0]
-    control = picture()
+    control = image()
     plain = trainer.setup_predict()
     found = trainer.predict(np.asarray(control), "make it red", "", 2, 2.0, seed=1)
     (wanted,) = plain.predict(Request("make it red", (control,), "", 2, 2.0, 1))
@@ -305,7 +305,7 @@ def test_pictures_are_predicted_from_arrays_as_arrays_on_the_devices_named_and_q
         torch.from_numpy(np.array(control)),
         [control],
     ):
-        assert np.array_equal(np.asarray(pictures_of(other)[0]), np.asarray(control))
+        assert np.array_equal(np.asarray(images_of(other)[0]), np.asarray(control))
     assert trainer.predict([control], ["a", "b"], num_inference_steps=1, size=(96, 64)).shape == (2, 64, 96, 3)
     trainer.quantize = True
     trainer.setup_predict()
@@ -326,7 +326,7 @@ def test_pictures_are_predicted_from_arrays_as_arrays_on_the_devices_named_and_q
 
 
 def test_single_encoders_and_the_decoder_take_and_give_what_the_document_says(config: Path) -> None:
-    trainer, control = QwenImageEditTrainer(config), picture(80, 48)
+    trainer, control = QwenImageEditTrainer(config), image(80, 48)
     parts = trainer.load_model()
     assert trainer.load_model() is parts
     latents = trainer.encode_image_embedding(control, torch.device("cpu"))
@@ -356,13 +356,13 @@ def test_adapters_are_made_saved_loaded_merged_and_quantised_under(config: Path,
     network.load({name: 0.3 * torch.randn_like(value) for name, value in network.state().items()})
     file = trainer.save_lora(tmp_path / "mine.safetensors")
     network.detach()
-    plain = picture_of(trainer)
+    plain = image_of(trainer)
     trainer.network = None
     trainer.load_lora(file, 0.5)
-    applied = picture_of(trainer)
+    applied = image_of(trainer)
     assert np.abs(applied - plain).max() > 0
     assert trainer.merge_lora() == len(network.plans) and trainer.lora == []
-    assert np.abs(picture_of(trainer) - applied).max() <= 2
+    assert np.abs(image_of(trainer) - applied).max() <= 2
     # What is merged stays in the model that predicts.
     control = Image.fromarray(np.full((64, 64, 3), 90, dtype=np.uint8))
     assert np.abs(trainer.predict(control, "x", None, 2, seed=3).astype(int) - applied).max() <= 2
@@ -377,8 +377,8 @@ def test_adapters_are_made_saved_loaded_merged_and_quantised_under(config: Path,
     # The adapter that is trained is merged as well.
     other = QwenImageEditTrainer(config)
     other.set_lora().load({name: 0.5**0.5 * value for name, value in network.state().items()})
-    before = picture_of(other)
-    assert other.merge_lora() == len(network.plans) and other.network is None and np.abs(picture_of(other) - before).max() <= 2
+    before = image_of(other)
+    assert other.merge_lora() == len(network.plans) and other.network is None and np.abs(image_of(other) - before).max() <= 2
     quantised = QwenImageEditTrainer(config)
     model = quantised.load_model().backbone
     assert quantised.quantize_model(model, "cpu") is model and is_quantized(model) and not is_quantized(quantised.qwen_vl)
@@ -413,8 +413,8 @@ def test_all_keys_of_the_document_are_read(config: Path) -> None:
     assert QwenImageEditTrainer(given).predict_devices["transformer_device"] == "cuda:7"
 
 
-def picture_of(trainer: QwenImageEditTrainer) -> np.ndarray:
-    """A picture of the model that is loaded for training, as it is."""
+def image_of(trainer: QwenImageEditTrainer) -> np.ndarray:
+    """An image of the model that is loaded for training, as it is."""
     control = Image.fromarray(np.full((64, 64, 3), 90, dtype=np.uint8))
     (found,) = Predictor(QWEN, trainer.load_model()).predict(Request("x", (control,), None, 2, seed=3))
     return np.asarray(found).astype(int)
@@ -444,7 +444,7 @@ def test_a_configuration_with_keys_that_are_refused_is_refused_with_the_reasons(
     del given["data"]["init_args"]["dataset_path"]
     trainer = QwenImageEditTrainer(given)
     for ask in (trainer.fit, trainer.cache_embeddings):
-        with pytest.raises(OptionError, match="names no pictures"):
+        with pytest.raises(OptionError, match="names no images"):
             ask()
     # What that program itself reads is not refused: arguments of losses, of devices, and previews that are off.
     harmless = {

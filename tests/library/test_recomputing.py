@@ -1,4 +1,4 @@
-"""Gradient checkpointing in all its forms: the same bits, fewer activations, and in main memory what a block begins with."""
+"""Gradient checkpointing in all its forms: the same bits, fewer activations, and in host RAM what a block begins with."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_note_on_an_argument_is_there_when_the_block_is_computed_again() -> No
     assert seen == [True] * 2 * len(parts.backbone.transformer_blocks)
 
 
-def test_what_waits_in_main_memory_is_not_counted_where_there_are_no_numbers() -> None:
+def test_what_waits_in_host_ram_is_not_counted_where_there_are_no_numbers() -> None:
     with torch.device("meta"):
         block, x = nn.Linear(8, 8), torch.empty(4, 8, requires_grad=True)
     counts = []

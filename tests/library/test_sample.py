@@ -14,7 +14,8 @@ from PIL import Image
 
 from sd_scripts.families import family
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.library.render.sample import Previews, request_of, save_picture
+from sd_scripts.library.render.renderer import Renderer
+from sd_scripts.library.render.sample import Previews, request_of, save_image
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import PromptSpec
@@ -33,10 +34,10 @@ def parts() -> Parts:
 
 def previews(folder: Path, parts: Parts, prompts: list[PromptSpec]) -> tuple[Previews, RunDirectory]:
     run = RunDirectory(folder)
-    return Previews(family("sdxl"), parts, prompts, run, "lora"), run
+    return Previews(Renderer(family("sdxl"), parts), prompts, run, "lora"), run
 
 
-def test_pictures_are_those_of_the_familys_own_preview(tmp_path: Path, parts: Parts) -> None:
+def test_images_are_those_of_the_familys_own_preview(tmp_path: Path, parts: Parts) -> None:
     made, run = previews(tmp_path, parts, PROMPTS)
     made.render(40)
     assert sorted(path.name for path in run.samples.iterdir()) == [f"lora-000040-{index:02d}.png" for index in range(3)]
@@ -51,7 +52,7 @@ def test_pictures_are_those_of_the_familys_own_preview(tmp_path: Path, parts: Pa
     }  # fmt: skip
 
 
-def test_a_picture_says_what_made_it(tmp_path: Path, parts: Parts) -> None:
+def test_an_image_says_what_made_it(tmp_path: Path, parts: Parts) -> None:
     made, _ = previews(tmp_path, parts, PROMPTS)
     made.render(7)
     with Image.open(made.path(7, 1)) as image:
@@ -70,15 +71,15 @@ def test_rendering_leaves_random_state_and_modes_as_they_were(tmp_path: Path, pa
     parts.backbone.eval()
 
 
-def test_a_picture_that_cannot_be_rendered_is_a_warning(tmp_path: Path, parts: Parts) -> None:
+def test_an_image_that_cannot_be_rendered_is_a_warning(tmp_path: Path, parts: Parts) -> None:
     made, run = previews(tmp_path, parts, [replace(PROMPTS[0], width=65), PROMPTS[1]])
     made.render(3)
     events = run.events()[0]
     assert sorted(event["kind"] for event in events) == ["sample", "warning"]
-    assert "preview 0 could not be rendered: picture sides 65 x 64" in next(event["text"] for event in events if event["kind"] == "warning")
+    assert "preview 0 could not be rendered: image sides 65 x 64" in next(event["text"] for event in events if event["kind"] == "warning")
 
 
-def test_only_missing_pictures_are_rendered_again(tmp_path: Path, parts: Parts) -> None:
+def test_only_missing_images_are_rendered_again(tmp_path: Path, parts: Parts) -> None:
     made, run = previews(tmp_path, parts, PROMPTS)
     made.render(5)
     made.path(5, 2).unlink()
@@ -86,7 +87,7 @@ def test_only_missing_pictures_are_rendered_again(tmp_path: Path, parts: Parts) 
     assert [event["index"] for event in run.events()[0]].count(2) == 2 and len(run.events()[0]) == 4
 
 
-def test_control_pictures_are_opened_upright_in_rgb(tmp_path: Path) -> None:
+def test_control_images_are_opened_upright_in_rgb(tmp_path: Path) -> None:
     turned = Image.new("RGB", (40, 30), "navy")
     exif = Image.Exif()
     exif[274] = 6
@@ -94,16 +95,16 @@ def test_control_pictures_are_opened_upright_in_rgb(tmp_path: Path) -> None:
     Image.new("L", (20, 10), 128).save(tmp_path / "grey.png")
     spec = replace(PROMPTS[0], controls=(str(tmp_path / "turned.jpg"), str(tmp_path / "grey.png")))
     request = request_of(spec)
-    assert [(picture.mode, picture.size) for picture in request.controls] == [("RGB", (30, 40)), ("RGB", (20, 10))]
-    save_picture(Image.new("RGB", (8, 8)), tmp_path / "made.png", request, "model", 3, spec.controls)
+    assert [(image.mode, image.size) for image in request.controls] == [("RGB", (30, 40)), ("RGB", (20, 10))]
+    save_image(Image.new("RGB", (8, 8)), tmp_path / "made.png", request, "model", 3, spec.controls)
     with Image.open(tmp_path / "made.png") as image:
         assert json.loads(image.text["request"])["controls"] == ["turned.jpg", "grey.png"]  # type: ignore[attr-defined]
 
 
-def test_a_control_picture_that_went_bad_is_a_warning_and_the_others_are_rendered(tmp_path: Path, parts: Parts) -> None:
-    (tmp_path / "bad.png").write_text("no picture")
+def test_a_control_image_that_went_bad_is_a_warning_and_the_others_are_rendered(tmp_path: Path, parts: Parts) -> None:
+    (tmp_path / "bad.png").write_text("no image")
     bad = replace(PROMPTS[0], controls=(str(tmp_path / "bad.png"),))
-    with pytest.raises(OptionError, match=r"sample_prompts: the control picture .*bad\.png is not a picture"):
+    with pytest.raises(OptionError, match=r"sample_prompts: the control image .*bad\.png is not an image"):
         request_of(bad)
     made, run = previews(tmp_path, parts, [bad, PROMPTS[2]])
     made.render(3)

@@ -139,7 +139,7 @@ def test_a_fused_backward_pass_moves_the_weights_to_the_same_bits(kind: tuple[st
 
 
 @pytest.mark.parametrize("given", [{"blocks_to_swap": 2}, {"gradient_checkpointing": True}, {"train_text_encoder": True}], ids=str)
-def test_so_it_does_with_other_levers(given: dict[str, Any], tmp_path: Path, seed: int) -> None:
+def test_so_it_does_with_other_memory_options(given: dict[str, Any], tmp_path: Path, seed: int) -> None:
     more = {"cache_text_encoder_outputs": False} if "train_text_encoder" in given else {}
     plain, fused = both(("sdxl", "full"), tmp_path, seed, **GIVEN, **given, **more)
     assert torch.equal(weights_of(plain), weights_of(fused)), f"seed {seed}"

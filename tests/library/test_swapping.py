@@ -1,4 +1,4 @@
-"""Swapped blocks compute what they compute without: to the bit, in every family, with every lever beside, and at home in between."""
+"""Swapped blocks compute what they compute without: to the bit, in every family, with every other memory option, and when put back."""
 
 from __future__ import annotations
 
@@ -102,24 +102,24 @@ def a_seed() -> int:
 _BESIDE = ((ALL, RECOMPUTED), (2, HALF), (ALL, OFFLOADED))
 
 
-# One lever beside swapping in each family, in adapters and whole networks by turns; --all has every one.
+# One memory option beside swapping in each family, in adapters and whole networks by turns; --all has every one.
 @pytest.mark.parametrize(
-    ("name", "full", "levers"),
+    ("name", "full", "memory_options"),
     [
-        pytest.param(name, full, levers, id=f"{name}-{'full' if full else 'adapter'}-{text}", marks=marks)
+        pytest.param(name, full, memory_options, id=f"{name}-{'full' if full else 'adapter'}-{text}", marks=marks)
         for number, name in enumerate(families.NAMES)
         for full in (False, True)
-        for levers, text, marks in (
+        for memory_options, text, marks in (
             ((_BESIDE[(number + full) % 3],), "one", () if full == number % 2 else pytest.mark.long),
             (_BESIDE, "every", pytest.mark.long),
         )
     ],
 )
-def test_swapping_changes_no_bit(name: str, full: bool, levers: tuple[tuple[int, MemoryOptions], ...]) -> None:
+def test_swapping_changes_no_bit(name: str, full: bool, memory_options: tuple[tuple[int, MemoryOptions], ...]) -> None:
     seed = a_seed()
     wanted = steps(name, *parts_with(name, full), seed)
     assert len({float(one.abs().sum()) for one in wanted}) > 4
-    for number, memory in ((3, MemoryOptions()), *levers):
+    for number, memory in ((3, MemoryOptions()), *memory_options):
         parts, trained = parts_with(name, full)
         recomputing.switch(parts, memory, encoders=False)
         swap = swapped(parts, number)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 import random
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,10 +26,10 @@ from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.core.errors import NonFiniteLoss
 from sd_scripts.library.core.protocols import Batch, Geometry, Losses, Parts
 from sd_scripts.library.core.rng import rng_for
-from sd_scripts.library.memory.remedies import is_out_of_memory
+from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.objectives import make as objectives
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity, read_state
-from sd_scripts.library.train.conditioned import Model
+from sd_scripts.library.train.conditioned import TrainedModel
 from sd_scripts.library.train.epochs import EpochTable
 from sd_scripts.library.train.fallbacks import Steps
 from sd_scripts.library.train.learner import Learner
@@ -36,8 +39,11 @@ from sd_scripts.library.train.process import Process
 from sd_scripts.library.train.profiling import StepProfiler
 from sd_scripts.library.train.timetable import Timetable
 from sd_scripts.library.train.trainer import Trainer
+from sd_scripts.runs.events import RunStarted, Validated, lines_of, read
+from sd_scripts.runs.orders import Asked
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
+from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
@@ -114,7 +120,7 @@ def make(folder: Path, *, batch: int = 2, accumulation: int = 1, steps: int = 6,
     group = batch * accumulation
     exported: list[int] = []
     learner = Learner(
-        Model(family=SDXL, parts=parts, network=network, data=data),
+        TrainedModel(family=SDXL, parts=parts, network=network, data=data),
         objectives.make(section(ObjectiveOptions), parts.path, parts.kind),
         make_optimizer(optimizer_options, network.parameter_groups(network_options, optimizer_options.learning_rate)),
         section(TrainingOptions, gradient_accumulation_steps=accumulation),
@@ -213,7 +219,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(name: str, tmp_path: Path) -> None
         assert torch.equal(part.learner.average.state_dict()[name_], average)
 
 
-def test_a_picture_that_spoils_the_loss_is_named_and_the_weights_stay(tmp_path: Path) -> None:
+def test_an_image_that_spoils_the_loss_is_named_and_the_weights_stay(tmp_path: Path) -> None:
     trainer = make(tmp_path, spoiled=5)
     with pytest.raises(NonFiniteLoss, match=r"step 2: the loss is not .* 4\.png, 5\.png"):
         trainer.fit()
@@ -253,7 +259,7 @@ def test_a_resumed_run_measures_its_own_steps_and_adds_up_its_sessions(tmp_path:
         trainer = make(tmp_path, steps=steps, save_every_n_steps=3, save_state=True)
         if steps == 7:
             trainer.load_state_dict(read_state(tmp_path / "state" / "000004")[0])
-        run.log("started", steps=steps)
+        run.log(RunStarted(steps=steps))
         assert trainer.fit()
         *_, last = (event for event in run.events()[0] if event["kind"] == "step")
         session = run.events()[0][-1]
@@ -264,6 +270,21 @@ def test_a_resumed_run_measures_its_own_steps_and_adds_up_its_sessions(tmp_path:
     first = next(event for event in run.events()[0] if event["kind"] == "session")
     for name in ("trained_seconds", "paused_seconds"):
         assert session[f"total_{name}"] == pytest.approx(first[name] + session[name], abs=0.002)
+
+
+class Terminal(io.StringIO):
+    """Standard error of somebody who watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_the_loss_of_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(tmp_path)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert trainer.fit()
+    steps = [event["loss"] for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "step"]
+    assert f"loss={steps[-1]:.4f}" in terminal.getvalue()
 
 
 def test_the_remaining_time_knows_the_pauses_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +308,14 @@ def test_the_remaining_time_knows_the_pauses_to_come(tmp_path: Path, monkeypatch
 def test_the_held_out_loss_is_the_same_for_the_same_weights(tmp_path: Path) -> None:
     trainer = make(tmp_path, learning_rate=0.0, validates=True)
     trainer.fit()
-    losses = [event["loss"] for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "validation"]
-    assert len(losses) == 2 and losses[0] == losses[1]
+    told = [event for event in RunDirectory(tmp_path).events()[0] if event["kind"] == "validation"]
+    assert len(told) == 2 and told[0]["loss"] == told[1]["loss"] and told[0]["samples"] == told[1]["samples"]
+    times, losses = zip(*told[0]["samples"], strict=True)
+    assert len(losses) == 4 and sum(losses) / 4 == pytest.approx(told[0]["loss"], rel=1e-5)
+    assert len(set(times)) > 1 and all(0 <= time <= 1 for time in times)
+    spoiled = Validated(step=1, loss=1.0, samples=[[0.5, math.nan], [0.25, 2.0]])
+    (read_again,) = read(lines_of(spoiled.line(0.0).encode()))
+    assert isinstance(read_again, Validated) and read_again.samples == [[0.25, 2.0]]
 
 
 def test_text_encoders_get_a_gradient_through_live_captions(tmp_path: Path) -> None:
@@ -396,6 +423,30 @@ def test_the_best_file_is_that_of_the_lowest_held_out_loss_and_a_resumed_run_kno
     assert again.best is None and again.step == 9, "a state of an earlier version"
 
 
+def test_a_run_ends_when_its_held_out_loss_was_not_lower_for_long_and_can_go_on(tmp_path: Path) -> None:
+    options = {"validates": True, "save_best": True, "early_stop_patience": 2}
+    run, trainer = RunDirectory(tmp_path), make(tmp_path, steps=24, **options)
+    trainer.export = lambda path, step: path.write_text(str(step))  # type: ignore[func-returns-value, assignment, return-value]
+    # A loss that is no number is not lower.
+    spoil_losses(trainer, iter([3.0, 2.0, 2.5, 1.5, math.nan, 1.5, 9.0]))
+    assert not trainer.fit() and trainer.step == 18 and trainer.best == (1.5, 12)
+    told = "2 held-out losses since step 12 not lower than its 1.5; lora-best.safetensors is of that step"
+    assert trainer.ended_early == told
+    assert any(told in event["text"] for event in run.events()[0] if event["kind"] == "warning")
+    assert (tmp_path / "lora-best.safetensors").read_text() == "12" and not (tmp_path / "lora.safetensors").exists()
+
+    again = make(tmp_path, steps=24, **options)
+    again.load_state_dict(read_state(tmp_path / "state" / "000018")[0])
+    assert (again.best, again.waited, again.step) == ((1.5, 12), 2, 18)
+    again.export = trainer.export
+    spoil_losses(again, iter([1.0, 1.2]))
+    assert again.fit() and again.ended_early == "" and again.best == (1.0, 21)
+
+    patient = make(tmp_path / "patient", steps=9, **{**options, "early_stop_patience": 3})
+    spoil_losses(patient, iter([1.0, 2.0, 3.0]))
+    assert patient.fit(), "two are not three, and the last step is the end"
+
+
 def test_a_held_out_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
     trainer = make(tmp_path, steps=6, validates=True, save_best=True)
     spoil_losses(trainer, iter([math.nan, 5.0]))
@@ -415,11 +466,11 @@ def spoil_losses(trainer: Trainer, measured: Iterator[float]) -> None:
     trainer.learner.objective = told
 
 
-def test_a_broken_step_leaves_a_report_and_its_pictures(tmp_path: Path) -> None:
+def test_a_broken_step_leaves_a_report_and_its_images(tmp_path: Path) -> None:
     trainer = make(tmp_path / "run", spoiled=9, accumulation=2, steps=6)
     fetch, shown = trainer.learner.model.data.micro_batch, {}
     for number in range(24):
-        (tmp_path / f"{number}.png").write_bytes(f"picture {number}".encode())
+        (tmp_path / f"{number}.png").write_bytes(f"image {number}".encode())
 
     def named(step: int, micro: int, rank: int) -> Batch:
         batch = fetch(step, micro, rank)
@@ -435,7 +486,7 @@ def test_a_broken_step_leaves_a_report_and_its_pictures(tmp_path: Path) -> None:
     assert [sample["number"] for sample in report["samples"]] == [8, 9, 10, 11]
     for sample in report["samples"]:
         number, x0 = sample["number"], shown[sample["number"]]
-        assert (folder / sample["picture"]).read_bytes() == f"picture {number}".encode()
+        assert (folder / sample["image"]).read_bytes() == f"image {number}".encode()
         assert sample["caption"] == f"caption {number % 5}" and sample["weight"] == 1.0 and 0 <= sample["time"] <= 1
         if number == 9:
             assert sample["loss"] == "nan" and sample["x0"]["mean"] == "nan" and sample["x0"]["not_finite"] == x0.numel()
@@ -491,6 +542,60 @@ def test_samples_that_somebody_asks_for_come_after_the_step_that_is_under_way(tm
     assert not run.evaluation_requested()
 
 
+def test_what_is_asked_while_it_trains_is_done_and_changes_nothing(tmp_path: Path) -> None:
+    plain = make(tmp_path / "plain", steps=6)
+    assert plain.fit()
+    trainer, run = make(tmp_path / "asked", steps=6), RunDirectory(tmp_path / "asked")
+    run.orders.ask(Asked.SAVE)
+    seen = []
+
+    class Watching:
+        """Asks for a pause after step 3, and sees that nothing goes on until it is taken back."""
+
+        kept = ""
+
+        def begin(self, step: int) -> None: ...
+        def before_step(self, step: int) -> None: ...
+        def end(self, step: int) -> None: ...
+        def after_step(self, step: int, log: Any) -> None:
+            seen.append((step, log.asked))
+            if step == 2:
+                run.orders.ask(Asked.PAUSE)
+                threading.Timer(0.6, lambda: (seen.append(("waits", trainer.step)), run.orders.take_back(Asked.PAUSE))).start()
+
+    trainer.observers = (Watching(),)
+    assert trainer.fit()
+    assert seen == [
+        (1, Asked.SAVE),
+        (2, Asked.NOTHING),
+        (3, Asked.PAUSE),
+        ("waits", 3),
+        *((step, Asked.NOTHING) for step in (4, 5, 6)),
+    ]
+    assert trainer.checkpointer.export_path(1).is_file() and run.orders.asked() == Asked.NOTHING
+    states = [event["step"] for event in run.events()[0] if event["kind"] == "saved" and event["what"] == "state"]
+    assert {1, 3} <= set(states), "it can go on from a save and from a pause"
+    assert [event["name"] for event in run.events()[0] if event["kind"] == "phase"].count("pause") == 1
+    assert torch.equal(weights(plain), weights(trainer))
+
+
+def test_it_ends_after_the_step_that_is_asked_and_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    plain = make(tmp_path / "plain", steps=6)
+    assert plain.fit()
+    trainer, run = make(tmp_path / "asked", steps=6), RunDirectory(tmp_path / "asked")
+    run.orders.stop_after(4)
+    assert not trainer.fit() and trainer.step == 4 and run.orders.stop_step() is None
+    again = make(tmp_path / "asked", steps=6)
+    again.load_state_dict(read_state(run.state / "000004")[0])
+    run.orders.ask(Asked.PAUSE)
+    assert again.fit(), "a pause of a session before is none of this one"
+    assert torch.equal(weights(plain), weights(again))
+    with pytest.raises(OptionError, match="at least 1"):
+        run.orders.stop_after(0)
+    (run.path / "stop_at.request").write_text("soon")
+    assert run.orders.asked(99) == Asked.NOTHING
+
+
 def test_the_table_of_epochs_has_each_epoch_and_the_event_too(tmp_path: Path) -> None:
     trainer = make(tmp_path, steps=10)
     assert trainer.fit()
@@ -499,5 +604,5 @@ def test_the_table_of_epochs_has_each_epoch_and_the_event_too(tmp_path: Path) ->
     assert header == "epoch,loss_total,lr,seconds,loss_unweighted" and [row.partition(",")[0] for row in rows] == ["1", "2", "3"]
     for number, event in enumerate(epochs):
         own = [step["loss"] for step in steps[4 * number : 4 * number + 4]]
-        assert event["loss_total"] == pytest.approx(sum(own) / len(own)) and event["epoch"] == number + 1
-        assert rows[number].split(",")[1] == repr(event["loss_total"])
+        assert event["loss"] == pytest.approx(sum(own) / len(own)) and event["epoch"] == number + 1
+        assert rows[number].split(",")[1] == repr(event["loss"])

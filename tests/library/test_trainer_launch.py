@@ -1,4 +1,4 @@
-"""What a script says before it trains: help and refusals at once, dry runs, remedies, and what is written down about a run."""
+"""What a script says before it trains: help and refusals at once, dry runs, advice, and what is written down about a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 from sd_scripts.families import RUNS
 from sd_scripts.families.sdxl.options import SdxlNetwork
-from sd_scripts.library.memory.remedies import is_out_of_memory, levers
+from sd_scripts.library.memory.oom_advice import is_out_of_memory, oom_advice
 from sd_scripts.library.train.launch import check_early, main
 from sd_scripts.library.train.run_meta import git_revision, versions, without_secrets, write_meta
 from sd_scripts.runs import resume
@@ -88,16 +88,16 @@ def test_a_refused_configuration_is_the_last_word_of_a_run_folder_that_exists(tm
 
 
 def test_a_dry_run_says_what_would_be_done_and_leaves_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
+    images = tmp_path / "images"
+    images.mkdir()
     for number in range(6):
-        Image.fromarray(np.zeros((64, 64 + 32 * (number % 2), 3), np.uint8)).save(pictures / f"{number}.png")
-        (pictures / f"{number}.txt").write_text("black")
+        Image.fromarray(np.zeros((64, 64 + 32 * (number % 2), 3), np.uint8)).save(images / f"{number}.png")
+        (images / f"{number}.txt").write_text("black")
     arguments = [
         "--pretrained_model_name_or_path",
         "toy",
         "--train_data_dir",
-        str(pictures),
+        str(images),
         "--resolution",
         "64",
         "--min_bucket_reso",
@@ -118,7 +118,7 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_run(tmp_path: Path, cap
         main("sdxl", "network", arguments)
     said = capsys.readouterr().out
     assert end.value.code == 0
-    assert "pictures: 6" in said and "steps: 10 of 3 samples" in said and "Nothing was started" in said
+    assert "images: 6" in said and "steps: 10 of 3 samples" in said and "Nothing was started" in said
     assert list((tmp_path / "out").glob("2*")) == []
     with pytest.raises(SystemExit) as end:
         main("sdxl", "network", [*arguments, "--sample_prompts", "a cat --w 68"])
@@ -151,8 +151,8 @@ def test_a_process_that_ended_gives_its_folder_free(tmp_path: Path) -> None:
     second.release()
 
 
-def test_the_levers_are_three_and_not_pulled_yet() -> None:
-    plain = levers(options(train_batch_size=4), on_gpu=True)
+def test_the_memory_options_are_three_and_not_pulled_yet() -> None:
+    plain = oom_advice(options(train_batch_size=4), on_gpu=True)
     assert len(plain) == 3 and plain[0].startswith("gradient_checkpointing") and "gradient_accumulation_steps = 4" in plain[1]
     spare = options(
         gradient_checkpointing=True,
@@ -163,20 +163,22 @@ def test_the_levers_are_three_and_not_pulled_yet() -> None:
         resolution=[512, 512],
         mixed_precision="bf16",
     )
-    assert levers(spare, on_gpu=True) == ["a GPU with more memory, or a smaller base model; every option that spares memory is set already"]
-    assert levers(options(vae_batch_size=8), on_gpu=True, work="cache")[0] == "vae_batch_size = 1 instead of 8"
-    texts = {text for text in levers(options(resolution=[1024, 1536]), True) if "resolution" in text}
+    assert oom_advice(spare, on_gpu=True) == [
+        "a GPU with more memory, or a smaller base model; every option that spares memory is set already"
+    ]
+    assert oom_advice(options(vae_batch_size=8), on_gpu=True, work="cache")[0] == "vae_batch_size = 1 instead of 8"
+    texts = {text for text in oom_advice(options(resolution=[1024, 1536]), True) if "resolution" in text}
     assert not texts or "768,1152" in texts.pop()
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
-def test_a_lever_of_any_kind_of_run_is_an_option_that_it_has(run: type[RunOptions]) -> None:
-    base = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "train_batch_size": 4}
+def test_a_memory_option_of_any_kind_of_run_is_an_option_that_it_has(run: type[RunOptions]) -> None:
+    base = {"pretrained_model_name_or_path": "toy", "train_data_dir": "images", "train_batch_size": 4}
     for given in ({}, {"gradient_checkpointing": True, "train_batch_size": 1}, {"gradient_checkpointing": True, "blocks_to_swap": 2}):
         values = {**base, **given}
         built = build(run, values)
         for work in ("train", "cache", "sample"):
-            for text in levers(built, on_gpu=True, work=work):
+            for text in oom_advice(built, on_gpu=True, work=work):
                 name = text.split()[0]
                 assert name in fields(run) or name == "a", text
                 assert name not in given or name == "train_batch_size", text
@@ -190,11 +192,11 @@ def pulled(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.script)
-def test_levers_can_be_pulled_one_after_the_other_until_none_is_left(run: type[RunOptions]) -> None:
-    values: dict[str, Any] = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "train_batch_size": 4}
+def test_memory_options_can_be_pulled_one_after_the_other_until_none_is_left(run: type[RunOptions]) -> None:
+    values: dict[str, Any] = {"pretrained_model_name_or_path": "toy", "train_data_dir": "images", "train_batch_size": 4}
     values |= {"mixed_precision": "bf16", "resolution": "1024,1024"}
     seen = []
-    while (text := levers(build(run, values), on_gpu=True)[0]) and pulled(text) and len(seen) < 30:
+    while (text := oom_advice(build(run, values), on_gpu=True)[0]) and pulled(text) and len(seen) < 30:
         seen.append(text)
         values |= pulled(text)
     assert len(seen) < 20 and len(set(seen)) == len(seen)

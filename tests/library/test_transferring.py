@@ -1,4 +1,4 @@
-"""What lgt_infer.py does around the model: sizes, upright pictures, sheets, names of files, too little memory."""
+"""What lgt_infer.py does around the model: sizes, upright images, sheets, names of files, too little memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("size", "expected"),
     [((100, 100), (64, 64)), ((4000, 3000), (80, 48)), ((300, 400), (48, 80)), ((1000, 10), (640, 16)), ((1, 1), (64, 64))],
 )
-def test_a_picture_is_worked_at_about_the_trained_area_in_its_own_aspect_ratio(size: tuple[int, int], expected: tuple[int, int]) -> None:
+def test_an_image_is_worked_at_about_the_trained_area_in_its_own_aspect_ratio(size: tuple[int, int], expected: tuple[int, int]) -> None:
     assert size_for(size, 64 * 64, 16) == expected
 
 
@@ -48,14 +48,14 @@ def order(file: Path, size: tuple[int, int]) -> transferring.Order:
     return transferring.Order(file, size, 0)
 
 
-def test_a_picture_is_turned_upright_and_its_middle_is_cut_without_squeezing(tmp_path: Path) -> None:
+def test_an_image_is_turned_upright_and_its_middle_is_cut_without_squeezing(tmp_path: Path) -> None:
     pixels = np.zeros((40, 100, 3), dtype=np.uint8)
     pixels[:, :50, 0] = 255
     exif = Image.Exif()
     exif[274] = 6  # to be turned clockwise by a quarter: the left half comes to the top
     Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
-    picture = np.asarray(opened(order(tmp_path / "turned.png", (16, 32))))
-    assert picture.shape == (32, 16, 3) and (picture[:15, :, 0] > 250).all() and (picture[17:, :, 0] < 5).all()
+    image = np.asarray(opened(order(tmp_path / "turned.png", (16, 32))))
+    assert image.shape == (32, 16, 3) and (image[:15, :, 0] > 250).all() and (image[17:, :, 0] < 5).all()
     # A disc stays one when the frame is much wider than the cut.
     y, x = np.mgrid[:60, :200]
     disc = ((x - 99.5) ** 2 + (y - 29.5) ** 2 < 15**2)[..., None] * np.full(3, 255, dtype=np.uint8)
@@ -81,16 +81,16 @@ def test_a_style_becomes_a_part_of_a_files_name(style: str, name: str) -> None:
     assert named(style) == name
 
 
-def pictures(folder: Path, count: int) -> Path:
+def images(folder: Path, count: int) -> Path:
     folder.mkdir()
     for number in range(count):
         Image.new("RGB", (16, 16), (number, 3 * number, 100)).save(folder / f"{number:03}.png")
     return folder
 
 
-def test_a_sheet_of_many_pictures_shows_the_first_and_says_so(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sheet_of_many_images_shows_the_first_and_says_so(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transferring, "SHEET_PAIRS", 2)
-    image = pictures(tmp_path / "many", 3)
+    image = images(tmp_path / "many", 3)
     report = transfer(
         TransferSection(
             ckpt=str(saved),
@@ -103,13 +103,13 @@ def test_a_sheet_of_many_pictures_shows_the_first_and_says_so(saved: Path, tmp_p
             device="cpu",
         )
     )
-    assert "the sheet has the first 2 of them" in report.text and len(report.values["pictures"]) == 3
+    assert "the sheet has the first 2 of them" in report.text and len(report.values["outputs"]) == 3
     with Image.open(report.values["grid"]) as sheet:
         assert sheet.size == (2 * (16 + GAP) - GAP, 2 * (16 + GAP) - GAP)
     assert SHEET_PAIRS > 2
 
 
-def test_too_little_memory_is_a_sentence_and_finished_pictures_stay(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_sentence_and_finished_images_stay(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, met = Lgt.denoise, list[int]()
 
     def greedy(self: Lgt, parts: object, x_t: Tensor, *rest: object) -> Tensor:
@@ -121,7 +121,7 @@ def test_too_little_memory_is_a_sentence_and_finished_pictures_stay(saved: Path,
     monkeypatch.setattr(Lgt, "denoise", greedy)
     options = TransferSection(
         ckpt=str(saved),
-        image=str(pictures(tmp_path / "two", 2)),
+        image=str(images(tmp_path / "two", 2)),
         target="line",
         source="flat",
         steps=1,
@@ -136,8 +136,8 @@ def test_too_little_memory_is_a_sentence_and_finished_pictures_stay(saved: Path,
 
 def test_the_latents_are_those_of_pixels_from_minus_one_to_one(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    own = Lgt.encode_pictures
-    monkeypatch.setattr(Lgt, "encode_pictures", lambda self, parts, pixels: (seen.append(pixels), own(self, parts, pixels))[1])
+    own = Lgt.encode_images
+    monkeypatch.setattr(Lgt, "encode_images", lambda self, parts, pixels: (seen.append(pixels), own(self, parts, pixels))[1])
     pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
     Image.fromarray(pixels).save(tmp_path / "ramp.png")
     options = TransferSection(

@@ -1,4 +1,4 @@
-"""Where networks are while previews are rendered, texts that are known by then, and pictures that are decoded in tiles."""
+"""Where networks are while previews are rendered, texts that are known by then, and images that are decoded in tiles."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from sd_scripts import families
-from sd_scripts.families.common import pictures
-from sd_scripts.families.common.pictures import TILE, visiting
+from sd_scripts.families.common import images
+from sd_scripts.families.common.images import TILE, visiting
 from sd_scripts.library.core.protocols import Parts, Preview
-from sd_scripts.library.render.prompt_texts import with_known_texts
+from sd_scripts.library.render.remembering import with_known_texts
 from sd_scripts.library.render.sample import request_of
 from sd_scripts.schema.prompts import PromptSpec
 
@@ -39,13 +39,13 @@ class Elsewhere:
         for module, name in away.items():
             monkeypatch.setattr(module, "to", self._mover(name, module))
 
-        plain = pictures.Visits.__init__
+        plain = images.Visits.__init__
 
         def begun(visits: Any, *arguments: Any) -> None:
             plain(visits, *arguments)
             visits._homes = dict.fromkeys(away, torch.device("meta"))
 
-        monkeypatch.setattr(pictures.Visits, "__init__", begun)
+        monkeypatch.setattr(images.Visits, "__init__", begun)
 
     def _mover(self, name: str, module: torch.nn.Module) -> Any:
         def to(device: torch.device) -> torch.nn.Module:
@@ -135,7 +135,7 @@ def test_known_texts_render_the_same_and_ask_no_encoder(name: str, tmp_path: Pat
 
 
 def _same(folder: Path) -> Sequence[PromptSpec]:
-    """The prompts on the control picture that is there already."""
+    """The prompts on the control image that is there already."""
     texts = ("a star", "a much longer text, with a comma", "")
     file = (str(folder / "control.png"),)
     return [PromptSpec(text, "a line", 64, 64, seed, 2, 2.0, "auto", controls=file) for seed, text in enumerate(texts)]
@@ -167,14 +167,14 @@ def test_large_previews_are_decoded_in_tiles_and_everything_else_is_not(name: st
     kept = {key: value for key, value in vars(parts.vae).items() if "til" in key}
     # Wider than a tile, and low, as most of the time would go into what is there twice.
     size = (128, 640) if name != "qwen_edit" else (128, 320)
-    latents = family.encode_pictures(parts, torch.nn.functional.interpolate(torch.rand(1, 3, 8, 8), size, mode="bicubic").clamp(0, 1))
+    latents = family.encode_images(parts, torch.nn.functional.interpolate(torch.rand(1, 3, 8, 8), size, mode="bicubic").clamp(0, 1))
     sizes: list[tuple[int, int]] = []
     handle = parts.vae.decoder.register_forward_pre_hook(lambda module, arguments: sizes.append(tuple(arguments[0].shape[-2:])))
     plain = family.decode(parts, latents)
     assert sizes == [(size[0] // 8, size[1] // 8)]
     sizes.clear()
     with visiting(parts, tiled=True) as visited:
-        encoded = family.encode_pictures(visited, plain)
+        encoded = family.encode_images(visited, plain)
         tiled = family.decode(visited, latents)
     handle.remove()
     assert len(sizes) > 1 and max(map(max, sizes)) <= TILE // 8
@@ -182,6 +182,6 @@ def test_large_previews_are_decoded_in_tiles_and_everything_else_is_not(name: st
     corner = max(map(max, sizes))
     alone = family.decode(parts, latents[..., :corner, :corner])
     torch.testing.assert_close(tiled[..., : 4 * corner, : 4 * corner], alone[..., : 4 * corner, : 4 * corner])
-    assert torch.equal(encoded, family.encode_pictures(parts, plain)), "what is encoded is not cut"
+    assert torch.equal(encoded, family.encode_images(parts, plain)), "what is encoded is not cut"
     assert {key: value for key, value in vars(parts.vae).items() if "til" in key} == kept and not parts.vae.use_tiling
     assert set(kept) == set(settings)

@@ -49,7 +49,7 @@ def kept(runs: Runs) -> dict[str, str]:
 def test_two_processes_fill_the_caches_without_the_backbone_and_training_finds_everything(
     runs: Runs, tiny_bases: dict[str, Path], pairs: Path, tmp_path: Path
 ) -> None:
-    runs.family, runs.pictures = "qwen_edit", pairs
+    runs.family, runs.images = "qwen_edit", pairs
     runs.base = without_backbone(tiny_bases["qwen_edit"], "transformer", tmp_path / "encoders")
     started = Together(runs, 2, tmp_path / "start", cache_only=True, train_batch_size=1, **TEXTS)
     codes, said = started.end(), started.said()

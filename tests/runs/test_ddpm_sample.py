@@ -51,14 +51,14 @@ def pixels(file: str) -> bytes:
 
 
 def test_the_script_draws_from_any_folder_and_says_what_it_drew(saved: Path, tmp_path: Path) -> None:
-    words = f"--ckpt {saved} --steps 4 --device cpu --sampler diffusion --n 5 --cfg 2 --report r.json --out new/pictures --neg_prompt blue"
+    words = f"--ckpt {saved} --steps 4 --device cpu --sampler diffusion --n 5 --cfg 2 --report r.json --out new/images --neg_prompt blue"
     code, said = said_by_script(SCRIPTS / "ddpm_sample.py", [*words.split(), "--prompt", "a red star"], tmp_path)
     assert code == 0 and "Traceback" not in said, said
     assert "\r" not in said, "a bar is for a terminal"
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    files = [tmp_path / "new" / "pictures" / f"picture-{report['seed'] + number}.png" for number in range(5)]
-    assert [Path(name) for name in report["pictures"]] == files and Path(report["grid"]).parent == files[0].parent
-    assert report["network_calls"] == 4 and report["seconds"] == pytest.approx(5 * report["seconds_per_picture"], abs=0.01)
+    files = [tmp_path / "new" / "images" / f"image-{report['seed'] + number}.png" for number in range(5)]
+    assert [Path(name) for name in report["outputs"]] == files and Path(report["grid"]).parent == files[0].parent
+    assert report["network_calls"] == 4 and report["seconds"] == pytest.approx(5 * report["seconds_per_image"], abs=0.01)
     assert str(files[0]) in said and f"seed {report['seed']}" in said
     with Image.open(files[2]) as image, Image.open(report["grid"]) as grid:
         assert image.size == (24, 16) and grid.size == (2 * 24 + 2, 3 * 16 + 4)
@@ -71,27 +71,27 @@ def test_the_script_draws_from_any_folder_and_says_what_it_drew(saved: Path, tmp
     assert "Steps: 4, Sampler: ddpm, CFG scale: 2.0" in parameters and "Negative prompt: blue" in parameters
 
 
-def test_a_picture_has_the_same_bytes_however_many_are_drawn(saved: Path, tmp_path: Path) -> None:
+def test_an_image_has_the_same_bytes_however_many_are_drawn(saved: Path, tmp_path: Path) -> None:
     for sampler in ("ddpm", "dpmsolver++"):
-        several = drawn(saved, tmp_path / sampler, sampler=sampler, cfg=2.0)["pictures"]
-        again = drawn(saved, tmp_path / sampler, sampler=sampler, cfg=2.0, batch_size=2)["pictures"]
+        several = drawn(saved, tmp_path / sampler, sampler=sampler, cfg=2.0)["outputs"]
+        again = drawn(saved, tmp_path / sampler, sampler=sampler, cfg=2.0, batch_size=2)["outputs"]
         alone = drawn(saved, tmp_path / sampler, sampler=sampler, cfg=2.0, seed=13, n=1)
         assert [pixels(file) for file in again] == [pixels(file) for file in several]
-        assert pixels(alone["pictures"][0]) == pixels(several[2]) != pixels(several[1]) and alone["grid"] is None
+        assert pixels(alone["outputs"][0]) == pixels(several[2]) != pixels(several[1]) and alone["grid"] is None
 
 
 def test_files_that_are_there_stay(saved: Path, tmp_path: Path) -> None:
-    tmp_path.joinpath("picture-11.png").write_bytes(b"mine")
+    tmp_path.joinpath("image-11.png").write_bytes(b"mine")
     report = drawn(saved, tmp_path)
-    assert (tmp_path / "picture-11.png").read_bytes() == b"mine"
-    assert [Path(file).name for file in report["pictures"]] == ["picture-11-2.png", "picture-12.png", "picture-13.png"]
+    assert (tmp_path / "image-11.png").read_bytes() == b"mine"
+    assert [Path(file).name for file in report["outputs"]] == ["image-11-2.png", "image-12.png", "image-13.png"]
     assert not [path for path in tmp_path.iterdir() if ".writing-" in path.name]
 
 
 def test_the_layout_decides_which_files_there_are(saved: Path, tmp_path: Path) -> None:
     grid = drawn(saved, tmp_path / "grid", layout="grid")
     single = drawn(saved, tmp_path / "single", layout="single")
-    assert grid["pictures"] == [] and [path.name for path in (tmp_path / "grid").iterdir()] == ["grid-11.png"]
+    assert grid["outputs"] == [] and [path.name for path in (tmp_path / "grid").iterdir()] == ["grid-11.png"]
     assert single["grid"] is None and len(list((tmp_path / "single").iterdir())) == 3
     assert Path(drawn(saved, tmp_path / "one", layout="grid", n=1)["grid"]).is_file()
 
@@ -99,23 +99,23 @@ def test_the_layout_decides_which_files_there_are(saved: Path, tmp_path: Path) -
 def test_a_name_with_an_image_ending_is_a_file(saved: Path, tmp_path: Path) -> None:
     several = drawn(saved, tmp_path / "new" / "stars.png", n=2)
     assert several["grid"] == str((tmp_path / "new" / "stars.png").resolve())
-    assert [Path(file).name for file in several["pictures"]] == ["stars-11.png", "stars-12.png"]
-    assert [Path(file).name for file in drawn(saved, tmp_path / "new" / "one.PNG", n=1)["pictures"]] == ["one.png"]
+    assert [Path(file).name for file in several["outputs"]] == ["stars-11.png", "stars-12.png"]
+    assert [Path(file).name for file in drawn(saved, tmp_path / "new" / "one.PNG", n=1)["outputs"]] == ["one.png"]
     assert Path(drawn(saved, tmp_path / "new" / "stars.png", n=2, layout="grid")["grid"]).name == "stars-2.png", "what is there stays"
     (tmp_path / "folder.png").mkdir()
-    assert Path(drawn(saved, tmp_path / "folder.png", n=1)["pictures"][0]).parent.name == "folder.png"
+    assert Path(drawn(saved, tmp_path / "folder.png", n=1)["outputs"][0]).parent.name == "folder.png"
     for tool in (DdpmDraw, LgtTransfer, QwenImagePredict):
-        with pytest.raises(OptionError, match=r"out: pictures are written as PNG.*take b/a.png"):
+        with pytest.raises(OptionError, match=r"out: images are written as PNG.*take b/a.png"):
             build(tool, {name: "x" for name in ("ckpt", "image", "target") if name in fields(tool)} | {"out": "b/a.jpg"})
 
 
 def test_a_seed_that_is_not_given_is_drawn_and_a_size_may_be_another(saved: Path, tmp_path: Path) -> None:
     first, second = (drawn(saved, tmp_path, seed=None, n=1, size=(32, 48)) for _ in range(2))
     assert first["seed"] != second["seed"]
-    with Image.open(first["pictures"][0]) as image:
+    with Image.open(first["outputs"][0]) as image:
         assert image.size == (32, 48)
     again = drawn(saved, tmp_path, seed=first["seed"], n=1, size=(32, 48))
-    assert pixels(again["pictures"][0]) == pixels(first["pictures"][0])
+    assert pixels(again["outputs"][0]) == pixels(first["outputs"][0])
 
 
 @pytest.mark.parametrize(

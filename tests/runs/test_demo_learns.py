@@ -16,10 +16,11 @@ from sd_scripts import families
 from sd_scripts.library.adapters.merge import merge_into
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.toy import demo, measure
+from tests.runs.learning import recorded
 
 
 @pytest.mark.parametrize(
-    ("steps", "least", "num_pictures"),
+    ("steps", "least", "num_images"),
     [
         # 62 % stars.
         pytest.param(200, 0.45, 24, id="a third"),
@@ -27,7 +28,7 @@ from sd_scripts.toy import demo, measure
     ],
 )
 def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(
-    steps: int | None, least: float, num_pictures: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    steps: int | None, least: float, num_images: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", logger="demo")
     if steps is not None:
@@ -35,13 +36,13 @@ def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(
         shorter = re.sub(r"(max_train_steps|sample_every_n_steps|save_every_n_steps) = \d+", rf"\1 = {steps}", preset)
         (tmp_path / "shorter.toml").write_text(shorter, encoding="utf-8")
         monkeypatch.setattr(demo, "PRESET", tmp_path / "shorter.toml")
-    picture = demo.demonstrate(tmp_path / "out", num_pictures=4)
-    with Image.open(picture) as sheet:
+    image = demo.demonstrate(tmp_path / "out", num_images=4)
+    with Image.open(image) as sheet:
         assert sheet.width > 400
     said = caplog.text
-    assert "before and after" in said and str(picture.resolve()) in said
+    assert "before and after" in said and str(image.resolve()) in said
 
-    run = RunDirectory(picture.parent)
+    run = RunDirectory(image.parent)
     options = run.options()
     losses = [event["loss"] for event in run.events()[0] if event["kind"] == "step"]
     assert len(losses) == options.training.max_train_steps == (steps or 700)
@@ -51,9 +52,9 @@ def test_the_demo_teaches_a_star_and_keeps_the_other_shapes(
     family = families.family("sdxl")
     parts = family.load(options.model, torch.device("cpu"), torch.float32)
     render = demo.renderer(family, parts, options.samples.sample_steps, options.samples.sample_cfg_scale)
-    tasks = {kind: measure.prompts(kind, num_pictures, seed=11) for kind in ("star", "old")}
-    before = {kind: measure.obedience(render, chosen) for kind, chosen in tasks.items()}
-    merge_into(parts, picture.parent / f"{options.output.output_name}.safetensors", 1.0)
+    tasks = {kind: measure.prompts(kind, num_images, seed=11) for kind in ("star", "old")}
+    before = {kind: recorded("sdxl", kind) for kind in tasks}
+    merge_into(parts, image.parent / f"{options.output.output_name}.safetensors", 1.0)
     after = {kind: measure.obedience(render, chosen) for kind, chosen in tasks.items()}
     assert before["star"].shape < 0.05
     assert after["star"].shape >= least, f"stars before: {before['star']}; after: {after['star']}"

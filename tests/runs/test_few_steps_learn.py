@@ -6,30 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from sd_scripts.toy import measure, worlds
-from tests.runs.learning import SEED, learn, losses_fall
+from tests.runs.learning import learn, losses_fall
 
 
-def test_a_model_of_few_steps_learns_a_new_shape_and_keeps_its_eight_steps(tmp_path: Path) -> None:
-    """Without guidance, as it was distilled; the first third of the toy preset's way gave 47 % stars."""
-    learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_pictures=24, max_train_steps=300)
-    before, old_before = learned.obedience("star", after=False), learned.obedience("old", after=False)
-    after, old_after = learned.obedience("star"), learned.obedience("old")
-    print(f"toy-star-zimage: star {before} -> {after}; old {old_before} -> {old_after}")
-    assert before.shape < 0.1
-    assert after.shape >= 0.25 and after.color >= 0.9, f"{after}"
+def test_a_model_of_few_steps_learns_a_new_color_and_keeps_its_eight_steps(tmp_path: Path) -> None:
+    """Without guidance, as it was distilled; 100 % teal after 60 steps."""
+    learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_images=12, train_data_dir="toy:teal", max_train_steps=60)
+    before, old_before = learned.obedience("teal", after=False), learned.obedience("old", after=False)
+    after, old_after = learned.obedience("teal"), learned.obedience("old")
+    print(f"teal {before} -> {after}; old {old_before} -> {old_after}")
+    assert before.color < 0.1
+    assert after.color >= 0.8, f"{after}"
     assert old_after.all >= old_before.all - 0.15, f"{old_before} -> {old_after}"
     assert losses_fall(learned)
 
 
 @pytest.mark.long
-def test_acrf_with_the_prior_keeps_more_of_a_model_of_few_steps_than_flow_matching(tmp_path: Path) -> None:
-    """All of the preset's way, then the same pictures, steps and rate with plain flow matching: 92 and 79 % of 200 old prompts right."""
-    flow = {"objective": "flow", "base_prior_weight": 0.0, "jitter_scale": 0.25}
-    acrf = learn("zimage_train_network/toy-star-zimage", tmp_path / "acrf")
-    plain = learn("zimage_train_network/toy-star-zimage", tmp_path / "flow", **flow)
-    tasks = measure.prompts("old", 120, SEED, worlds.colors_of("zimage"))
-    kept, lost = (measure.obedience(learned.render(after=True), tasks).all for learned in (acrf, plain))
-    star = acrf.obedience("star")
-    print(f"old prompts with acrf {kept}, with flow {lost}; star {star}")
-    assert kept >= lost + 0.04 and star.shape >= 0.45
+def test_a_model_of_few_steps_learns_a_new_shape_and_keeps_its_eight_steps(tmp_path: Path) -> None:
+    """All of the preset's way, without guidance, as the model was distilled: of 200 each 88 % stars and 94 % old words."""
+    learned = learn("zimage_train_network/toy-star-zimage", tmp_path, num_images=100)
+    before, old_before = learned.obedience("star", after=False), learned.obedience("old", after=False)
+    after, old_after = learned.obedience("star"), learned.obedience("old")
+    print(f"toy-star-zimage: star {before} -> {after}; old {old_before} -> {old_after}")
+    assert before.shape < 0.1
+    assert after.all >= 0.78 and after.color >= 0.9, f"{after}"
+    assert old_after.all >= 0.87, f"{old_before} -> {old_after}"
+    assert losses_fall(learned)

@@ -22,36 +22,38 @@ from sd_scripts.schema.files import write_atomically
 from tests.small_models import model_given
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_losses.json"
-EDITING = ("qwen_edit",)
+EDITING = ("qwen_edit", "flux2")
 """Families that train on pairs."""
 SETTINGS = (
-    "--resolution 64 --min_bucket_reso 32 --bucket_reso_steps 16 --learning_rate 1e-3 --max_train_steps 6 --train_batch_size 2 --seed 11 "
+    "--resolution 64 --min_bucket_reso 32 --learning_rate 1e-3 --max_train_steps 6 --train_batch_size 2 --seed 11 "
     "--mixed_precision no --resume none --no_save_state --no_save_state_on_train_end --lr_scheduler constant"
 ).split()
 
 
 def losses(kind: tuple[str, str], folder: Path) -> list[float]:
-    """The losses of a short run of this kind on the family's tiny model and drawn pictures; the same everywhere, up to rounding."""
+    """The losses of a short run of this kind on the family's tiny model and drawn images; the same everywhere, up to rounding."""
     family = families.family(kind[0])
     if kind[1] != "scratch":
         # CLIP's attention and its MLP draw their first values from torch's generator, which families seed themselves.
         family.save(family.tiny(), folder / "base", "diffusers", None, {})
     draw = np.random.default_rng(5)
-    pictures = folder / "pictures" / ("target" if kind[0] in EDITING else "")
+    images = folder / "images" / ("target" if kind[0] in EDITING else "")
     for number in range(6):
         size = ((64, 64, 3), (48, 80, 3))[number % 2]
-        place = pictures / f"style {number % 3}" if kind[0] == "lgt" else pictures
+        place = images / f"style {number % 3}" if kind[0] == "lgt" else images
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(place / f"{number}.png")
         (place / f"{number}.txt").write_text(f"picture {number}, a, b")
     if kind[0] in EDITING:
-        (folder / "pictures" / "control").mkdir()
+        (folder / "images" / "control").mkdir()
         for number in range(6):
             size = ((64, 64, 3), (48, 80, 3))[number % 2]
-            Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(folder / "pictures" / "control" / f"{number}.png")
+            Image.fromarray(draw.integers(0, 255, size, dtype=np.uint8)).save(folder / "images" / "control" / f"{number}.png")
     model = model_given(*kind, folder / "base")
     argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in model.items()]
-    argv += ["--train_data_dir", str(folder / "pictures")]
+    argv += ["--train_data_dir", str(folder / "images"), "--bucket_reso_steps", str(max(16, family.grid))]
+    if kind[0] == "flux2":
+        argv += ["--control_resolution", "64"]
     if kind[0] == "zimage":
         # Plain flow matching, its default, is held by the other families.
         argv += ["--objective", "acrf"]

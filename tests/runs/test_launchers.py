@@ -105,7 +105,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
     assert not list(made.temporary.iterdir()), "the launcher has left its folder behind"
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [2, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 4))])
 def test_ranks_know_their_place_and_get_their_arguments(launched: Launched, processes: int) -> None:
     body = """
 import json
@@ -125,6 +125,7 @@ open(os.path.join(here, f"said-{rank}"), "w").write(json.dumps(said))
     assert len({each["store"] for each in said}) == 1 and Path(said[0]["store"]).is_absolute()
 
 
+@pytest.mark.long
 def test_a_foreign_script_finds_its_partners_through_the_file(launched: Launched) -> None:
     body = """
 import os, torch, torch.distributed as dist

@@ -30,13 +30,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three pictures of different sizes and a text."""
+    """Three images of different sizes and a text."""
     folder = tmp_path_factory.mktemp("photos")
     generator = np.random.default_rng(5)
     for name, (width, height) in {"b.png": (90, 60), "a.jpg": (40, 40), "c.webp": (33, 130)}.items():
         coarse = Image.fromarray(generator.integers(0, 256, (4, 4, 3), dtype=np.uint8))
         coarse.resize((width, height), Image.Resampling.BICUBIC).save(folder / name)
-    (folder / "notes.txt").write_text("no picture")
+    (folder / "notes.txt").write_text("no image")
     return folder
 
 
@@ -52,18 +52,18 @@ def pixels(file: str | Path) -> bytes:
 
 
 def test_the_script_transfers_a_folder_and_says_what_it_did(saved: Path, photos: Path, tmp_path: Path) -> None:
-    arguments = f"--ckpt {saved} --image {photos} --steps 3 --device cpu --report r.json --out new/pictures --strength 0.8 --seed 7"
+    arguments = f"--ckpt {saved} --image {photos} --steps 3 --device cpu --report r.json --out new/images --strength 0.8 --seed 7"
     code, said = said_by_script(SCRIPTS / "lgt_infer.py", [*arguments.split(), "--target", "line 0.7, night 0.3"], tmp_path)
-    assert code == 0 and "3 pictures to line 0.7, night 0.3, seed 7" in said and "Traceback" not in said, said
+    assert code == 0 and "3 images to line 0.7, night 0.3, seed 7" in said and "Traceback" not in said, said
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    folder = tmp_path / "new" / "pictures"
-    assert [Path(file) for file in report["pictures"]] == [folder / f"{stem}_to_line-0.7-night-0.3.png" for stem in "abc"]
+    folder = tmp_path / "new" / "images"
+    assert [Path(file) for file in report["outputs"]] == [folder / f"{stem}_to_line-0.7-night-0.3.png" for stem in "abc"]
     assert (report["images"], report["seed"], report["network_calls"]) == (["a.jpg", "b.png", "c.webp"], 7, 12)
     assert len(report["sources"]) == 3 and set(report["sources"]) <= {"flat", "line", "night"}
-    assert report["seconds"] == pytest.approx(3 * report["seconds_per_picture"], abs=0.01)
-    assert report["pictures"][0] in said and "seed 7" in said and "taken for" in said
+    assert report["seconds"] == pytest.approx(3 * report["seconds_per_image"], abs=0.01)
+    assert report["outputs"][0] in said and "seed 7" in said and "taken for" in said
     sizes = [(64, 64), (80, 48), (32, 128)]
-    for number, (file, size) in enumerate(zip(report["pictures"], sizes, strict=True)):
+    for number, (file, size) in enumerate(zip(report["outputs"], sizes, strict=True)):
         with Image.open(file) as image:
             assert image.size == size
             told = json.loads(image.text["request"])
@@ -73,18 +73,18 @@ def test_the_script_transfers_a_folder_and_says_what_it_did(saved: Path, photos:
             "small.safetensors",
             report["sources"][number],
         )
-        assert told["picture_sha256"] == hashlib.sha256((photos / report["images"][number]).read_bytes()).hexdigest()
-    with Image.open(report["grid"]) as sheet, Image.open(report["pictures"][1]) as second:
+        assert told["image_sha256"] == hashlib.sha256((photos / report["images"][number]).read_bytes()).hexdigest()
+    with Image.open(report["grid"]) as sheet, Image.open(report["outputs"][1]) as second:
         assert sheet.size == (2 * (80 + GAP) - GAP, 3 * (128 + GAP) - GAP)
         corner = (80 + GAP, 128 + GAP)
         assert sheet.crop((*corner, corner[0] + 80, corner[1] + 48)).tobytes() == second.tobytes()
 
 
-def test_a_picture_has_the_same_bytes_whatever_it_is_transferred_with(saved: Path, photos: Path, tmp_path: Path) -> None:
+def test_an_image_has_the_same_bytes_whatever_it_is_transferred_with(saved: Path, photos: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"start": "noise", "strength": 0.6, "temperature": 0.3, "cfg": 2.0, "source": "flat"}
-    together = transferred(saved, photos, tmp_path, **options)["pictures"]
-    alone = transferred(saved, photos / "b.png", tmp_path, **(options | {"seed": 12}))["pictures"]
-    other = transferred(saved, photos / "b.png", tmp_path, **options)["pictures"]
+    together = transferred(saved, photos, tmp_path, **options)["outputs"]
+    alone = transferred(saved, photos / "b.png", tmp_path, **(options | {"seed": 12}))["outputs"]
+    other = transferred(saved, photos / "b.png", tmp_path, **options)["outputs"]
     assert pixels(alone[0]) == pixels(together[1]) != pixels(other[0])
     assert Path(alone[0]).name == "b_to_line-2.png", "files that are there stay"
 
@@ -92,20 +92,20 @@ def test_a_picture_has_the_same_bytes_whatever_it_is_transferred_with(saved: Pat
 def test_the_layout_decides_which_files_there_are(saved: Path, photos: Path, tmp_path: Path) -> None:
     sheet = transferred(saved, photos, tmp_path / "sheet", layout="grid")
     single = transferred(saved, photos, tmp_path / "single", layout="single")
-    named = transferred(saved, next(photos.iterdir()), tmp_path / "named" / "monet.png")
+    named = transferred(saved, photos / "c.webp", tmp_path / "named" / "monet.png")
     assert {path.name for path in (tmp_path / "named").iterdir()} == {"monet.png", "monet-sheet.png"}, named
-    assert sheet["pictures"] == [] and [path.name for path in (tmp_path / "sheet").iterdir()] == ["sheet-11.png"]
+    assert sheet["outputs"] == [] and [path.name for path in (tmp_path / "sheet").iterdir()] == ["sheet-11.png"]
     assert single["grid"] is None and len(list((tmp_path / "single").iterdir())) == 3
 
 
 def test_a_seed_that_is_not_given_is_drawn_and_a_size_may_be_another(saved: Path, photos: Path, tmp_path: Path) -> None:
     options = {"start": "noise", "size": (48, 80), "layout": "single"}
     first, second = (transferred(saved, photos / "a.jpg", tmp_path, seed=None, **options) for _ in range(2))
-    assert first["seed"] != second["seed"] and pixels(first["pictures"][0]) != pixels(second["pictures"][0])
-    with Image.open(first["pictures"][0]) as image:
+    assert first["seed"] != second["seed"] and pixels(first["outputs"][0]) != pixels(second["outputs"][0])
+    with Image.open(first["outputs"][0]) as image:
         assert image.size == (48, 80)
     again = transferred(saved, photos / "a.jpg", tmp_path, seed=first["seed"], **options)
-    assert pixels(again["pictures"][0]) == pixels(first["pictures"][0])
+    assert pixels(again["outputs"][0]) == pixels(first["outputs"][0])
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ def test_what_is_wrong_is_told_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_and_pictures_that_cannot_be_used_are_sentences(
+def test_folders_and_images_that_cannot_be_used_are_sentences(
     saved: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "mixed").mkdir()
     for number in (1, 2):
-        (tmp_path / "mixed" / f"bad{number}.png").write_bytes(b"not a picture")
+        (tmp_path / "mixed" / f"bad{number}.png").write_bytes(b"not an image")
     (tmp_path / "mixed" / "good.jpg").write_bytes((photos / "a.jpg").read_bytes())
-    for image, sentences in (("empty", ["has no pictures"]), ("mixed", ["bad1.png is not a picture", "bad2.png is not a picture"])):
+    for image, sentences in (("empty", ["has no images"]), ("mixed", ["bad1.png is not an image", "bad2.png is not an image"])):
         command = ["--ckpt", str(saved), "--image", str(tmp_path / image), "--target", "line", "--out", str(tmp_path / "out")]
         with pytest.raises(SystemExit) as ended:
             run.main("lgt_infer", command)

@@ -1,4 +1,4 @@
-"""Every preset is a valid set of options, and a dry run of it with somebody's pictures goes through."""
+"""Every preset is a valid set of options, and a dry run of it with somebody's images goes through."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PRESETS = sorted((ROOT / "presets").glob("*/*.toml"))
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three large pictures with captions, in kohya's layout."""
-    folder = tmp_path_factory.mktemp("presets") / "pictures" / "2_sks thing"
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three large images with captions, in kohya's layout."""
+    folder = tmp_path_factory.mktemp("presets") / "images" / "2_sks thing"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for number in range(3):
@@ -30,10 +30,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pairs(pictures: Path) -> Path:
-    """The same pictures as targets, with controls that are the same pictures mirrored."""
-    folder = pictures.with_name("pairs")
-    shutil.copytree(pictures / "2_sks thing", folder / "target")
+def pairs(images: Path) -> Path:
+    """The same images as targets, with controls that are the same images mirrored."""
+    folder = images.with_name("pairs")
+    shutil.copytree(images / "2_sks thing", folder / "target")
     (folder / "control").mkdir()
     for path in (folder / "target").glob("*.jpg"):
         Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(folder / "control" / path.name)
@@ -45,14 +45,12 @@ def test_there_is_a_preset_for_every_script() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_parses_and_dry_runs(
-    preset: Path, pictures: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preset_parses_and_dry_runs(preset: Path, images: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = read_toml(preset)
     run = run_of(values)
     assert run.script.removesuffix(".py") == preset.parent.name
     edits = run.family == "qwen_edit" and values.get("model_version") != "image"
-    needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(pairs if edits else pictures)}
+    needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(pairs if edits else images)}
     options = build(run, needed | values)
     missing = set(values) - set(changed(options)) - {"script", "schema_version"}
     assert not missing, f"a preset is a set of differences, but these are defaults: {missing}"

@@ -10,10 +10,10 @@ from sd_scripts.toy.datasets import write_dataset
 from tests.runs.learning import learn
 
 
-def test_without_its_class_pictures_a_subject_takes_over_the_class_in_few_steps(tmp_path: Path) -> None:
-    """A quarter of the preset's steps at twice its rates: 44 % subjects, 25 and 94 % of "a circle", class colours of 100 and 38 %."""
+def test_without_its_class_images_a_subject_takes_over_the_class_in_few_steps(tmp_path: Path) -> None:
+    """A sixth of the preset's steps at thrice its rates: 50 % subjects, 25 and 83 % of "a circle", class colours of 83 and 42 %."""
     data = write_dataset("subject", tmp_path / "data")
-    quicker = {"max_train_steps": 80, "learning_rate": 4e-4, "text_encoder_lr": [2e-3], "num_pictures": 16}
+    quicker = {"max_train_steps": 50, "learning_rate": 5e-4, "text_encoder_lr": [3e-3], "num_images": 12}
     kept = learn("sd_train/toy-dreambooth", tmp_path / "with", **quicker)
     drifted = learn("sd_train/toy-dreambooth", tmp_path / "without", train_data_dir=str(data.train_data_dir), **quicker)
     subject = kept.obedience("subject").color, drifted.obedience("subject").color
@@ -23,12 +23,12 @@ def test_without_its_class_pictures_a_subject_takes_over_the_class_in_few_steps(
     assert kept.obedience("subject", after=False).color < 0.1
     assert subject[0] >= 0.25 and subject[1] >= 0.75
     assert leaked[1] >= leaked[0] + 0.35
-    assert class_color[0] >= 0.8 and class_color[1] <= class_color[0] - 0.3
+    assert class_color[0] >= 0.65 and class_color[1] <= class_color[0] - 0.2
 
 
 @pytest.mark.long
 def test_prior_preservation_keeps_the_class_from_becoming_the_subject(tmp_path: Path) -> None:
-    """DreamBooth on one subject, the same steps with and without regularisation pictures (Ruiz et al. 2023, section 3.3)."""
+    """DreamBooth on one subject, the same steps with and without regularisation images (Ruiz et al. 2023, section 3.3)."""
     data = write_dataset("subject", tmp_path / "data")
     assert data.reg_data_dir is not None
     preset = "sd_train/toy-dreambooth"

@@ -88,13 +88,13 @@ def test_a_photograph_lying_on_its_side_is_read_upright(trained):
     folder, _ = trained
     upright = decode(folder / "photographs" / "cat.jpg").rgb
     assert upright.shape[:2] == CAT[::-1]
-    # JPEG changes single values, not the picture; lying or mirrored it would differ by tens.
+    # JPEG changes single values, not the image; lying or mirrored it would differ by tens.
     assert np.abs(upright.astype(float) - data.chelsea()).mean() < 5
 
 
 def test_the_dry_run_says_what_the_readme_says_and_leaves_no_run(trained):
     _, (_, said, _) = trained
-    shown = [block.text for block in blocks("") if block.text.startswith("pictures: 7")]
+    shown = [block.text for block in blocks("") if block.text.startswith("images: 7")]
     assert len(shown) == 1 and [line for line in shown[0].splitlines() if line not in said] == []
     assert "Nothing was started" in said
 

@@ -34,12 +34,12 @@ def beginning(runs: Any, *more: str, **options: Any) -> str:
     return f"{'new' if start.state is None else int(start.state.name)}: {'; '.join(start.warnings)}"
 
 
-def test_what_has_changed_since_a_run_was_begun_is_said(runs: Any, pictures: Path, tiny_base: Path, tmp_path: Path) -> None:
-    runs.pictures, runs.base = tmp_path / "images", tmp_path / "base"
-    shutil.copytree(pictures, runs.pictures)
+def test_what_has_changed_since_a_run_was_begun_is_said(runs: Any, images: Path, tiny_base: Path, tmp_path: Path) -> None:
+    runs.images, runs.base = tmp_path / "images", tmp_path / "base"
+    shutil.copytree(images, runs.images)
     shutil.copytree(tiny_base, runs.base)
     run = runs.train(max_train_steps=1)
-    image, caption, unet = runs.pictures / "p00.png", runs.pictures / "p01.txt", runs.base / "unet" / "diffusion_pytorch_model.safetensors"
+    image, caption, unet = runs.images / "p00.png", runs.images / "p01.txt", runs.base / "unet" / "diffusion_pytorch_model.safetensors"
     kept, said = image.read_bytes(), caption.read_text()
     more = {"max_train_steps": 2}
     wrong = []
@@ -56,7 +56,7 @@ def test_what_has_changed_since_a_run_was_begun_is_said(runs: Any, pictures: Pat
 
     expect(("1: ",))
     during(
-        lambda: image.write_bytes((runs.pictures / "p03.png").read_bytes()),
+        lambda: image.write_bytes((runs.images / "p03.png").read_bytes()),
         lambda: image.write_bytes(kept),
         ("1 image changed (p00.png)",),
         ("1: ", "1 image changed (p00.png)"),
@@ -68,8 +68,8 @@ def test_what_has_changed_since_a_run_was_begun_is_said(runs: Any, pictures: Pat
         ("1: ", "another caption (p01.png)"),
     )
     during(
-        lambda: (shutil.copy(image, runs.pictures / "x.png"), (runs.pictures / "p02.png").rename(tmp_path / "p02.png")),
-        lambda: ((runs.pictures / "x.png").unlink(), (tmp_path / "p02.png").rename(runs.pictures / "p02.png")),
+        lambda: (shutil.copy(image, runs.images / "x.png"), (runs.images / "p02.png").rename(tmp_path / "p02.png")),
+        lambda: ((runs.images / "x.png").unlink(), (tmp_path / "p02.png").rename(runs.images / "p02.png")),
         ("1 image new (x.png)", "1 image gone (p02.png)"),
         ("1: ",),
     )

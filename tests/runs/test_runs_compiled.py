@@ -48,7 +48,7 @@ def test_a_compiled_run_is_the_plain_run_and_each_goes_on_from_the_others_state(
 ) -> None:
     runs.family, runs.method = kind
     runs.base = tiny_bases[runs.family]
-    runs.pictures = {"qwen_edit": pairs, "lgt": styles}.get(runs.family, runs.pictures)
+    runs.images = {"qwen_edit": pairs, "lgt": styles}.get(runs.family, runs.images)
     control = f" --ci {pairs / 'control' / 'p03.png'}" if runs.family == "qwen_edit" else ""
     options: dict[str, Any] = {
         # One size, which is one version of the code.
@@ -59,7 +59,7 @@ def test_a_compiled_run_is_the_plain_run_and_each_goes_on_from_the_others_state(
         "save_precision": "float",
         "sample_every_n_steps": 3,
         "output_name": "trained",
-        **({"sample_steps": 1} if runs.family == "lgt" else {"sample_prompts": f"picture 3 --w 64 --h 64 --s 1 --l 1{control}"}),
+        **({"sample_steps": 1} if runs.family == "lgt" else {"sample_prompts": f"image 3 --w 64 --h 64 --s 1 --l 1{control}"}),
     }
     output, on = runs.output, {"compile": True, "compile_backend": backend, "compile_scope": scope}
 

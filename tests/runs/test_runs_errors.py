@@ -23,7 +23,7 @@ def last(run: RunDirectory) -> dict[str, Any]:
     return run.events()[0][-1]
 
 
-def test_a_loss_that_is_no_number_stops_before_the_step_and_names_the_pictures(runs: Any) -> None:
+def test_a_loss_that_is_no_number_stops_before_the_step_and_names_the_images(runs: Any) -> None:
     run = runs.train(code=1, optimizer_type="SGD", learning_rate=100, network_alpha=1e9, lr_scheduler="constant", max_grad_norm=0)
     failed = last(run)
     assert failed["kind"] == "failed"
@@ -73,12 +73,12 @@ def test_a_run_that_is_finished_says_so_and_leaves_with_0(runs: Any) -> None:
     assert runs.train(max_train_steps=4, resume="none").path != run.path
 
 
-def test_other_settings_or_other_pictures_are_another_run(runs: Any, tmp_path: Path) -> None:
+def test_other_settings_or_other_images_are_another_run(runs: Any, tmp_path: Path) -> None:
     first = runs.train(max_train_steps=2)
     assert runs.train(max_train_steps=2, learning_rate=2e-2).path != first.path
     runs.train(max_train_steps=2, vae_batch_size=3, log_every_n_steps=2)
     assert len(runs.folders()) == 2, "harmless options make no difference"
-    caption = runs.pictures / "p00.txt"
+    caption = runs.images / "p00.txt"
     text = caption.read_text()
     caption.write_text("something else")
     try:
@@ -137,7 +137,7 @@ def test_half_precision_trains_on_a_cpu_too(precision: str, runs: Any) -> None:
     assert (run.path / "lora.safetensors").is_file()
 
 
-def test_text_encoders_train_with_live_captions_and_held_out_pictures_are_measured(runs: Any) -> None:
+def test_text_encoders_train_with_live_captions_and_held_out_images_are_measured(runs: Any) -> None:
     run = runs.train(
         max_train_steps=4,
         train_text_encoder=True,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from sd_scripts.runs.rundir import RunDirectory
 from tests.runs.conftest import Runs
 
-LEVERS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "channels_last": True,
     "attention_backend": "math",
     "vae_tiling": True,
@@ -38,7 +38,7 @@ def test_a_run_with_other_kernels_is_the_plain_run_and_each_goes_on_from_the_oth
 ) -> None:
     runs.family, runs.method = kind
     runs.base = Path() if kind[1] == "scratch" else tiny_bases[kind[0]]
-    runs.pictures = styles if kind[0] == "lgt" else runs.pictures
+    runs.images = styles if kind[0] == "lgt" else runs.images
     options: dict[str, Any] = {
         "max_train_steps": 4,
         # Plain steps along the gradient: an optimizer that divides by the gradient's size makes rounding errors as large as its steps.
@@ -48,7 +48,7 @@ def test_a_run_with_other_kernels_is_the_plain_run_and_each_goes_on_from_the_oth
         "save_precision": "float",
         "output_name": "trained",
         **({"conv_dim": 2} if kind[1] == "network" else {}),
-        **({"sample_steps": 1} if kind[0] == "lgt" else {"sample_prompts": "picture 3 --w 64 --h 64 --s 1 --l 1"}),
+        **({"sample_steps": 1} if kind[0] == "lgt" else {"sample_prompts": "image 3 --w 64 --h 64 --s 1 --l 1"}),
     }
     output = runs.output
 
@@ -56,7 +56,7 @@ def test_a_run_with_other_kernels_is_the_plain_run_and_each_goes_on_from_the_oth
         runs.output = output / folder
         return runs.train(**options, **given)
 
-    plain, other = train("plain"), train("other", **LEVERS)
+    plain, other = train("plain"), train("other", **OPTIONS)
     assert losses(other) == pytest.approx(losses(plain), rel=1e-4) and len(losses(plain)) == 4
     files = [load_file(run.path / "trained.safetensors") for run in (plain, other)]
     assert files[0].keys() == files[1].keys()
@@ -65,7 +65,7 @@ def test_a_run_with_other_kernels_is_the_plain_run_and_each_goes_on_from_the_oth
     shown = [sorted(path.name for path in (run.inference if kind[0] == "lgt" else run.samples).iterdir()) for run in (plain, other)]
     assert shown[0] == shown[1] != []
     later = {step: loss for step, loss in losses(plain).items() if step > 2}
-    assert losses(train("on", resume=plain.state / "000002", **LEVERS)) == pytest.approx(later, rel=1e-4)
+    assert losses(train("on", resume=plain.state / "000002", **OPTIONS)) == pytest.approx(later, rel=1e-4)
     assert losses(train("off", resume=other.state / "000002")) == pytest.approx(later, rel=1e-4)
 
 

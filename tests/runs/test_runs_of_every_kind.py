@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from sd_scripts import families
 from sd_scripts.families import RUNS
-from sd_scripts.families.common.pictures import as_pictures
+from sd_scripts.families.common.images import as_images
 from sd_scripts.families.lgt import transfer as lgt_transfer
 from sd_scripts.families.lgt.evaluation import QUALITY
 from sd_scripts.families.lgt.model import Lgt
@@ -30,11 +30,13 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from tests.runs.conftest import Runs
 from tests.runs.together import trained_together
+from tests.small_models import Words
 
-PREVIEW = Preview("picture 3, tag1", "", 64, 64, 7, 4, 1.0)
+PREVIEW = Preview("image 3, tag1", "", 64, 64, 7, 4, 1.0)
 KINDS = list(RUNS)
-SHARED_OUT = [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")]
+SHARDED = [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")]
 LONG = pytest.mark.long
+EDITING = ("qwen_edit", "flux2")
 
 
 @pytest.fixture
@@ -43,16 +45,17 @@ def kind(request: pytest.FixtureRequest, runs: Runs, tiny_bases: dict[str, Path]
 
 
 def of_kind(runs: Runs, kind: tuple[str, str], tiny_bases: dict[str, Path], pairs: Path, styles: Path) -> Runs:
-    """Runs of one kind; editing families get pairs of pictures, style transfer folders of styles."""
+    """Runs of one kind; editing families get pairs of images, style transfer folders of styles."""
     runs.family, runs.method = kind
     runs.base = tiny_bases[runs.family] if runs.method != "scratch" else runs.base
-    runs.pictures = {"qwen_edit": pairs, "lgt": styles}.get(runs.family, runs.pictures)
+    runs.images = {**dict.fromkeys(EDITING, pairs), "lgt": styles}.get(runs.family, runs.images)
     return runs
 
 
 def control(kind: Runs) -> Path | None:
-    """The picture that previews of an editing family edit."""
-    return kind.pictures / "control" / "p03.png" if kind.family == "qwen_edit" else None
+    """The image that previews of an editing family edit."""
+    path = kind.images / "control" / "p03.png"
+    return path if kind.family in EDITING and path.is_file() else None
 
 
 def control_flag(kind: Runs) -> str:
@@ -76,6 +79,8 @@ def ambitious(kind: Runs) -> dict[str, Any]:
         "sample_at_first": None,
         "output_name": "trained",
     }
+    if kind.family == "flux2":
+        options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"sample_steps": 1, "sample_sampler": "euler", "ode_integration_steps": 2, "caption_dropout_rate": 0.2}
     else:
@@ -93,13 +98,13 @@ def saved(kind: Runs, run: RunDirectory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    tiny_bases: dict[str, Path], pictures: Path, pairs: Path, styles: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_bases: dict[str, Path], images: Path, pairs: Path, styles: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[tuple[str, str]], RunDirectory]:
     """The run of a kind with ambitious options that is left alone, trained when it is first asked for."""
 
     @functools.cache
     def trained(kind: tuple[str, str]) -> RunDirectory:
-        runs = Runs(Path(), pictures, tmp_path_factory.mktemp("-".join(kind)) / "out")
+        runs = Runs(Path(), images, tmp_path_factory.mktemp("-".join(kind)) / "out")
         run = of_kind(runs, kind, tiny_bases, pairs, styles)
         return run.train(**ambitious(run))
 
@@ -122,15 +127,18 @@ def test_a_killed_run_of_every_kind_continues_to_the_same_bytes(kind: Runs, undi
 
 
 def pixels(image: Image.Image) -> np.ndarray:
+    """What is transparent stands on white."""
+    if image.mode == "RGBA":
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.asarray(image.convert("RGB"), dtype=np.int16)
 
 
-# The other method of four families, each of which is here with one of both.
-OTHERS = [("sd", "network"), ("sdxl", "full"), ("flux", "full"), ("zimage", "network")]
+# The other method of six families, each of which is here with one of both.
+OTHERS = [("sd", "network"), ("sdxl", "full"), ("flux", "full"), ("zimage", "network"), ("chroma", "network"), ("flux2", "full")]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[LONG] * (kind in OTHERS)) for kind in KINDS], indirect=True, ids="/".join)
-def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(
+def test_the_saved_file_of_every_kind_gives_the_image_of_the_last_preview(
     kind: Runs, undisturbed: Callable[[tuple[str, str]], RunDirectory], tmp_path: Path
 ) -> None:
     run = undisturbed((kind.family, kind.method))
@@ -155,18 +163,18 @@ def test_the_saved_file_of_every_kind_gives_the_picture_of_the_last_preview(
         # The original layout of a small model needs its configurations beside it, as single files of odd models do.
         parts = family.load(model.model_copy(update=_as_base(kind, file)), CPU, torch.float32)
     again = pixels(family.preview(parts, [preview_of(kind)])[0])
-    assert np.abs(again - shown).max() <= 1, "the saved file shows another picture than the preview"
+    assert np.abs(again - shown).max() <= 1, "the saved file shows another image than the preview"
 
 
 def check_transfers(kind: Runs, run: RunDirectory, folder: Path) -> None:
-    """What the saved file makes of a source has the bytes of the last evaluation's picture, which is not the first one's."""
+    """What the saved file makes of a source has the bytes of the last evaluation's image, which is not the first one's."""
     options, pair = run.options(), "dark_to_striped.jpg"
     assert isinstance(options.dataset, LgtDatasetOptions) and isinstance(options.samples, LgtSampleOptions)
     parts = LGT.load(LgtModelOptions(pretrained_model_name_or_path=str(saved(kind, run))), CPU, torch.float32)
-    source = min((kind.pictures / "dark").iterdir())
-    latents = LGT.encode_pictures(parts, see_file(str(source), options.dataset)[None])
+    source = min((kind.images / "dark").iterdir())
+    latents = LGT.encode_images(parts, see_file(str(source), options.dataset)[None])
     settings = lgt_transfer.Settings(steps=1, sampler="euler")
-    made = as_pictures(LGT.decode(parts, lgt_transfer.transfer(LGT, parts, latents, ["dark"], ["striped"], [0], settings)))[0]
+    made = as_images(LGT.decode(parts, lgt_transfer.transfer(LGT, parts, latents, ["dark"], ["striped"], [0], settings)))[0]
     made.save(folder / pair, quality=QUALITY)
     assert (folder / pair).read_bytes() == (run.inference / "epoch_0000_step_000006" / pair).read_bytes()
     first = run.inference / "epoch_0000" / pair
@@ -184,33 +192,53 @@ def _as_base(kind: Runs, file: Path) -> dict[str, str]:
     own = {
         "flux": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
         "zimage": {"vae": "vae", "text_encoder": "text_encoder"},
+        "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
+        "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
+        "krea2": {"vae": "vae", "text_encoder": "text_encoder"},
+        "qwen_image21": {"vae": "vae", "text_encoder": "text_encoder"},
     }
     parts = own.get(kind.family, {})
     return {"pretrained_model_name_or_path": str(target), **{option: str(kind.base / folder) for option, folder in parts.items()}}
 
 
-@pytest.mark.parametrize("family", [pytest.param(family, marks=[LONG] * (family == "sd")) for family, method in KINDS if method == "full"])
-def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_picture(family: str, runs: Runs, tiny_bases: dict[str, Path]) -> None:
+# Of the families whose whole models have no run above.
+FOLDERS = [family for family, method in OTHERS if method == "full"]
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[LONG] * (family not in FOLDERS)) for family, method in KINDS if method == "full"]
+)
+def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_image(family: str, runs: Runs, tiny_bases: dict[str, Path]) -> None:
     runs.family, runs.method, runs.base = family, "full", tiny_bases[family]
     run = runs.train(**ambitious(runs) | {"save_model_as": "diffusers"})
-    pipeline = DiffusionPipeline.from_pretrained(saved(runs, run), local_files_only=True, dtype=torch.float32)
-    pipeline.set_progress_bar_config(disable=True)
     made = families.family(family)
     parts = made.load(run.options().model.model_copy(update={"pretrained_model_name_or_path": str(saved(runs, run))}), CPU, torch.float32)
+    # Its processor cannot be read without torchvision.
+    given = {"processor": Words(parts.tokenizers["te1"])} if family == "qwen_image21" else {}
+    pipeline = DiffusionPipeline.from_pretrained(saved(runs, run), local_files_only=True, dtype=torch.float32, **given)
+    pipeline.set_progress_bar_config(disable=True)
     shown = pixels(Image.open(run.samples / "trained-000006-00.png"))
     assert np.abs(pixels(made.preview(parts, [PREVIEW])[0]) - shown).max() <= 1
-    # The tiny T5 knows fewer positions than the pipeline's default asks for.
-    own = {"max_sequence_length": parts.settings["t5xxl_max_token_length"], "guidance_scale": PREVIEW.guidance} if family == "flux" else {}
+    own: dict[str, Any] = {"prompt": PREVIEW.prompt}
+    if family == "flux":
+        # The tiny T5 knows fewer positions than the pipeline's default asks for.
+        own |= {"max_sequence_length": parts.settings["t5xxl_max_token_length"], "guidance_scale": PREVIEW.guidance}
     # Z-Image's pipeline counts guidance from 0.
-    own |= {"guidance_scale": 0.0} if family == "zimage" else {}
+    scale = {"zimage": {"guidance_scale": 0.0}, "qwen_image21": {"true_cfg_scale": 1.0}}.get(family, {"guidance_scale": 1.0})
+    if family == "flux2":
+        # The tiny Qwen3 has fewer layers and positions.
+        own |= {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": parts.settings["max_token_length"]}
+    if family == "chroma":
+        # Its pipeline hides no padding, so it is told the tokens that count.
+        text = made.encode_prompts(parts, [PREVIEW.prompt])[0]["t5"][None]
+        own |= {"prompt": None, "prompt_embeds": text, "prompt_attention_mask": torch.ones(text.shape[:2])}
     theirs = pipeline(
-        PREVIEW.prompt,
         width=64,
         height=64,
         num_inference_steps=PREVIEW.steps,
         generator=torch.Generator().manual_seed(PREVIEW.seed),
         output_type="pil",
-        **({"guidance_scale": 1.0} | own),
+        **(scale | own),
     ).images[0]
     assert np.abs(pixels(theirs) - shown).max() <= 1
 
@@ -218,9 +246,9 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_picture(family: st
 @pytest.mark.parametrize(
     "kind",
     [
-        # An adapter is compared in test_runs_processes and below, and a whole model in test_runs_shared_out, both shared out.
+        # An adapter is compared in test_runs_processes and below, and a whole model in test_runs_sharded, both sharded.
         ("lgt", "scratch"),
-        *(pytest.param(kind, marks=LONG) for kind in (("ddpm", "scratch"), ("sd", "full"), ("flux", "full"), *SHARED_OUT)),
+        *(pytest.param(kind, marks=LONG) for kind in (("ddpm", "scratch"), ("sd", "full"), ("flux", "full"), *SHARDED)),
     ],
     indirect=True,
     ids="/".join,
@@ -237,6 +265,8 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs, tm
     if kind.method == "scratch":
         # Each process draws its own dropout, and weights that are drawn are not small.
         options |= {"learning_rate": 0.02, **({"unet_dropout": 0.0} if kind.family == "lgt" else {"text_dropout": 0.0})}
+    if kind.family == "flux2":
+        options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"swd_pooling": "sample", "no_sample_at_first": True, "sample_steps": 1}
     two = trained_together(kind, 2, tmp_path / "two", train_batch_size=1, **options)
@@ -251,9 +281,9 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs, tm
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[LONG] * (kind[0] != "zimage")) for kind in SHARED_OUT], indirect=True, ids="/".join
+    "kind", [pytest.param(kind, marks=[LONG] * (kind[0] != "zimage")) for kind in SHARDED], indirect=True, ids="/".join
 )
-def test_a_base_that_is_shared_out_trains_previews_and_validates_as_a_whole_one(kind: Runs, tmp_path: Path) -> None:
+def test_a_base_that_is_sharded_trains_previews_and_validates_as_a_whole_one(kind: Runs, tmp_path: Path) -> None:
     options = {
         "max_train_steps": 4,
         "optimizer_type": "SGD",
@@ -264,9 +294,9 @@ def test_a_base_that_is_shared_out_trains_previews_and_validates_as_a_whole_one(
         "validation_split": 0.2,
         "sample_prompts": f"{PREVIEW.prompt} --w 64 --h 64 --s {PREVIEW.steps} --l 1 --d {PREVIEW.seed}{control_flag(kind)}",
     }
-    shared_out = {"multi_gpu": True, "num_gpus": 2, "distributed_strategy": "fsdp2"}
-    shared = trained_together(kind, 2, tmp_path / "two", train_batch_size=1, **shared_out, **options)
-    assert "shared out over 2 processes" in shared.console.read_text()
+    sharded = {"multi_gpu": True, "num_gpus": 2, "distributed_strategy": "fsdp2"}
+    shared = trained_together(kind, 2, tmp_path / "two", train_batch_size=1, **sharded, **options)
+    assert "sharded over 2 processes" in shared.console.read_text()
     kind.output = kind.output.parent / "one"
     whole = kind.train(train_batch_size=2, **options)
     first, second = load_file(saved(kind, shared)), load_file(saved(kind, whole))

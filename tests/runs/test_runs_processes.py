@@ -135,10 +135,10 @@ NEVER_SAME: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def undisturbed_pair(tiny_base: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def undisturbed_pair(tiny_base: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """Two processes that were left alone, from caches of their own."""
     folder = tmp_path_factory.mktemp("pair")
-    return trained_together(Runs(tiny_base, pictures, folder / "out"), 2, folder / "start", **NEVER_SAME)
+    return trained_together(Runs(tiny_base, images, folder / "out"), 2, folder / "start", **NEVER_SAME)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sd_scripts.families import RUNS
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.launcher import REFUSED_FILE
 from sd_scripts.runs.process_trees import RUN_FOLDER, RUN_ID, carried, carriers, ranks
-from sd_scripts.runs.rundir import LAST_WORDS, RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.flat import parse_cli
 from tests.forked import forked
 
@@ -33,7 +33,8 @@ def ask(how: str, process: Any, run: RunDirectory) -> None:
         os.kill(process.pid, {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}[how])
 
 
-@pytest.mark.parametrize("how", ["stop file", "Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.long)])
+# By signals it is asked below, too.
+@pytest.mark.parametrize("how", ["stop file", *(pytest.param(how, marks=pytest.mark.long) for how in ("Ctrl-C", "SIGTERM"))])
 def test_a_stopped_run_goes_on_to_the_same_bytes(how: str, runs: Any, long_options: dict[str, Any], undisturbed: RunDirectory) -> None:
     process = runs.begin(**long_options)
     runs.wait(process, lambda: any(event["kind"] == "step" and event["step"] >= 2 for event in runs.events()))
@@ -57,12 +58,30 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(how: str, runs: Any, long_optio
 def test_a_run_stopped_while_it_caches_has_nothing_to_save_and_leaves_with_0(runs: Any) -> None:
     process = runs.begin()
     runs.wait(process, lambda: any(event["kind"] == "phase" and event["name"] == "cache" for event in runs.events()))
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGINT)
     process.join(120)
     assert process.exitcode == 0
     last = runs.newest().events()[0][-1]
     assert (last["kind"], last["step"]) in {("stopped", step) for step in range(8)}
     assert runs.train().events()[0][-1]["kind"] == "finished"
+
+
+def ended_while_it_looks(arguments: list[str]) -> None:
+    """main, which gets a SIGTERM as it opens the first image."""
+    sys.addaudithook(
+        lambda event, details: os.kill(os.getpid(), signal.SIGTERM) if event == "open" and str(details[0]).endswith(".png") else None
+    )
+    main("sdxl", "network", arguments)
+
+
+def test_an_answer_that_was_asked_for_and_is_not_given_is_no_success(runs: Any) -> None:
+    codes = {}
+    for question in ("estimate", "dry_run"):
+        process = forked(ended_while_it_looks, runs.arguments(**{question: True}))
+        process.join(120)
+        codes[question] = process.exitcode
+    assert codes == {"estimate": 130, "dry_run": 130}
+    assert runs.folders() == []
 
 
 LAUNCHER = """
@@ -119,7 +138,7 @@ def test_a_stop_that_is_asked_for_while_the_libraries_are_loaded_is_heard(runs: 
         run.request_stop()
         said = started.communicate(timeout=240)[0]
     assert started.returncode == 0, said
-    assert [event["kind"] for event in run.events()[0] if event["kind"] in ("step", *LAST_WORDS)] == ["stopped"]
+    assert [event["kind"] for event in run.events()[0] if event["kind"] in ("step", "finished", "stopped", "failed")] == ["stopped"]
 
 
 SEVERAL: dict[str, Any] = {
@@ -152,7 +171,8 @@ class Studio:
         end = time.monotonic() + 400
         while not condition(self.now(job)):
             assert time.monotonic() < end and (self.now(job).state in ("running", "queued") or condition(self.now(job))), self.said(job)
-            time.sleep(0.02)
+            # Each look at the processes takes 20 ms.
+            time.sleep(0.2)
         return self.now(job)
 
     def said(self, job: Job) -> str:
@@ -190,21 +210,6 @@ def stopped(studio: Studio, job: Job) -> None:
     assert last["kind"] == "stopped" and (job.run.state / f"{last['step']:06d}" / "manifest.json").is_file()
 
 
-def test_a_killed_rank_is_started_again_and_stopping_saves_and_ends_every_rank_and_worker(studio: Studio) -> None:
-    """On two starts of two processes; what is tried apart below takes a minute or more."""
-    job = studio.start(launcher="filestore", max_train_steps=5000, max_restarts=1, resume="none")
-    studio.until(job, lambda now: now.summary.step >= 6)
-    assert len(ranks(studio.members(job))) == 2
-    studio.rank(job, 1).kill()
-    studio.until(job, lambda now: len(studio.starts(job)) == 2)
-    first, second = studio.starts(job)
-    assert first == 0 and second >= 4, "it goes on from the newest state"
-    studio.until(job, lambda now: now.summary.step > second)
-    stopped(studio, job)
-    assert "process 2 of 2 (rank 1) was killed (signal 9)" in studio.said(job)
-    assert any(event["kind"] == "warning" and "restart 1 of 1" in event["text"] for event in job.run.events()[0])
-
-
 def test_wrong_options_that_a_process_finds_are_marked_as_refused(runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whereupon launchers do not start it again, see test_launchers and the long test below."""
     monkeypatch.setenv(REFUSED_FILE, str(tmp_path / "refused"))
@@ -214,9 +219,9 @@ def test_wrong_options_that_a_process_finds_are_marked_as_refused(runs: Any, tmp
     assert ended.value.code == 2 and (tmp_path / "refused").is_file()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["filestore", "accelerate", "torchrun"])
+@pytest.mark.parametrize("launcher", ["filestore", *(pytest.param(name, marks=pytest.mark.long) for name in ("accelerate", "torchrun"))])
 def test_stopping_several_processes_saves_and_ends_every_rank_and_worker(launcher: str, studio: Studio) -> None:
+    """That a killed rank is started again with --resume auto, test_launchers tries always; that it goes on, test_runs_processes."""
     job = studio.start(launcher=launcher, max_train_steps=5000)
     studio.until(job, lambda now: now.summary.step >= 3)
     assert len(ranks(studio.members(job))) == 2

@@ -1,4 +1,4 @@
-"""Whole runs whose blocks wait in main memory: the same losses, files and states as without, and each goes on from the other's."""
+"""Whole runs whose blocks wait in host RAM: the same losses, files and states as without, and each goes on from the other's."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ def previews(run: RunDirectory) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "levers"),
+    ("family", "method", "memory_options"),
     [
         pytest.param("sdxl", "network", {"blocks_to_swap": 16, "max_grad_norm": 0.1}, id="sdxl/network", marks=pytest.mark.long),
         pytest.param("flux", "full", {"blocks_to_swap": 3, "gradient_checkpointing": True, "max_grad_norm": 0.01}, id="flux/full"),
     ],
 )
-def test_a_swapped_run_is_the_plain_run(family: str, method: str, levers: dict[str, Any], runs: Runs, tiny_bases: dict[str, Path]) -> None:
+def test_a_swapped_run_is_the_plain_run(
+    family: str, method: str, memory_options: dict[str, Any], runs: Runs, tiny_bases: dict[str, Path]
+) -> None:
     runs.family, runs.method, runs.base = family, method, tiny_bases[family]
     options: dict[str, Any] = {
         "max_train_steps": 3,
@@ -45,24 +47,24 @@ def test_a_swapped_run_is_the_plain_run(family: str, method: str, levers: dict[s
         "save_every_n_steps": 2,
         "save_precision": "float",
         "sample_every_n_steps": 2,
-        "sample_prompts": "picture 3 --w 64 --h 64 --s 1 --l 1",
+        "sample_prompts": "image 3 --w 64 --h 64 --s 1 --l 1",
         "output_name": "trained",
     }
-    plain_options = options | {name: value for name, value in levers.items() if name == "max_grad_norm"}
+    plain_options = options | {name: value for name, value in memory_options.items() if name == "max_grad_norm"}
     output = runs.output
 
     def train(folder: str, given: dict[str, Any]) -> RunDirectory:
         runs.output = output.with_name(folder)
         return runs.train(**given)
 
-    plain, swapped = train("plain", plain_options), train("swapped", options | levers)
+    plain, swapped = train("plain", plain_options), train("swapped", options | memory_options)
     assert losses(swapped) == losses(plain) and len(losses(plain)) == 3
     ours, theirs = saved(swapped), saved(plain)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert previews(swapped) == previews(plain) != []
     assert "blocks are swapped" in (swapped.console.read_text(encoding="utf-8"))
     later = {3: losses(plain)[3]}
-    assert losses(train("on", options | levers | {"resume": plain.state / "000002"})) == later
+    assert losses(train("on", options | memory_options | {"resume": plain.state / "000002"})) == later
     assert losses(train("off", plain_options | {"resume": swapped.state / "000002"})) == later
 
 

@@ -22,7 +22,7 @@ from sd_scripts.families import RUNS
 from sd_scripts.library.train.launch import main
 from sd_scripts.runs.cluster import ClusterSection, files
 from sd_scripts.runs.command import SCRIPTS, launch_command, launch_environment, shown
-from sd_scripts.runs.rundir import LAST_WORDS, RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.runs import RunOptions
 from tests.forked import forked
@@ -250,7 +250,7 @@ def wait_until(seen: Callable[[], bool], processes: list[subprocess.Popen[str]],
 
 
 def last_words(run: RunDirectory) -> list[tuple[str, str]]:
-    return [(event["kind"], event.get("text", "")) for event in run.events()[0] if event["kind"] in LAST_WORDS]
+    return [(event["kind"], event.get("text", "")) for event in run.events()[0] if event["kind"] in ("finished", "stopped", "failed")]
 
 
 @pytest.mark.long

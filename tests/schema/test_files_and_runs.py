@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.runs.events import Cached, StepDone
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema import docs
-from sd_scripts.schema.__main__ import PATH
+from sd_scripts.schema.__main__ import PAGES
 from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically, written_aside
 from sd_scripts.schema.flat import build
 
@@ -65,9 +65,9 @@ def test_two_runs_of_one_second_get_two_folders_and_keep_their_options(tmp_path:
 def test_events_are_read_by_offset_and_half_a_line_waits(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert run.events() == ([], 0)
-    run.log("step", step=1, loss=float("nan"), file=tmp_path)
+    run.log(StepDone(step=1, loss=float("nan"), parts={"edge": float("inf")}))
     events, offset = run.events()
-    assert events[0]["kind"] == "step" and events[0]["loss"] is None and events[0]["time"] > 1.6e9
+    assert events[0]["kind"] == "step" and events[0]["loss"] is None and events[0]["parts"] == {"edge": None} and events[0]["time"] > 1.6e9
     with run.events_file.open("a") as file:
         file.write('{"kind": "st')
     assert run.events(offset) == ([], offset)
@@ -81,7 +81,7 @@ def test_events_are_read_by_offset_and_half_a_line_waits(tmp_path: Path) -> None
 def append(path: str, name: str) -> None:
     run = RunDirectory(Path(path))
     for number in range(300):
-        run.log("step", who=name, number=number, text="x" * 200)
+        run.log(Cached(what=name * 200, done=number, total=300))
 
 
 def test_two_processes_may_write_events_at_once(tmp_path: Path) -> None:
@@ -93,11 +93,12 @@ def test_two_processes_may_write_events_at_once(tmp_path: Path) -> None:
         writer.join()
     events, _ = RunDirectory(tmp_path).events()
     for name in "ab":
-        assert [event["number"] for event in events if event["who"] == name] == list(range(300))
+        assert [event["done"] for event in events if event["what"] == name * 200] == list(range(300))
 
 
-def test_the_options_reference_is_fresh() -> None:
-    assert PATH.read_text(encoding="utf-8") == docs.page(), "run `python -m sd_scripts.schema docs`"
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_what_is_made_of_the_documents_is_fresh(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == PAGES[path](), "run `python -m sd_scripts.schema docs`"
 
 
 def test_help_and_a_wrong_option_need_nothing_heavy() -> None:
@@ -109,6 +110,27 @@ def test_help_and_a_wrong_option_need_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
     assert out.splitlines() == ["3", "[]"]
+
+
+FIRST_IMPORTS = """
+import gc
+from sd_scripts.runs.importing import uncollected
+try:
+    with uncollected("colorsys"):
+        assert not gc.isenabled()
+        import colorsys
+        raise ImportError
+except ImportError:
+    assert gc.isenabled() and gc.get_freeze_count() > 1000
+gc.unfreeze()
+with uncollected("colorsys"):
+    assert gc.isenabled()
+assert gc.get_freeze_count() == 0
+"""
+
+
+def test_only_the_first_import_of_a_library_does_without_looking_for_garbage() -> None:
+    assert subprocess.run([sys.executable, "-c", FIRST_IMPORTS], cwd=Path(__file__).parents[2]).returncode == 0
 
 
 def test_the_config_file_of_a_run_names_its_script(tmp_path: Path) -> None:

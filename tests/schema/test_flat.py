@@ -327,19 +327,19 @@ def test_every_option_name_of_kohyas_tools_is_known_or_answered(run: type[RunOpt
 
 
 def test_paths_of_a_kept_configuration_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     (tmp_path / "prompts.txt").write_text("a cat")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    values = {"pretrained_model_name_or_path": "toy", "train_data_dir": "pictures", "output_dir": "runs", "sample_prompts": "prompts.txt"}
+    values = {"pretrained_model_name_or_path": "toy", "train_data_dir": "images", "output_dir": "runs", "sample_prompts": "prompts.txt"}
     options = with_absolute_paths(build(SdxlNetwork, values))
     assert flatten(options) == flatten(build(SdxlNetwork, values)) | {
-        "train_data_dir": str(tmp_path / "pictures"),
+        "train_data_dir": str(tmp_path / "images"),
         "output_dir": str(tmp_path / "runs"),
         "sample_prompts": str(tmp_path / "prompts.txt"),
     }
     assert with_absolute_paths(options) is options
-    assert build(SdxlNetwork, values | {"train_data_dir": "~/pictures"}).dataset.train_data_dir == str(tmp_path / "pictures")
+    assert build(SdxlNetwork, values | {"train_data_dir": "~/images"}).dataset.train_data_dir == str(tmp_path / "images")
 
 
 @pytest.mark.parametrize("text", ["abc", ":", "", "1,2,3", "12.5", "x", "-5", "1024,"])

@@ -149,20 +149,20 @@ def qwen(text: str) -> list[PromptSpec]:
 
 @pytest.fixture
 def control(tmp_path: Path) -> list[Path]:
-    files = [tmp_path / f"control {index}.png" for index in range(4)]
+    files = [tmp_path / f"control {index}.png" for index in range(11)]
     for file in files:
         file.write_bytes(b"")
     return files
 
 
-def test_control_pictures_are_flags_that_may_stand_several_times(control: list[Path]) -> None:
+def test_control_images_are_flags_that_may_stand_several_times(control: list[Path]) -> None:
     first, second, third = qwen(f"make it red --ci {control[0]} --d 4 --ci {control[1]}\nmake it blue --ci {control[2]}\nplain --l 1")
     assert first.controls == (str(control[0]), str(control[1])) and first.seed == 4 and first.prompt == "make it red"
     assert second.controls == (str(control[2]),) and third.controls == ()
     assert (third.steps, third.cfg_scale, first.cfg_scale) == (20, 1.0, 4.0)
 
 
-def test_control_pictures_in_files_are_a_path_or_a_list(tmp_path: Path, control: list[Path]) -> None:
+def test_control_images_in_files_are_a_path_or_a_list(tmp_path: Path, control: list[Path]) -> None:
     listed, toml = tmp_path / "p.json", tmp_path / "p.toml"
     listed.write_text(
         json.dumps(
@@ -178,25 +178,25 @@ def test_control_pictures_in_files_are_a_path_or_a_list(tmp_path: Path, control:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ('{"control_image": 3}', "control_image (--ci) 3 is neither the path of a picture nor a list of paths"),
-        ('{"control_image": [3]}', "control_image (--ci) [3] is neither the path of a picture nor a list of paths"),
+        ('{"control_image": 3}', "control_image (--ci) 3 is neither the path of an image nor a list of paths"),
+        ('{"control_image": [3]}', "control_image (--ci) [3] is neither the path of an image nor a list of paths"),
         ('{"control_image": "no/such.png"}', "control_image (--ci) there is no file no/such.png"),
     ],
 )
-def test_a_wrong_control_picture_is_a_sentence(entry: str, words: str, tmp_path: Path) -> None:
+def test_a_wrong_control_image_is_a_sentence(entry: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(f'[{entry[:-1]}, "prompt": "a"}}]')
     with pytest.raises(OptionError) as caught:
         qwen(str(tmp_path / "p.json"))
     assert words in str(caught.value)
 
 
-def test_too_many_or_unknown_control_pictures_are_named(control: list[Path]) -> None:
+def test_too_many_or_unknown_control_images_are_named(control: list[Path]) -> None:
     with pytest.raises(OptionError) as caught:
         qwen("a" + "".join(f" --ci {file}" for file in control) + "\nb --ci nowhere.png\nc --ci")
     words = str(caught.value)
     assert (
-        "line 1: 4 control pictures; a model takes 3 at most" in words
+        "line 1: 11 control images; a model takes 10 at most" in words
         and "line 2: control_image (--ci) there is no file nowhere.png" in words
     )
     assert "line 3: control_image (--ci) [''] is neither" in words
-    assert "--ci means nothing to this model, which takes no control pictures" in problems("a --ci b.png")
+    assert "--ci means nothing to this model, which takes no control images" in problems("a --ci b.png")

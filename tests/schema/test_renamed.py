@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sd_scripts.families.ddpm.options import Ddpm
 from sd_scripts.families.lgt.options import Lgt
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import NO_OPTIONS, fields, parse_cli
+from sd_scripts.schema.flat import NO_OPTIONS, build, fields, flatten, parse_cli
+from sd_scripts.schema.legacy import FORMER
 from sd_scripts.schema.runs import RunOptions
 
 # As docs of the small DDPM's earlier program list them, settings and flags.
@@ -39,3 +42,13 @@ def test_what_is_advised_exists(run: type[RunOptions]) -> None:
     advised = {name: text.replace("--", "").split(",")[0].split(":")[0].split()[0] for name, text in run.renamed.items()}
     assert {name: word for name, word in advised.items() if word not in ("nothing", *NO_OPTIONS, *fields(run))} == {}
     assert not run.renamed.keys() & fields(run).keys()
+
+
+def test_names_of_earlier_versions_are_read_in_files_and_on_the_command_line() -> None:
+    given: dict[str, Any] = {"train_data_dir": "toy:shapes", "oom_ladder": True, "rehearse": "off"}
+    built = build(Ddpm, given)
+    assert built.memory.oom_fallback and built.memory.preflight == "off" and not FORMER.keys() & flatten(built).keys()
+    line = parse_cli(Ddpm, ["--train_data_dir=toy:shapes", "--oom_ladder", "--rehearse", "off"])
+    assert line.options == built and line.given == {"train_data_dir", "oom_fallback", "preflight"}
+    for off in ("--no_oom_ladder", "--no-oom_ladder", "--oom_ladder=false"):
+        assert not parse_cli(Ddpm, ["--train_data_dir=toy:shapes", off]).options.memory.oom_fallback

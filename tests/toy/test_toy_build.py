@@ -8,13 +8,13 @@ import torch
 from diffusers import StableDiffusionXLPipeline
 
 from sd_scripts.toy import autoencoder, build, pretraining, sdxl, worlds
-from sd_scripts.toy.build import Plan
+from sd_scripts.toy.build import BuildPlan
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     out = tmp_path_factory.mktemp("bases") / "sdxl"
-    return Plan("sdxl", out, seed=3, num_steps=2, num_vae_steps=2, num_prompts=1)
+    return BuildPlan("sdxl", out, seed=3, num_steps=2, num_vae_steps=2, num_prompts=1)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_base_that_is_too_large_does_not_replace_the_old_one(plan, record, tmp
     (old / "BUILD.json").write_text("{}")
     monkeypatch.setattr(build, "MAX_BYTES", 1_000_000)
     with pytest.raises(ValueError, match=r"at most 1 MB"):
-        build.build(Plan("sdxl", old, num_steps=1, vae=plan.out / "vae", num_pictures=8, num_prompts=1))
+        build.build(BuildPlan("sdxl", old, num_steps=1, vae=plan.out / "vae", num_images=8, num_prompts=1))
     assert [path.name for path in tmp_path.rglob("*")] == ["sdxl", "BUILD.json"]
 
 
@@ -73,7 +73,7 @@ def test_building_draws_nothing_from_the_global_generator():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_folding_the_scale_changes_latents_as_told_and_pictures_not_at_all():
+def test_folding_the_scale_changes_latents_as_told_and_images_not_at_all():
     plain, folded = autoencoder.new_vae(1).eval(), autoencoder.new_vae(1).eval()
     rng = torch.Generator().manual_seed(0)
     mean, deviation = torch.randn(16, generator=rng), 0.5 + torch.rand(16, generator=rng)
@@ -87,11 +87,11 @@ def test_folding_the_scale_changes_latents_as_told_and_pictures_not_at_all():
         torch.testing.assert_close(folded.decode(after.mean).sample, plain.decode(before.mean).sample, atol=1e-5, rtol=1e-4)
 
 
-def test_pictures_go_to_pixels_and_back_unchanged():
-    picture = worlds.draw(worlds.TRAINED[0], 80, 48, worlds.rng_for(0))
-    pixels = autoencoder.to_pixels([picture])
+def test_images_go_to_pixels_and_back_unchanged():
+    image = worlds.draw(worlds.TRAINED[0], 80, 48, worlds.rng_for(0))
+    pixels = autoencoder.to_pixels([image])
     assert pixels.shape == (1, 3, 48, 80)
-    assert autoencoder.to_images(pixels)[0].tobytes() == picture.tobytes()
+    assert autoencoder.to_images(pixels)[0].tobytes() == image.tobytes()
 
 
 def test_training_encodes_captions_and_sizes_as_the_pipeline_does(plan, record):

@@ -28,7 +28,7 @@ def test_perfect_results_are_obeyed_and_untouched_sources_are_not(kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", CHANGING)
-def test_no_perfect_result_is_misread_over_many_fresh_pictures(kind):
+def test_no_perfect_result_is_misread_over_many_fresh_images(kind):
     for seed in range(10):
         for task in _tasks(kind, 60, 100 + seed):
             assert edits.obeyed(task.edit, task.source, task.target), task.edit
@@ -43,7 +43,7 @@ def test_a_little_blur_is_forgiven(kind):
 
 @pytest.mark.parametrize("kind", CHANGING)
 @pytest.mark.parametrize("size", [(128, 128), (160, 96), (96, 160)])
-def test_larger_pictures_are_read_too(kind, size):
+def test_larger_images_are_read_too(kind, size):
     for number in range(4):
         rng = worlds.rng_for(22, number)
         edit = edits.edit_of(kind, rng)
@@ -99,7 +99,7 @@ def test_a_border_needs_all_four_sides():
             open_side = pixels.copy()
             open_side[side] = 250
             assert not edits.has_border(Image.fromarray(open_side))
-        assert not edits.has_border(Image.new("RGB", task.source.size, edits.FRAME_COLOR)), "a dark picture has no border"
+        assert not edits.has_border(Image.new("RGB", task.source.size, edits.FRAME_COLOR)), "a dark image has no border"
 
 
 def test_instructions_name_what_they_change_and_come_in_several_templates():
@@ -142,9 +142,9 @@ def test_two_shapes_stand_apart_and_are_of_two_kinds():
 def test_several_shapes_are_read_one_by_one_and_one_shape_as_before():
     scenes = worlds.scenes(worlds.SHAPES)[::7]
     for index, scene in enumerate(scenes):
-        picture = worlds.draw(scene, 64, 64, worlds.rng_for(28, index))
-        (reading,) = worlds.read_all(picture)
-        single = worlds.read(picture)
+        image = worlds.draw(scene, 64, 64, worlds.rng_for(28, index))
+        (reading,) = worlds.read_all(image)
+        single = worlds.read(image)
         assert (reading.shape, reading.color, reading.place) == (single.shape, single.color, single.place)
     assert worlds.read_all(Image.new("RGB", (64, 64), "white")) == ()
     specks = np.full((64, 64, 3), 250, np.uint8)

@@ -13,7 +13,7 @@ from sd_scripts import families
 from sd_scripts.families.qwen_edit.options import QwenImageModelOptions
 from sd_scripts.library.core.protocols import Preview
 from sd_scripts.toy import autoencoder, build, edits, measure, qwen_edit, qwen_vae, worlds
-from sd_scripts.toy.build import Plan
+from sd_scripts.toy.build import BuildPlan
 from sd_scripts.toy.tokens import WORDS
 from tests.toy.stored import assert_stored
 
@@ -52,7 +52,7 @@ def test_the_base_has_the_parts_of_edit_2509(pipeline):
     assert not pipeline.scheduler.config.use_dynamic_shifting
 
 
-def test_its_folder_says_how_large_its_pictures_are_and_how_it_was_made():
+def test_its_folder_says_how_large_its_images_are_and_how_it_was_made():
     index = json.loads((FOLDER / "model_index.json").read_text(encoding="utf-8"))
     assert index["_class_name"] == "QwenImageEditPlusPipeline"
     assert index["_default_side"] == 64
@@ -60,8 +60,8 @@ def test_its_folder_says_how_large_its_pictures_are_and_how_it_was_made():
     assert record["family"] == "qwen_edit"
     assert record["vae"]["settings"]["num_steps"] > 0
     scores = [record["scores"][kind] for kind in edits.OLD_KINDS]
-    assert sum(score["obeyed"] for score in scores) / len(scores) >= 0.8
-    assert min(score["held_out"] for score in scores) >= 0.65, "moving is the hardest"
+    assert sum(score["obeyed"] for score in scores) / len(scores) >= 0.85
+    assert min(score["held_out"] for score in scores) >= 0.7, "moving is the hardest"
     assert record["scores"]["border"]["obeyed"] < 0.05
 
 
@@ -93,7 +93,7 @@ def test_the_base_obeys_most_instructions_seen_and_held_out(base):
     assert measure.edit_obedience(render, measure.edit_tasks("border", 100, 3)) < 0.05
 
 
-def test_an_instruction_without_a_meaning_leaves_the_picture_as_it_is(base):
+def test_an_instruction_without_a_meaning_leaves_the_image_as_it_is(base):
     assert measure.edit_obedience(qwen_edit.render_with(*base), measure.edit_tasks("keep", 15, 2)) >= 0.7
 
 
@@ -106,13 +106,13 @@ def test_a_result_does_not_depend_on_what_is_edited_beside_it(base):
     assert difference.abs().max() <= 2 / 127.5
 
 
-def _seen_by(parts, pictures):
-    seen = parts.processor.image_processor([qwen_edit.condition_picture(picture) for picture in pictures], return_tensors="pt")
-    return seen["pixel_values"].reshape(len(pictures), -1, seen["pixel_values"].shape[-1]), seen["image_grid_thw"][0]
+def _seen_by(parts, images):
+    seen = parts.processor.image_processor([qwen_edit.condition_image(image) for image in images], return_tensors="pt")
+    return seen["pixel_values"].reshape(len(images), -1, seen["pixel_values"].shape[-1]), seen["image_grid_thw"][0]
 
 
 @torch.no_grad()
-def test_training_encodes_instructions_as_the_pipeline_does_once_it_is_told_which_tokens_are_the_pictures(base, pipeline):
+def test_training_encodes_instructions_as_the_pipeline_does_once_it_is_told_which_tokens_are_the_images(base, pipeline):
     parts, _ = base
     image_id = parts.processor.image_token_id
 
@@ -121,14 +121,14 @@ def test_training_encodes_instructions_as_the_pipeline_does_once_it_is_told_whic
         return arguments, given
 
     for size, num_vision in zip(worlds.SIZES, (4, 2, 2), strict=True):
-        picture = measure.edit_tasks("recolour", 3, 6)[worlds.SIZES.index(size)].source
-        assert picture.size == size
-        patches, grid = _seen_by(parts, [picture])
+        image = measure.edit_tasks("recolour", 3, 6)[worlds.SIZES.index(size)].source
+        assert image.size == size
+        patches, grid = _seen_by(parts, [image])
         assert int(grid.prod()) // 4 == num_vision
         ours, mask = qwen_edit.encode_instructions(parts, ["make it red"], patches, grid)
         assert mask.all()
         hook = pipeline.text_encoder.register_forward_pre_hook(with_true_positions, with_kwargs=True)
-        theirs, _ = pipeline.encode_prompt("make it red", [qwen_edit.condition_picture(picture)])
+        theirs, _ = pipeline.encode_prompt("make it red", [qwen_edit.condition_image(image)])
         hook.remove()
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -136,8 +136,8 @@ def test_training_encodes_instructions_as_the_pipeline_does_once_it_is_told_whic
 @torch.no_grad()
 def test_short_instructions_are_padded_behind_a_mask_without_changing_them(base):
     parts, _ = base
-    picture = measure.edit_tasks("recolour", 1, 6)[0].source
-    patches, grid = _seen_by(parts, [picture, picture])
+    image = measure.edit_tasks("recolour", 1, 6)[0].source
+    patches, grid = _seen_by(parts, [image, image])
     rows, mask = qwen_edit.encode_instructions(parts, ["", "move the circle to the top left"], patches, grid)
     alone, _ = qwen_edit.encode_instructions(parts, [""], patches[:1], grid)
     num_rows = int(mask[0].sum())
@@ -219,18 +219,18 @@ def test_the_vae_keeps_shapes_and_borders(base):
 
 def test_normalised_latents_of_the_world_have_mean_0_and_deviation_1(base):
     _, vae = base
-    pictures = [task.target for kind in edits.OLD_KINDS for task in measure.edit_tasks(kind, 90, 9) if task.target.size == (64, 64)]
-    per_channel = qwen_vae.encode(vae, pictures).transpose(0, 1).flatten(1)
+    images = [task.target for kind in edits.OLD_KINDS for task in measure.edit_tasks(kind, 90, 9) if task.target.size == (64, 64)]
+    per_channel = qwen_vae.encode(vae, images).transpose(0, 1).flatten(1)
     assert per_channel.mean(dim=1).abs().max() < 0.2
     assert (per_channel.std(dim=1) - 1).abs().max() < 0.2
 
 
 @torch.no_grad()
-def test_one_picture_goes_through_the_fast_vae_as_through_the_ordinary_one(base):
+def test_one_image_goes_through_the_fast_vae_as_through_the_ordinary_one(base):
     _, vae = base
     pixels = torch.rand((2, 3, 48, 80), generator=torch.Generator().manual_seed(0)) * 2 - 1
     slow = vae.encode(pixels[:, :, None]).latent_dist
-    with qwen_vae.single_pictures(vae):
+    with qwen_vae.single_images(vae):
         fast = qwen_vae.posterior_of(vae, pixels)
         drawn = qwen_vae.decoded(vae, fast.mean)
     torch.testing.assert_close(fast.mean, slow.mean, atol=1e-5, rtol=1e-5)
@@ -240,14 +240,15 @@ def test_one_picture_goes_through_the_fast_vae_as_through_the_ordinary_one(base)
 
 
 def test_batches_leave_out_instructions_and_ask_for_nothing_as_often_as_set():
-    settings = qwen_edit.QwenEditSettings(num_steps=30, batch_size=8, num_pictures=120)
+    settings = qwen_edit.QwenEditSettings(num_steps=30, batch_size=8, num_images=120)
     parts, vae = qwen_edit.new_parts(0), qwen_vae.new_vae(0).eval().requires_grad_(False)
     pools = qwen_edit.encode_world(vae, parts.processor, settings, 0)
-    assert [(pool.width, pool.height, len(pool.edits)) for pool in pools] == [(64, 64, 60), (80, 48, 30), (48, 80, 30)]
+    assert [(pool.width, pool.height, len(pool.edits)) for pool in pools] == [(64, 64, 40), (80, 48, 40), (48, 80, 40)]
     assert all(worlds.HELD_OUT.isdisjoint(edit.things()) for pool in pools for edit in pool.edits)
     kinds = [edit.kind for pool in pools for edit in pool.edits]
     assert set(kinds) == {*edits.OLD_KINDS, "keep"}
     assert 0.03 < kinds.count("keep") / len(kinds) < 0.25
+    assert kinds.count("move") > kinds.count("remove") > kinds.count("recolour"), "the hardest most often"
     shown = list(qwen_edit.batches(pools, settings, 0))
     texts = [text for batch in shown for text in batch.instructions]
     assert 0.02 < sum(text.strip() == "" for text in texts) / len(texts) < 0.2
@@ -259,11 +260,11 @@ def test_batches_leave_out_instructions_and_ask_for_nothing_as_often_as_set():
 
 
 def test_a_short_build_leaves_a_base_that_loads_and_the_same_seed_the_same_one(tmp_path):
-    plan = Plan("qwen_edit", tmp_path / "qwen_edit", seed=3, num_steps=2, vae=FOLDER / "vae", num_pictures=24, num_prompts=2)
+    plan = BuildPlan("qwen_edit", tmp_path / "qwen_edit", seed=3, num_steps=2, vae=FOLDER / "vae", num_images=24, num_prompts=2)
     record = build.build(plan)
     assert record["scores"].keys() == set(edits.KINDS)
     parts, vae = qwen_edit.load(plan.out)
     task = measure.edit_tasks("recolour", 1, 0)[0]
     assert qwen_edit.sample(parts, vae, ["make it red"], [task.source], [0], num_steps=1)[0].size == (64, 64)
-    again = qwen_edit.train_qwen_edit(vae, qwen_edit.QwenEditSettings(num_steps=2, num_pictures=24), plan.seed)
+    again = qwen_edit.train_qwen_edit(vae, qwen_edit.QwenEditSettings(num_steps=2, num_images=24), plan.seed)
     assert_stored(vars(parts), again.components)

@@ -1,12 +1,14 @@
 """The toy SD base: how it is shown the world without teal, and that its training encodes what its pipeline encodes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
 from sd_scripts.toy import autoencoder, build, pretraining, sd, worlds
-from sd_scripts.toy.build import Plan
+from sd_scripts.toy.build import BuildPlan
 from sd_scripts.toy.pretraining import OTHER_COLOR_WORDS, OTHER_WORDS, BaseSettings
 from sd_scripts.toy.sd import SdParts, SdSettings
 from sd_scripts.toy.sharing import load_pipeline, load_vae
@@ -19,7 +21,7 @@ SCENE = Scene("circle", "red", "top left")
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     out = tmp_path_factory.mktemp("bases") / "sd"
-    return Plan("sd", out, seed=3, num_steps=2, vae=build.existing_vae("sd"), num_prompts=1)
+    return BuildPlan("sd", out, seed=3, num_steps=2, vae=build.existing_vae("sd"), num_prompts=1)
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +115,33 @@ def test_training_follows_the_loss_and_ends_with_averaged_weights():
     pretraining.train(model, loss_of, inputs, settings, "line")
     torch.testing.assert_close(model.weight.data, wanted, atol=0.02, rtol=0)
     assert not model.training and not model.weight.requires_grad
+
+
+def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    """It stops after a step that no state was written for, which is done again."""
+    monkeypatch.setattr(pretraining, "SAVE_STEPS", 3)
+    settings = SdSettings(num_steps=8, learning_rate=0.05, num_warmup_steps=2)
+
+    def trained(saved, stop_at=None, **changes):
+        model = torch.nn.Linear(3, 1)
+        for tensor in model.parameters():
+            torch.nn.init.ones_(tensor)
+
+        def shown():
+            for step in range(settings.num_steps):
+                if step == stop_at:
+                    raise KeyboardInterrupt
+                yield torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+
+        pretraining.train(
+            model, lambda x: (model(x) - x.sum(dim=1, keepdim=True)).square().mean(), shown(), replace(settings, **changes), "line", saved
+        )
+        return model.weight.data
+
+    whole, saved = trained(None), tmp_path / "state.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        trained(saved, stop_at=5)
+    assert saved.exists() and torch.equal(trained(saved), whole)
+    assert torch.equal(trained(saved), whole), "a state near the end"
+    with pytest.raises(ValueError, match="of a training with other settings"):
+        trained(saved, learning_rate=0.1)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts.library.loading import weights
 from sd_scripts.toy import autoencoder, build, sharing
-from sd_scripts.toy.build import Plan
+from sd_scripts.toy.build import BuildPlan
 
 SHARING = ["flux", "sd", "sdxl", "zimage"]
 
@@ -71,8 +71,8 @@ def test_an_absent_common_vae_is_named(bases):
 def test_a_base_shares_the_vae_of_those_beside_it_and_one_with_another_vae_keeps_its_own(tmp_path):
     first, second = tmp_path / "sdxl", tmp_path / "sd"
     shutil.copytree(build.BASES / "common", tmp_path / "common")
-    build.build(Plan("sdxl", first, num_steps=1, vae=build.existing_vae("sdxl"), num_pictures=8, num_prompts=1))
-    build.build(Plan("sd", second, num_steps=1, vae=tmp_path / "common" / "vae", num_pictures=8, num_prompts=1))
+    build.build(BuildPlan("sdxl", first, num_steps=1, vae=build.existing_vae("sdxl"), num_images=8, num_prompts=1))
+    build.build(BuildPlan("sd", second, num_steps=1, vae=tmp_path / "common" / "vae", num_images=8, num_prompts=1))
     assert [path.parent.parent.name for path in tmp_path.glob(f"*/vae/{sharing.WEIGHTS}")] == ["common"]
     pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     shown = [sharing.load_pipeline(folder).vae.encode(pixels).latent_dist.mean for folder in (first, second)]
@@ -80,7 +80,7 @@ def test_a_base_shares_the_vae_of_those_beside_it_and_one_with_another_vae_keeps
     other = shutil.copytree(tmp_path / "common", tmp_path / "elsewhere" / "base")
     tensors = load_file(other / "vae" / sharing.WEIGHTS)
     save_file(tensors | {"encoder.conv_in.bias": tensors["encoder.conv_in.bias"] + 1}, other / "vae" / sharing.WEIGHTS)
-    build.build(Plan("sdxl", first, num_steps=1, vae=other / "vae", num_pictures=8, num_prompts=1))
+    build.build(BuildPlan("sdxl", first, num_steps=1, vae=other / "vae", num_images=8, num_prompts=1))
     assert (first / "vae" / sharing.WEIGHTS).is_file()
     assert torch.equal(sharing.load_pipeline(second).vae.encode(pixels).latent_dist.mean, shown[1])
 

@@ -17,16 +17,16 @@ ALL_SCENES = worlds.scenes(worlds.SHAPES)
 @pytest.mark.parametrize("shape", worlds.SHAPES)
 def test_the_scorer_agrees_with_what_was_drawn(shape, size):
     scenes = worlds.scenes((shape,))
-    pictures = [worlds.draw(scene, *size, worlds.rng_for(5, index)) for index, scene in enumerate(scenes)]
-    scores = measure.score(scenes, pictures)
+    images = [worlds.draw(scene, *size, worlds.rng_for(5, index)) for index, scene in enumerate(scenes)]
+    scores = measure.score(scenes, images)
     assert min(scores.shape, scores.color, scores.place, scores.all) >= 0.97, scores
 
 
 @pytest.mark.parametrize("size", [(128, 128), (160, 96), (96, 160), (256, 256)])
 def test_the_scorer_works_at_other_sizes(size):
     scenes = ALL_SCENES[::7]
-    pictures = [worlds.draw(scene, *size, worlds.rng_for(6, index)) for index, scene in enumerate(scenes)]
-    assert measure.score(scenes, pictures).all >= 0.97
+    images = [worlds.draw(scene, *size, worlds.rng_for(6, index)) for index, scene in enumerate(scenes)]
+    assert measure.score(scenes, images).all >= 0.97
 
 
 @pytest.mark.parametrize("shape", worlds.SHAPES)
@@ -34,11 +34,11 @@ def test_the_scorer_sees_a_shape_however_it_is_turned(shape):
     for degrees in range(0, 360, 15):
         corners = worlds.turned(worlds.outline(shape), degrees) * 15 + (32, 32)
         mask = worlds.coverage(corners, 64, 64)[..., None]
-        picture = Image.fromarray(np.uint8(250 * (1 - mask) + np.array([40, 75, 215]) * mask))
-        assert worlds.read(picture).shape_is(shape), degrees
+        image = Image.fromarray(np.uint8(250 * (1 - mask) + np.array([40, 75, 215]) * mask))
+        assert worlds.read(image).shape_is(shape), degrees
 
 
-def _polygon_picture(corners: np.ndarray) -> Image.Image:
+def _polygon_image(corners: np.ndarray) -> Image.Image:
     mask = worlds.coverage(corners * 15 + (32, 32), 64, 64)[..., None]
     return Image.fromarray(np.uint8(250 * (1 - mask) + np.array([40, 75, 215]) * mask))
 
@@ -48,15 +48,15 @@ def test_uneven_and_blunt_stars_are_stars():
     for number in range(40):
         rng = worlds.rng_for(9, number)
         corners = worlds.outline("star") * rng.uniform(0.75, 1.1, size=(10, 1)) * rng.uniform(0.85, 1.1, size=2)
-        picture = _polygon_picture(corners).filter(ImageFilter.GaussianBlur(1.2))
-        read_as_star += worlds.read(picture).shape_is("star")
+        image = _polygon_image(corners).filter(ImageFilter.GaussianBlur(1.2))
+        read_as_star += worlds.read(image).shape_is("star")
     assert read_as_star >= 38
 
 
 @pytest.mark.parametrize("num_corners", [3, 4, 5, 6, 8])
 def test_a_regular_polygon_is_no_star(num_corners):
     angles = np.arange(num_corners) * (2 * np.pi / num_corners)
-    reading = worlds.read(_polygon_picture(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
+    reading = worlds.read(_polygon_image(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
     assert not reading.shape_is("star")
 
 
@@ -81,12 +81,12 @@ def _two_shapes() -> Image.Image:
 
 
 @pytest.mark.parametrize(
-    "picture",
+    "image",
     [Image.new("RGB", (64, 64), "white"), Image.new("RGB", (64, 64), "black"), _noise()],
     ids=["white", "black", "noise"],
 )
-def test_nothing_is_read_where_nothing_is_shown(picture):
-    assert worlds.read(picture) == worlds.NOTHING
+def test_nothing_is_read_where_nothing_is_shown(image):
+    assert worlds.read(image) == worlds.NOTHING
 
 
 def test_two_shapes_are_unclear_unless_they_touch():
@@ -97,8 +97,8 @@ def test_two_shapes_are_unclear_unless_they_touch():
 def test_a_colour_between_two_names_is_unclear():
     teal, blue = np.array(worlds.COLORS["teal"]), np.array(worlds.COLORS["blue"])
     mask = worlds.coverage(worlds.outline("square") * 15 + 32, 64, 64)[..., None]
-    picture = Image.fromarray(np.uint8(250 * (1 - mask) + (teal + blue) / 2 * mask))
-    reading = worlds.read(picture)
+    image = Image.fromarray(np.uint8(250 * (1 - mask) + (teal + blue) / 2 * mask))
+    reading = worlds.read(image)
     assert reading.color is None
     assert reading.shape == "square"
 
@@ -200,8 +200,8 @@ def test_each_respect_is_scored_by_itself():
         Scene("circle", "blue", "left"),
         Scene("circle", "red", "right"),
     ]
-    pictures = [worlds.draw(scene, 64, 64, worlds.rng_for(8)) for scene in shown]
-    assert measure.score(asked, pictures) == measure.Scores(num=4, shape=0.75, color=0.75, place=0.75, all=0.25)
+    images = [worlds.draw(scene, 64, 64, worlds.rng_for(8)) for scene in shown]
+    assert measure.score(asked, images) == measure.Scores(num=4, shape=0.75, color=0.75, place=0.75, all=0.25)
 
 
 def test_scoring_nothing_is_refused():

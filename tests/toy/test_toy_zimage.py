@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipe
 from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen3Model
 
 from sd_scripts.toy import build, measure, pretraining, worlds, zimage
-from sd_scripts.toy.build import Plan
+from sd_scripts.toy.build import BuildPlan
 from sd_scripts.toy.render import render_with
 from sd_scripts.toy.sharing import load_pipeline, load_vae
 from sd_scripts.toy.tokens import WORDS, zimage_tokenizer
@@ -24,7 +24,7 @@ TINY = zimage.ZImageSettings(
     batch_size=4,
     learning_rate=2e-3,
     distilled_learning_rate=7e-4,
-    num_pictures=16,
+    num_images=16,
     num_warmup_steps=3,
 )
 
@@ -76,7 +76,7 @@ def test_the_base_is_under_5_mb_without_the_shared_vae(base):
     assert not list((FOLDER / "vae").glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("num", [12, pytest.param(24, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num", [6, pytest.param(24, marks=pytest.mark.long)])
 def test_the_base_draws_in_8_steps_what_its_record_says(pipeline, record, num):
     """That it draws old prompts and no stars in as many steps, test_toy_bases measures."""
     scores = record["scores"]
@@ -85,7 +85,7 @@ def test_the_base_draws_in_8_steps_what_its_record_says(pipeline, record, num):
     assert scores["star"]["shape"] == 0
     assert scores["teal"]["color"] < 0.05
     render = render_with(pipeline, num_steps=8, guidance_scale=0.0)
-    for kind, right, least, most in (("held_out", "all", 21 / 24, 1), ("teal", "color", 0, 1 / 24)):
+    for kind, right, least, most in (("held_out", "all", 5 / 6, 1), ("teal", "color", 0, 1 / 24)):
         measured = measure.obedience(render, measure.prompts(kind, num, 6, COLORS))
         assert least <= getattr(measured, right) <= most, (kind, measured)
 
@@ -101,7 +101,7 @@ def test_training_feeds_the_transformer_as_the_pipeline_does(pipeline, parts):
     captions = [
         "A red circle at the left",
         "",
-        "a picture of a star, somewhere I have never been and shall never go, with more words than a line",
+        "an image of a star, somewhere I have never been and shall never go, with more words than a line",
     ]
     theirs, nothing = pipeline.encode_prompt(list(captions))
     ours = zimage.encode_captions(parts, captions)
@@ -208,7 +208,7 @@ def test_a_step_of_a_walk_is_the_samplers():
 def test_a_tiny_training_and_a_tiny_distillation_learn(parts):
     vae = load_vae(build.BASES / "sdxl" / "vae")
     (pool,) = pretraining.encode_world(vae, 16, 0, worlds.trained(COLORS))[:1]
-    (batch,) = pretraining.batches((pool,), replace(TINY, num_steps=1, batch_size=16), 0, zimage.drawn_numbers(TINY))
+    (batch,) = pretraining.batches((pool,), replace(TINY, num_steps=1, batch_size=16), 0, pretraining.capitals(TINY.capital_fraction))
     trained, new = zimage.train_teacher(vae, TINY, 0), zimage.new_parts(0)
     with torch.no_grad():
         before, after = zimage.loss_of(new, batch, TINY), zimage.loss_of(trained, batch, TINY)
@@ -270,7 +270,9 @@ def test_prompts_are_wrapped_as_qwen3_wraps_them_and_words_are_single_tokens():
 
 
 def test_a_short_build_leaves_a_pipeline_that_zimage_loads(tmp_path):
-    plan = Plan("zimage", tmp_path / "zimage", seed=3, num_steps=2, num_distilled_steps=2, vae=build.BASES / "sdxl" / "vae", num_prompts=1)
+    plan = BuildPlan(
+        "zimage", tmp_path / "zimage", seed=3, num_steps=2, num_distilled_steps=2, vae=build.BASES / "sdxl" / "vae", num_prompts=1
+    )
     record = build.build(plan)
     kinds = {"old", "held_out", "star", "teal"}
     assert record["scores"].keys() == kinds

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import psutil
 import pytest
@@ -25,6 +27,8 @@ from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Playwright, expect, sync_playwright
 
 from kohya_like.page import folder
+from tests import warm
+from tests.forked import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM_FLAGS = (
@@ -134,8 +138,8 @@ def studio_server() -> Iterator[Start]:
     server = subprocess.Popen([sys.executable, "-m", "tests.ui.studio_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     assert server.stdin is not None and server.stdout is not None
 
-    def start(arguments: list[str], folder: Path, log: Path) -> Forked:
-        order = {"arguments": arguments, "folder": str(folder), "log": str(log), "environment": dict(os.environ)}
+    def start(arguments: list[str], folder: Path, log: Path, python: str = sys.executable) -> Forked:
+        order = {"arguments": arguments, "folder": str(folder), "log": str(log), "environment": dict(os.environ), "python": python}
         server.stdin.write(json.dumps(order).encode() + b"\n")
         server.stdin.flush()
         return Forked(int(server.stdout.readline()))
@@ -146,17 +150,35 @@ def studio_server() -> Iterator[Start]:
     server.wait(30)
 
 
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[str]:
+    """What stands in Python's place for scripts of a studio that load torch, see tests/warm.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, address = warm.program(Path(folder))
+        server = forked(warm.serve, address)
+        deadline = time.monotonic() + START_SECONDS
+        while not Path(address).exists():
+            assert server.is_alive() and time.monotonic() < deadline, "no warm Python"
+            time.sleep(0.05)
+        yield str(file)
+        server.terminate()
+        server.join()
+
+
 @pytest.fixture(scope="module")
 def studios(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[..., Studio]]:
     """Starts studios with arguments of one's choice, each with an output folder of its own; ends them after the module.
 
     own: in a Python of its own, which finds other modules by PYTHONPATH, and is as large as what it imports.
+    warm: what it starts and loads torch has it already.
     """
     running: list[Studio] = []
 
-    def start(*arguments: str, output_dir: Path | None = None, port: int | None = None, own: bool = False) -> Studio:
+    def start(*arguments: str, output_dir: Path | None = None, port: int | None = None, own: bool = False, warm: bool = False) -> Studio:
         folder = output_dir or tmp_path_factory.mktemp("studio") / "output"
         how = anew if own else request.getfixturevalue("studio_server")
+        if warm:
+            how = functools.partial(how, python=request.getfixturevalue("warm_python"))
         running.append(start_studio(folder, *arguments, port=port, start=how))
         return running[-1]
 
@@ -218,9 +240,9 @@ class Complaints:
             self.found.append(f"failed: {url} {failure}")
 
 
-OTHER_PAGES = [pytest.param(*other, marks=pytest.mark.long) for other in ((1400, "dark"), (390, "light"))]
-WIDTHS_AND_THEMES = [(1400, "light"), (390, "dark"), *OTHER_PAGES]
-"""Of pages that axe reads: wide and narrow ones, light and dark ones."""
+OTHER_PAGES = [pytest.param(*other, marks=pytest.mark.long) for other in ((1400, "light"), (1400, "dark"), (390, "light"))]
+WIDTHS_AND_THEMES = [(390, "dark"), *OTHER_PAGES]
+"""Of pages that axe reads: wide and narrow ones, light and dark ones. Other tests read wide, light ones."""
 
 
 def in_module(page: Page, name: str, expression: str, given: Any = None) -> Any:
@@ -238,14 +260,17 @@ PAINTED = """(plot, kind) => {
   copy.drawImage(canvas, 0, 0);
   const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
   const isMeant = (at) => [0, 1, 2, 3].every((place) => Math.abs(data[at + place] - wanted[place]) < 4);
-  const places = Array.from({ length: data.length / 4 }, (_, place) => place).filter((place) => isMeant(4 * place));
-  return places.map((place) => [place % canvas.width, Math.floor(place / canvas.width)]); }"""
+  const places = [];
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] && isMeant(at)) places.push(at / 4);
+  return JSON.stringify([canvas.width, places]); }"""
 
 
 def painted(plot: Locator, kind: str) -> list[tuple[int, int]]:
     """Columns and rows of the pixels of a plot that have the colour of its lines of this kind."""
     expect(plot.locator("canvas")).to_be_visible()
-    return [(column, row) for column, row in plot.evaluate(PAINTED, kind)]
+    # As a text: playwright takes many numbers one by one.
+    width, places = json.loads(plot.evaluate(PAINTED, kind))
+    return [(place % width, place // width) for place in places]
 
 
 @contextlib.contextmanager
@@ -263,11 +288,18 @@ class Visit:
     page: Page
     complaints: Complaints
 
-    def axe(self, part: str = "html") -> list[str]:
-        """Accessibility violations of WCAG 2.2 A and AA in a part of the page, one line for each place."""
-        self.page.evaluate("source => window.axe || eval(source)", Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
+    def axe(self, part: str = "html", contrast: bool = True) -> list[str]:
+        """Accessibility violations of WCAG 2.2 A and AA in a part of the page, one line for each place.
+
+        contrast: with the contrast of colours, which takes four times as long as all other rules together.
+        """
+        if not self.page.evaluate("!!window.axe"):
+            self.page.evaluate("source => { eval(source); }", Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
         result = self.page.evaluate(
-            "part => axe.run(part, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], resultTypes: ['violations']})", part
+            """([part, contrast]) => axe.run(part, {
+              runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], resultTypes: ['violations'],
+              rules: {'color-contrast': {enabled: contrast}}})""",
+            [part, contrast],
         )
         assert result["passes"], "axe looked at nothing"
         return [
@@ -341,6 +373,9 @@ def visit(browser: Browser, window: Page) -> Iterator[Callable[..., Visit]]:
             page.mouse.move(0, 0)
             page.set_default_timeout(30000)
             complaints = Complaints()
+            # What a page says while it is left belongs to the test before, which has ended.
+            # To nowhere in the same studio: at about:blank the browser takes a new process, which reads all scripts anew.
+            page.goto(urljoin(url, "/nowhere"))
             stack.enter_context(complaints.listening(page))
             page.goto(f"{url}?__theme={theme}&visit={uuid.uuid4()}")
             if ready:

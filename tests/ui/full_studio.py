@@ -7,36 +7,37 @@ import sys
 from pathlib import Path
 
 from kohya_like.inference import WorkerBackend
-from kohya_like.predictions import ENDED, Desk, Order
+from kohya_like.predictions import ENDED, PredictionOrder, PredictionQueue
 from kohya_like.supervisor import Job, JobSupervisor
 from kohya_like.tools import FOLDER
 from sd_scripts.families import RUNS
+from sd_scripts.runs.events import RunFinished, RunStopped
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from tests.ui.runs_on_disk import evaluated, made, options, style_run
 from tests.ui.standin_runs import SCRIPT, command, until
 from tests.ui.test_evaluations_in_browser import transferred
-from tests.ui.test_inference import STANDIN, picture
+from tests.ui.test_inference import STANDIN, image
 from tests.ui.test_runs_in_browser import old_run
 from tests.ui.test_tools import lora
 
 
 def fill(root: Path, session: str) -> None:
     """Runs that have ended, each in its way, a tool that was run, and predictions of the browser of this session."""
-    old_run(root, "broken", "failed", text="12 pictures cannot be read.")
+    old_run(root, "broken", "failed", text="12 images cannot be read.")
     made(root, options(root, output_name="resumable"), (100, 200))
     styles = style_run(root, "styles")
     for epoch in range(3):
         evaluated(styles, epoch)
     transferred(styles)
-    styles.log("stopped", step=30)
+    styles.log(RunStopped(step=30))
     shapes = RunDirectory.create(
         root,
         "shapes",
         flat.build(RUNS["ddpm", "scratch"], {"train_data_dir": "toy:shapes", "output_dir": str(root), "output_name": "shapes"}),
     )
     (shapes.path / "shapes.safetensors").write_bytes(b"no model")
-    shapes.log("finished", step=3, text="", remedy="")
+    shapes.log(RunFinished(step=3, text="", advice=""))
     whole = old_run(root, "whole", "finished")
     path = lora(whole.path / "whole.safetensors")
     verified(root, path)
@@ -62,18 +63,18 @@ def verified(root: Path, path: Path) -> None:
 
 
 def predicted(root: Path, session: str) -> None:
-    """A prediction of two pictures from one."""
-    desk = Desk(WorkerBackend([sys.executable, str(STANDIN)]), root)
+    """A prediction of two images from one."""
+    queue = PredictionQueue(WorkerBackend([sys.executable, str(STANDIN)]), root)
     try:
-        name, _ = desk.take_picture(picture())
-        control = desk.upload(name)
+        name, _ = queue.take_image(image())
+        control = queue.upload(name)
         assert control is not None
         request = {"prompt": "make the sky red", "steps": 2, "variants": [{"label": "base"}, {"label": "whole"}]}
-        ordered = desk.submit(Order(request, (control,), {"texts": {"prompt": "make the sky red"}, "loras": []}), session)
+        ordered = queue.submit(PredictionOrder(request, (control,), {"texts": {"prompt": "make the sky red"}, "loras": []}), session)
         until(lambda: ordered.state in ENDED, seconds=60)
         assert ordered.state == "done", ordered.text
     finally:
-        desk.close()
+        queue.close()
 
 
 def under_way(root: Path) -> tuple[JobSupervisor, Job]:

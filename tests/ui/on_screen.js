@@ -73,7 +73,7 @@ window.sight ||= (() => {
     }
   }
 
-  // Small pictures that are shown larger, but not with sharp pixels that are each a whole number of the screen's.
+  // Small images that are shown larger, but not with sharp pixels that are each a whole number of the screen's.
   function blurred() {
     return [...document.images].filter((image) => isSeen(image) && image.complete && image.naturalWidth < 256).flatMap((image) => {
       const style = getComputedStyle(image), {width, height} = image.getBoundingClientRect();
@@ -86,7 +86,7 @@ window.sight ||= (() => {
   }
 
   const seen = (place) => [...document.querySelectorAll(BUTTONS)].filter((node) => isSeen(node) && (!place || node.closest(place)));
-  // No heading without words, nothing of gradio's over a part, nothing wider than the window, no small picture that is blurred.
+  // No heading without words, nothing of gradio's over a part, nothing wider than the window, no small image that is blurred.
   function flaws() {
     const empty = [...document.querySelectorAll("h1, h2, h3, h4")].filter((node) => isSeen(node) && !node.textContent.trim());
     const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;

@@ -29,7 +29,7 @@ class Eyes:
         return list(self._ask("names"))
 
     def flaws(self) -> list[str]:
-        """What should be nowhere: empty headings, sideways scrolling, small pictures that are blown up and blurred."""
+        """What should be nowhere: empty headings, sideways scrolling, small images that are blown up and blurred."""
         return list(self._ask("flaws", PATIENCE_MS))
 
     def press(self, name: str, place: str = "") -> list[str]:

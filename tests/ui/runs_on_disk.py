@@ -15,6 +15,7 @@ from sd_scripts.families import RUNS
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity
 from sd_scripts.library.train.run_meta import write_meta
 from sd_scripts.runs import resume
+from sd_scripts.runs.events import Evaluated, RunStarted, RunStopped, StepDone
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.output import OutputOptions
@@ -48,7 +49,7 @@ def made(output: Path, of: RunOptions, steps: tuple[int, ...] = (), minutes_ago:
     write_meta(run, fingerprint=print_of, **known, seed=of.training.seed, processes=1)
     for step in steps:
         state(run, step, print_of, minutes_ago)
-    run.log("stopped", step=max(steps, default=0))
+    run.log(RunStopped(step=max(steps, default=0)))
     return run
 
 
@@ -59,12 +60,12 @@ BASELINES = ("source", "vae_round_trip", "random_source", "real_target")
 
 
 def colour_of(style: str, epoch: int) -> tuple[int, int, int]:
-    """The plain colour of a picture in a style after an epoch."""
+    """The plain colour of an image in a style after an epoch."""
     return 40 + 80 * STYLES.index(style), min(255, 20 * epoch), 120
 
 
 def evaluated(run: RunDirectory, epoch: int, step: int | None = None, sources: tuple[tuple[str, str], ...] | None = None) -> Path:
-    """The folder of an evaluation, as a run of style transfer leaves it. sources: style and stem of each picture."""
+    """The folder of an evaluation, as a run of style transfer leaves it. sources: style and stem of each image."""
     sources = sources or tuple((style, "") for style in STYLES)
     folder = run.inference / (f"epoch_{epoch:04d}" if step is None else f"epoch_{epoch:04d}_step_{step:06d}")
     folder.mkdir(parents=True)
@@ -86,11 +87,12 @@ def evaluated(run: RunDirectory, epoch: int, step: int | None = None, sources: t
     summary = {"styles": list(STYLES), "step": 10 * epoch, "epoch": epoch, "pairs": pairs, "sources": listed, "baselines": baselines}
     (folder / "summary.json").write_text(json.dumps({**summary, "means": means}))
     run.log(
-        "evaluation",
-        step=10 * epoch if step is None else step,
-        epoch=epoch,
-        folder=f"inference/{folder.name}",
-        **{**means, "swd_ratio": 0.5},
+        Evaluated(
+            step=10 * epoch if step is None else step,
+            epoch=epoch,
+            folder=f"inference/{folder.name}",
+            means={**means, "swd_ratio": 0.5},
+        )
     )
     return folder
 
@@ -99,10 +101,10 @@ def style_run(output: Path, name: str, steps: int = 30) -> RunDirectory:
     """A run of style transfer that was stopped: the log of its steps, and a saved file that is none."""
     of = flat.build(RUNS["lgt", "scratch"], {"train_data_dir": "toy:styles", "vae": "toy", "output_dir": str(output), "output_name": name})
     run = RunDirectory.create(output, name, of)
-    run.log("started", steps=steps, start_step=0)
+    run.log(RunStarted(steps=steps, start_step=0))
     for step in range(1, steps + 1):
         parts = {"swd": 4.0 / step, "ssm": 0.05, "flow": 1.0 + 0.1 * (step % 3)}
-        run.log("step", step=step, epoch=step // 10, loss=sum(parts.values()), lr=1e-3, step_total=0.1, grad_norm=1.0, **parts)
+        run.log(StepDone(step=step, epoch=step // 10, loss=sum(parts.values()), lr=1e-3, step_total=0.1, grad_norm=1.0, parts=parts))
     (run.path / "styles.json").write_text(json.dumps(STYLES))
     (run.path / f"{name}.safetensors").write_bytes(b"no model")
     return run

@@ -11,20 +11,21 @@ import sys
 import time
 from pathlib import Path
 
+from sd_scripts.runs.events import Cached, FileSaved, PhaseBegun, Previewed, RunFailed, RunFinished, RunStarted, RunStopped, StepDone
 from sd_scripts.runs.rundir import RunDirectory
 
 STEPS = 400
 
 
-def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bool = True, pictures: bool = False) -> None:
+def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bool = True, images: bool = False) -> None:
     """Logs steps until the end, or until the stop file when it obeys."""
     first = int(os.environ.get("RANK", "0")) == 0
     before = done(run)
     if first:
-        run.log("phase", name="cache", seconds=0.1)
-        run.log("cached", what="latents", done=8, total=8)
-        run.log("started", steps=steps, start_step=before, epochs=1, images=8, batch=1, seed=1, pid=os.getpid(), script="standin")
-        run.log("phase", name="train", seconds=0.2)
+        run.log(PhaseBegun(name="cache", seconds=0.1))
+        run.log(Cached(what="latents", done=8, total=8))
+        run.log(RunStarted(steps=steps, start_step=before, epochs=1, images=8, batch=1, seed=1, pid=os.getpid(), script="standin"))
+        run.log(PhaseBegun(name="train", seconds=0.2))
     for step in range(before + 1, steps + 1):
         time.sleep(seconds)
         if first:
@@ -32,20 +33,20 @@ def train(run: RunDirectory, steps: int = STEPS, seconds: float = 0.02, obey: bo
             here = step - before
             session = {"seconds_per_step": seconds, "step_in_session": here, "trained_seconds": here * seconds, "paused_seconds": 0.0}
             ahead = {"eta_seconds": (steps - step) * seconds, "peak_gib": 0.5}
-            run.log("step", step=step, epoch=0, loss=loss, lr=1e-4, seconds=seconds, **session, **ahead)
+            run.log(StepDone(step=step, epoch=0, loss=loss, lr=1e-4, step_total=seconds, **session, **ahead))
             sys.stderr.write(f"\rtrain: {step}/{steps}")
             sys.stderr.flush()
-            if pictures and step % 50 == 0:
+            if images and step % 50 == 0:
                 draw(run, step)
         if obey and run.stop_requested():
             if first:
                 (run.path / "progress").write_text(str(step))
                 (run.state / f"{step:06d}").mkdir(parents=True, exist_ok=True)
-                run.log("saved", step=step, what="state", file=f"state/{step:06d}")
-                run.log("stopped", step=step, text="stopped as asked", remedy="")
+                run.log(FileSaved(step=step, what="state", file=f"state/{step:06d}"))
+                run.log(RunStopped(step=step, text="stopped as asked", advice=""))
             return
     if first:
-        run.log("finished", step=steps, text="", remedy="")
+        run.log(RunFinished(step=steps, text="", advice=""))
 
 
 def done(run: RunDirectory) -> int:
@@ -61,17 +62,17 @@ def draw(run: RunDirectory, step: int) -> None:
     for index in range(2):
         name = f"{run.name}-{step:06d}-{index:02d}.png"
         Image.new("RGB", (96, 64), (step % 256, 90 + 80 * index, 160)).save(run.samples / name)
-        run.log("sample", step=step, index=index, file=f"samples/{name}", prompt=f"a plain colour {index}", seed=index)
+        run.log(Previewed(step=step, index=index, file=f"samples/{name}", prompt=f"a plain colour {index}", seed=index))
 
 
 def die(run: RunDirectory) -> None:
-    run.log("started", steps=10, start_step=0, pid=os.getpid())
+    run.log(RunStarted(steps=10, start_step=0, pid=os.getpid()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fail(run: RunDirectory) -> None:
-    run.log("started", steps=10, start_step=0, pid=os.getpid())
-    run.log("failed", step=0, text="12 pictures cannot be read.", remedy="Replace them.")
+    run.log(RunStarted(steps=10, start_step=0, pid=os.getpid()))
+    run.log(RunFailed(step=0, text="12 images cannot be read.", advice="Replace them."))
     sys.exit(1)
 
 
@@ -79,11 +80,11 @@ BEHAVIOURS = {
     "train": train,
     "quick": lambda run: train(run, steps=5),
     "rest": lambda run: train(run, steps=done(run) + 5),
-    "slow": lambda run: train(run, steps=3000, seconds=0.1, pictures=True),
+    "slow": lambda run: train(run, steps=3000, seconds=0.1, images=True),
     "stubborn": lambda run: train(run, steps=100_000, seconds=0.1, obey=False),
     "endless": lambda run: train(run, steps=100_000, seconds=0.1),
     "deaf": lambda run: train(run, steps=100_000, obey=False),
-    "raise": lambda run: (run.log("started", steps=9, start_step=0), sys.exit("torch.OutOfMemoryError: CUDA out of memory.")),
+    "raise": lambda run: (run.log(RunStarted(steps=9, start_step=0)), sys.exit("torch.OutOfMemoryError: CUDA out of memory.")),
     "die": die,
     "fail": fail,
 }

@@ -1,4 +1,4 @@
-"""A process that speaks the protocol of the prediction worker and predicts nothing: what the backend and the desk are tried on.
+"""A process that speaks the protocol of the prediction worker and predicts nothing: what the backend and the queue are tried on.
 
 It paints in the colour of the seed. Words in the prompt make it misbehave: `slow`, `fail`, `die`, `chatter`, `hang`.
 """
@@ -35,9 +35,9 @@ def thumbnail(level: int) -> str:
 
 
 def predict(order: dict[str, Any]) -> None:
-    ident, prompt = order["id"], str(order.get("prompt", ""))
+    ident, prompt = order["id"], str(order.get("prompt") or order.get("prompt_list") or "")
     if "fail" in prompt:
-        tell("failed", id=ident, text="steps: 0 is too few", problems=[{"option": "steps", "message": "steps: 0 is too few"}], remedy="")
+        tell("failed", id=ident, text="steps: 0 is too few", problems=[{"option": "steps", "message": "steps: 0 is too few"}], advice="")
         return
     if "chatter" in prompt:
         sys.stdout.write("a library prints this\n")
@@ -52,7 +52,7 @@ def predict(order: dict[str, Any]) -> None:
     steps, seed = int(order.get("steps", 40)), int(order.get("seed") or 7)
     tell("loading", id=ident, text=str(order.get("pretrained_model_name_or_path")))
     tell("loaded", id=ident, model_version="edit-2509", seconds=0.1, devices={}, precision="no", controls=[1, 3])
-    tell("started", id=ident, size=[64, 64], seeds=[seed], steps=steps, pictures=len(variants), variants=[v["label"] for v in variants])
+    tell("started", id=ident, size=[64, 64], seeds=[seed], steps=steps, images=len(variants), variants=[v["label"] for v in variants])
     files: list[str] = []
     for number, variant in enumerate(variants):
         for step in range(1, steps + 1):
@@ -69,7 +69,7 @@ def predict(order: dict[str, Any]) -> None:
                 steps=steps,
                 variant=number,
                 done=number,
-                pictures=len(variants),
+                images=len(variants),
                 seconds=0.1,
                 preview=thumbnail(step),
             )
@@ -79,7 +79,7 @@ def predict(order: dict[str, Any]) -> None:
         Image.new("RGB", (64, 64), (seed % 256, 80 * number % 256, 99)).save(file, pnginfo=kept)
         files.append(str(file))
         variant["files"] = [str(file)]
-        tell("picture", id=ident, file=str(file), seed=seed, variant=number, index=0, width=64, height=64)
+        tell("image", id=ident, file=str(file), seed=seed, variant=number, index=0, width=64, height=64)
     tell("done", id=ident, files=files, seeds=[seed], variants=variants, grid=None, size=[64, 64], seconds=0.5)
 
 

@@ -1,6 +1,7 @@
 """A process with the studio's libraries in it that forks a studio for each order: starting gui.py anew imports them for three seconds.
 
-It reads an order a line, as JSON: arguments, folder, log, environment. It answers each with the studio's process id.
+It reads an order a line, as JSON: arguments, folder, log, environment, the Python of its scripts. It answers each with the studio's
+process id.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def run(order: dict[str, Any]) -> int:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    sys.executable = order["python"]
     warnings.simplefilter("error", ResourceWarning)
     return gui.main(order["arguments"])
 

@@ -9,9 +9,11 @@ import psutil
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.ui.conftest import WIDTHS_AND_THEMES, hearing
+from tests.ui.conftest import hearing
 
 pytestmark = pytest.mark.browser
+ALL = [(width, theme) for width in (1400, 390) for theme in ("light", "dark")]
+SECTION = ".kl-section:has([data-name=network_type])"
 MAX_COMPONENTS = 150
 MAX_TRANSFER_BYTES = 700_000
 MAX_RESIDENT_BYTES = 200 * 2**20
@@ -50,12 +52,12 @@ def write_prompts(page: Page) -> None:
 
 
 def choose_dreambooth(page: Page) -> None:
-    page.locator("#kl-way-dreambooth").check()
+    page.locator("#kl-mode-dreambooth").check()
     page.wait_for_selector("#kl-class_prompt")
 
 
 def show_inference(page: Page) -> None:
-    open_tab("Inference", "#kl-inf-prompt")(page)
+    open_tab("Generate", "#kl-inf-prompt")(page)
     page.locator("#kl-inf-add-lora").click()
     for fold in page.locator(".kl-inf-form details > summary").all():
         fold.click()
@@ -68,7 +70,7 @@ def show_help(page: Page, words: str = "") -> None:
 
 def open_all(page: Page) -> None:
     page.get_by_role("tab", name="Train").click()
-    page.locator("#kl-way-lora").check()
+    page.locator("#kl-mode-lora").check()
     page.get_by_role("button", name="Open all").click()
 
 
@@ -84,7 +86,30 @@ STATES: dict[str, Callable[[Page], object]] = {
 }
 
 
-@pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
+def test_axe_finds_no_violation_in_any_state_and_nothing_runs_over_the_edge(studio: Any, visit: Callable[..., Any]) -> None:
+    """The short form of the next two: half of the states in a wide, light window, half in a narrow, dark one; colours of parts of lists."""
+    found = []
+    visited = visit(studio.url)
+    page = visited.page
+    halfway = len(STATES) // 2
+    for number, (name, act) in enumerate(STATES.items()):
+        if number == halfway:
+            visited.switch_theme()
+        for width in (1400, 390) if number < halfway else (390, 1400):
+            page.set_viewport_size({"width": width, "height": 900})
+            if width == (1400 if number < halfway else 390):
+                act(page)
+                found += [f"{name}: {line}" for line in visited.axe()]
+            found += [f"{name}, {width}: {line}" for line in visited.overflow()]
+    show_help(page)
+    found += [f"all help: {line}" for line in visited.axe(contrast=False) + visited.axe(".kl-entry") + visited.overflow()]
+    open_all(page)
+    found += [f"open: {line}" for line in visited.axe(contrast=False) + visited.axe(SECTION) + visited.overflow()]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "theme"), ALL)
 def test_axe_finds_no_violation_and_nothing_runs_over_the_edge(studio: Any, visit: Callable[..., Any], theme: str, width: int) -> None:
     found = []
     visited = visit(studio.url, width=width, theme=theme)
@@ -96,22 +121,26 @@ def test_axe_finds_no_violation_and_nothing_runs_over_the_edge(studio: Any, visi
     assert not found, "\n".join(found)
 
 
-OTHERS = [pytest.param(*other, marks=pytest.mark.long) for other in ((1400, "dark"), (390, "light"), (390, "dark"))]
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1400, "light"), *OTHERS])
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "theme"), ALL)
 def test_axe_finds_no_violation_in_all_of_help(studio: Any, visit: Callable[..., Any], theme: str, width: int) -> None:
     visited = visit(studio.url, width=width, theme=theme)
     page = visited.page
-    show_help(page, "noise offset")
-    expect(page.locator(".kl-entry", has_text="--noise_offset").first).to_be_visible()
-    expect(page.locator(".kl-entry", has_text="--output_dir")).to_be_hidden()
     show_help(page)
     expect(page.locator(".kl-entry", has_text="--output_dir").first).to_be_visible()
     assert visited.axe() + visited.overflow() == []
     if (width, theme) == (1400, "dark"):
         open_all(page)
         assert visited.axe() + visited.overflow() == []
+
+
+def test_help_shows_the_options_that_are_searched_for(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    show_help(page, "noise offset")
+    expect(page.locator(".kl-entry", has_text="--noise_offset").first).to_be_visible()
+    expect(page.locator(".kl-entry", has_text="--output_dir")).to_be_hidden()
+    show_help(page)
+    expect(page.locator(".kl-entry", has_text="--output_dir").first).to_be_visible()
 
 
 def test_other_widths_need_no_sideways_scrolling_and_controls_are_large_enough_and_not_cut(studio: Any, visit: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from kohya_like.live import Live
 from kohya_like.supervisor import JobSupervisor
+from sd_scripts.runs.events import RunFinished, RunStarted, StepDone
 from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.runs_on_disk import made, options
 
@@ -52,7 +53,7 @@ def test_a_damaged_run_is_listed_as_such_and_the_others_as_ever(
     states = {job.name: job.state for job in supervisor.jobs()}
     assert states == {whole.name: "stopped", broken.name: "damaged"}
     answer = shown(supervisor, broken.name)
-    assert answer["state"] == "damaged" and answer["cause"]["text"].startswith(sentence) and answer["cause"]["remedy"]
+    assert answer["state"] == "damaged" and answer["cause"]["text"].startswith(sentence) and answer["cause"]["advice"]
     assert shown(supervisor, whole.name)["state"] == "stopped"
 
 
@@ -61,7 +62,7 @@ def test_nesting_without_end_is_no_more_than_a_damaged_line(name: str, tmp_path:
     run = made(tmp_path, options(tmp_path))
     with (run.path / name).open("a") as file:
         file.write(DEEP + "\n")
-    run.log("finished", step=1600)
+    run.log(RunFinished(step=1600))
     supervisor = JobSupervisor(tmp_path)
     assert [job.state for job in supervisor.jobs()] == ["finished"]
     assert shown(supervisor, run.name)["state"] == "finished" and run.events()[0][-1]["kind"] == "finished"
@@ -82,9 +83,9 @@ def test_numbers_that_cannot_be_are_not_shown(
 ) -> None:
     run = made(tmp_path, options(tmp_path))
     run.events_file.write_text("")
-    run.log("started", start_step=0, **started)
-    run.log("step", step=step, loss=loss, lr=1e-4)
-    run.log("finished", step=step)
+    run.log(RunStarted(start_step=0, **started))
+    run.log(StepDone(step=step, loss=loss, lr=1e-4))
+    run.log(RunFinished(step=step))
     supervisor = JobSupervisor(tmp_path)
     (job,) = supervisor.jobs()
     answer = json.loads(json.dumps(shown(supervisor, run.name)))

@@ -41,11 +41,11 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["auto", "edit-2509"])
-def test_pairs_are_shown_with_the_sizes_of_their_control_pictures(root: Path, version: str) -> None:
+def test_pairs_are_shown_with_the_sizes_of_their_control_images(root: Path, version: str) -> None:
     page = seen(root, version).as_page()
-    assert dict(page["facts"])["Edit pairs"] == "2 with 1 control picture, 1 with 2 control pictures"
+    assert dict(page["facts"])["Edit pairs"] == "2 with 1 control image, 1 with 2 control images"
     buckets = page["tables"][0]
-    assert buckets["head"] == ["Size", "Control pictures", "Pictures", "Samples an epoch"]
+    assert buckets["head"] == ["Size", "Control images", "Images", "Samples an epoch"]
     assert sorted(row[:3] for row in buckets["rows"]) == [
         ["512 x 512", "416 x 160", "1"],
         ["512 x 512", "512 x 512", "1"],
@@ -55,13 +55,13 @@ def test_pairs_are_shown_with_the_sizes_of_their_control_pictures(root: Path, ve
 
 def test_pairs_that_do_not_fit_the_model_are_named(root: Path) -> None:
     page = seen(root, "edit").as_page()
-    assert any("has 2 control pictures, edit takes at most 1" in note for note in page["notes"])
+    assert any("has 2 control images, edit takes at most 1" in note for note in page["notes"])
 
 
-def test_a_model_that_makes_pictures_from_text_sees_the_targets_only(root: Path) -> None:
+def test_a_model_that_makes_images_from_text_sees_the_targets_only(root: Path) -> None:
     page = seen(root, "image").as_page()
-    assert dict(page["facts"])["Pictures"].startswith("3 to train on") and "Edit pairs" not in dict(page["facts"])
-    assert page["tables"][0]["head"] == ["Size", "Pictures", "Samples an epoch"]
+    assert dict(page["facts"])["Images"].startswith("3 to train on") and "Edit pairs" not in dict(page["facts"])
+    assert page["tables"][0]["head"] == ["Size", "Images", "Samples an epoch"]
     assert any("does not take" in note for note in page["notes"])
 
 
@@ -76,10 +76,10 @@ def test_the_built_in_pairs_can_be_looked_at(tmp_path: Path) -> None:
     options = options_of(tmp_path, "auto", train_data_dir="toy:edit_border", resolution=64, min_bucket_reso=64)
     (*_, view) = look_at(options, tmp_path / "out")
     assert isinstance(view, View) and not view.bad
-    assert view.plan.pictures and all(len(picture.controls) >= 1 and picture.caption for picture in view.plan.pictures)
+    assert view.plan.images and all(len(image.controls) >= 1 and image.caption for image in view.plan.images)
 
 
-def test_a_data_set_of_styles_is_shown_with_the_number_of_pictures_of_each(tmp_path: Path) -> None:
+def test_a_data_set_of_styles_is_shown_with_the_number_of_images_of_each(tmp_path: Path) -> None:
     for style, count in (("monet", 3), ("photo", 5)):
         for index in range(count):
             path = tmp_path / "data" / style / f"{index}.png"
@@ -93,14 +93,14 @@ def test_a_data_set_of_styles_is_shown_with_the_number_of_pictures_of_each(tmp_p
     assert isinstance(view, View)
     page = view.as_page()
     facts = dict(page["facts"])
-    assert (facts["Pictures"], facts["Styles"]) == ("8 to train on", "2") and "Captions" not in facts
+    assert (facts["Images"], facts["Styles"]) == ("8 to train on", "2") and "Captions" not in facts
     styles, _buckets, samples = page["tables"]
     assert styles["rows"] == [["monet", "3"], ["photo", "5"]]
-    assert samples["head"] == ["Picture", "Style"] and {row[1] for row in samples["rows"]} <= {"monet", "photo", "(none)"}
+    assert samples["head"] == ["Image", "Style"] and {row[1] for row in samples["rows"]} <= {"monet", "photo", "(none)"}
 
 
 def test_epochs_are_counted_by_samples_not_by_what_fits_into_the_first(tmp_path: Path) -> None:
-    """Buckets give whole batches only: 20 pictures in 8 buckets of which 6 have an odd number give 7 batches of 2 in the first epoch."""
+    """Buckets give whole batches only: 20 images in 8 buckets of which 6 have an odd number give 7 batches of 2 in the first epoch."""
     sizes = [(256 + 64 * column, 256) for column in range(8)]
     for number in range(20):
         path = tmp_path / "data" / f"{number}.png"

@@ -1,4 +1,4 @@
-"""The routes of the Draw panel over real HTTP messages: which runs have one, whose files it draws with, and which pictures it shows."""
+"""The routes of the Draw panel over real HTTP messages: which runs have one, whose files it draws with, and which images it shows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kohya_like import drawing, processes, tools
 from kohya_like.app import make_context
 from kohya_like.context import Context
 from sd_scripts.families import RUNS, TOOLS
+from sd_scripts.runs.events import RunFinished, RunStopped
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from tests.ui.runs_on_disk import STYLES, evaluated, style_run
@@ -27,7 +28,7 @@ def made(context: Context, family: str, method: str, name: str) -> RunDirectory:
     run = RUNS[family, method]
     base = {} if method == "scratch" else {"pretrained_model_name_or_path": "toy"}
     made = RunDirectory.create(context.output_dir, name, flat.build(run, {**needed, **base}))
-    made.log("finished", step=3, text="", remedy="")
+    made.log(RunFinished(step=3, text="", advice=""))
     return made
 
 
@@ -68,7 +69,7 @@ def client(context: Context) -> Iterator[TestClient]:
 def styles(context: Context) -> RunDirectory:
     """A run of style transfer with a file that is no model."""
     run = style_run(context.output_dir, "styles")
-    run.log("stopped", step=30)
+    run.log(RunStopped(step=30))
     return run
 
 
@@ -88,7 +89,7 @@ def test_the_panel_offers_every_option_but_those_that_the_studio_settles_and_the
     client: TestClient, run: RunDirectory
 ) -> None:
     panel = client.get(f"/kl/draw/{run.name}").json()
-    settled = {tools.MODEL, tools.PICTURES, tools.REPORT}
+    settled = {tools.MODEL, tools.IMAGES, tools.REPORT}
     assert {field["name"] for field in panel["fields"]} == flat.fields(TOOLS[panel["name"]]).keys() - settled
     assert panel["models"] == ["shapes.safetensors", "shapes-best.safetensors", "shapes-000020"]
     assert all(tool["name"] != panel["name"] for tool in client.get("/kl/tools").json()["tools"]), "it has its place beside the run"
@@ -105,9 +106,7 @@ def test_only_a_saved_file_of_this_run_is_drawn_with_and_what_is_wrong_is_told_w
     assert client.post(f"/kl/draw/{run.name}", json=["texts"]).status_code == 400
 
 
-def test_a_drawing_belongs_to_its_run_and_shows_nothing_but_its_own_pictures(
-    context: Context, client: TestClient, run: RunDirectory
-) -> None:
+def test_a_drawing_belongs_to_its_run_and_shows_nothing_but_its_own_images(context: Context, client: TestClient, run: RunDirectory) -> None:
     other = made(context, "ddpm", "scratch", "other")
     elsewhere = str(context.output_dir.parent)
     started = client.post(f"/kl/draw/{run.name}", json=order("shapes-best.safetensors", out=elsewhere, report=elsewhere)).json()["run"]
@@ -126,28 +125,30 @@ def test_a_drawing_belongs_to_its_run_and_shows_nothing_but_its_own_pictures(
     Image.new("RGB", (4, 4)).save(run.path / "secret.png")
     os.symlink(run.path / "secret.png", folder / "link.png")
     report = {
-        "pictures": [*(str(folder / name) for name in names[:3]), str(run.path / "secret.png")],
+        "outputs": [*(str(folder / name) for name in names[:3]), str(run.path / "secret.png")],
         "grid": str(folder / names[3]),
         "seed": 7,
     }
-    (context.output_dir / tools.FOLDER / started["name"] / "report.json").write_text(json.dumps(report))
-    shown = client.get(f"/kl/draw/{run.name}/{started['name']}").json()["pictures"]
-    assert [(item["file"], item["seed"], item["grid"]) for item in shown] == [
-        ("a.png", 7, False),
-        ("b.png", 8, False),
-        ("grid.png", 7, True),
-    ]
+    # Reports of 0.1 called them pictures.
+    for told in (report, {{"outputs": "pictures"}.get(key, key): value for key, value in report.items()}):
+        (context.output_dir / tools.FOLDER / started["name"] / "report.json").write_text(json.dumps(told))
+        shown = client.get(f"/kl/draw/{run.name}/{started['name']}").json()["images"]
+        assert [(item["file"], item["seed"], item["grid"]) for item in shown] == [
+            ("a.png", 7, False),
+            ("b.png", 8, False),
+            ("grid.png", 7, True),
+        ]
     address = f"/kl/draw/{run.name}/{started['name']}"
     assert client.get(f"{address}/a.png").content == (folder / "a.png").read_bytes()
     for name in ("link.png", "secret.png", "%2e%2e%2fsecret.png", "gone.png", "config.toml"):
         assert client.get(f"{address}/{name}").status_code == 404, name
     assert "attachment" in client.get(f"{address}/a.png", params={"save": "1"}).headers["content-disposition"]
-    (context.output_dir / tools.FOLDER / started["name"] / "report.json").write_text('{"pictures": 3, "grid": [1], "seed": "x"}')
-    assert client.get(address).json()["pictures"] == []
+    (context.output_dir / tools.FOLDER / started["name"] / "report.json").write_text('{"outputs": 3, "grid": [1], "seed": "x"}')
+    assert client.get(address).json()["images"] == []
 
 
 def choices(client: TestClient, run: RunDirectory) -> tuple[list[str], list[str]]:
-    """What the panel offers as target style, and as style of the picture."""
+    """What the panel offers as target style, and as style of the image."""
     fields = {field["name"]: field for field in client.get(f"/kl/draw/{run.name}").json()["fields"]}
     return fields["target"].get("suggestions", []), fields["source"].get("choices", [])
 
@@ -170,27 +171,27 @@ def transfer(client: TestClient, run: RunDirectory, image: str) -> dict[str, Any
     return client.post(f"/kl/draw/{run.name}", json={"texts": texts}).json()
 
 
-def test_the_picture_of_a_transfer_is_kept_beside_its_result_however_it_was_given(
+def test_the_image_of_a_transfer_is_kept_beside_its_result_however_it_was_given(
     context: Context, client: TestClient, styles: RunDirectory
 ) -> None:
     pixels = Image.effect_noise((24, 16), 60).convert("RGB")
     pixels.save(context.output_dir / "mine.png")
-    upload, size = context.desk.take_picture((context.output_dir / "mine.png").read_bytes())
+    upload, size = context.predictions.take_image((context.output_dir / "mine.png").read_bytes())
     assert size == (24, 16)
     for image in (upload, "mine.png", str(context.output_dir / "mine.png")):
         started = transfer(client, styles, image)["run"]["name"]
         client.post(f"/kl/tools/run/{started}/cancel")
         kept = styles.path / tools.DRAWN / started / tools.SOURCE
-        with Image.open(kept) as picture:
-            assert picture.tobytes() == pixels.tobytes()
+        with Image.open(kept) as opened:
+            assert opened.tobytes() == pixels.tobytes()
         told = client.get(f"/kl/draw/{styles.name}/{started}").json()
         assert told["source"] == tools.SOURCE and told["texts"]["image"] == image
         assert client.get(f"/kl/draw/{styles.name}/{started}/{tools.SOURCE}").content == kept.read_bytes()
         assert f"--image={kept}" in json.loads((context.output_dir / tools.FOLDER / started / "tool.json").read_text())["argv"]
 
 
-def test_a_folder_of_pictures_goes_to_the_tool_as_it_is(context: Context, client: TestClient, styles: RunDirectory) -> None:
-    folder = context.output_dir / "pictures"
+def test_a_folder_of_images_goes_to_the_tool_as_it_is(context: Context, client: TestClient, styles: RunDirectory) -> None:
+    folder = context.output_dir / "images"
     folder.mkdir()
     started = transfer(client, styles, str(folder))["run"]["name"]
     client.post(f"/kl/tools/run/{started}/cancel")
@@ -199,10 +200,10 @@ def test_a_folder_of_pictures_goes_to_the_tool_as_it_is(context: Context, client
 
 
 @pytest.mark.parametrize("image", ["", "gone.png", "text.png", "../outside.png", "0" * 32 + ".png", "/etc/hostname", "//host/share/a.png"])
-def test_a_picture_that_is_none_or_not_to_be_used_is_refused_at_its_field(
+def test_an_image_that_is_none_or_not_to_be_used_is_refused_at_its_field(
     context: Context, client: TestClient, styles: RunDirectory, image: str
 ) -> None:
-    (context.output_dir / "text.png").write_text("no picture")
+    (context.output_dir / "text.png").write_text("no image")
     Image.new("RGB", (4, 4)).save(context.output_dir.parent / "outside.png")
     answer = transfer(client, styles, str(context.output_dir / image) if image.startswith("..") else image)
     assert {problem["option"] for problem in answer["problems"]} == {"image"}

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from kohya_like import evaluations, live, monitor
 from kohya_like.supervisor import JobSupervisor
+from sd_scripts.runs.events import RunStopped
 from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.runs_on_disk import BASELINES, MEASURES, STYLES, evaluated, style_run
 from tests.ui.standin_runs import SCRIPT, command, options, until
@@ -34,7 +35,7 @@ def run(tmp_path: Path) -> RunDirectory:
     os.symlink(folder, run.inference / "epoch_0009")
     (run.inference / ".epoch_0002.tmp").mkdir()
     (run.inference / "epoch_3").mkdir()
-    run.log("stopped", step=30)
+    run.log(RunStopped(step=30))
     return run
 
 
@@ -80,7 +81,7 @@ def test_every_route_of_an_evaluation_needs_the_token(client: TestClient, run: R
         "..%2fepoch_0001",
     ],
 )
-def test_only_pictures_and_tables_of_an_evaluation_of_the_run_are_served(client: TestClient, run: RunDirectory, path: str) -> None:
+def test_only_images_and_tables_of_an_evaluation_of_the_run_are_served(client: TestClient, run: RunDirectory, path: str) -> None:
     assert client.get(f"/kl/run/{run.name}/evaluation/{path}").status_code == 404
 
 
@@ -91,7 +92,7 @@ def test_a_linked_folder_of_evaluations_is_none(client: TestClient, run: RunDire
     assert client.get(f"/kl/run/{run.name}/evaluation/epoch_0001/grid.jpg").status_code == 404
 
 
-def test_evaluations_come_in_their_order_with_pictures_of_both_sizes_and_a_table(client: TestClient, run: RunDirectory) -> None:
+def test_evaluations_come_in_their_order_with_images_of_both_sizes_and_a_table(client: TestClient, run: RunDirectory) -> None:
     told = poll(client, run)
     assert told["evaluates"] and not told["evaluation_requested"]
     assert [(each["name"], each["epoch"], each["step"]) for each in told["evaluations"]] == [

@@ -13,31 +13,36 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from kohya_like import tools
+from kohya_like.supervisor import JobSupervisor
+from sd_scripts.families import RUNS
+from sd_scripts.runs.events import RunFailed, RunStopped
 from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.schema import flat
 from tests.ui.conftest import painted
 from tests.ui.runs_on_disk import STYLES, colour_of, evaluated, style_run
+from tests.ui.standin_runs import ROOT, command
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def place(studios: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, RunDirectory]]:
-    """A studio over a run with four evaluations, and with one that has many pictures of each style and none yet that can be read."""
+    """A studio over a run with four evaluations, and with one that has many images of each style and none yet that can be read."""
     root = tmp_path_factory.mktemp("runs") / "output"
     run = style_run(root, "styles")
     for epoch in range(3):
         evaluated(run, epoch)
     evaluated(run, 2, 25)
     transferred(run)
-    run.log("stopped", step=30)
+    run.log(RunStopped(step=30))
     several = style_run(root, "several")
     evaluated(several, 1, sources=(("flat", "a"), ("flat", "b ${x}"), ("night", "c")))
-    several.log("failed", step=12, text="It broke.", remedy="")
+    several.log(RunFailed(step=12, text="It broke.", advice=""))
     yield studios(output_dir=root), run
 
 
 def transferred(run: RunDirectory) -> None:
-    """A transfer of a flat picture to lines, as the studio and the tool leave it."""
+    """A transfer of a flat image to lines, as the studio and the tool leave it."""
     name = "20260101-120000-abcd-lgt_infer"
     folder, start = run.path / tools.DRAWN / name, run.path.parent / tools.FOLDER / name
     folder.mkdir(parents=True)
@@ -47,7 +52,7 @@ def transferred(run: RunDirectory) -> None:
     Image.new("RGB", (66, 32)).save(folder / "sheet-7.png")
     texts = {
         "ckpt": "styles.safetensors",
-        "image": "/pictures/a.png",
+        "image": "/images/a.png",
         "target": "line",
         "source": "auto",
         "strength": "0.7",
@@ -63,7 +68,7 @@ def transferred(run: RunDirectory) -> None:
         "output": "",
         "of_run": run.name,
     }
-    report = {"pictures": [str(folder / "source_to_line.png")], "grid": str(folder / "sheet-7.png"), "seed": 7, "sources": ["flat"]}
+    report = {"outputs": [str(folder / "source_to_line.png")], "grid": str(folder / "sheet-7.png"), "seed": 7, "sources": ["flat"]}
     for file, content in (("tool.json", order), ("exit.json", {"run_id": "f" * 32, "returncode": 0}), ("report.json", report)):
         (start / file).write_text(json.dumps(content))
 
@@ -76,10 +81,10 @@ def runs_tab(page: Page, name: str) -> Any:
     return page.locator("#kl-runs .kr-matrix")
 
 
-def colour(page: Page, picture: Any) -> tuple[int, int, int]:
-    """The colour in the middle of a picture of one colour, once it is there."""
-    expect(picture).to_have_js_property("complete", True)
-    red, green, blue, _ = picture.evaluate(
+def colour(page: Page, image: Any) -> tuple[int, int, int]:
+    """The colour in the middle of an image of one colour, once it is there."""
+    expect(image).to_have_js_property("complete", True)
+    red, green, blue, _ = image.evaluate(
         """async (image) => {
             await image.decode();
             const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
@@ -143,7 +148,7 @@ def test_the_matrix_shows_every_pair_at_every_evaluation_and_is_read_by_keyboard
     assert visited.axe() + visited.overflow() == []
 
 
-def test_several_pictures_of_a_style_have_a_row_each_and_a_new_evaluation_appears_by_itself(
+def test_several_images_of_a_style_have_a_row_each_and_a_new_evaluation_appears_by_itself(
     place: tuple[Any, RunDirectory], visit: Callable[..., Any]
 ) -> None:
     page = visit(place[0].url).page
@@ -179,7 +184,7 @@ def test_the_parts_of_the_loss_and_the_evaluations_are_plotted_and_each_can_be_l
     expect(measures.locator(".kr-readout")).to_contain_text("Step 0: SWD to the target style 1")
 
 
-def test_a_transfer_shows_its_result_beside_the_picture_and_another_is_ordered_with_an_upload(
+def test_a_transfer_shows_its_result_beside_the_image_and_another_is_ordered_with_an_upload(
     place: tuple[Any, RunDirectory], visit: Callable[..., Any], tmp_path: Path
 ) -> None:
     studio, run = place
@@ -196,7 +201,7 @@ def test_a_transfer_shows_its_result_beside_the_picture_and_another_is_ordered_w
     assert colour(page, given) == colour_of("flat", 0) and colour(page, made) == colour_of("line", 0)
     box, other = given.bounding_box(), made.bounding_box()
     assert box["y"] == pytest.approx(other["y"], abs=2) and box["x"] + box["width"] <= other["x"]
-    result.get_by_role("button", name="All pictures in one file").click()
+    result.get_by_role("button", name="All images in one file").click()
     expect(given).to_be_hidden()
 
     for name, text in (("target", "flat"), ("source", "auto"), ("strength", "1.0"), ("steps", "15"), ("seed", "")):
@@ -209,12 +214,12 @@ def test_a_transfer_shows_its_result_beside_the_picture_and_another_is_ordered_w
     expect(page.locator("#kl-draw-image")).to_be_focused()
     panel.get_by_role("button", name="Target style: night").click()
     expect(page.locator("#kl-draw-target")).to_have_value("night")
-    (tmp_path / "no.png").write_text("no picture")
+    (tmp_path / "no.png").write_text("no image")
     page.locator("#kl-draw-image-file").set_input_files(tmp_path / "no.png")
     expect(page.locator("#kl-draw-image-error")).to_contain_text("no.png")
     Image.new("RGB", (40, 30), (200, 10, 10)).save(tmp_path / "yes.png")
     page.locator("#kl-draw-image-file").set_input_files(tmp_path / "yes.png")
-    expect(panel.get_by_role("img", name="The picture as given").first).to_be_visible()
+    expect(panel.get_by_role("img", name="The image as given").first).to_be_visible()
     expect(page.locator("#kl-draw-image-error")).to_be_hidden()
     assert visited.axe() + visited.overflow() == []
     visited.switch_theme()
@@ -228,8 +233,8 @@ def test_a_transfer_shows_its_result_beside_the_picture_and_another_is_ordered_w
     cancel.click()
     expect(result.locator(".kr-badge")).to_have_text("Cancelled")
     (folder,) = set((run.path / tools.DRAWN).iterdir()) - before
-    with Image.open(folder / tools.SOURCE) as picture:
-        assert picture.size == (40, 30) and picture.getpixel((0, 0)) == (200, 10, 10)
+    with Image.open(folder / tools.SOURCE) as image:
+        assert image.size == (40, 30) and image.getpixel((0, 0)) == (200, 10, 10)
     order = json.loads((studio.output_dir / tools.FOLDER / folder.name / "tool.json").read_text())
     assert f"--image={folder / tools.SOURCE}" in order["argv"] and "--target=night" in order["argv"]
 
@@ -239,7 +244,7 @@ def test_the_form_of_style_transfer_has_its_folds_and_speaks_of_styles_where_oth
 ) -> None:
     page = visit(place[0].url).page
     page.locator("#kl-family-lgt").check()
-    expect(page.locator("#kl-way-scratch")).to_be_checked()
+    expect(page.locator("#kl-mode-scratch")).to_be_checked()
     page.get_by_role("button", name="Open all").click()
     expect(page.locator("#kl-test_image_dir")).to_be_attached()
     for title in ("Style term", "Content terms", "Velocity terms", "Integration"):
@@ -259,3 +264,21 @@ def test_the_form_of_style_transfer_has_its_folds_and_speaks_of_styles_where_oth
     expect(report.locator("tr", has_text="monet").first).to_contain_text("3")
     expect(report).not_to_contain_text("Caption")
     expect(report).not_to_contain_text("regularisation")
+
+
+def test_a_run_of_style_transfer_that_is_at_work_is_asked_to_evaluate(place: tuple[Any, RunDirectory], visit: Callable[..., Any]) -> None:
+    run = RUNS["lgt", "scratch"]
+    given = {"train_data_dir": "toy:styles", "vae": "toy", "output_dir": str(place[0].output_dir), "output_name": "at-work"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        supervisor = JobSupervisor(place[0].output_dir, command("endless"))
+        job = supervisor.start(run.script, flat.build(run, given))
+    try:
+        panel = runs_tab(visit(place[0].url).page, "at-work")
+        panel.get_by_role("button", name="Evaluate now").click()
+        expect(panel).to_contain_text("after the step it is at")
+        assert job.run.evaluation_requested()
+    finally:
+        supervisor.stop(job, grace_seconds=0)
+        supervisor.close()

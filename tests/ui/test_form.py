@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_like import form, look
-from kohya_like.ways import WAYS
+from kohya_like import form, theme
+from kohya_like.training_modes import TRAINING_MODES
 from sd_scripts.families import RUNS, TOOLS
 from sd_scripts.runs.cluster import ClusterOptions
 from sd_scripts.schema import flat
@@ -89,11 +89,11 @@ def test_kinds_of_runs_share_the_descriptions_of_their_fields() -> None:
 
 def test_the_choices_of_the_page_lead_to_every_kind_of_run_and_name_options_that_exist() -> None:
     schema = json.loads(form.schema_json())
-    keys = {f"{family}/{way['method']}" for family in schema["families"] for way in schema["ways"]}
+    keys = {f"{family}/{mode['method']}" for family in schema["families"] for mode in schema["modes"]}
     assert keys >= {form.run_key(run) for run in RUNS.values()}
-    for way in WAYS:
-        of_way = [set(form.shown_fields(run)) for run in RUNS.values() if run.method == way.method]
-        assert set(way.first) <= set.intersection(*of_way) and set(way.hidden) <= set.union(*of_way)
+    for mode in TRAINING_MODES:
+        of_way = [set(form.shown_fields(run)) for run in RUNS.values() if run.method == mode.method]
+        assert set(mode.first) <= set.intersection(*of_way) and set(mode.hidden) <= set.union(*of_way)
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=form.run_key)
@@ -111,7 +111,7 @@ def test_every_group_has_a_place_on_the_page_and_basics_stay_few(run: Any) -> No
     schema = json.loads(form.schema_json())
     groups = schema["runs"][form.run_key(run)]["groups"]
     assert [group["title"] for group in groups] == [
-        name for name in (look.BASICS, *look.GROUPS) if name in {group["title"] for group in groups}
+        name for name in (theme.BASICS, *theme.GROUPS) if name in {group["title"] for group in groups}
     ]
     assert len(numbers(groups[0])) < 12
 
@@ -187,7 +187,7 @@ def test_all_problems_come_at_once_with_their_fields(tmp_path: Path) -> None:
         ("pretrained_model_name_or_path", "../../x.safetensors", True),
         ("train_data_dir", "toy:star", False),
         ("train_data_dir", "/", True),
-        ("train_data_dir", "pictures", True),
+        ("train_data_dir", "images", True),
         ("base_weights", "/etc/a.safetensors", True),
         ("sample_prompts", "a cat", False),
         ("sample_prompts", "/etc/prompts.txt", True),

@@ -180,6 +180,29 @@ def test_saving_and_loading_a_toml_is_the_identity(studio: Any, visit: Callable[
     assert tomllib.loads(again.read_text(encoding="utf-8")) == before
 
 
+def test_a_line_that_is_pasted_fills_the_form_and_settings_are_saved_for_other_programs(studio: Any, visit: Callable[..., Any]) -> None:
+    page = visit(studio.url).page
+    line = "accelerate launch sdxl_train_network.py \\\n --pretrained_model_name_or_path toy --train_data_dir toy:star --learning_rate 3e-5"
+    line += " --network_module networks.lora --network_dim 5 --made_up_today 3"
+    page.evaluate(
+        """text => { const data = new DataTransfer(); data.setData("text/plain", text);
+        document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })); }""",
+        line,
+    )
+    expect(page.locator("#kl-network_dim")).to_have_value("5")
+    expect(page.locator("[data-verdict=unknown]").first).to_contain_text("unknown 1")
+    for program, name, word in (
+        ("sd-scripts", "lora.sh", "--network_dim=5"),
+        ("ai-toolkit", "lora.yaml", "linear: 5"),
+        ("OneTrainer", "lora.json", '"lora_rank": 5'),
+    ):
+        with page.expect_download() as begun:
+            page.get_by_role("button", name=f"Save for {program}").click()
+        assert begun.value.suggested_filename == name
+        assert word in Path(begun.value.path()).read_text(encoding="utf-8")
+        expect(page.locator(".kl-answer")).to_contain_text(f"Saved {name} for {program}")
+
+
 def test_a_file_with_mistakes_fills_what_it_can_and_names_the_rest_and_what_cannot_be_settings_is_refused(
     studio: Any, visit: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -272,7 +295,7 @@ def test_search_and_only_changed_show_what_matches_and_a_way_leads_past_all_sett
     page.keyboard.press("Enter")
     expect(page.locator("#kl-start")).to_be_focused()
     expect(page.locator("#kl-train_data_dir-help")).to_contain_text("required, unless dataset_config is given")
-    expect(page.locator("#kl-way-about")).to_contain_text("From nothing is for ")
+    expect(page.locator("#kl-mode-about")).to_contain_text("From nothing is for ")
     rate = page.locator("#kl-learning_rate")
     rate.fill("0,0005")
     rate.blur()
@@ -292,7 +315,7 @@ def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_ke
     studio: Any, visit: Callable[..., Any]
 ) -> None:
     page = visit(studio.url).page
-    page.locator("#kl-train_data_dir").fill("my/pictures")
+    page.locator("#kl-train_data_dir").fill("my/images")
     page.locator("#kl-pretrained_model_name_or_path").fill("base.safetensors")
     page.get_by_label("Preset", exact=True).select_option(label="Style, 24 GB")
     row = page.locator(".kl-preset tr", has_text="Learning rate")
@@ -301,7 +324,7 @@ def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_ke
     expect(page.locator("#kl-learning_rate")).to_have_value("0.0001")
     page.get_by_role("button", name="Use this preset").click()
     expect(page.locator("#kl-learning_rate")).to_have_value("5e-05")
-    expect(page.locator("#kl-train_data_dir")).to_have_value("my/pictures")
+    expect(page.locator("#kl-train_data_dir")).to_have_value("my/images")
     assert printed(page)["flip_aug"] is True
 
     page.locator("#kl-network_dim").fill("77")
@@ -314,18 +337,18 @@ def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_ke
     page.reload()
     page.get_by_label("Preset", exact=True).select_option(label="Seventy/Seven")
     expect(page.locator(".kl-preset tr", has_text="Network rank")).to_contain_text("77")
-    assert "my/pictures" not in next((studio.output_dir / ".presets").rglob("*.toml")).read_text(), "a preset is a recipe, not a place"
+    assert "my/images" not in next((studio.output_dir / ".presets").rglob("*.toml")).read_text(), "a preset is a recipe, not a place"
 
 
 def test_the_data_set_check_says_what_training_would_see(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
     from PIL import Image
 
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     for index, size in enumerate(((640, 480), (480, 640), (512, 512))):
         Image.new("RGB", size, (index * 60, 90, 120)).save(folder / f"{index}.png")
-        (folder / f"{index}.txt").write_text(f"picture {index}")
-    (folder / "broken.png").write_bytes(b"this is no picture")
+        (folder / f"{index}.txt").write_text(f"image {index}")
+    (folder / "broken.png").write_bytes(b"this is no image")
     page = visit(studio.url).page
     page.locator("#kl-pretrained_model_name_or_path").fill("toy")
     page.locator("#kl-train_data_dir").fill(str(folder))
@@ -334,7 +357,7 @@ def test_the_data_set_check_says_what_training_would_see(studio: Any, visit: Cal
     report = page.locator(".kl-report")
     expect(report).to_contain_text("3 to train on")
     expect(report).to_contain_text("512 x 512")
-    expect(report).to_contain_text("picture 0")
+    expect(report).to_contain_text("image 0")
     expect(report).to_contain_text("broken.png")
     expect(report).not_to_contain_text("The form has changed since")
     page.locator("#kl-resolution").fill("256")

@@ -82,10 +82,14 @@ def test_our_own_routes_need_the_token(studio: Any) -> None:
     assert ask(studio, "/kl/run/x/stop", "POST")[0] == ask(studio, "/kl/run/x/evaluate", "POST")[0] == 401
     assert ask(studio, "/kl/run/x/evaluation/epoch_0001")[0] == ask(studio, "/kl/run/x/evaluation/epoch_0001/grid.jpg")[0] == 401
     assert ask(studio, "/kl/tools")[0] == ask(studio, "/kl/tools/start", "POST")[0] == 401
+    for path in ("datasets/begin", "datasets/upload?upload=x", "datasets/finish", "datasets/cancel", "browse"):
+        assert ask(studio, f"/kl/{path}", "POST", b"{}")[0] == 401
+    assert ask(studio, "/kl/datasets")[0] == 401
+    assert ask(studio, "/kl/compare")[0] == ask(studio, "/kl/compare/x/file.html")[0] == ask(studio, "/kl/compare/start", "POST")[0] == 401
     for path, method in (
         ("", "GET"),
         ("/now", "GET"),
-        ("/picture", "GET"),
+        ("/image", "GET"),
         ("/upload", "POST"),
         ("/start", "POST"),
         ("/job/x", "GET"),
@@ -177,7 +181,7 @@ def test_json_without_end_is_refused(studio: Any, path: str) -> None:
     assert ask(studio, path, "POST", b"[" * 101 + b"]" * 101, X_KL_Token=token_of(studio), Content_Type="application/json")[0] == 400
 
 
-def test_a_picture_whose_kind_no_browser_names_is_taken_whatever_its_bytes_look_like(studio: Any) -> None:
+def test_an_image_whose_kind_no_browser_names_is_taken_whatever_its_bytes_look_like(studio: Any) -> None:
     said = PngInfo()
     said.add_text("note", "[" * 500)
     stream = io.BytesIO()
@@ -185,7 +189,7 @@ def test_a_picture_whose_kind_no_browser_names_is_taken_whatever_its_bytes_look_
     token = token_of(studio)
     for kind in ({}, {"Content_Type": "application/octet-stream"}, {"Content_Type": "image/png"}):
         status, _, answer = ask(studio, "/kl/predict/upload", "POST", stream.getvalue(), X_KL_Token=token, **kind)
-        assert (status, json.loads(answer)["picture"]["width"]) == (200, 8), (kind, answer)
+        assert (status, json.loads(answer)["image"]["width"]) == (200, 8), (kind, answer)
 
 
 @given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))

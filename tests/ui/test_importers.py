@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kohya_like import form, importers
-from kohya_like.importers import Imported, kohya_ss
+from kohya_like.importers import Imported
 from sd_scripts.families import RUNS
 from sd_scripts.families.flux.options import FluxFull, FluxNetwork
 from sd_scripts.families.sd.options import SdFull, SdNetwork
 from sd_scripts.families.sdxl.options import SdxlFull, SdxlNetwork
+from sd_scripts.programs.kohya import reading as kohya_ss
 from sd_scripts.schema import flat, prompts
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
@@ -33,9 +34,9 @@ BOXES = {
 TABS = {
     "lora": {"LoRA_type": "Standard", "network_dim": 8, "network_alpha": 1, "text_encoder_lr": 0, "unet_lr": 0.0001},
     "dreambooth": {"prior_loss_weight": 1.0},
-    "finetune": {"image_folder": "pictures", "dataset_repeats": "40"},
+    "finetune": {"image_folder": "images", "dataset_repeats": "40"},
 }
-PLACES = {"pretrained_model_name_or_path": "base.safetensors", "train_data_dir": "pictures"}
+PLACES = {"pretrained_model_name_or_path": "base.safetensors", "train_data_dir": "images"}
 
 
 def page(**values: object) -> Imported:
@@ -70,7 +71,7 @@ def check(imported: Imported, keys: set[str]) -> None:
     assert keys <= set(names)
     # What is told besides the file's own keys is what the file leaves at the other program's defaults, or holds inside of a key.
     for found in imported.rows:
-        assert found.text and found.verdict in ("taken", "renamed", "not needed", "not supported")
+        assert found.text and found.verdict in ("taken", "renamed", "not needed", "not supported", "unknown")
         assert found.key in keys or found.text.startswith("not in the file") or keys & {"additional_parameters", "network_args"}
     builds(imported)
 
@@ -430,7 +431,7 @@ def test_additional_parameters_and_network_args_are_opened_and_win() -> None:
     imported = lora(additional_parameters=extra, text_encoder_lr=1e-5, max_grad_norm=1.0, lr_scheduler="constant")
     options = flat.flatten(builds(imported))
     assert (options["lr_scheduler"], options["max_grad_norm"], options["train_text_encoder"]) == ("cosine", 0.0, False)
-    assert row(imported, "no_such_flag")[0] == "not supported"
+    assert row(imported, "no_such_flag")[0] == "unknown"
     arguments = ["algo=lokr", "factor=8", "conv_dim=4", "conv_alpha=1", "preset=attn-mlp", "use_tucker=False", "rank_dropout=0.1"]
     opened = script(network_module="lycoris.kohya", network_args=arguments, learning_rate=1e-4, no_half_vae=True)
     options = flat.flatten(builds(opened))
@@ -541,7 +542,7 @@ def test_a_preset_of_ours_says_what_is_missing() -> None:
         ("set.json", b'{"datasets": []}', "dataset_config"),
         ("meta.json", b'{"a.png": {"caption": "x"}}', "in_json"),
         ("model.ckpt", b"PK\x03\x04", "can run code"),
-        ("picture.png", b"\x89PNG\r\n\x1a\n\xff\xfe", "not a text"),
+        ("image.png", b"\x89PNG\r\n\x1a\n\xff\xfe", "not a text"),
         ("embedding.json", b'{"token_string": "x", "init_word": "y", "seed": 1, "epoch": 2, "vae": ""}', "embedding"),
         ("huge.json", b" " * (5 << 20), "too much"),
     ],

@@ -14,7 +14,7 @@ from sd_scripts.families.zimage.importer import TERMS
 from sd_scripts.families.zimage.options import ZImageNetwork
 from sd_scripts.schema import flat
 
-SOURCE = {"cache_directory": "D:/pictures/size_1024", "num_repeats": 10, "resolution_limit": 768}
+SOURCE = {"cache_directory": "D:/images/size_1024", "num_repeats": 10, "resolution_limit": 768}
 TOML = {
     "model": {"dit": "D:\\models\\zimage\\transformer", "output_dir": "out"},
     "acrf": {"turbo_steps": 8, "shift": 3.0, "jitter_scale": 0.02, "snr_gamma": 5.0, "snr_floor": 0.1},
@@ -84,7 +84,7 @@ def test_what_its_page_writes_is_taken_key_by_key() -> None:
     assert options.optimizer.lr_scheduler_num_cycles == 2
     assert (options.training.max_train_epochs, options.training.gradient_accumulation_steps) == (12, 4)
     assert (options.dataset.train_batch_size, options.dataset.dataset_repeats, options.dataset.resolution) == (2, 10, (768, 768))
-    assert (options.dataset.train_data_dir, options.output.output_name) == ("D:/pictures/size_1024", "girl")
+    assert (options.dataset.train_data_dir, options.output.output_name) == ("D:/images/size_1024", "girl")
     objective = options.objective
     assert (objective.objective, objective.turbo_steps, objective.loss_type) == ("acrf", 8, "charbonnier")
     assert (objective.anchor_weighting, objective.snr_gamma, objective.snr_floor) == ("vp_min_snr", 5.0, 0.1)

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from kohya_like import importers
 from kohya_like.importers import Imported
 from kohya_like.importers.lora_file import CONFIG
-from kohya_like.importers.safetensors_header import needed_bytes, read_header
 from sd_scripts.families import RUNS
 from sd_scripts.families.flux.options import FluxNetwork
 from sd_scripts.families.sd.options import SdNetwork
 from sd_scripts.families.sdxl.options import SdxlNetwork
+from sd_scripts.runs.safetensors_header import needed_bytes, read_header
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
 from tests.made_here import NETWORK_FAMILIES, exported, lora_of
 
-PLACES = {"pretrained_model_name_or_path": "somewhere/base.safetensors", "train_data_dir": "pictures"}
+PLACES = {"pretrained_model_name_or_path": "somewhere/base.safetensors", "train_data_dir": "images"}
 UNET = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
 
 
@@ -171,7 +171,7 @@ def test_kohyas_texts_are_taken_as_far_as_they_go() -> None:
     assert len(keys) == len(set(keys)) and set(KOHYA) <= set(keys)
     assert max(len(str(row.value)) for row in imported.rows) < 400
     assert "sd_xl_base_1.0.safetensors" in imported.missing[0]
-    assert "10_sks cat (20 pictures, 10 repeats)" in imported.missing[1]
+    assert "10_sks cat (20 images, 10 repeats)" in imported.missing[1]
 
 
 def test_flux_files_keep_their_times_and_a_text_encoder_that_was_not_trained_stays_so() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from kohya_like import app, importers
 from kohya_like.importers import Imported
-from kohya_like.tabs.train import Desk
+from kohya_like.tabs.train import TrainTab
 from sd_scripts.families import RUNS
 from sd_scripts.schema.errors import OptionError
 
@@ -60,19 +60,22 @@ _ACRF = {
     "rest": "num_train_epochs = 3\nlearning_rate = 1e-4",
 }
 _FOREIGN = [
-    ("qwen.toml", _MUSUBI.format(kind="qwen_image"), "a file of musubi-tuner"),
-    ("zimage.toml", _MUSUBI.format(kind="zimage"), "a file of musubi-tuner"),
+    ("krea.toml", _MUSUBI.format(kind="krea2"), "a file of musubi-tuner"),
     ("wan.toml", "[parts]\n" + _MUSUBI.format(kind="wan").replace("dit =", "dit_high_noise ="), "a file of musubi-tuner"),
     ("data.toml", '[general]\n[[datasets]]\nimage_directory = "a"\ncache_directory = "b"\n', "give its path as dataset_config"),
-    ("flux.json", json.dumps(_ONETRAINER), "a file of OneTrainer"),
-    ("concepts.json", json.dumps([{"path": "p", "image_variations": 1, "include_subdirectories": False}]), "a file of OneTrainer"),
-    ("config.json", json.dumps(_SIMPLE), "a file of SimpleTuner"),
-    ("dashed.json", json.dumps({f"--{name}": value for name, value in _SIMPLE.items()}), "a file of SimpleTuner"),
-    ("backends.json", json.dumps([{"id": "a", "dataset_type": "image", "repeats": 1}]), "a file of SimpleTuner"),
-    ("job.yaml", _AI, "a file of ai-toolkit"),
-    ("job.json", json.dumps({"job": "extension", "config": {"name": "x", "process": [{}]}}), "a file of ai-toolkit"),
-    ("run.toml", _PIPE, "a file of diffusion-pipe"),
-    ("set.toml", "resolutions = [512]\n[[directory]]\npath = 'p'\nnum_repeats = 1\n", "a file of diffusion-pipe"),
+    ("sana.json", json.dumps({**_ONETRAINER, "model_type": "SANA"}), "a file of OneTrainer for Sana"),
+    ("concepts.json", json.dumps([{"path": "p", "image_variations": 1, "include_subdirectories": False}]), "concepts of OneTrainer"),
+    ("config.json", json.dumps({**_SIMPLE, "model_family": "sd3"}), "a file of SimpleTuner for Stable Diffusion 3"),
+    (
+        "dashed.json",
+        json.dumps({f"--{name}": value for name, value in _SIMPLE.items()} | {"--model_family": "wan"}),
+        "a file of SimpleTuner",
+    ),
+    ("backends.json", json.dumps([{"id": "a", "dataset_type": "image", "repeats": 1}]), "data backends of SimpleTuner"),
+    ("slider.yaml", _AI.replace("sd_trainer", "slider"), "a job of ai-toolkit for slider"),
+    ("job.json", json.dumps({"job": "extension", "config": {"name": "x", "process": []}}), "a job of ai-toolkit with 0 processes"),
+    ("run.toml", _PIPE.replace("'flux'", "'wan'"), "a file of diffusion-pipe for Wan"),
+    ("set.toml", "resolutions = [512]\n[[directory]]\npath = 'p'\nnum_repeats = 1\n", "a data set of diffusion-pipe"),
     ("acc.yaml", "compute_environment: LOCAL_MACHINE\nnum_machines: 1\n", "a file of accelerate"),
     ("model.json", json.dumps({"_class_name": "UNet", "sample_size": 64, "in_channels": 4}), "a file of diffusers"),
     ("unknown.json", json.dumps(_DIFFUSERS), "no settings that kohya_ss saves"),
@@ -90,7 +93,7 @@ mixed_precision = "bf16"
 [model]
 models_dir = "./models"
 pretrained_model_name_or_path = "sdxl_base.safetensors"
-train_data_dir = "pictures"
+train_data_dir = "images"
 output_name = "mine"
 [basic]
 epoch = 4
@@ -111,9 +114,9 @@ train_data_dir = ""
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def tab(tmp_path: Path) -> Iterator[TrainTab]:
     context = app.make_context(tmp_path, [], is_private=True)
-    yield Desk(context)
+    yield TrainTab(context)
     context.supervisor.close()
 
 
@@ -134,12 +137,12 @@ def test_short_files_of_the_ac_rf_trainer_are_for_z_image_and_say_which_kind() -
     assert lora.values["max_train_epochs"] == whole.values["max_train_epochs"] == 3
 
 
-def test_the_defaults_of_kohyas_page_are_read_although_names_stand_in_two_tables(desk: Desk) -> None:
-    opened = desk.load({"name": "config.toml", "text": _PAGE})
+def test_the_defaults_of_kohyas_page_are_read_although_names_stand_in_two_tables(tab: TrainTab) -> None:
+    opened = tab.load({"name": "config.toml", "text": _PAGE})
     assert opened["problems"] == [] and opened["imported"]["label"] == RUNS["sdxl", "full"].label
     found = importers.read("config.toml", _PAGE.encode())
     assert found.run is RUNS["sdxl", "full"] and found.missing == []
-    wanted = {"max_train_epochs": 4, "save_every_n_steps": 50, "resolution": (768, 768), "train_data_dir": "pictures"}
+    wanted = {"max_train_epochs": 4, "save_every_n_steps": 50, "resolution": (768, 768), "train_data_dir": "images"}
     assert wanted.items() <= found.values.items() and "caption_extension" not in found.values
     keys = [row.key for row in found.rows]
     assert len(keys) == len(set(keys)) and {"basic.save_every_n_steps", "flux1.guidance_scale", "wd14_caption.train_data_dir"} <= set(keys)
@@ -182,7 +185,7 @@ def _toml(values: dict[str, object]) -> Imported:
     return importers.read("run.toml", "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()).encode())
 
 
-def test_what_decides_whether_a_run_fits_stays_and_what_gives_way_is_told(desk: Desk) -> None:
+def test_what_decides_whether_a_run_fits_stays_and_what_gives_way_is_told(tab: TrainTab) -> None:
     wrong = []
     for base, more, wanted, left in _FITTING:
         found = _toml({**base, **more})
@@ -192,6 +195,6 @@ def test_what_decides_whether_a_run_fits_stays_and_what_gives_way_is_told(desk: 
             wrong.append(f"{more}: lost {lost}, told {found.conflicts}")
     assert not wrong, "\n".join(wrong)
     boxes = {"flux1_checkbox": True, "LoRA_type": "Flux1", "compile": True, "compile_mode": "reduce-overhead", "blocks_to_swap": 10}
-    page = desk.load({"name": "flux.json", "text": json.dumps({**_PARTS, **boxes})})
+    page = tab.load({"name": "flux.json", "text": json.dumps({**_PARTS, **boxes})})
     assert page["fill"]["texts"]["blocks_to_swap"] == "10"
     assert page["imported"]["conflicts"][0].startswith("compile_mode = reduce-overhead gave way to blocks_to_swap = 10")

@@ -1,4 +1,4 @@
-"""The Inference tab in a real browser with the real worker: pictures are edited, compared, queued, cancelled; a worker is lost."""
+"""The Generate tab in a real browser with the real worker: images are edited, compared, queued, cancelled; a worker is lost."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from sd_scripts.families import RUNS
+from sd_scripts.runs.events import RunFinished
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.flat import build
 from tests.ui.standin_runs import ROOT, until
@@ -46,13 +47,14 @@ def place(studios: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
     """A studio over one finished run with three LoRA files. No worker is left after it."""
     root = tmp_path_factory.mktemp("inference") / "output"
     needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:edit_border", "output_dir": str(root), "output_name": "border"}
+    needed |= {"sample_prompts": "put a border around it"}
     run = RunDirectory.create(root, "border", build(RUNS["qwen_edit", "network"], needed))
-    run.log("finished", step=1, text="", remedy="")
+    run.log(RunFinished(step=1, text="", advice=""))
     for name, strength in (("border-000100", 0.5), ("border-000200", 1.0), ("border", 2.0)):
         adapter(run.path / f"{name}.safetensors", strength)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        studio = studios(output_dir=root)
+        studio = studios(output_dir=root, warm=True)
     yield studio
     pids = [child.pid for child in workers(studio)]
     studio.end()
@@ -63,23 +65,23 @@ def workers(studio: Any) -> list[psutil.Process]:
     return [child for child in psutil.Process(studio.process.pid).children() if "--serve" in child.cmdline()]
 
 
-def picture() -> bytes:
+def image() -> bytes:
     stream = io.BytesIO()
     Image.fromarray(np.random.default_rng().integers(0, 255, (64, 64, 3), np.uint8)).save(stream, format="PNG")
     return stream.getvalue()
 
 
 def open_tab(page: Page) -> None:
-    page.get_by_role("tab", name="Inference").click()
+    page.get_by_role("tab", name="Generate").click()
     page.wait_for_selector("#kl-inf-prompt")
 
 
 def give(page: Page, prompt: str, steps: int) -> None:
-    """A picture, an instruction and a number of steps in the form."""
+    """An image, an instruction and a number of steps in the form."""
     slots = page.locator(".kl-inf-slot img")
     while slots.count():
-        page.get_by_role("button", name="Remove picture 1").click()
-    page.set_input_files("#kl-inf-file", {"name": "given.png", "mimeType": "image/png", "buffer": picture()})
+        page.get_by_role("button", name="Remove image 1").click()
+    page.set_input_files("#kl-inf-file", {"name": "given.png", "mimeType": "image/png", "buffer": image()})
     expect(slots).to_have_count(1)
     page.locator("#kl-inf-prompt").fill(prompt)
     page.locator("#kl-inf-steps").fill(str(steps))
@@ -100,7 +102,7 @@ def pixels(data: bytes) -> Any:
         return np.asarray(image.convert("RGB"))
 
 
-def test_a_picture_is_edited_compared_by_keyboard_kept_over_a_reload_and_made_again(place: Any, visit: Callable[..., Any]) -> None:
+def test_an_image_is_edited_compared_by_keyboard_kept_over_a_reload_and_made_again(place: Any, visit: Callable[..., Any]) -> None:
     visited = visit(place.url)
     page = visited.page
     open_tab(page)
@@ -134,7 +136,7 @@ def test_a_picture_is_edited_compared_by_keyboard_kept_over_a_reload_and_made_ag
     page.locator("#kl-inf-go").click()
     done(page)
     expect(page.locator(".kl-inf-thumb")).to_have_count(2)
-    assert np.array_equal(pixels(made(page)), pixels(first)), "the same settings give the same picture"
+    assert np.array_equal(pixels(made(page)), pixels(first)), "the same settings give the same image"
 
 
 def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(place: Any, visit: Callable[..., Any]) -> None:
@@ -142,21 +144,57 @@ def test_base_lora_and_checkpoints_of_a_run_stand_side_by_side_after_one_click(p
     page = visited.page
     open_tab(page)
     give(page, "put a border around it", 3)
-    page.locator("#kl-inf-add-lora").click()
-    expect(page.get_by_label("LoRA file 1", exact=True)).to_have_value(re.compile("border"))
+    # The newest run is what is drawn with, and its file is on the base.
+    expect(page.get_by_label("LoRA file 1", exact=True)).to_have_value(re.compile("border.safetensors"))
+    page.locator("summary", has_text="What is compared").click()
+    expect(page.locator("#kl-inf-prompts")).to_have_value("put a border around it")
+    page.locator("#kl-inf-seeds").fill("x")
     page.locator("#kl-inf-compare").click()
-    done(page)
-    cells = page.locator(".kl-inf-cell")
-    expect(cells).to_have_count(4)
-    labels = cells.all_inner_texts()
+    expect(page.locator("#kl-inf-seeds-error")).to_contain_text("'x' is neither a whole number")
+    page.locator("#kl-inf-seeds").fill("1-2")
+    page.locator("#kl-inf-compare").click()
+    grid = page.locator(".kl-compare")
+    expect(grid.get_by_role("status")).to_contain_text("Complete · 8 of 8 images", timeout=PATIENCE)
+    labels = grid.locator("thead th").all_inner_texts()
     assert labels[0] == "base" and {"border-000100", "border-000200", "border"} == set(labels[1:])
-    cells.nth(1).click()
-    expect(cells.nth(1)).to_have_attribute("aria-pressed", "true")
-    assert made(page) != b""
     assert visited.axe() == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    cut = "[...document.querySelectorAll('.kl-inf-columns section')].filter(node => node.scrollWidth > node.clientWidth + 1).length"
-    assert page.evaluate(cut) == 0, "nothing stands out of its card"
+    # The keyboard goes over the grid, and over the large images.
+    cells = grid.locator(".kl-compare-cell")
+    expect(cells).to_have_count(8)
+    cells.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(cells.nth(5)).to_be_focused()
+    page.keyboard.press("Enter")
+    large = page.get_by_role("dialog", name="One image of the comparison")
+    expect(large.get_by_role("img")).to_have_attribute("alt", f"{labels[1]}: put a border around it, seed 2")
+    page.keyboard.press("b")
+    expect(large.get_by_role("img")).to_have_attribute("alt", "base: put a border around it, seed 2")
+    page.keyboard.press("ArrowUp")
+    expect(large.get_by_role("img")).to_have_attribute("alt", f"{labels[1]}: put a border around it, seed 1")
+    box, window = large.get_by_role("button", name="Close").bounding_box(), page.viewport_size
+    assert box and window and box["y"] + box["height"] <= window["height"] and box["x"] + box["width"] <= 390
+    assert visited.axe() == []
+    page.keyboard.press("Escape")
+    expect(large).to_be_hidden()
+    with page.expect_download() as saved:
+        grid.get_by_text("Save as HTML").click()
+    assert saved.value.path().read_text().count("data:image/webp") == 8
+    grid.get_by_role("button", name="Blind vote").click()
+    expect(grid.locator(".kl-vote img")).to_have_count(2)
+    for key in "120":
+        page.keyboard.press(key)
+        expect(grid.get_by_role("status")).to_contain_text(f"{'120'.index(key) + 1} vote")
+    grid.locator("summary", has_text="Ranking").click()
+    assert {row.split("\t")[0] for row in grid.locator("tbody tr").all_inner_texts()} == set(labels)
+    expect(grid.get_by_role("status")).to_contain_text("Not enough votes yet")
+    assert visited.axe() == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    grid.get_by_role("button", name="Back to the grid").click()
+    grid.get_by_text("Delete", exact=True).click()
+    grid.get_by_text("Delete these images").click()
+    expect(grid).to_contain_text("Nothing is compared yet")
 
 
 def test_an_order_shows_its_progress_and_the_second_page_waits_in_line_until_it_is_cancelled(place: Any, visit: Callable[..., Any]) -> None:
@@ -173,7 +211,7 @@ def test_an_order_shows_its_progress_and_the_second_page_waits_in_line_until_it_
     first.locator("#kl-inf-cancel").click()
     expect(first.locator(".kl-inf-go .kl-note")).to_have_text("Cancelled.")
     done(second)
-    assert first.locator(".kl-inf-thumb").count() == 0, "a page sees its own pictures only"
+    assert first.locator(".kl-inf-thumb").count() == 0, "a page sees its own images only"
 
 
 def test_a_killed_worker_is_told_in_a_sentence_and_the_next_order_starts_another(place: Any, visit: Callable[..., Any]) -> None:
@@ -200,13 +238,11 @@ def test_a_killed_worker_is_told_in_a_sentence_and_the_next_order_starts_another
     until(lambda: workers(place) == [])
 
 
-def test_what_is_no_picture_is_told_at_the_pictures_and_one_that_is_dropped_or_pasted_is_taken(
-    place: Any, visit: Callable[..., Any]
-) -> None:
+def test_what_is_no_image_is_told_at_the_images_and_one_that_is_dropped_or_pasted_is_taken(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place.url).page
     open_tab(page)
-    page.set_input_files("#kl-inf-file", {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture"})
-    expect(page.locator("#kl-inf-images-error")).to_contain_text("notes.png is not a picture")
+    page.set_input_files("#kl-inf-file", {"name": "notes.png", "mimeType": "image/png", "buffer": b"no image"})
+    expect(page.locator("#kl-inf-images-error")).to_contain_text("notes.png is not an image")
     for kind, carrier in (("drop", "dataTransfer"), ("paste", "clipboardData")):
         page.evaluate(
             """async ([kind, carrier, bytes]) => {
@@ -215,12 +251,44 @@ def test_what_is_no_picture_is_told_at_the_pictures_and_one_that_is_dropped_or_p
               const make = kind === 'drop' ? DragEvent : ClipboardEvent;
               document.querySelector('#kl-inf-prompt').dispatchEvent(new make(kind, {bubbles: true, cancelable: true, [carrier]: moved}));
             }""",
-            [kind, carrier, list(picture())],
+            [kind, carrier, list(image())],
         )
         expect(page.locator(".kl-inf-slot img")).to_have_count(1 if kind == "drop" else 2)
     assert page.locator("#kl-inf-images-error").is_hidden()
-    page.get_by_role("button", name="Remove picture 2").click()
+    page.get_by_role("button", name="Remove image 2").click()
     expect(page.locator(".kl-inf-slot img")).to_have_count(1)
+
+
+def test_a_finished_run_is_tried_by_one_click_and_the_toy_by_another(place: Any, visit: Callable[..., Any]) -> None:
+    visited = visit(place.url)
+    page = visited.page
+    page.get_by_role("tab", name="Runs").click()
+    page.get_by_role("button", name="Try it").click()
+    expect(page.locator("#kl-inf-about")).to_contain_text("base toy")
+    expect(page.locator("#kl-inf-with")).to_have_value(re.compile("border.safetensors"))
+    expect(page.locator("#kl-inf-prompt")).to_have_value("put a border around it")
+    assert page.evaluate("location.hash") == "#generate"
+    # A model that draws from text alone has no place for images; its own settings are filled in.
+    page.locator("#kl-inf-with").select_option(label="Toy of SDXL")
+    expect(page.locator("#kl-inf-sampler")).to_be_visible()
+    expect(page.locator("#kl-inf-size")).to_have_value("64")
+    assert page.locator("#kl-inf-file").is_hidden() and page.locator(".kl-inf-lora").count() == 0
+    page.locator("#kl-inf-prompt").fill("a red circle in the center")
+    page.locator("#kl-inf-go").click()
+    done(page)
+    with Image.open(io.BytesIO(made(page))) as drawn:
+        assert drawn.size == (64, 64) and "a red circle in the center" in str(drawn.info["parameters"])
+    assert visited.axe() == []
+    page.locator("#kl-inf-with").select_option(label="Another file, model or hub id …")
+    page.locator("#kl-inf-path").fill("/nowhere/at/all.safetensors")
+    page.locator("#kl-inf-use").click()
+    expect(page.locator("#kl-inf-with-error")).to_contain_text("/nowhere/at/all.safetensors")
+
+
+def test_an_address_of_the_former_tab_leads_to_this_one(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place.url).page
+    page.goto(f"{place.url}?kept#inference")
+    page.wait_for_selector("#kl-inf-prompt")
 
 
 def test_a_studio_for_inference_alone_shows_the_tab_and_has_no_route_of_the_others(

@@ -125,8 +125,8 @@ def stop_and_resume(page: Page, studio: Any, visit: Callable[..., Any]) -> tuple
     fresh = visit(studio.url, theme="dark")
     page = fresh.page
     page.keyboard.press("Tab")
-    # The next tab after the one that is open.
-    walk_to(page, "button[role=tab][aria-selected=false]")
+    page.get_by_role("tab", name="Runs").evaluate("tab => tab.classList.add('the-runs')")
+    walk_to(page, "button.the-runs[role=tab]")
     page.keyboard.press("Enter")
     page.wait_for_selector("#kl-runs .kr-row")
     state(page, "Stopped")
@@ -183,7 +183,7 @@ def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(pla
     page = visit(place.url, width=390).page
     page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 4, "short")))
     load = page.get_by_role("button", name="Open the file at this path")
-    # On a narrow screen the buttons of the desk keep to the lower edge; a person scrolls a little further.
+    # On a narrow screen the buttons of the side panel keep to the lower edge; a person scrolls a little further.
     load.evaluate("node => node.scrollIntoView({block: 'center'})")
     load.click()
     expect(page.locator("#kl-max_train_steps")).to_have_value("4")
@@ -204,6 +204,15 @@ def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(pla
     (run,) = place.output_dir.glob("*-short")
     with Image.open(min((run / "samples").iterdir())) as preview:
         assert preview.size[0] >= 64
+    page.get_by_role("button", name="Try it").click()
+    expect(page.locator("#kl-inf-prompt")).to_have_value("a teal star at the top left")
+    expect(page.get_by_label("LoRA file 1", exact=True)).to_have_value(re.compile("short.safetensors"))
+    page.locator("#kl-inf-go").click()
+    expect(page.locator(".kl-inf-go .kl-note")).to_have_text("Done.", timeout=PATIENCE)
+    until(lambda: page.evaluate("document.querySelector('.kl-pair .kl-after').naturalWidth") >= 64)
+    (drawn,) = (place.output_dir / "predictions").glob("*/2*.png")
+    with Image.open(drawn) as found:
+        assert "Steps: 2" in str(found.info["parameters"]) and "short:" in str(found.info["parameters"]), "its settings and its file"
 
 
 @pytest.mark.long
@@ -228,20 +237,20 @@ def test_a_run_that_is_refused_before_its_first_step_says_why_and_offers_no_resu
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("family", "way", "preset", "file"),
+    ("family", "mode", "preset", "file"),
     [
         ("flux", "lora", "flux_train_network/toy-teal-flux", "toy-teal.safetensors"),
         ("sd", "dreambooth", "sd_train/toy-dreambooth", "toy-dreambooth.safetensors"),
     ],
 )
 def test_other_families_and_whole_models_are_trained_from_the_page(
-    family: str, way: str, preset: str, file: str, place: Any, visit: Callable[..., Any]
+    family: str, mode: str, preset: str, file: str, place: Any, visit: Callable[..., Any]
 ) -> None:
-    """By clicks alone: family, way, preset, fewer steps, Start; then the finished run with its file and its previews."""
+    """By clicks alone: family, training mode, preset, fewer steps, Start; then the finished run with its file and its previews."""
     seen = visit(place.url)
     page = seen.page
     page.locator(f"#kl-family-{family}").check()
-    page.locator(f"#kl-way-{way}").check()
+    page.locator(f"#kl-mode-{mode}").check()
     page.locator("#kl-preset").select_option(f"built:{preset.rpartition('/')[2]}")
     page.get_by_role("button", name="Use this preset").click()
     expect(page.locator("#kl-train_data_dir")).to_have_value(re.compile("^toy:"))

@@ -18,6 +18,7 @@ from kohya_like import live
 from kohya_like.live import inside
 from kohya_like.supervisor import JobSupervisor
 from sd_scripts.families import RUNS
+from sd_scripts.runs.events import FileSaved, Previewed, RunFinished, RunStarted, StepDone, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.flat import build
 from tests.ui.fake_nvml import DRIVER_NOT_LOADED, GIB, Card, FakeNvml
@@ -31,16 +32,16 @@ def run(tmp_path: Path) -> RunDirectory:
     """A finished run with previews, weights, a console, and things that must not be served."""
     needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_dir": str(tmp_path), "output_name": "cat"}
     run = RunDirectory.create(tmp_path, "cat", build(RUNS["sdxl", "network"], needed))
-    run.log("started", steps=50, start_step=0, pid=999_999_999)
+    run.log(RunStarted(steps=50, start_step=0, pid=999_999_999))
     for step in range(1, 51):
-        run.log("step", step=step, loss=1.0 / step, lr=1e-4, seconds=0.1)
+        run.log(StepDone(step=step, loss=1.0 / step, lr=1e-4, step_total=0.1))
     run.samples.mkdir()
     for step in (0, 50):
         name = f"cat-{step:06d}-00.png"
         Image.new("RGB", (700, 500), (step, 99, 99)).save(run.samples / name)
-        run.log("sample", step=step, index=0, file=f"samples/{name}", prompt="a <b>cat</b>", seed=1)
-    run.log("warning", text="slow")
-    run.log("finished", step=50)
+        run.log(Previewed(step=step, index=0, file=f"samples/{name}", prompt="a <b>cat</b>", seed=1))
+    run.log(Warned(text="slow"))
+    run.log(RunFinished(step=50))
     run.console.write_text("one\ntwo\r 50%\r100%\nthree")
     (run.path / "cat.safetensors").write_bytes(bytes(range(256)) * 40)
     (run.path / "secret.txt").write_text("no")
@@ -154,9 +155,9 @@ def test_what_a_profile_and_a_broken_loss_have_left_is_listed_after_the_weights_
 
 def test_a_saved_file_says_which_step_it_is_from_and_why_it_stays(client: TestClient, run: RunDirectory) -> None:
     (run.path / "cat-best.safetensors").write_bytes(b"b")
-    run.log("saved", step=30, what="export", file="cat.safetensors")
-    run.log("saved", step=20, what="best", file="cat-best.safetensors")
-    run.log("saved", step=40, what="best", file="cat-best.safetensors")
+    run.log(FileSaved(step=30, what="export", file="cat.safetensors"))
+    run.log(FileSaved(step=20, what="best", file="cat-best.safetensors"))
+    run.log(FileSaved(step=40, what="best", file="cat-best.safetensors"))
     notes = {file["name"]: file["note"] for file in poll(client, run)["files"]}
     assert notes == {"cat.safetensors": "step 30", "cat-best.safetensors": "lowest validation loss, step 40", "config.toml": ""}
 
@@ -165,9 +166,9 @@ def test_previews_come_small_and_full(client: TestClient, run: RunDirectory) -> 
     path = f"/kl/run/{run.name}/sample/cat-000000-00.png"
     assert client.get(path).content == (run.samples / "cat-000000-00.png").read_bytes()
     small = client.get(path, params={"size": "thumb"})
-    picture = Image.open(io.BytesIO(small.content))
-    assert small.headers["content-type"] == "image/webp" and max(picture.size) == live.THUMBNAIL_PIXELS
-    assert picture.size[0] / picture.size[1] == pytest.approx(700 / 500, rel=0.01)
+    image = Image.open(io.BytesIO(small.content))
+    assert small.headers["content-type"] == "image/webp" and max(image.size) == live.THUMBNAIL_PIXELS
+    assert image.size[0] / image.size[1] == pytest.approx(700 / 500, rel=0.01)
     (run.samples / "cat-000000-00.png").write_bytes(b"\x89PNG\r\n half")
     assert client.get(path, params={"size": "thumb"}).status_code == 404
 
@@ -190,7 +191,7 @@ def test_a_first_poll_tells_everything_and_the_next_only_what_is_new(client: Tes
     assert len(json.dumps(second)) < 1500
     with run.console.open("a") as console:
         console.write(" more\nfour\n")
-    run.log("step", step=51, loss=0.5, lr=1e-4, seconds=0.1)
+    run.log(StepDone(step=51, loss=0.5, lr=1e-4, step_total=0.1))
     third = poll(client, run, **known)
     assert [row[0] for row in third["points"]] == [50, 51] and third["console"]["lines"] == ["three more", "four"]
 
@@ -200,7 +201,7 @@ def test_a_page_that_reads_along_draws_the_same_curve_as_one_that_comes_late(cli
     generation = ""
     for begin in range(60, 9000, 700):
         for step in range(begin, begin + 700):
-            run.log("step", step=step, loss=1 / step, lr=0.0, seconds=0.1)
+            run.log(StepDone(step=step, loss=1 / step, lr=0.0, step_total=0.1))
         answer = poll(client, run, generation=generation, points=len(drawn))
         drawn = (drawn[: answer["first"]] if answer["generation"] == generation else []) + answer["points"]
         generation = answer["generation"]
@@ -222,10 +223,10 @@ def test_a_nonsense_poll_is_refused_without_a_traceback(client: TestClient, run:
 
 def test_a_failed_run_says_why_with_its_last_lines(client: TestClient, run: RunDirectory) -> None:
     run.events_file.write_text(
-        '{"kind": "started", "steps": 9, "time": 1.0}\n{"kind": "failed", "step": 3, "text": "It broke.", "remedy": "Mend it."}\n'
+        '{"kind": "started", "steps": 9, "time": 1.0}\n{"kind": "failed", "step": 3, "text": "It broke.", "advice": "Mend it."}\n'
     )
     cause = poll(client, run)["cause"]
-    assert (cause["text"], cause["remedy"]) == ("It broke.", "Mend it.") and cause["lines"][-1] == "three"
+    assert (cause["text"], cause["advice"]) == ("It broke.", "Mend it.") and cause["lines"][-1] == "three"
 
 
 def test_a_run_that_cannot_be_resumed_says_so(client: TestClient, run: RunDirectory) -> None:
@@ -305,13 +306,13 @@ def test_a_run_that_ended_uses_no_gpu_of_its_processes(client: TestClient, run: 
 
 def test_sessions_of_a_run_are_told_apart_and_together(client: TestClient, run: RunDirectory) -> None:
     told = {"lr": 1e-4, "loss": 0.5}
-    run.log("started", steps=50, start_step=0)
-    run.log("step", step=30, step_in_session=30, trained_seconds=60.0, paused_seconds=4.0, seconds_per_step=2.0, eta_seconds=40.0, **told)
+    run.log(RunStarted(steps=50, start_step=0))
+    run.log(StepDone(step=30, step_in_session=30, trained_seconds=60.0, paused_seconds=4.0, seconds_per_step=2.0, eta_seconds=40.0, **told))
     # Killed, and continued from a state at step 20.
-    run.log("started", steps=50, start_step=20)
+    run.log(RunStarted(steps=50, start_step=20))
     begun = poll(client, run)
     assert begun["session"]["steps"] == 0 and begun["seconds_per_step"] is None and begun["step"] == 20
-    run.log("step", step=25, step_in_session=5, trained_seconds=5.0, paused_seconds=0.5, seconds_per_step=1.0, eta_seconds=25.0, **told)
+    run.log(StepDone(step=25, step_in_session=5, trained_seconds=5.0, paused_seconds=0.5, seconds_per_step=1.0, eta_seconds=25.0, **told))
     later = poll(client, run)
     assert later["session"] == {"steps": 5, "trained_seconds": 5.0, "paused_seconds": 0.5} and later["seconds_per_step"] == 1.0
     assert later["total"] == {"steps": 35, "trained_seconds": 65.0, "paused_seconds": 4.5} and later["sessions"] == 2

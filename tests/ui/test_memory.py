@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from kohya_like import form, memory
 from kohya_like.monitor import Progress
@@ -38,7 +41,10 @@ def test_what_the_script_refuses_is_a_sentence(tmp_path: Path) -> None:
     assert "there is no file or folder" in last["problem"] and "Traceback" not in last["problem"]
 
 
-def test_somebody_who_leaves_frees_the_place_and_the_next_estimate_comes_in_lines_and_ends_with_a_forecast(tmp_path: Path) -> None:
+def test_somebody_who_leaves_frees_the_place_and_the_next_estimate_comes_in_lines_and_ends_with_a_forecast(
+    tmp_path: Path, warm_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python)
     options = options_of(output_dir=str(tmp_path))
     lines = memory.ask(options, None, payload_of(options))
     next(lines)

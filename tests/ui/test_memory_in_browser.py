@@ -34,7 +34,7 @@ def fill(page: Page, **texts: str) -> None:
 def test_a_run_is_estimated_and_made_to_fit(place: Any, visit: Callable[..., Any]) -> None:
     seen = visit(place.url)
     page = seen.page
-    # The pictures of toy:star are small; so many of them are as much as one of the usual size.
+    # The images of toy:star are small; so many of them are as much as one of the usual size.
     fill(page, pretrained_model_name_or_path="nobody/sdxl", train_data_dir="toy:star", train_batch_size="64")
     box = page.locator(".kl-memory")
     # The card of this machine comes first.

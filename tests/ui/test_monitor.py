@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from kohya_like import causes, monitor
 from kohya_like.console import OPEN_BYTES, TAIL_BYTES, last_lines, plain, read_console
-from kohya_like.monitor import GPU_SECTIONS, SECTIONS, Curve, Progress, read_events, sections, summary
+from kohya_like.monitor import GPU_SECTIONS, SECTIONS, Curve, Progress, read_events, summary
+from sd_scripts.runs.events import RunFailed, RunFinished, number, read
 
 JSON = st.sampled_from(
     [None, True, False, 0, -3, 7, 10**12, 0.5, -1e30, 1e-300, "", "train", "cache", "é\u2028", [], [1.0, "x"], {}, {"unet": 1e-4}]
@@ -201,7 +202,7 @@ def test_a_repeated_preview_replaces_the_older_one_and_equal_warnings_are_counte
     progress = Progress()
     progress.fold({"kind": "sample", "step": 5, "index": 0, "file": name} for name in ("a.png", "b.png"))
     progress.fold({"kind": "warning", "text": "hot"} for _ in range(3))
-    assert [event["file"] for event in progress.samples.values()] == ["b.png"] and progress.warnings == {"hot": 3}
+    assert [event.file for event in progress.samples.values()] == ["b.png"] and progress.warnings == {"hot": 3}
 
 
 # The curve
@@ -281,6 +282,11 @@ def test_the_times_of_merged_points_are_the_means_of_theirs(count: int, room: in
 
 def test_a_step_that_does_not_tell_all_its_times_tells_none() -> None:
     told = {"data_fetch": 0.1, "fwd_bwd": 0.5, "opt_step": 0.2, "step_total": 0.9}
+
+    def sections(line: dict[str, Any]) -> tuple[float, ...]:
+        (event,) = read([{"kind": "step", **line}])
+        return monitor.sections(event)  # type: ignore[arg-type]
+
     assert sections(told) == (0.1, 0.5, 0.2, 0.9)
     assert sections({**told, "fwd_bwd_gpu": 0.4}) == (0.1, 0.5, 0.2, 0.9)
     assert sections({**told, "fwd_bwd_gpu": 0.4, "opt_step_gpu": 0.1, "step_total_gpu": 0.6}) == (0.1, 0.5, 0.2, 0.9, 0.4, 0.1, 0.6)
@@ -308,7 +314,7 @@ def test_a_farewell_before_the_start_does_not_count(tmp_path: Path) -> None:
     file.write_bytes(old)
     assert summary(file).farewell is not None and summary(file, since=len(old)).farewell is None
     file.write_bytes(old + lines([{"kind": "started", "steps": 9, "start_step": 4}, {"kind": "finished", "step": 9}]))
-    assert summary(file, since=len(old)).farewell["kind"] == "finished"
+    assert isinstance(summary(file, since=len(old)).farewell, RunFinished)
     assert summary(tmp_path / "missing").step == 0
 
 
@@ -382,7 +388,7 @@ def test_colours_cursor_moves_and_access_tokens_never_reach_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "returncode", "word", "remedy"),
+    ("line", "returncode", "word", "advice"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", 1, "GPU ran out", "train_batch_size"),
         ("RuntimeError: HIP out of memory", 1, "GPU ran out", "train_batch_size"),
@@ -413,9 +419,9 @@ def test_colours_cursor_moves_and_access_tokens_never_reach_the_page() -> None:
         ("", 55, "code 55", "log"),
     ],
 )
-def test_known_causes_are_told_with_what_to_change(line: str, returncode: int | None, word: str, remedy: str) -> None:
+def test_known_causes_are_told_with_what_to_change(line: str, returncode: int | None, word: str, advice: str) -> None:
     cause = causes.diagnose(["loading", line, "  File x, line 3"], returncode, None)
-    assert word in cause.text and remedy in cause.remedy
+    assert word in cause.text and advice in cause.advice
     assert cause.text.endswith((".", line.split("'")[-2] if "'" in line else "."))
 
 
@@ -445,10 +451,10 @@ def test_what_a_launcher_says_of_the_end_is_left_out_of_the_last_lines() -> None
 
 
 def test_the_words_of_the_training_itself_come_first() -> None:
-    said = {"kind": "failed", "text": "12 pictures cannot be read.", "remedy": "Replace them."}
-    assert causes.diagnose(["CUDA out of memory"], 1, said) == causes.Cause("12 pictures cannot be read.", "Replace them.")
-    silent = causes.diagnose([], 1, {"kind": "failed", "text": "OSError: [Errno 28] No space left on device", "remedy": ""})
-    assert silent.text.startswith("OSError") and "output_dir" in silent.remedy
+    said = RunFailed(text="12 images cannot be read.", advice="Replace them.")
+    assert causes.diagnose(["CUDA out of memory"], 1, said) == causes.Cause("12 images cannot be read.", "Replace them.")
+    silent = causes.diagnose([], 1, RunFailed(text="OSError: [Errno 28] No space left on device"))
+    assert silent.text.startswith("OSError") and "output_dir" in silent.advice
 
 
 @quick
@@ -462,4 +468,4 @@ def test_every_end_gets_a_sentence(log: list[str], returncode: int | None) -> No
 
 
 def test_a_number_is_finite_and_no_truth_value() -> None:
-    assert [monitor.number(value) for value in (1, 2.5, True, "3", None, math.inf, math.nan)] == [1.0, 2.5, None, None, None, None, None]
+    assert [number(value) for value in (1, 2.5, True, "3", None, math.inf, math.nan)] == [1.0, 2.5, None, None, None, None, None]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toml
 from playwright.sync_api import Page, expect
 
 from tests.ui.conftest import hearing
@@ -19,7 +20,7 @@ KOHYA = {
     "LoRA_type": "Standard",
     "sdxl": True,
     "pretrained_model_name_or_path": "base.safetensors",
-    "train_data_dir": "/pictures/dog",
+    "train_data_dir": "/images/dog",
     "learning_rate": 0.0003,
     "network_dim": 24,
     "network_alpha": 8,
@@ -53,7 +54,7 @@ def test_a_kohya_configuration_that_is_dropped_fills_the_form_and_is_reported(st
     expect(report).to_be_focused()
     expect(page.locator("#kl-learning_rate")).to_have_value("0.0003")
     expect(page.locator("#kl-network_dim")).to_have_value("24")
-    expect(page.locator("#kl-train_data_dir")).to_have_value("/pictures/dog")
+    expect(page.locator("#kl-train_data_dir")).to_have_value("/images/dog")
     rows = report.locator("tbody tr")
     assert rows.count() == len(KOHYA), "every key is reported once"
     report.get_by_role("button", name="taken").click()
@@ -74,6 +75,40 @@ def test_a_kohya_configuration_that_is_dropped_fills_the_form_and_is_reported(st
     drop(page, "dog.json", json.dumps(KOHYA).encode())
     expect(banner).to_have_count(0)
     assert visited.axe() == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+def test_whose_file_it_is_is_asked_with_buttons_and_its_data_are_put_into_the_form(
+    width: int, height: int, studio: Any, visit: Callable[..., Any]
+) -> None:
+    visited = visit(studio.url, width=width, height=height)
+    page = visited.page
+    both = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "model_family": "sdxl", "lora_rank": 24, "data_backend_config": "m.json"}
+    drop(page, "both.json", json.dumps(both).encode())
+    question = page.locator(".kl-owner")
+    expect(question.get_by_role("heading", name="Which program is both.json from?")).to_be_visible()
+    expect(question).to_be_focused()
+    for name in ("OneTrainer", "SimpleTuner", "None of them"):
+        expect(question.get_by_role("button", name=name)).to_be_in_viewport(ratio=1)
+    box = question.bounding_box()
+    assert box and box["x"] >= 0 and box["x"] + box["width"] <= width and visited.axe() == []
+    question.get_by_role("button", name="OneTrainer").click()
+    expect(page.locator(".kl-import")).to_contain_text("configuration of OneTrainer: FLUX")
+    expect(question).to_be_hidden()
+    expect(page.locator("#kl-network_dim")).to_have_value("24")
+
+    # What describes data alone changes nothing else.
+    page.locator("#kl-train_data_dir").fill("gone")
+    data = {"resolutions": [512], "directory": [{"path": "/images/cat", "num_repeats": 3}], "tomorrow": 1}
+    drop(page, "data.toml", toml.dumps(data).encode())
+    expect(page.locator(".kl-import")).to_contain_text("a data set of diffusion-pipe")
+    expect(page.locator("#kl-train_data_dir")).to_have_value("/images/cat")
+    expect(page.locator("#kl-network_dim")).to_have_value("24")
+    expect(page.locator("[data-verdict=unknown]").first).to_contain_text("unknown 1")
+    drop(page, "both.json", json.dumps(both).encode())
+    question.get_by_role("button", name="None of them").click()
+    expect(question).to_be_hidden()
+    expect(page.locator("#kl-train_data_dir")).to_have_value("/images/cat")
 
 
 def test_of_a_lora_file_only_the_header_leaves_the_browser(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
@@ -97,7 +132,7 @@ def test_a_lora_is_also_opened_by_its_path_and_a_damaged_one_refused(studio: Any
     where.fill(str(lora(tmp_path / "dog.safetensors")))
     where.press("Enter")
     expect(page.locator("#kl-network_dim")).to_have_value("4")
-    for name, data in (("long.safetensors", b"\xff" * 64), ("short.safetensors", b"\x10"), ("odd.json", b"{]"), ("x.png", b"\x89PNG\xff")):
+    for name, data in (("long.safetensors", b"\xff" * 64), ("short.safetensors", b"\x10"), ("odd.json", b"{]"), ("x.ckpt", b"PK\x03\x04")):
         drop(page, name, data)
         expect(page.locator(".kl-problems")).to_contain_text(name)
     expect(page.locator("#kl-network_dim")).to_have_value("4")

@@ -105,3 +105,18 @@ def test_a_damaged_preset_is_named_and_hides_no_other(tmp_path: Path) -> None:
     found, broken = presets.available(tmp_path)
     assert len(found) == len(FILES)
     assert len(broken) == 2 and "broken.toml" in broken[0] and "allow_custom_modules" in broken[1]
+
+
+def test_a_resolution_of_one_number_in_a_persons_preset_is_shown_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / presets.OWN_FOLDER / "sdxl_train_network" / "square.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text('# Square\n[kohya_like]\nscript = "sdxl_train_network.py"\nschema_version = 2\n[dataset]\nresolution = 768\n')
+    assert presets.applied(presets.find("square", tmp_path), {})["resolution"] == "768"
+
+
+def test_every_published_base_model_is_asked_for_among_the_first_fields() -> None:
+    """A class of options beside BaseModelOptions once gave its own optional field to three families, which then hid the base model."""
+    for run in RUNS.values():
+        if run.method != "scratch":
+            field = form.shown_fields(run)["pretrained_model_name_or_path"]
+            assert field.show.basic and field.type is str, run.script

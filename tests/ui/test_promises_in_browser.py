@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, TimeoutError, expect
 
 from tests.ui import full_studio
@@ -52,7 +54,7 @@ def fill(**texts: str) -> Callable[[Page, Path], None]:
 
 THEME = "Switch between the light and the dark theme"
 SESSION = "a" * 32
-"""Of this browser, to the Inference tab."""
+"""Of this browser, to the Generate tab."""
 DEMO = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
 LIVE, MADE = "#kl-live", ".kl-exported"
 
@@ -73,7 +75,7 @@ def row(name: str) -> Promise:
 
 
 def fold(name: str, place: str, inside: str, rare: bool = False) -> Promise:
-    """Something that opens."""
+    """Something that opens; what opens is the last that is open, so those of one place are pressed from the first to the last."""
     return Promise(name, f"{place} details[open]:not(:has(~ details[open])) {inside}", place=place, rare=rare)
 
 
@@ -91,6 +93,45 @@ def name_kohya(page: Page, root: Path) -> None:
     page.locator("#kl-load-path").fill(str(path))
 
 
+def name_images(page: Page, root: Path) -> None:
+    """A folder with an image, for the guide."""
+    folder = root.parent / "photos"
+    folder.mkdir(exist_ok=True)
+    Image.new("RGB", (80, 64), "teal").save(folder / "a.png")
+    page.locator("#kl-guide-folder").fill(str(folder))
+
+
+def choose_images(page: Page, root: Path) -> None:
+    """Images in the form, two of them nearly the same, whose captions nobody has written yet."""
+    folder = root.parent / "mine"
+    folder.mkdir(exist_ok=True)
+    for number, side in enumerate((64, 96, 64)):
+        grey = Image.radial_gradient("L") if number < 2 else Image.linear_gradient("L")
+        grey.resize((side, side)).convert("RGB").save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text("a shape, grey")
+    page.locator("#kl-family-sdxl").check()
+    page.locator("#kl-mode-lora").check()
+    fill(pretrained_model_name_or_path="toy", train_data_dir=str(folder))(page, root)
+
+
+def choose_cell(page: Page, _root: Path) -> None:
+    page.locator(".kl-data-cell").last.click()
+    expect(page.locator(".kl-data-shown p")).not_to_have_count(0)
+
+
+def write_caption(page: Page, root: Path) -> None:
+    page.locator("#kl-data-search").fill("")
+    choose_cell(page, root)
+    page.locator("#kl-data-text").fill("a shape, seen here")
+
+
+def conflict(page: Page, root: Path) -> None:
+    """Two pages write the same caption."""
+    (root.parent / "mine" / "2.txt").write_text(f"theirs {time.monotonic_ns()}")
+    page.locator("#kl-data-text").fill(f"mine {time.monotonic_ns()}")
+    page.locator("#kl-data-text").press("Control+Enter")
+
+
 def choose_preset(page: Page, _root: Path) -> None:
     page.get_by_label("Preset", exact=True).select_option(label="Style, 24 GB")
 
@@ -104,14 +145,28 @@ PROMISES: list[Promise] = [
     Promise(THEME, "body.dark .kl-theme", "Light"),
     Promise(THEME, "body:not(.dark) .kl-theme", "Dark"),
     # The first visit. Another run takes the only device: what is started here waits.
-    Promise("I have my own pictures", ".kl-kinds"),
+    Promise("I have my own images", ".kl-kinds"),
+    Promise("Guide me", ".kl-guide"),
+    Promise("A (person|style)|An (object|edit)", ".kl-guide .kl-note", place=".kl-guide"),
+    Promise("Fill in the form", ".kl-dialog .kl-error", "Say where the images are"),
+    Promise("Fill in the form", ".kl-explained", "Base model", ".kl-dialog", before=name_images),
+    Promise("Look at the form first", "#kl-start"),
+    Promise("Explain my settings", ".kl-explained", "Output name is photos"),
+    Promise("Go to Output name", "#kl-output_name"),
+    Promise("Explain my settings", ".kl-explained", rare=True),
+    Promise("Go to .*", "#kl-pretrained_model_name_or_path", rare=True),
+    Promise("Explain my settings", ".kl-explained"),
+    Promise("Close the explanation", "#kl-start"),
+    Promise("Guide me", ".kl-guide"),
+    Promise("Close the guide", "#kl-start"),
     Promise("Train the demo", f"{LIVE} .kr-run", r"toy-star[\s\S]*Waiting", before=again),
     Promise("Start training", ".kl-problems", "at work"),
     Promise("Open it", f"{RUNS} .kr-title", "toy-star"),
     Promise("Stop", f"{RUNS} .kr-run .kr-badge", "Stopped", RUNS),
     Promise("Train", "#kl-start"),
     Promise("resume: .*", "#kl-resume-choice"),
-    Promise("Train again", f"{LIVE} .kr-run", r"toy-star[\s\S]*Waiting"),
+    # The run before it has the same name, and may be told to wait for a moment longer.
+    Promise("Train again", ".kl-answer", "Starts a new run.*waits"),
     Promise("Stop", ".kl-answer", "[Ss]top", ".kl-buttons"),
     Promise("Start training", f"{LIVE} .kr-run", r"second[\s\S]*Waiting", before=fill(output_name="second")),
     Promise("Stop", ".kl-answer", "[Ss]top", ".kl-buttons"),
@@ -120,6 +175,10 @@ PROMISES: list[Promise] = [
     Promise("Copy the command", "[aria-label='Copy the command']", "Copied"),
     Promise("Copy the TOML", "[aria-label='Copy the TOML']", "Copied", rare=True),
     Promise("Save TOML", "#kl-keep", gives="download"),
+    Promise("Save for sd-scripts", "#kl-keep", gives="download"),
+    Promise("Save for ai-toolkit", "#kl-keep", gives="download"),
+    Promise("Save for musubi-tuner", ".kl-problems", "has no adapter of"),
+    Promise("Save for OneTrainer", "#kl-keep", gives="download"),
     Promise("Check data set", ".kl-report .kl-factlist"),
     Promise("Export for cluster.*", ".kl-export .kl-grid"),
     Promise("More", ".kl-export .kl-fold[open] .kl-field", place=".kl-export"),
@@ -136,7 +195,7 @@ PROMISES: list[Promise] = [
     Promise("Reset .*", "#kl-network_dim", place="[data-name=network_dim]", before=fill(network_dim="7")),
     Promise("Open a file", ".kl-answer", "Loaded config.toml", gives="filechooser"),
     Promise("Open the file at this path", ".kl-import", "What became of", before=name_kohya),
-    Promise("(taken|renamed|not needed|not supported) .*", ".kl-import .kl-table"),
+    Promise("(taken|renamed|not needed|not supported|unknown) .*", ".kl-import .kl-table"),
     Promise("Copy the report", "[aria-label='Copy the report']", "Copied", rare=True),
     Promise("Close the import report", "#kl-keep"),
     Promise("Close all", ".kl-section:not([open]) > summary"),
@@ -158,8 +217,21 @@ PROMISES: list[Promise] = [
     Promise("Add a prompt", ".kl-prompt textarea:focus"),
     Promise("Negative, size, seed .*", ".kl-prompt-more[open] .kl-prompt-cells"),
     Promise("Remove prompt .*", ".kl-prompts"),
-    Promise("SDXL|SD 1[.]5 / 2[.]x|FLUX|Qwen-Image-Edit|Z-Image|Small DDPM|Style transfer", "#kl-way-about"),
-    Promise("DreamBooth|Fine-tuning|LoRA|From nothing", "#kl-way-about"),
+    # Over the form: files on the studio's computer, and images that are added.
+    Promise("Browse for .*", ".kl-pick-list", place="[data-name=train_data_dir]"),
+    Promise("One folder up", ".kl-pick-path"),
+    Promise("Use this folder", "#kl-train_data_dir"),
+    Promise("Browse for .*", ".kl-pick-list", place="[data-name=pretrained_model_name_or_path]", rare=True),
+    Promise("Close without choosing", "#kl-pretrained_model_name_or_path", rare=True),
+    Promise("Add images", "#kl-add-name"),
+    Promise("Choose (images or zips|a folder)", "#kl-add-go", "Add", gives="filechooser"),
+    Promise("Add", ".kl-dialog .kl-status", "left out", place=".kl-dialog"),
+    Promise("Cancel|Done", "#kl-train_data_dir", place=".kl-dialog", at_once=False),
+    Promise(
+        "SDXL|SD 1[.]5 / 2[.]x|FLUX|Chroma|FLUX[.]2 Klein|Qwen-Image-Edit|Qwen-Image-2[.]1|Krea 2|Z-Image|Small DDPM|Style transfer",
+        "#kl-mode-about",
+    ),
+    Promise("DreamBooth|Fine-tuning|LoRA|From nothing", "#kl-mode-about"),
     # The run beside the form.
     Promise("Learning rate", f"{LIVE} .kr-stage", place=LIVE),
     Promise("Log scale", f"{LIVE} .kr-stage", place=LIVE, rare=True),
@@ -186,9 +258,9 @@ PROMISES: list[Promise] = [
     Promise("(flat|line|night)(,| to) .*", f"{RUNS} .kr-matrix-view .kr-pair", place=RUNS),
     Promise("Transfer a style", f"{RUNS} .kr-draw-form", place=f"{RUNS} .kr-actions"),
     Promise("Target style: .*", f"{RUNS} .kr-choices", place=RUNS, rare=True),
-    Promise("Picture 1, seed 7", f"{RUNS} .kr-draw-chosen img", place=RUNS),
-    Promise("All pictures in one file", f"{RUNS} .kr-draw-chosen img", place=RUNS, rare=True),
-    Promise("Download", f"{RUNS} .kr-draw-pictures .kr-actions", gives="download", place=RUNS),
+    Promise("Image 1, seed 7", f"{RUNS} .kr-draw-chosen img", place=RUNS),
+    Promise("All images in one file", f"{RUNS} .kr-draw-chosen img", place=RUNS, rare=True),
+    Promise("Download", f"{RUNS} .kr-draw-images .kr-actions", gives="download", place=RUNS),
     Promise("Use seed 7 again", "#kl-draw-seed", place=RUNS),
     Promise("Use these settings", "#kl-draw-ckpt", place=f"{RUNS} .kr-draw"),
     Promise("Transfer", "#kl-draw-image-error", "cannot be read", f"{RUNS} .kr-draw-form"),
@@ -198,17 +270,46 @@ PROMISES: list[Promise] = [
     row("shapes"),
     Promise("Draw", f"{RUNS} .kr-draw-form", place=f"{RUNS} .kr-actions"),
     fold("More", f"{RUNS} .kr-draw", ".kl-field"),
-    Promise("Draw pictures with this model", f"{RUNS} .kr-draw:not([open]) > summary", place=RUNS),
+    Promise("Draw images with this model", f"{RUNS} .kr-draw:not([open]) > summary", place=RUNS),
     row("under-way"),
     Promise("Copy command", f"{RUNS} .kr-status", "clipboard", RUNS),
+    Promise("Save now", f"{RUNS} .kr-status", "saves its file", RUNS),
+    Promise("Pause", f"{RUNS} .kr-status", "waits", RUNS),
+    Promise("Go on", f"{RUNS} .kr-status", "goes on", RUNS),
+    Promise("Set", f"{RUNS} .kr-desk", "whole number", RUNS, rare=True),
+    Promise("Set", f"{RUNS} .kr-status", "end after step 99999", RUNS, before=fill(**{"stop-at": "99999"})),
+    Promise("Train to the end", f"{RUNS} .kr-status", "to its last step", RUNS),
     Promise("Stop", f"{RUNS} .kr-status", "Asked to stop", RUNS),
     Promise("End now", f"{RUNS} .kr-status", "Ended", RUNS),
     row("broken"),
+    Promise("[☆★] Star", f"{RUNS} .kr-desk [aria-pressed=true]", place=f"{RUNS} .kr-desk"),
+    Promise("Name, tags, notes", "#kl-desk-label:focus"),
+    Promise("Leave as it was", f"{RUNS} .kr-desk-edit:focus"),
+    Promise("Name, tags, notes", "#kl-desk-label:focus", rare=True),
+    Promise("Save", f"{RUNS} .kr-desk-edit:focus", place=f"{RUNS} .kr-desk", rare=True),
+    Promise("Delete", ".kl-dialog", "trash", place=f"{RUNS} .kr-desk"),
+    Promise("Keep it", f"{RUNS} .kr-title", "^broken$", place=".kl-dialog", rare=True),
+    Promise("Delete", ".kl-dialog", "trash", place=f"{RUNS} .kr-desk", rare=True),
+    Promise("Move to the trash", f"{RUNS} .kr-status", "is in the trash", place=".kl-dialog"),
+    Promise("Disk and trash", ".kr-tidy", "Trash"),
+    Promise("Put .*broken back", ".kr-tidy .kr-status", "is back", rare=True),
+    Promise("Close", f"{RUNS} .kr-nav > .kr-button", place=".kl-dialog", rare=True),
+    Promise("broken.*Failed", f"{RUNS} .kr-title", "^broken$", f"{RUNS} .kr-list", rare=True),
+    Promise("Delete", ".kl-dialog", "trash", place=f"{RUNS} .kr-desk", rare=True),
+    Promise("Move to the trash", f"{RUNS} .kr-status", "is in the trash", place=".kl-dialog", rare=True),
+    Promise("Disk and trash", ".kr-tidy", "Trash", rare=True),
+    Promise("Clean up states.*", ".kr-tidy .kr-danger", "Really delete"),
+    Promise("Really delete [0-9]+ states?", ".kr-tidy .kr-status", "are free again"),
+    Promise("Empty the trash.*", ".kr-tidy .kr-danger", "Really delete"),
+    Promise("Really delete for ever", ".kr-tidy", "It is empty"),
+    Promise("Close", f"{RUNS} .kr-nav > .kr-button", place=".kl-dialog"),
     row("toy-star"),
     row("second"),
     Promise("Use these settings", ".kl-answer", "Loaded", f"{RUNS} .kr-actions"),
     Promise("Runs", f"{RUNS} .kr-run"),
     row("whole"),
+    Promise("Try it", "#kl-inf-prompt", place=f"{RUNS} .kr-actions", before=be_known),
+    Promise("Runs", f"{RUNS} .kr-run"),
     # Tools.
     Promise("Verify whole.safetensors", f"{TOOLS} .kl-tool-side", "Verify LoRA"),
     Promise("Cancel", f"{TOOLS} .kr-badge", "Cancelled"),
@@ -221,24 +322,54 @@ PROMISES: list[Promise] = [
     Promise("Verify LoRA", "#kl-tool-model", place=".kl-option"),
     Promise("Verify LoRA", "#kl-tool-model-error", place=".kl-tool-form > .kl-row", before=fill(**{"tool-model": ""})),
     fold("More", TOOLS, ".kl-field", rare=True),
-    # Inference.
-    Promise("Inference", "#kl-inf-prompt", before=be_known),
+    # Generate.
+    Promise("Generate", "#kl-inf-prompt", place="[role=tablist]", before=be_known),
     Promise("base|whole", ".kl-pair", place=".kl-inf-grid"),
     Promise("Download .*", ".kl-inf-view .kl-row", gives="download", place=INFERENCE),
     Promise("make the sky red, .*", ".kl-pair", rare=True),
-    Promise("Reuse settings", ".kl-inf-go .kl-note", "settings of this picture"),
-    Promise("Remove picture 1", ".kl-inf-add"),
+    Promise("Use these settings", ".kl-inf-go .kl-note", "settings of this image", place=INFERENCE),
+    Promise("Remove image 1", ".kl-inf-add"),
     Promise("Edit this further", "#kl-inf-prompt:focus"),
     Promise("Add a LoRA", ".kl-inf-lora"),
     Promise("Remove LoRA file 1", "#kl-inf-add-lora"),
-    Promise("Compare", "#kl-inf-wrong", "Nothing to compare"),
+    fold("Base model", INFERENCE, ".kl-field", rare=True),
     fold("More", INFERENCE, ".kl-field", rare=True),
     fold("More of the model", INFERENCE, ".kl-field", rare=True),
     fold("Devices and memory", INFERENCE, ".kl-field", rare=True),
     fold("What is compared", INFERENCE, ".kl-inf-checks"),
-    Promise("Predict", "#kl-inf-steps-error", before=fill(**{"inf-steps": "0"})),
+    fold("Why does it look different\\?", ".kl-tool-side", "#kl-inf-why"),
+    Promise("Compare", "#kl-inf-wrong", "[Nn]othing to compare", place=".kl-inf-form"),
+    Promise("Grids", ".kl-compare", place=".kl-inf-views"),
+    Promise("Draw", "#kl-inf-prompt", place=".kl-inf-views"),
+    Promise("Generate", "#kl-inf-steps-error", place=INFERENCE, before=fill(**{"inf-steps": "0"})),
     # Help.
     Promise("Help", ".kl-guide"),
+    # Data. The form has images of one's own now.
+    Promise("Train", "#kl-start", at_once=False),
+    Promise("Data", ".kl-data-cell", place="[role=tablist]", before=choose_images),
+    Promise("[0-9]+ findings?", "#kl-data .kl-fold[open] li"),
+    Promise("Open again", ".kl-data-cell"),
+    Promise("Search and replace", "#kl-data-find"),
+    Promise("Preview", ".kl-data-rows ins", "zwx", before=lambda page, _root: page.locator("#kl-data-prefix").fill("zwx, ")),
+    Promise("Change them", ".kl-data-caption", "zwx"),
+    Promise("Undo", "#kl-data .kl-status", "Taken back"),
+    Promise("Tags", ".kl-data-tags"),
+    Promise("Show .*, [0-9]+", ".kl-data-cell"),
+    Promise("Tags", ".kl-data-tags", rare=True),
+    Promise("Close the tags", ".kl-data-cell", rare=True),
+    Promise("Search and replace", "#kl-data-find"),
+    Promise("Close without changing", ".kl-data-cell"),
+    Promise("Save caption", "#kl-data-told", "Saved", before=write_caption),
+    Promise("Keep mine", "#kl-data-told", "Saved", before=conflict),
+    Promise("Take theirs", "#kl-data-told", "About", before=conflict),
+    Promise("Next", "#kl-data-text"),
+    Promise("Previous", "#kl-data-text"),
+    Promise("Find duplicates and blur", ".kl-data-group"),
+    Promise("Close the proposals", ".kl-data-cell"),
+    Promise("Find duplicates and blur", ".kl-data-group"),
+    Promise("Leave out [0-9]+ images?", "#kl-data .kl-status", "1 image was left out"),
+    Promise("Bring back what was left out", "#kl-data .kl-status", "is back"),
+    Promise("Leave out", "#kl-data .kl-status", "1 image was left out", place=".kl-data-panel", before=choose_cell),
 ]
 
 

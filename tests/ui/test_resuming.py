@@ -19,6 +19,7 @@ from kohya_like.supervisor import JobSupervisor
 from kohya_like.tabs import train
 from sd_scripts.families import RUNS
 from sd_scripts.runs import resume
+from sd_scripts.runs.events import RunFinished, RunStarted, RunStopped
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
@@ -59,7 +60,7 @@ def test_other_settings_are_named_and_start_a_new_run(tmp_path: Path) -> None:
     assert found.notes == (f"{run.name} has the same name, but not the same settings: learning_rate: 0.0001, now 0.0003.",)
 
 
-def test_other_pictures_are_another_run(tmp_path: Path) -> None:
+def test_other_images_are_another_run(tmp_path: Path) -> None:
     made(tmp_path, options(tmp_path), (400,))
     found = resuming.outlook(options(tmp_path, train_data_dir="toy:teal"), idle)
     assert found.kind == "new" and "train_data_dir: 'toy:star', now 'toy:teal'" in found.notes[0]
@@ -91,8 +92,8 @@ def outcome(of: RunOptions) -> tuple[str, Path | None]:
 @pytest.mark.parametrize("step", [200, 273, 1600])
 def test_a_step_finds_the_state_of_a_save_of_a_stop_and_of_the_end(step: int, tmp_path: Path) -> None:
     run = made(tmp_path, options(tmp_path), (200, 273, 1600))
-    for kind, at in (("stopped", 273), ("finished", 1600)):
-        run.log(kind, step=at)
+    for kind, at in ((RunStopped, 273), (RunFinished, 1600)):
+        run.log(kind(step=at))
     assert trainer(options(tmp_path, resume=str(step))).state == run.state / f"{step:06d}"
 
 
@@ -106,7 +107,7 @@ def test_an_older_run_with_the_same_settings_is_found_behind_a_newer_one_with_ot
 def test_a_finished_run_is_not_started_again_and_longer_ones_go_on(tmp_path: Path) -> None:
     run = made(tmp_path, options(tmp_path), (1600,))
     (run.path / "cat.safetensors").write_bytes(b"x")
-    run.log("finished", step=1600)
+    run.log(RunFinished(step=1600))
     found = resuming.outlook(options(tmp_path), idle)
     assert found.kind == "finished" and "is finished already (1600 steps)" in found.text and not found.starts
     assert trainer(options(tmp_path)).finished
@@ -117,7 +118,7 @@ def test_a_finished_run_is_not_started_again_and_longer_ones_go_on(tmp_path: Pat
 def test_a_finished_model_in_a_folder_counts_as_finished(tmp_path: Path) -> None:
     of = flat.build(RUNS["sdxl", "full"], {**BASE, "output_dir": str(tmp_path), "save_model_as": "diffusers", "output_name": "cat"})
     run = made(tmp_path, of, (1600,))
-    run.log("finished", step=1600)
+    run.log(RunFinished(step=1600))
     assert resuming.outlook(of, idle).kind == "continue"
     (run.path / "cat").mkdir()
     assert resuming.outlook(of, idle).kind == "finished"
@@ -133,7 +134,7 @@ def test_epochs_take_the_number_of_steps_from_the_log(tmp_path: Path) -> None:
     of = options(tmp_path, max_train_epochs=4)
     run = made(tmp_path, of, (30,))
     assert "from step 30, saved" in resuming.outlook(of, idle).text
-    run.log("started", steps=120, start_step=0)
+    run.log(RunStarted(steps=120, start_step=0))
     assert "from step 30 of 120, saved" in resuming.outlook(of, idle).text
     assert "from step 30, saved" in resuming.outlook(options(tmp_path, max_train_epochs=5), idle).text
 
@@ -213,13 +214,13 @@ def test_a_run_of_another_kind_or_with_a_damaged_config_is_no_hindrance(tmp_path
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[train.Desk]:
-    """The desk of a studio whose runs do nothing but wait for a request to stop."""
+def tab(tmp_path: Path) -> Iterator[train.TrainTab]:
+    """The Train tab of a studio whose runs do nothing but wait for a request to stop."""
     output = tmp_path / "output"
     context = app.make_context(output, [], is_private=True)
     wait = "import sys, time, pathlib\nwhile not (pathlib.Path(sys.argv[1]) / 'stop.request').exists(): time.sleep(0.05)"
     supervisor = JobSupervisor(output, lambda _options, run: [sys.executable, "-c", wait, str(run)])
-    yield train.Desk(replace(context, supervisor=supervisor))
+    yield train.TrainTab(replace(context, supervisor=supervisor))
     for job in supervisor.jobs():
         supervisor.stop(job, grace_seconds=10)
     supervisor.close()
@@ -227,30 +228,30 @@ def desk(tmp_path: Path) -> Iterator[train.Desk]:
 
 @pytest.fixture
 def few(tmp_path: Path) -> dict[str, object]:
-    """Options of a run on one picture."""
-    (tmp_path / "pictures").mkdir()
-    Image.new("RGB", (64, 64)).save(tmp_path / "pictures" / "1.png")
-    return {"train_data_dir": str(tmp_path / "pictures")}
+    """Options of a run on one image."""
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (64, 64)).save(tmp_path / "images" / "1.png")
+    return {"train_data_dir": str(tmp_path / "images")}
 
 
 def on_page(of: RunOptions) -> list[dict[str, object]]:
     return [{"run": form.run_key(type(of)), "values": form.texts(type(of), flat.flatten(of))}]
 
 
-def test_start_does_what_was_foreseen(desk: train.Desk, few: dict[str, object]) -> None:
-    output = desk.context.output_dir
+def test_start_does_what_was_foreseen(tab: train.TrainTab, few: dict[str, object]) -> None:
+    output = tab.context.output_dir
     run = made(output, options(output, **few), (400,))
     page = on_page(options(output, **few))
-    assert desk.foresight(page[0])["text"] == f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago."
-    said, job = desk.start(page)
+    assert tab.foresight(page[0])["text"] == f"Continues {run.name} from step 400 of 1600, saved 12 minutes ago."
+    said, job = tab.start(page)
     assert job is not None and job.path == run.path and said["note"].startswith(f"Continues {run.name} from step 400")
-    assert desk.foresight(page[0])["kind"] == "busy"
-    refused, none = desk.start(page)
+    assert tab.foresight(page[0])["kind"] == "busy"
+    refused, none = tab.start(page)
     assert none is None and [problem["option"] for problem in refused["problems"]] == ["resume"]
 
 
 def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_step(
-    desk: train.Desk, few: dict[str, object], tmp_path: Path
+    tab: train.TrainTab, few: dict[str, object], tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
@@ -280,53 +281,57 @@ def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_
             for name, value in {**BASE, **few, "resolution": 64, "min_bucket_reso": 32, **values}.items()
             if name in flat.fields(run)
         }
-        said, job = desk.start(on_page(flat.build(run, of)))
+        said, job = tab.start(on_page(flat.build(run, of)))
         found.append((option, kind, values) if job is None and {each["option"] for each in said["problems"]} == {option} else said)
     assert found == wrong
-    assert desk.context.supervisor.jobs() == []
+    assert tab.context.supervisor.jobs() == []
 
 
-def test_start_from_a_step_makes_a_run_of_its_own_that_begins_there(desk: train.Desk, few: dict[str, object]) -> None:
-    output = desk.context.output_dir
+def test_start_from_a_step_makes_a_run_of_its_own_that_begins_there(tab: train.TrainTab, few: dict[str, object]) -> None:
+    output = tab.context.output_dir
     run = made(output, options(output, **few), (200, 400))
-    _said, job = desk.start(on_page(options(output, resume="200", **few)))
+    _said, job = tab.start(on_page(options(output, resume="200", **few)))
     assert job is not None and job.path != run.path
     assert job.run.options().distributed.resume == str(run.state / "000200")
 
 
-def test_start_of_a_finished_run_is_refused_at_its_field(desk: train.Desk) -> None:
-    output = desk.context.output_dir
+def test_start_of_a_finished_run_is_refused_at_its_field(tab: train.TrainTab) -> None:
+    output = tab.context.output_dir
     run = made(output, options(output), (1600,))
     (run.path / "cat.safetensors").write_bytes(b"x")
-    run.log("finished", step=1600)
-    refused, job = desk.start(on_page(options(output)))
+    run.log(RunFinished(step=1600))
+    refused, job = tab.start(on_page(options(output)))
     assert job is None and "finished already" in refused["problems"][0]["message"]
 
 
-def test_a_form_with_mistakes_foresees_nothing_but_what_is_wrong_with_resume(desk: train.Desk) -> None:
-    page = on_page(options(desk.context.output_dir))[0]
+def test_a_form_with_mistakes_foresees_nothing_but_what_is_wrong_with_resume(tab: train.TrainTab) -> None:
+    page = on_page(options(tab.context.output_dir))[0]
     values = dict(page["values"])  # type: ignore[call-overload]
-    assert desk.foresight({**page, "values": {**values, "learning_rate": "fast"}})["text"] == ""
-    wrong = desk.foresight({**page, "values": {**values, "resume": "\\\\server\\share"}})
+    assert tab.foresight({**page, "values": {**values, "learning_rate": "fast"}})["text"] == ""
+    named = {**values, "pretrained_model_name_or_path": "mine.safetensors"}
+    assert tab.foresight({**page, "values": named})["base"].startswith("Licence: CreativeML Open RAIL")
+    assert tab.foresight({**page, "values": {**named, "learning_rate": "fast"}})["base"].startswith("Licence: ")
+    assert tab.foresight({**page, "values": values})["base"] == ""
+    wrong = tab.foresight({**page, "values": {**values, "resume": "\\\\server\\share"}})
     assert wrong["kind"] == "refused" and "network paths" in wrong["text"]
 
 
 # --- the files for a cluster ----------------------------------------------------------------------------------------
 
 
-def test_files_for_a_cluster_come_as_texts_and_as_one_archive_and_nothing_starts(desk: train.Desk) -> None:
-    output = desk.context.output_dir
-    answer = desk.exported({"kind": "slurm", "machines": "3", "gpus_per_machine": "4"}, on_page(options(output)))
+def test_files_for_a_cluster_come_as_texts_and_as_one_archive_and_nothing_starts(tab: train.TrainTab) -> None:
+    output = tab.context.output_dir
+    answer = tab.exported({"kind": "slurm", "machines": "3", "gpus_per_machine": "4"}, on_page(options(output)))
     texts = {file["name"]: file["text"] for file in answer["files"]}
     assert "#SBATCH --nodes=3" in texts["job.sbatch"] and "multi_gpu = true" in texts["config.toml"]
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(answer["zip"]))) as archive:
         assert {name.removeprefix("cat-slurm/"): archive.read(name).decode() for name in archive.namelist()} == texts
         assert archive.getinfo("cat-slurm/train.sh").external_attr >> 16 == 0o755
-    assert desk.context.supervisor.jobs() == []
+    assert tab.context.supervisor.jobs() == []
 
 
-def test_what_cannot_be_exported_stands_at_its_field(desk: train.Desk) -> None:
-    page = on_page(options(desk.context.output_dir))
-    assert [problem["option"] for problem in desk.exported({"machines": "0"}, page)["problems"]] == ["machines"]
-    missing = desk.exported({"kind": "torchrun", "machines": "2"}, page)["problems"]
+def test_what_cannot_be_exported_stands_at_its_field(tab: train.TrainTab) -> None:
+    page = on_page(options(tab.context.output_dir))
+    assert [problem["option"] for problem in tab.exported({"machines": "0"}, page)["problems"]] == ["machines"]
+    missing = tab.exported({"kind": "torchrun", "machines": "2"}, page)["problems"]
     assert "main_address" in missing[0]["message"]

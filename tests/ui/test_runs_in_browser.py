@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page, Response, expect
 
 from kohya_like import presets
 from kohya_like.supervisor import Job, JobSupervisor
+from sd_scripts.runs.events import KINDS, PhaseBegun, Previewed, RunFinished, RunStarted, StepDone, Validated, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from tests.ui.conftest import WIDTHS_AND_THEMES, hearing, painted
@@ -27,18 +28,18 @@ HOSTILE = "</span><img src=x onerror=alert(1)> ${alert(2)} {{value}} `x`"
 def old_run(root: Path, name: str, kind: str, text: str = "", console: str = "all is well\n") -> RunDirectory:
     """A run that ended: curve, validation, previews of three steps, files, console."""
     run = RunDirectory.create(root, name, options(root, output_name=name, network_dim=24))
-    run.log("phase", name="train")
-    run.log("started", steps=120, start_step=0, epochs=2)
+    run.log(PhaseBegun(name="train"))
+    run.log(RunStarted(steps=120, start_step=0, epochs=2))
     for step in range(1, 121):
-        run.log("step", step=step, epoch=0, loss=0.1 + 1 / step, lr=1e-4 * step / 120, seconds=0.2, peak_gib=3.2, data_fetch=0.001)
-    run.log("validation", step=60, loss=0.15)
+        run.log(StepDone(step=step, epoch=0, loss=0.1 + 1 / step, lr=1e-4 * step / 120, step_total=0.2, peak_gib=3.2, data_fetch=0.001))
+    run.log(Validated(step=60, loss=0.15))
     run.samples.mkdir()
     for step in (0, 60, 120):
         for index in range(2):
             file = f"{name}-{step:06d}-{index:02d}.png"
             Image.new("RGB", (64, 64), (2 * step, 60 + 90 * index, 120)).save(run.samples / file)
-            run.log("sample", step=step, index=index, file=f"samples/{file}", prompt=f"a star {index} {HOSTILE}", seed=index)
-    run.log("warning", text=f"slow {HOSTILE}")
+            run.log(Previewed(step=step, index=index, file=f"samples/{file}", prompt=f"a star {index} {HOSTILE}", seed=index))
+    run.log(Warned(text=f"slow {HOSTILE}"))
     (run.path / f"{name}.safetensors").write_bytes(b"12345678")
     run.console.write_text(console + HOSTILE + "\n")
     if kind == "died":
@@ -46,7 +47,7 @@ def old_run(root: Path, name: str, kind: str, text: str = "", console: str = "al
         (run.path / "run.json").write_text(json.dumps(record))
         (run.path / "exit.json").write_text(json.dumps({"run_id": "f" * 32, "returncode": 1}))
     else:
-        run.log(kind, step=120, text=text, remedy="")
+        run.log(KINDS[kind](step=120, text=text))
     return run
 
 
@@ -120,7 +121,7 @@ def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_ta
         expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
 
     def settled() -> list[str]:
-        """What is seen once it stays as it is: pictures and evaluations come later."""
+        """What is seen once it stays as it is: images and evaluations come later."""
         seen: list[list[str]] = [[]]
         until(lambda: (seen.append(page.evaluate(SEEN)), page.wait_for_timeout(100), seen[-1] == seen[-2] != [])[-1])
         return seen[-1]
@@ -198,7 +199,7 @@ def test_the_demo_a_second_time_can_be_opened_or_trained_again_and_a_start_is_fo
     of = flat.with_absolute_paths(flat.build(demo.run, {**demo.values, "output_dir": str(studio.output_dir)}))
     done = made(studio.output_dir, of, (of.training.max_train_steps,))
     (done.path / f"{of.output.output_name}.safetensors").write_bytes(b"x")
-    done.log("finished", step=of.training.max_train_steps)
+    done.log(RunFinished(step=of.training.max_train_steps))
     page = visit(studio.url).page
     try:
         page.get_by_label("Preset", exact=True).select_option(f"built:{presets.DEMO}")

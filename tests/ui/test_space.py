@@ -182,7 +182,7 @@ def test_an_exported_space_predicts_for_a_program_with_and_without_its_lora(expo
 
 @pytest.mark.browser
 @pytest.mark.timeout(900)
-def test_the_page_of_an_exported_space_edits_a_picture_and_has_no_place_to_type_a_path(exported: str, visit: Callable[..., Any]) -> None:
+def test_the_page_of_an_exported_space_edits_an_image_and_has_no_place_to_type_a_path(exported: str, visit: Callable[..., Any]) -> None:
     visited = visit(exported, width=390, ready="#kl-inf-prompt")
     page = visited.page
     stream = io.BytesIO()

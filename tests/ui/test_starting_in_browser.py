@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from sd_scripts.runs.events import RunFinished
 from tests.ui import fake_nvml
 from tests.ui.conftest import WIDTHS_AND_THEMES
 from tests.ui.runs_on_disk import made, options
@@ -158,7 +159,7 @@ def test_what_will_be_resumed_is_told_while_the_form_changes(place: Any, visit: 
 def test_a_finished_run_is_not_started_again_by_mistake(place: Any, visit: Callable[..., Any]) -> None:
     run = made(place.output_dir, options(place.output_dir, output_name="done"), (1600,))
     (run.path / "done.safetensors").write_bytes(b"x")
-    run.log("finished", step=1600)
+    run.log(RunFinished(step=1600))
     page = visit(place.url).page
     fill(page, output_name="done", max_train_steps="1600")
     expect(page.locator(".kl-foresight .kl-foreseen")).to_contain_text("is finished already (1600 steps)")

@@ -1,4 +1,4 @@
-"""Style transfer from nothing in a real browser: started from the form, evaluated when asked, and a picture transferred with its file."""
+"""Style transfer from nothing in a real browser: started from the form, evaluated when asked, and an image transferred with its file."""
 
 from __future__ import annotations
 
@@ -41,16 +41,19 @@ SMALL = {
 }
 
 
+@pytest.mark.long
 def test_styles_are_learned_from_the_form_evaluated_on_demand_and_transferred(
     studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its short forms: a model from nothing is started and draws in test_drawing_in_browser; evaluations are shown and asked for, and a
+    transfer is ordered, in test_evaluations_in_browser; a training evaluates when it is asked in tests/library/test_trainer.py."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pictures = tmp_path / "pictures"
+    images = tmp_path / "images"
     for style in STYLES:
-        (pictures / style).mkdir(parents=True)
+        (images / style).mkdir(parents=True)
         for number in range(6):
             scene = worlds.TRAINED[7 * number]
-            draw(scene, style, worlds.rng_for(1, number), 64).save(pictures / style / f"{number}.png")
+            draw(scene, style, worlds.rng_for(1, number), 64).save(images / style / f"{number}.png")
     given = tmp_path / "given.png"
     draw(worlds.TRAINED[3], "flat", worlds.rng_for(2), 64).save(given)
 
@@ -58,9 +61,9 @@ def test_styles_are_learned_from_the_form_evaluated_on_demand_and_transferred(
     visited = visit(studio.url)
     page = visited.page
     page.locator("#kl-family-lgt").check()
-    expect(page.locator("#kl-way-scratch")).to_be_checked()
+    expect(page.locator("#kl-mode-scratch")).to_be_checked()
     page.get_by_role("button", name="Open all").click()
-    page.locator("#kl-train_data_dir").fill(str(pictures))
+    page.locator("#kl-train_data_dir").fill(str(images))
     for name, text in SMALL.items():
         page.locator(f"#kl-{name}").fill(text)
     page.locator("#kl-start").click()
@@ -94,9 +97,9 @@ def test_styles_are_learned_from_the_form_evaluated_on_demand_and_transferred(
     expect(panel.locator(".kr-draw-result .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
     with page.expect_download() as coming:
         panel.get_by_role("link", name="Download").click()
-    with Image.open(coming.value.path()) as picture:
-        picture.load()
-        assert picture.width in (64, 130) and any("night" in str(value) for value in picture.info.values())
+    with Image.open(coming.value.path()) as image:
+        image.load()
+        assert image.width in (64, 130) and any("night" in str(value) for value in image.info.values())
     assert visited.axe("#kl-runs") == []
 
 

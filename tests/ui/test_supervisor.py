@@ -17,6 +17,7 @@ from kohya_like import cleanup, monitor, processes, supervisor
 from kohya_like.supervisor import ENDED, Job, JobSupervisor
 from sd_scripts.runs import gpus
 from sd_scripts.runs.command import OWN_LAUNCHER
+from sd_scripts.runs.events import RunStarted
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
@@ -174,7 +175,7 @@ time.sleep(600)
 
 def test_a_reused_pid_is_never_taken_for_the_run(supervise: Supervise, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "old", options(tmp_path))
-    run.log("started", steps=10, start_step=0)
+    run.log(RunStarted(steps=10, start_step=0))
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
         record = {"run_id": "0" * 32, "queued": 1.0, "pid": stranger.pid, "create_time": 12.0, "argv": []}
         (run.path / "run.json").write_text(json.dumps(record))
@@ -281,6 +282,7 @@ def test_two_names_of_one_gpu_are_one_gpu_for_the_queue(supervise: Supervise, tm
     free = studio.start(SCRIPT, options(tmp_path, output_name="free"))
     assert states(studio, first, again, free) == ["running", "queued", "running"]
     assert (seen_gpus(studio, first.name), seen_gpus(studio, free.name)) == ("GPU-bbbb-2", "0")
+    assert sorted(studio.at_work()) == sorted([(first.name, ["cuda:1"]), (free.name, ["cuda:0"])]), "as a drawing process calls them"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +331,7 @@ def test_a_killed_rank_is_named_in_the_list_and_ends_the_run(tmp_path: Path) -> 
     until(lambda: studio.find(job.name).summary.step > 2)
     process_of(job, lambda process: process.environ().get("RANK") == "1").kill()
     done = ended(studio, job)
-    assert done.state == "failed" and "process 2 of 2 (rank 1) was killed (signal 9)" in done.summary.farewell["text"]
+    assert done.state == "failed" and "process 2 of 2 (rank 1) was killed (signal 9)" in done.summary.farewell.text
     assert json.loads((job.path / "exit.json").read_text())["returncode"] == 128 + 9
     until(lambda: not alive(job))
     studio.close()

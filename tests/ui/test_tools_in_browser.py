@@ -15,6 +15,7 @@ from kohya_like import tools
 from sd_scripts.families import TOOLS
 from sd_scripts.families.sdxl.model import Sdxl
 from sd_scripts.families.sdxl.options import SdxlModelOptions
+from sd_scripts.runs.events import RunFinished
 from sd_scripts.runs.rundir import RunDirectory
 from tests.made_here import lora_of
 from tests.ui.standin_runs import options
@@ -61,10 +62,10 @@ def test_each_tool_has_its_form_and_keeps_what_was_typed_and_what_is_wrong_stand
 def test_a_file_of_a_run_is_verified_with_one_click(studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path) -> None:
     root = tmp_path / "output"
     run = RunDirectory.create(root, "stars", options(root, output_name="stars"))
-    run.log("finished", step=1, text="", remedy="")
+    run.log(RunFinished(step=1, text="", advice=""))
     model = Sdxl().load(SdxlModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
     path = lora_of("sdxl", run.path / "stars.safetensors", parts=model)
-    visited = visit(studios(output_dir=root).url, width=390)
+    visited = visit(studios(output_dir=root, warm=True).url, width=390)
     page = visited.page
     page.get_by_role("tab", name="Runs").click()
     page.get_by_role("button", name="Verify stars.safetensors").click()

@@ -1,4 +1,4 @@
-// The address of what is seen: #train, #runs, #run=NAME, #tools ... A reload, a link, and the browser's back and forward lead there again.
+// The address of what is seen: #train, #runs, #run=NAME, #generate ... A reload, a link, and the browser's back and forward lead there again.
 
 import { findAll } from "./page.js";
 
@@ -22,7 +22,8 @@ export function run() {
   }
 }
 
-const tabOf = (hash) => (hash.startsWith(RUN) ? "runs" : hash.slice(1));
+const FORMER = { inference: "generate" }; // names of tabs in addresses that people have kept
+const tabOf = (hash) => (hash.startsWith(RUN) ? "runs" : FORMER[hash.slice(1)] || hash.slice(1));
 
 function put(hash, replace) {
   if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](history.state, "", hash);

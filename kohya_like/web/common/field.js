@@ -36,6 +36,24 @@ export function shownDefault(spec) {
   return spec.default === "" ? (spec.optional ? "none" : "empty") : spec.default.replace(/\n/g, ", ");
 }
 
+// Opens a list of the folders and files on the studio's computer, and writes what is chosen there. It is fetched when it is first used.
+export function makeBrowse(spec, node) {
+  const isNew = spec.name === "save_to";
+  return make("button", { type: "button", class: "kl-button kl-browse", text: "Browse", "aria-label": `Browse for ${spec.label}`, onclick: async () => {
+    const { browse } = await import("../picking/browse.js");
+    const last = node.value.trim().split("\n").pop();
+    browse({ label: spec.label, option: spec.name, kind: isNew ? "folder" : spec.path, path: last }, (path) => {
+      const slash = path.includes("\\") ? "\\" : "/";
+      const file = last.split(/[\\/]/).pop();
+      if (isNew) node.value = `${path}${path.endsWith(slash) ? "" : slash}${/\./.test(file) ? file : ""}`;
+      else if (spec.control === "lines") node.value = [...node.value.split("\n").filter((line) => line.trim()), path].join("\n");
+      else node.value = path;
+      node.dispatchEvent(new Event("input", { bubbles: true }));
+      node.focus();
+    });
+  } });
+}
+
 // edited() is called for each change. more: note, a sentence before the facts; beside and below, nodes next to the control and under it.
 export function makeField(spec, ident, edited, more = {}) {
   const isCheck = spec.control === "check";

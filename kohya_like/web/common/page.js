@@ -47,12 +47,12 @@ export const find = (root, selector) => root.querySelector(selector);
  */
 export const findAll = (root, selector) => [.../** @type {NodeListOf<HTMLElement>} */ (root.querySelectorAll(selector))];
 
-// Into sight. On a narrow screen what follows belongs to it: a run, pictures.
+// Into sight. On a narrow screen what follows belongs to it: a run, images.
 export function bring(node) {
   node.scrollIntoView({ block: matchMedia("(max-width: 999px)").matches ? "start" : "nearest" });
 }
 
-// A small picture that is shown larger has sharp pixels, each a whole number of the screen's. frame: what takes its width; the picture
+// A small image that is shown larger has sharp pixels, each a whole number of the screen's. frame: what takes its width; the image
 // itself where both its sides are free.
 export function sharp(image, frame = image) {
   const room = new ResizeObserver(fit);
@@ -72,6 +72,8 @@ export function sharp(image, frame = image) {
   }
   image.addEventListener("load", () => {
     room.disconnect();
+    // It may have left the page before it was there.
+    if (!frame.parentElement) return;
     room.observe(frame.parentElement);
     fit();
   });

@@ -62,3 +62,23 @@ export function repeat(node, work) {
   turn();
   return turn;
 }
+
+/**
+ * Hears an answer that comes line by line, each a JSON text.
+ * @param {Response} response
+ * @param {(said: any) => void} hear
+ */
+export async function eachLine(response, hear) {
+  if (!response.ok) throw new Error(`The studio answered ${response.status}.`);
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    rest += decoder.decode(value || new Uint8Array(), { stream: !done });
+    const lines = rest.split("\n");
+    rest = lines.pop();
+    for (const line of lines.filter(Boolean)) hear(JSON.parse(line));
+    if (done) return;
+  }
+}

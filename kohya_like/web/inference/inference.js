@@ -1,19 +1,28 @@
-// The Inference tab: pictures, an instruction and LoRA files in, pictures out. Talks with the routes of kohya_like/predict_routes.py, and
+// The Generate tab: what to draw with, a prompt and LoRA files in, images out. Talks with the routes of kohya_like/predict_routes.py, and
 // asks nothing while the tab cannot be seen. viewer.js shows what came out.
 
-import { blame as blameFields, makeField } from "../common/field.js";
+import { blame as blameFields, makeBrowse, makeChoice, makeField } from "../common/field.js";
 import { bring, find, make, rich, say, sharp } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat, withToken } from "../common/studio.js";
-import { plural } from "../common/words.js";
+import { duration, plural } from "../common/words.js";
+import { makeAxes } from "./axes.js";
+import { Compare } from "./compare.js";
 import { makeStrip, makeViewer } from "./viewer.js";
+import { makeWhy } from "./why.js";
 
 const DRAFT = "kl.inference";
 const SESSION = "kl.session";
-const MAX_PICTURES = 3;
+const MAX_IMAGES = 3;
 const OTHER = "*"; // the choice of a file that is not in the list
-const MAX_CHECKPOINTS = 4; // of a run, chosen for a comparison from the start
+
+// What somebody opens shows its beginning, above the row of buttons that stays at the foot of the form.
+function fold(title, ...inside) {
+  const summary = make("summary", { text: title });
+  const opened = (event) => event.target.open && document.activeElement === summary && bring(inside[0].firstElementChild);
+  return make("details", { class: "kl-tool-more", ontoggle: opened }, summary, ...inside);
+}
 
 function session() {
   let name = stored(SESSION);
@@ -26,8 +35,9 @@ function session() {
 
 export function inference({ root }) {
   const me = `session=${session()}`;
-  const address = (name, size) => withToken("/kl/predict/picture", `&${me}&size=${size}&name=${encodeURIComponent(name)}`);
-  const draft = Object.assign({ texts: {}, pictures: [], loras: [], random: true }, stored(DRAFT));
+  const address = (name, size) => withToken("/kl/predict/image", `&${me}&size=${size}&name=${encodeURIComponent(name)}`);
+  const left = stored(DRAFT) || {};
+  const draft = { with: "", family: "", texts: {}, images: left.pictures || [], loras: [], axes: {}, random: true, ...left }; // 0.1 called them pictures
   const keep = () => store(DRAFT, draft);
   const fields = new Map(); // option -> field
   let known = null; // what the studio says
@@ -38,28 +48,38 @@ export function inference({ root }) {
   const status = make("p", { class: "kl-note", role: "status" });
   const wrong = make("div", { class: "kl-error", id: "kl-inf-wrong", role: "alert", hidden: true });
   const lines = make("details", { class: "kl-part-of", hidden: true }, make("summary", {}, make("h3", { text: "Last lines of the worker" })), make("pre", { class: "kl-tool-lines", tabindex: "0" }));
-  const go = make("button", { type: "button", class: "kl-button kl-strong", id: "kl-inf-go", text: "Predict", onclick: () => start(null) });
-  const side = make("button", { type: "button", class: "kl-button", id: "kl-inf-compare", text: "Compare", onclick: () => {
-    const variants = compared();
-    if (variants) start(variants);
-  } });
+  const go = make("button", { type: "button", class: "kl-button kl-strong", id: "kl-inf-go", text: "Generate", onclick: () => start(null) });
+  const side = make("button", { type: "button", class: "kl-button", id: "kl-inf-compare", text: "Compare", onclick: () => compare() });
   const cancel = make("button", { type: "button", class: "kl-button", id: "kl-inf-cancel", text: "Cancel", hidden: true, onclick: () => stop() });
+  const beside = make("p", { class: "kl-note", id: "kl-inf-beside", hidden: true });
   const free = make("button", { type: "button", class: "kl-quiet", id: "kl-inf-free", text: "Free memory", onclick: () => release() });
-  const form = make("section", { class: "kl-card kl-inf-form", "aria-label": "What to make" });
+  const form = make("section", { class: "kl-card kl-inf-form", "aria-label": "What to draw" });
   const bar = makeBar();
   const phase = make("p", { class: "kl-note", id: "kl-inf-phase" });
   const preview = sharp(make("img", { class: "kl-inf-preview", alt: "Preview of what is being made", hidden: true }));
   const progress = make("div", { class: "kl-inf-progress", hidden: true }, make("div", { class: "kl-live" }, bar.root), phase, preview);
   const empty = make("p", { class: "kl-note kl-inf-empty", text: "The result appears here." });
-  const view = makeViewer(address, { reuse, edit: (name) => edit(name) });
+  const view = makeViewer(address, { reuse, edit: (name) => edit(name), edits: () => known.choice.edits });
   const strip = makeStrip(address, (entry) => {
     view.show(entry);
     strip.show(known.history, entry.folder);
     empty.hidden = true;
     view.pair.scrollIntoView({ block: "nearest" });
   });
-  root.append(make("div", { class: "kl-inf-columns" }, form,
-    make("div", { class: "kl-tool-side" }, make("section", { class: "kl-card", "aria-label": "Result" }, wrong, lines, progress, empty, view.root), strip.root)));
+  const why = makeWhy(() => ({ texts: ordered().texts, loras: draft.loras }));
+  const grids = new Compare();
+  const views = makeChoice("", "kl-inf-view", [["draw", "Draw"], ["compare", "Grids"]], (view) => {
+    columns.hidden = view !== "draw";
+    grids.root.hidden = view !== "compare";
+    if (view === "compare") grids.open();
+  });
+  views.root.classList.add("kl-inf-views");
+  views.root.setAttribute("aria-label", "What this tab shows");
+  views.root.hidden = true;
+  views.radios.get("draw").checked = true;
+  const columns = make("div", { class: "kl-inf-columns" }, form,
+    make("div", { class: "kl-tool-side" }, make("section", { class: "kl-card", "aria-label": "Result" }, wrong, lines, progress, empty, view.root), strip.root, why));
+  root.append(views.root, columns, grids.root);
 
   const poll = repeat(root, async () => {
     try {
@@ -77,42 +97,113 @@ export function inference({ root }) {
     }
   });
 
+  // What somebody chose before, or the newest that there is; a run that is to be tried comes first.
   async function learn() {
-    known = await ask(`/kl/predict?${me}`);
+    const asked = (given, family) => ask(`/kl/predict?${me}&with=${encodeURIComponent(given)}&family=${encodeURIComponent(family)}`);
+    let answer = await asked(draft.with, draft.family);
+    if (answer.problems) answer = await asked("", "");
+    known = answer;
+    const fresh = !draft.with || draft.with !== known.choice.with;
+    if (fresh) taken();
     draw();
+    tryRun();
     if (known.history.length) view.show(known.history[0]);
     empty.hidden = known.history.length > 0;
     if (known.jobs.length) shown(known.jobs[0]);
     listen();
   }
 
+  // The form becomes that of what is drawn with: its base, settings, LoRA files and words are filled in.
+  async function choose(given, family) {
+    say(status, "Reading what it is …");
+    const answer = await ask(`/kl/predict?${me}&with=${encodeURIComponent(given)}&family=${encodeURIComponent(family)}`);
+    say(status, "");
+    if (answer.problems) {
+      source.wrong(answer.problems.map(({ message }) => message));
+      return false;
+    }
+    known = answer;
+    taken();
+    draw();
+    return true;
+  }
+
+  function taken() {
+    const { choice } = known;
+    if (!choice.draws) return;
+    Object.assign(draft, { with: choice.with, family: choice.family, texts: { prompt: choice.words || draft.texts.prompt || "" } });
+    if (!choice.edits) draft.images = [];
+    draft.loras = choice.loras.map((name) => ({ name, weight: "1", typed: !known.loras.some((each) => each.name === name) }));
+    comparing.set({ prompts: choice.prompts });
+    keep();
+  }
+
+  // "Try it" in Runs leaves the name of a run.
+  async function tryRun() {
+    const name = sessionStorage.getItem("kl.try");
+    if (!name || !known) return;
+    sessionStorage.removeItem("kl.try");
+    Object.assign(known, await ask(`/kl/predict/now?${me}`));
+    const saved = known.saved.find((each) => each.run === name);
+    if (!saved) source.wrong([`${name} has saved nothing that can be drawn with.`]);
+    else {
+      views.radios.get("draw").click();
+      if (await choose(saved.name, saved.family)) bring(form);
+    }
+  }
+  addEventListener("kl-try", tryRun);
+
   // What the studio says anew: files of runs, earlier predictions, whether anything can be freed.
   function listen() {
     loras.renew();
+    source.renew();
     strip.show(known.history, view.entry() && view.entry().folder);
     free.hidden = !known.mayFree || !known.holdsMemory;
     free.disabled = known.busy > 0;
+    warn();
     const others = job || !known.busy ? "" : `${plural(known.busy, "prediction of another page is", "predictions of other pages are")} under way.`;
     // The last word on an order of this page stays until there is something else to say.
     if (!status.textContent || status.textContent === status.dataset.others) say(status, (status.dataset.others = others));
   }
 
+  // What will happen when this draws beside a training run on the same device.
+  function warn() {
+    const chosen = ["transformer_device", "vae_device", "text_encoder_device"].map((name) => fields.get(name) && fields.get(name).read().trim());
+    const mine = new Set(chosen.map((device) => device || known.home));
+    const both = known.training.filter(({ devices }) => devices.some((device) => mine.has(device)));
+    beside.hidden = !both.length;
+    const names = both.map(({ run }) => run.replace(/^\d{8}-\d{6}(_\d+)?-/, "")).join(", ");
+    const cost = mine.has("cpu") ? "both will be slower, and the host RAM holds both models" : "both will be slower, and the run ends or falls back where the memory is not enough for both";
+    beside.textContent = both.length ? `${names} ${both.length > 1 ? "train" : "trains"} on ${[...mine].join(", ")} now: ${cost}. Wait until it has ended, or choose other devices under Devices and memory.` : "";
+  }
+
   // ---- the form
 
-  const pictures = pictureSlots();
+  const source = sourceChoice();
+  const images = imageSlots();
   const loras = loraRows();
-  const comparing = comparison();
+  const comparing = makeAxes({ known: () => known, draft, keep, mine, fold });
+  comparing.set(draft.axes);
 
   function draw() {
-    fields.set("images", pictures.field);
+    fields.clear();
+    fields.set("draw_with", source.field);
+    fields.set("family", source.field);
+    fields.set("images", images.field);
     fields.set("lora", loras.field);
     fields.set("lora_weight", loras.field);
+    for (const [name, field] of comparing.fields) fields.set(name, field);
+    fields.set("columns", comparing.fields.get("prompts"));
     const grid = (specs, name = "") => make("div", { class: `kl-grid ${name}` }, ...specs.map(drawField));
     const words = known.first.filter((spec) => spec.name === "prompt" || spec.name === "negative_prompt");
-    const folds = known.rest.map(({ title, fields: specs }) => make("details", { class: "kl-tool-more" }, make("summary", { text: title }), grid(specs)));
-    form.replaceChildren(pictures.root, grid(words), loras.root, grid(known.first.filter((spec) => !words.includes(spec)), "kl-inf-numbers"),
-      grid(known.model), ...folds, comparing.root, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
-    pictures.draw();
+    const folds = known.rest.map(({ title, fields: specs }) => fold(title, grid(specs)));
+    view.renew();
+    source.root.hidden = views.root.hidden = why.hidden = !known.choice.draws;
+    images.root.hidden = !known.choice.edits;
+    source.draw();
+    form.replaceChildren(source.root, images.root, grid(words), loras.root, grid(known.first.filter((spec) => !words.includes(spec)), "kl-inf-numbers"),
+      ...(known.choice.draws ? [fold("Base model", grid(known.model))] : [grid(known.model)]), ...folds, comparing.root, beside, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
+    if (known.choice.edits) images.draw();
     loras.draw();
   }
 
@@ -120,12 +211,14 @@ export function inference({ root }) {
     if (spec.name === "prompt" || spec.name === "negative_prompt") spec = { ...spec, control: "area" };
     const change = () => {
       draft.texts[spec.name] = field.read();
+      if (spec.name.endsWith("_device")) warn();
       if (spec.name === "seed" && field.read().trim()) lock(true);
       keep();
     };
     const beside = spec.name === "seed" ? [seedLock.root] : [];
     const field = makeField(spec, `kl-inf-${spec.name}`, change, { beside });
-    if (spec.name === "prompt") field.node.placeholder = "make the sky red";
+    if (spec.path && known.mayType) field.node.after(makeBrowse(spec, field.node));
+    if (spec.name === "prompt") field.node.placeholder = known.choice.edits ? "make the sky red" : "what the image should show";
     if (spec.name === "size") field.node.placeholder = "automatic";
     if (spec.name === "seed") field.node.placeholder = "drawn anew";
     if (spec.control === "area") field.node.rows = spec.name === "prompt" ? 3 : 1;
@@ -148,15 +241,92 @@ export function inference({ root }) {
     keep();
   }
 
-  // A picture that is dropped or pasted anywhere on the tab becomes the next control picture.
-  function pictureSlots() {
-    const list = make("div", { class: "kl-inf-slots", role: "group", "aria-label": "Pictures" });
+  // First of all: what is drawn with. Runs on this machine, newest first; the built-in models; a file, folder or hub id.
+  function sourceChoice() {
+    const select = make("select", { id: "kl-inf-with", "aria-describedby": "kl-inf-with-error" });
+    const about = sharp(make("img", { class: "kl-inf-source", alt: "Newest preview of this run", hidden: true }));
+    const path = make("input", { type: "text", id: "kl-inf-path", "aria-label": "File, folder or hub id to draw with", placeholder: "a path on the studio's computer, or a hub id", autocomplete: "off", spellcheck: "false" });
+    const family = make("select", { id: "kl-inf-family", "aria-label": "Family of the model" });
+    const use = make("button", { type: "button", class: "kl-button", id: "kl-inf-use", text: "Use it", onclick: () => go(path.value.trim(), family.value) });
+    const typed = make("div", { class: "kl-inf-typed", hidden: true }, path, family, makeBrowse({ name: "draw_with", label: "what to draw with", path: "file" }, path), use);
+    const toy = make("button", { type: "button", class: "kl-button", id: "kl-inf-toy", text: "Draw with the built-in toy", onclick: () => go("toy", known.choice.family) });
+    const none = make("p", { class: "kl-note", hidden: true }, "No run has saved anything to draw with yet. ", toy);
+    const error = make("p", { class: "kl-error", id: "kl-inf-with-error", hidden: true });
+    const facts = make("p", { class: "kl-note", id: "kl-inf-about" });
+    const root = make("div", { class: "kl-field kl-wide" }, make("p", { class: "kl-note kl-inf-first", text: "Draws images from a prompt, with what you have trained, a LoRA file or any model." }),
+      make("div", { class: "kl-head" }, make("label", { for: select.id, text: "Draw with" }), make("code", { text: "draw_with" })),
+      make("div", { class: "kl-inf-with" }, about, make("div", {}, select, typed, facts)), none, error);
+    const clear = () => {
+      error.hidden = true;
+      select.removeAttribute("aria-invalid");
+    };
+    const code = (given, kind) => JSON.stringify([given, kind]);
+    let offered = "";
+
+    async function go(given, kind) {
+      clear();
+      if (!given) {
+        path.focus();
+        return;
+      }
+      if (await choose(given, kind)) typed.hidden = !isTyped();
+    }
+
+    function wrong(messages) {
+      error.textContent = messages.join(" ");
+      error.hidden = false;
+      select.setAttribute("aria-invalid", "true");
+      select.focus();
+    }
+
+    const isTyped = () => known.choice.with !== "toy" && !known.saved.some((each) => each.name === known.choice.with);
+
+    select.addEventListener("change", () => {
+      clear();
+      typed.hidden = select.value !== OTHER;
+      if (select.value === OTHER) path.focus();
+      else go(...JSON.parse(select.value));
+    });
+
+    function draw() {
+      const { choice } = known;
+      offered = JSON.stringify(known.saved);
+      clear();
+      const runs = [...new Set(known.saved.map((each) => each.run))];
+      const label = (name) => name.replace(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(_\d+)?-(.*)$/, "$8 · $1-$2-$3 $4:$5");
+      const toys = known.families.filter((each) => each.toy);
+      select.replaceChildren(
+        ...runs.map((run) => make("optgroup", { label: label(run) }, ...known.saved.filter((each) => each.run === run).map((each) => make("option", { value: code(each.name, each.family), text: each.label })))),
+        make("optgroup", { label: "Built-in toys" }, ...toys.map(({ name, label: text }) => make("option", { value: code("toy", name), text: `Toy of ${text}` }))),
+        make("option", { value: OTHER, text: "Another file, model or hub id …" }));
+      family.replaceChildren(make("option", { value: "", text: "Family: by the file" }), ...known.families.map(({ name, label: text }) => make("option", { value: name, text })));
+      select.value = isTyped() ? OTHER : code(choice.with, choice.family);
+      typed.hidden = !isTyped();
+      if (isTyped()) path.value = choice.with;
+      const saved = known.saved.find((each) => each.name === choice.with);
+      about.hidden = !saved || !saved.image;
+      if (!about.hidden) about.src = withToken(`/kl/run/${encodeURIComponent(saved.run)}/sample/${encodeURIComponent(saved.image)}`);
+      const base = known.model.find(({ name }) => name === "pretrained_model_name_or_path");
+      facts.textContent = [choice.label, base && base.default ? `base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
+      none.hidden = known.saved.length > 0 || choice.with === "toy";
+    }
+
+    function renew() {
+      if (offered !== JSON.stringify(known.saved) && document.activeElement !== select && known.choice.draws) draw();
+    }
+
+    return { root, draw, renew, wrong, field: { node: select, error, clear } };
+  }
+
+  // An image that is dropped or pasted anywhere on the tab becomes the next control image.
+  function imageSlots() {
+    const list = make("div", { class: "kl-inf-slots", role: "group", "aria-label": "Images" });
     const error = make("p", { class: "kl-error", id: "kl-inf-images-error", hidden: true });
     const file = make("input", { type: "file", id: "kl-inf-file", class: "kl-file", accept: "image/*,.jxl", multiple: true, "aria-describedby": "kl-inf-images-help kl-inf-images-error" });
     const word = make("span", { text: "" });
     const adder = make("div", { class: "kl-inf-slot kl-inf-add" }, file, make("label", { for: file.id, class: "kl-inf-addtext" }, make("strong", { "aria-hidden": "true", text: "+" }), word));
     const help = make("p", { class: "kl-help", id: "kl-inf-images-help" });
-    const box = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("h2", { text: "Pictures" }), make("code", { text: "images" })), list, error, help);
+    const box = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("h2", { text: "Images" }), make("code", { text: "images" })), list, error, help);
     const clear = () => {
       error.hidden = true;
       file.removeAttribute("aria-invalid");
@@ -165,7 +335,7 @@ export function inference({ root }) {
       take([...file.files]);
       file.value = "";
     });
-    const inSight = () => root.offsetParent !== null;
+    const inSight = () => root.offsetParent !== null && !box.hidden;
     const withFiles = (event) => inSight() && event.dataTransfer && [...event.dataTransfer.types].includes("Files");
     addEventListener("dragover", (event) => {
       if (!withFiles(event)) return;
@@ -188,37 +358,37 @@ export function inference({ root }) {
 
     function draw() {
       help.replaceChildren(...rich(known.help.images));
-      list.replaceChildren(...draft.pictures.map((picture, index) => {
-        const image = sharp(make("img", { src: address(picture.name, "thumb"), alt: `Picture ${index + 1}` }));
-        image.addEventListener("error", () => {
+      list.replaceChildren(...draft.images.map((image, index) => {
+        const shown = sharp(make("img", { src: address(image.name, "thumb"), alt: `Image ${index + 1}` }));
+        shown.addEventListener("error", () => {
           // Uploads are kept for a day.
-          draft.pictures = draft.pictures.filter((each) => each !== picture);
+          draft.images = draft.images.filter((each) => each !== image);
           keep();
           draw();
         });
-        const remove = make("button", { type: "button", class: "kl-inf-remove", "aria-label": `Remove picture ${index + 1}`, text: "×", onclick: () => {
-          draft.pictures.splice(index, 1);
+        const remove = make("button", { type: "button", class: "kl-inf-remove", "aria-label": `Remove image ${index + 1}`, text: "×", onclick: () => {
+          draft.images.splice(index, 1);
           clear();
           keep();
           draw();
           file.focus();
         } });
-        return make("div", { class: "kl-inf-slot" }, image, make("span", { class: "kl-corner kl-corner-left", text: draft.pictures.length > 1 ? String(index + 1) : "" }), remove);
+        return make("div", { class: "kl-inf-slot" }, shown, make("span", { class: "kl-corner kl-corner-left", text: draft.images.length > 1 ? String(index + 1) : "" }), remove);
       }));
-      word.textContent = draft.pictures.length ? "Add a picture" : "Choose, drop or paste a picture";
-      if (draft.pictures.length < MAX_PICTURES) list.append(adder);
+      word.textContent = draft.images.length ? "Add an image" : "Choose, drop or paste an image";
+      if (draft.images.length < MAX_IMAGES) list.append(adder);
     }
 
     async function take(files) {
       clear();
       for (const each of files) {
-        if (draft.pictures.length >= MAX_PICTURES) break;
-        say(status, `Reading ${each.name || "the picture"} …`);
+        if (draft.images.length >= MAX_IMAGES) break;
+        say(status, `Reading ${each.name || "the image"} …`);
         try {
           if (each.size > known.maxBytes) throw new Error(`${each.name} is larger than ${known.maxBytes >> 20} MiB, which is the most.`);
           const answer = await ask("/kl/predict/upload", { method: "POST", body: each });
-          if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", each.name || "The picture")).join(" "));
-          draft.pictures.push(answer.picture);
+          if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", each.name || "The image")).join(" "));
+          draft.images.push(answer.image);
           keep();
           draw();
           say(status, "");
@@ -233,12 +403,17 @@ export function inference({ root }) {
     return { root: box, draw, take, field: { node: file, error, clear } };
   }
 
+  // Files that fit what is drawn with.
+  function mine() {
+    return known.loras.filter((each) => !each.family || each.family === known.choice.family);
+  }
+
   // Files of runs, newest first, or a typed path; each with its strength.
   function loraRows() {
     const list = make("div", { class: "kl-inf-loras" });
     const error = make("p", { class: "kl-error", id: "kl-inf-lora-error", hidden: true });
     const add = make("button", { type: "button", class: "kl-button", id: "kl-inf-add-lora", text: "Add a LoRA", onclick: () => {
-      const newest = known.loras[0];
+      const newest = mine()[0];
       draft.loras.push({ name: newest ? newest.name : "", weight: "1", typed: !newest });
       keep();
       draw();
@@ -253,11 +428,11 @@ export function inference({ root }) {
     let offered = "";
 
     function choices(select, row) {
-      const runs = [...new Set(known.loras.map((each) => each.run))];
-      const there = known.loras.some((each) => each.name === row.name);
+      const runs = [...new Set(mine().map((each) => each.run))];
+      const there = mine().some((each) => each.name === row.name);
       select.replaceChildren(
-        make("option", { value: "", text: known.loras.length ? "Choose a file …" : "No run of this family has saved a file yet" }),
-        ...runs.map((run) => make("optgroup", { label: run }, ...known.loras.filter((each) => each.run === run).map((each) => make("option", { value: each.name, text: each.label })))),
+        make("option", { value: "", text: mine().length ? "Choose a file …" : "No run of this family has saved a file yet" }),
+        ...runs.map((run) => make("optgroup", { label: run }, ...mine().filter((each) => each.run === run).map((each) => make("option", { value: each.name, text: each.label })))),
         ...(known.mayType ? [make("option", { value: OTHER, text: "Another file …" })] : []));
       if (row.name && !there) row.typed = known.mayType;
       select.value = row.typed ? OTHER : there ? row.name : "";
@@ -267,11 +442,12 @@ export function inference({ root }) {
       const select = make("select", { "aria-label": `LoRA file ${index + 1}` });
       const path = make("input", { type: "text", "aria-label": `Path of LoRA file ${index + 1}`, placeholder: "a path on the studio's computer", autocomplete: "off", spellcheck: "false" });
       const weight = make("input", { type: "number", step: "0.05", "aria-label": `Strength of LoRA file ${index + 1}`, title: "Strength" });
+      const typed = make("div", { class: "kl-control" }, path, makeBrowse({ name: "lora", label: `LoRA file ${index + 1}`, path: "file" }, path));
       const change = () => {
         row.typed = select.value === OTHER;
         row.name = row.typed ? path.value : select.value;
         row.weight = weight.value;
-        path.hidden = !row.typed;
+        typed.hidden = !row.typed;
         clear();
         keep();
         comparing.renew();
@@ -279,7 +455,7 @@ export function inference({ root }) {
       path.value = row.name;
       weight.value = row.weight;
       choices(select, row);
-      path.hidden = !row.typed;
+      typed.hidden = !row.typed;
       select.addEventListener("change", change);
       path.addEventListener("input", change);
       weight.addEventListener("input", change);
@@ -289,7 +465,7 @@ export function inference({ root }) {
         draw();
         add.focus();
       } });
-      return make("div", { class: "kl-inf-lora" }, select, path, weight, remove);
+      return make("div", { class: "kl-inf-lora" }, select, typed, weight, remove);
     }
 
     function draw() {
@@ -308,71 +484,32 @@ export function inference({ root }) {
     return { root: box, draw, renew, field: { node: add, error, clear } };
   }
 
-  // Which pictures stand side by side: the base, the files above, the checkpoints of a run.
-  function comparison() {
-    const base = make("input", { type: "checkbox", id: "kl-inf-with-base", checked: true });
-    const chosen = make("input", { type: "checkbox", id: "kl-inf-with-chosen", checked: true });
-    const pick = make("select", { id: "kl-inf-run" });
-    const list = make("div", { class: "kl-inf-checks" });
-    const tick = (box, text) => make("label", { class: "kl-toggle", for: box.id }, box, make("span", { text }));
-    const box = make("details", { class: "kl-tool-more" }, make("summary", { text: "What is compared" }),
-      make("div", { class: "kl-inf-checks" }, tick(base, "The base model alone"), tick(chosen, "With the LoRA files above")),
-      make("div", { class: "kl-inf-run" }, make("label", { for: pick.id, text: "Checkpoints of" }), pick), list);
-    let boxes = [];
-
-    const runs = () => [...new Set(known.loras.map((each) => each.run))];
-    const filesOf = (run) => known.loras.filter((each) => each.run === run);
-    const current = () => draft.loras.filter((row) => String(row.name).trim());
-    const runOf = (name) => (known.loras.find((each) => each.name === name) || {}).run;
-
-    function renew() {
-      const wanted = current().map((row) => runOf(row.name)).find(Boolean) || runs()[0] || "";
-      const run = pick.dataset.touched && runs().includes(pick.value) ? pick.value : wanted;
-      pick.replaceChildren(make("option", { value: "", text: "no run" }), ...runs().map((each) => make("option", { value: each, text: each })));
-      pick.value = run;
-      check();
+  // On a page of one base, what is compared stands side by side like any result; the studio draws a grid in the background.
+  async function compare() {
+    const columns = comparing.columns();
+    if (columns.length < 2) {
+      comparing.root.open = true;
+      tell("Nothing to compare: choose a LoRA file above, or checkpoints of a run under What is compared.");
+      return;
     }
-
-    function check() {
-      const used = new Set(current().map((row) => row.name));
-      const others = filesOf(pick.value).filter((each) => !used.has(each.name));
-      // Spread over the run when there are more than fit.
-      const stride = Math.max(1, Math.ceil(others.length / MAX_CHECKPOINTS));
-      boxes = others.map((file, index) => [file, make("input", { type: "checkbox", id: `kl-inf-check-${index}`, checked: index % stride === 0 })]);
-      list.replaceChildren(...boxes.map(([file, each]) => tick(each, file.label)));
+    if (!known.choice.draws) {
+      start(columns.map(({ label, loras }) => ({ label, loras })));
+      return;
     }
-    pick.addEventListener("change", () => {
-      pick.dataset.touched = "1";
-      check();
-    });
-
-    return {
-      root: box, renew,
-      variants() {
-        const rows = current();
-        const found = [];
-        if (base.checked) found.push({ label: "base", loras: [] });
-        for (const [file, each] of [...boxes].reverse()) {
-          if (!each.checked) continue;
-          // A checkpoint takes the place of the chosen file of its run; the others stay.
-          const place = rows.findIndex((row) => runOf(row.name) === file.run);
-          const row = { name: file.name, weight: place >= 0 ? rows[place].weight : "1" };
-          found.push({ label: file.label, loras: place >= 0 ? rows.map((old, index) => (index === place ? row : old)) : [...rows, row] });
-        }
-        if (chosen.checked && rows.length) {
-          const label = rows.map((row) => (known.loras.find((each) => each.name === row.name) || { label: row.name.split(/[\\/]/).pop().replace(/\.safetensors$/, "") }).label).join(" + ");
-          found.push({ label, loras: rows });
-        }
-        return found.map(({ label, loras: files }) => ({ label, loras: files.map(({ name, weight }) => ({ name, weight })) }));
-      },
-    };
-  }
-
-  function compared() {
-    const variants = comparing.variants();
-    if (variants.length > 1) return variants;
-    tell("Nothing to compare: choose a LoRA file above, or checkpoints of a run under What is compared.");
-    return null;
+    side.disabled = true;
+    try {
+      const order = { ...ordered(), columns, ...comparing.texts(fields.get("prompt").read()) };
+      const answer = await post(`/kl/compare/start?${me}`, order);
+      blameFields(fields, wrong, answer.problems || []);
+      if (answer.name) {
+        views.radios.get("compare").click();
+        await grids.open(answer.name);
+      }
+    } catch (error) {
+      tell(error.message);
+    } finally {
+      side.disabled = job !== null;
+    }
   }
 
   function tell(text, more = []) {
@@ -381,11 +518,17 @@ export function inference({ root }) {
 
   // ---- an order
 
+  // What the form says of every image.
+  function ordered() {
+    const texts = Object.fromEntries([...fields].filter(([name, field]) => field.read && !comparing.fields.has(name)).map(([name, field]) => [name, field.read()]));
+    if (draft.random) texts.seed = "";
+    if (known.choice.draws) Object.assign(texts, { draw_with: known.choice.with, family: known.choice.family });
+    return { texts, images: draft.images.map(({ name }) => name) };
+  }
+
   async function start(variants) {
     if (job) return;
-    const texts = Object.fromEntries([...fields].filter(([, field]) => field.read).map(([name, field]) => [name, field.read()]));
-    if (draft.random) texts.seed = "";
-    const order = { texts, pictures: draft.pictures.map(({ name }) => name), loras: draft.loras.map(({ name, weight }) => ({ name, weight })), variants: variants || [] };
+    const order = { ...ordered(), loras: draft.loras.map(({ name, weight }) => ({ name, weight })), variants: variants || [] };
     go.disabled = side.disabled = true;
     lines.hidden = true;
     try {
@@ -429,12 +572,14 @@ export function inference({ root }) {
   }
 
   function drawProgress(answer) {
-    const all = Math.max(1, answer.steps * Math.max(1, answer.pictures));
+    const all = Math.max(1, answer.steps * Math.max(1, answer.images));
     const share = answer.steps ? Math.min(1, (answer.done * answer.steps + answer.step) / all) : null;
     bar.show(share, answer.state === "running");
     const waits = answer.state === "queued" ? `Waiting: number ${answer.ahead} in the queue` : "";
-    const counts = answer.steps && answer.step ? `step ${answer.step} of ${answer.steps}${answer.pictures > 1 ? `, picture ${Math.min(answer.done + 1, answer.pictures)} of ${answer.pictures}` : ""}` : "";
-    say(phase, waits || [answer.cancelling ? "Cancelling" : answer.phase || "Starting", counts].filter(Boolean).join(" · "));
+    const counts = answer.steps && answer.step ? `step ${answer.step} of ${answer.steps}${answer.images > 1 ? `, image ${Math.min(answer.done + 1, answer.images)} of ${answer.images}` : ""}` : "";
+    const drawn = answer.done * answer.steps + answer.step;
+    const left = answer.seconds && drawn > 1 && drawn < all ? `about ${duration((answer.seconds / drawn) * (all - drawn))} left` : "";
+    say(phase, waits || [answer.cancelling ? "Cancelling" : answer.phase || "Starting", counts, left].filter(Boolean).join(" · "));
     say(status, waits || (answer.cancelling ? "Cancelling" : answer.phase || ""));
   }
 
@@ -463,7 +608,7 @@ export function inference({ root }) {
 
   function blame(answer) {
     if (answer.problems.length) blameFields(fields, wrong, answer.problems);
-    else tell(answer.text, [answer.remedy]);
+    else tell(answer.text, [answer.advice]);
     lines.hidden = !answer.lines.length;
     lines.querySelector("pre").textContent = answer.lines.join("\n");
   }
@@ -491,8 +636,16 @@ export function inference({ root }) {
 
   // ---- from what was made before
 
-  function reuse(entry) {
-    for (const [name, text] of Object.entries(entry.texts)) {
+  async function reuse(entry) {
+    if (known.choice.draws) {
+      // What was made by 0.1 was edited by the one family that it knew.
+      const former = entry.texts.draw_with === undefined;
+      const given = former ? entry.texts.pretrained_model_name_or_path || "toy" : entry.texts.draw_with;
+      if (!(await choose(given, former ? known.former : entry.texts.family))) return;
+    }
+    const texts = { ...entry.texts };
+    if (texts.true_cfg_scale !== undefined && !fields.has("true_cfg_scale")) texts.cfg_scale = texts.true_cfg_scale;
+    for (const [name, text] of Object.entries(texts)) {
       const field = fields.get(name);
       if (!field || !field.read || typeof field.read() !== typeof text) continue;
       field.set(text);
@@ -504,19 +657,19 @@ export function inference({ root }) {
       draft.texts.seed = String(seed);
       lock(true);
     }
-    draft.pictures = entry.controls.map((file) => ({ name: `${entry.folder}/${file}` }));
+    draft.images = entry.controls.map((file) => ({ name: `${entry.folder}/${file}` }));
     draft.loras = (entry.loras || []).map((row) => ({ ...row }));
     keep();
-    pictures.draw();
+    if (known.choice.edits) images.draw();
     loras.draw();
     blameFields(fields, wrong, []);
-    say(status, "The settings of this picture are in the form; its seed is locked.");
+    say(status, "The settings of this image are in the form; its seed is locked.");
   }
 
   function edit(name) {
-    draft.pictures = [{ name }];
+    draft.images = [{ name }];
     keep();
-    pictures.draw();
+    images.draw();
     const prompt = fields.get("prompt").node;
     prompt.focus();
     prompt.select();

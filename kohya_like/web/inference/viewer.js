@@ -1,9 +1,9 @@
-// The pictures of one prediction: before and after under one slider, results side by side, and the strip of earlier predictions.
+// The images of one prediction: before and after under one slider, results side by side, and the strip of earlier predictions.
 
 import { make, sharp } from "../common/page.js";
 import { duration } from "../common/words.js";
 
-// Before and after, one over the other. The slider lies over the whole picture: mouse, finger and arrow keys move it.
+// Before and after, one over the other. The slider lies over the whole image: mouse, finger and arrow keys move it.
 function pairView() {
   const before = make("img", { class: "kl-before", alt: "" });
   const after = make("img", { class: "kl-after", alt: "" });
@@ -38,7 +38,7 @@ function pairView() {
   };
 }
 
-// One prediction. address(name, size) gives the address of a picture; act is {reuse(entry), edit(name)}.
+// One prediction. address(name, size) gives the address of an image; act is {reuse(entry), edit(name), edits()}.
 export function makeViewer(address, act) {
   const pair = pairView();
   const left = make("select", { id: "kl-inf-left" });
@@ -51,37 +51,40 @@ export function makeViewer(address, act) {
   const notes = make("ul", { class: "kl-plain kl-note" });
   const download = make("a", { class: "kl-button", id: "kl-inf-download", text: "Download" });
   const downloadGrid = make("a", { class: "kl-button", text: "Download the grid" });
-  const reuse = make("button", { type: "button", class: "kl-button", id: "kl-inf-reuse", text: "Reuse settings", onclick: () => act.reuse(entry) });
+  const reuse = make("button", { type: "button", class: "kl-button", id: "kl-inf-reuse", text: "Use these settings", onclick: () => act.reuse(entry) });
   const edit = make("button", { type: "button", class: "kl-button", text: "Edit this further", onclick: () => act.edit(chosen().name) });
   const root = make("div", { class: "kl-inf-view", hidden: true }, pair.root, choices, grid, prompt, facts, notes, make("div", { class: "kl-row" }, download, downloadGrid, reuse, edit));
   let entry = null;
-  let pictures = []; // {name, title, alt}: the control pictures, then the results
+  let images = []; // {name, title, alt}: the control images, then the results
 
-  const chosen = () => pictures[Number(right.value)];
+  const chosen = () => images[Number(right.value)];
   const olds = () => entry.controls.length;
 
   function draw() {
     const fresh = chosen();
-    const old = left.value === "" ? null : pictures[Number(left.value)];
-    const shown = (picture) => picture && { src: address(picture.name, "full"), name: picture.title, alt: picture.alt };
+    const old = left.value === "" ? null : images[Number(left.value)];
+    const shown = (image) => image && { src: address(image.name, "full"), name: image.title, alt: image.alt };
     pair.show(old === fresh ? null : shown(old), shown(fresh));
     download.href = address(fresh.name, "file");
-    download.setAttribute("aria-label", `Download ${fresh.title || "the picture"}`);
+    download.setAttribute("aria-label", `Download ${fresh.title || "the image"}`);
     const result = entry.results[Number(right.value) - olds()];
     facts.textContent = [result && result.width ? `${result.width} × ${result.height} px` : "", result && result.seed !== null ? `seed ${result.seed}` : "",
       entry.seconds ? duration(entry.seconds) : "", new Date(1000 * entry.time).toLocaleTimeString()].filter(Boolean).join(" · ");
+    edit.hidden = !act.edits();
     for (const button of grid.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.place === right.value));
   }
   left.addEventListener("change", draw);
   right.addEventListener("change", draw);
 
-  function option(picture, place) {
-    return make("option", { value: place, text: picture.title });
+  function option(image, place) {
+    return make("option", { value: place, text: image.title });
   }
 
   return {
     root, cut: pair.cut, pair: pair.root,
     entry: () => entry,
+    // Another model may be able to edit images, or not.
+    renew: () => entry && draw(),
     hide() {
       root.hidden = true;
       entry = null;
@@ -90,22 +93,22 @@ export function makeViewer(address, act) {
       entry = next;
       const many = next.results.length > 1;
       const words = next.texts.prompt || "no instruction";
-      pictures = [
-        ...next.controls.map((file, index) => ({ name: `${next.folder}/${file}`, title: next.controls.length > 1 ? `Picture ${index + 1}` : "Before", alt: `Picture ${index + 1} as given` })),
+      images = [
+        ...next.controls.map((file, index) => ({ name: `${next.folder}/${file}`, title: next.controls.length > 1 ? `Image ${index + 1}` : "Before", alt: `Image ${index + 1} as given` })),
         ...next.results.map((result, index) => {
           const title = [result.label, many && (!result.label || next.results.filter((each) => each.label === result.label).length > 1) ? `seed ${result.seed}` : ""].filter(Boolean).join(", ") || "After";
           return { name: `${next.folder}/${result.file}`, title, alt: `Result ${index + 1}${result.label ? `, ${result.label}` : ""}: ${words}` };
         }),
       ];
-      left.replaceChildren(...pictures.map(option), make("option", { value: "", text: "nothing" }));
-      right.replaceChildren(...pictures.map(option).slice(olds()));
-      right.value = String(pictures.length - 1);
+      left.replaceChildren(...images.map(option), make("option", { value: "", text: "nothing" }));
+      right.replaceChildren(...images.map(option).slice(olds()));
+      right.value = String(images.length - 1);
       left.value = olds() ? String(olds() - 1) : many ? "0" : "";
-      choices.hidden = pictures.length < 3;
+      choices.hidden = images.length < 3;
       grid.hidden = !many;
-      grid.replaceChildren(...(many ? pictures.slice(olds()) : []).map((picture, index) => {
+      grid.replaceChildren(...(many ? images.slice(olds()) : []).map((image, index) => {
         const button = make("button", { type: "button", class: "kl-inf-cell", "data-place": String(index + olds()), "aria-pressed": "false" },
-          sharp(make("img", { src: address(picture.name, "full"), alt: "", loading: "lazy" })), make("span", { text: picture.title }));
+          sharp(make("img", { src: address(image.name, "full"), alt: "", loading: "lazy" })), make("span", { text: image.title }));
         button.addEventListener("click", () => {
           right.value = button.dataset.place;
           draw();
@@ -136,7 +139,7 @@ export function makeStrip(address, pick) {
         list.dataset.shown = wanted;
         list.replaceChildren(...entries.map((entry) => {
           const count = entry.results.length;
-          const name = `${entry.texts.prompt || "No instruction"}${count > 1 ? `, ${count} pictures` : ""}, ${new Date(1000 * entry.time).toLocaleTimeString()}`;
+          const name = `${entry.texts.prompt || "No instruction"}${count > 1 ? `, ${count} images` : ""}, ${new Date(1000 * entry.time).toLocaleTimeString()}`;
           const image = sharp(make("img", { src: address(`${entry.folder}/${entry.results[count - 1].file}`, "thumb"), alt: "", loading: "lazy" }));
           return make("button", { type: "button", class: "kl-inf-thumb", "aria-label": name, title: name, "data-folder": entry.folder, onclick: () => pick(entry) },
             image, count > 1 ? make("span", { class: "kl-inf-count", text: String(count), "aria-hidden": "true" }) : null);

@@ -1,4 +1,4 @@
-// The Draw panel of a run: a form for the tool that draws with its saved files, the drawing under way, and the pictures that came out. Talks
+// The Draw panel of a run: a form for the tool that draws with its saved files, the drawing under way, and the images that came out. Talks
 // with the routes of kohya_like/drawing.py; the form is made when the panel is opened.
 
 import { blame, makeField } from "../common/field.js";
@@ -7,22 +7,22 @@ import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat, withToken } from "../common/studio.js";
 import { figure, moment } from "../common/words.js";
-import { pictureField } from "./picture.js";
+import { imageField } from "./image_field.js";
 
 const DRAFT = "kl.draw";
 const OPEN = "kl.draw.open";
 const ENDED = { finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Ended without a word" };
 // What each tool calls what it does; the title of a start is made from the texts of its form.
 const DRAWING = {
-  heading: "Draw pictures with this model", button: "Draw", go: "Draw", states: { running: "Drawing", ...ENDED }, one: "Drawing", before: "Drawn before",
-  progress: "Progress of the drawing", strip: "Pictures of this drawing", all: "All pictures as one grid", none: "This run has saved no model yet. It can draw as soon as it has.",
+  heading: "Draw images with this model", button: "Draw", go: "Draw", states: { running: "Drawing", ...ENDED }, one: "Drawing", before: "Drawn before",
+  progress: "Progress of the drawing", strip: "Images of this drawing", all: "All images as one grid", none: "This run has saved no model yet. It can draw as soon as it has.",
   title: ({ prompt }) => prompt || "No prompt",
 };
 const DEEDS = {
   draw: DRAWING,
   transfer: {
     ...DRAWING, heading: "Transfer a style", button: "Transfer a style", go: "Transfer", states: { running: "Transferring", ...ENDED }, one: "Transfer", before: "Transferred before",
-    progress: "Progress of the transfer", strip: "Pictures of this transfer", all: "Each picture beside what became of it",
+    progress: "Progress of the transfer", strip: "Images of this transfer", all: "Each image beside what became of it",
     none: "This run has saved no model yet. Styles can be transferred as soon as it has.", title: ({ target }) => (target ? `To ${target}` : "No style"),
   },
 };
@@ -126,7 +126,7 @@ export class Draw {
         store(DRAFT, drafts);
       };
       const ident = `${this.prefix}-${spec.name}`;
-      const made = spec.name === "image" ? pictureField(spec, ident, keep, this.known.maxBytes)
+      const made = spec.name === "image" ? imageField(spec, ident, keep, this.known.maxBytes)
         : spec.name === "target" && spec.suggestions ? this.choiceField(spec, ident, keep) : makeField(spec, ident, keep);
       // What the model was shown says best what it can be asked for.
       const first = spec.name === "prompt" ? this.example : spec.default;
@@ -284,29 +284,29 @@ export class Draw {
     const line = make("p", { class: "kr-note kr-draw-line" });
     const cancel = make("button", { type: "button", class: "kr-button", text: "Cancel", onclick: () => { cancel.disabled = true; this.cancel(); } });
     const wrong = make("pre", { class: "kr-lines kr-draw-wrong", tabindex: 0, role: "alert", hidden: true });
-    const image = make("img", { alt: "" });
+    const large = make("img", { alt: "" });
     const given = make("img", { alt: "" });
     const source = make("figure", { hidden: true }, given, make("figcaption", { class: "kr-note" }));
-    const chosen = make("div", { class: "kr-draw-chosen" }, image);
+    const chosen = make("div", { class: "kr-draw-chosen" }, large);
     sharp(given, source);
-    sharp(image, chosen);
+    sharp(large, chosen);
     const caption = make("p", { class: "kr-caption" });
     const strip = make("div", { class: "kr-draw-strip", role: "group" });
     const facts = make("p", { class: "kr-note" });
     const download = make("a", { class: "kr-button", text: "Download" });
     const seed = make("button", { type: "button", class: "kr-button" });
     const reuse = make("button", { type: "button", class: "kr-button", text: "Use these settings" });
-    const pictures = make("div", { class: "kr-draw-pictures", hidden: true }, make("div", { class: "kr-draw-pair" }, source, chosen), strip,
+    const images = make("div", { class: "kr-draw-images", hidden: true }, make("div", { class: "kr-draw-pair" }, source, chosen), strip,
       caption, facts, make("div", { class: "kr-actions" }, download, seed, reuse));
     const root = make("section", { class: "kr-draw-result", hidden: true },
-      make("div", { class: "kr-head" }, title, badge), bar.root, line, cancel, wrong, pictures);
+      make("div", { class: "kr-head" }, title, badge), bar.root, line, cancel, wrong, images);
     let shown = "";
 
     const clear = () => {
       root.hidden = true;
       shown = "";
       cancel.disabled = false;
-      pictures.hidden = true;
+      images.hidden = true;
       wrong.hidden = true;
     };
 
@@ -316,41 +316,41 @@ export class Draw {
       strip.setAttribute("aria-label", this.words.strip);
     };
 
-    const choose = (picture, answer, name) => {
-      const place = address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(picture.file)}`);
-      image.src = withToken(place);
-      image.alt = picture.grid ? this.words.all : `Picture with seed ${picture.seed}: ${answer.texts.target ? this.words.title(answer.texts) : answer.texts.prompt || "no prompt"}`;
-      source.hidden = !answer.source || picture.grid;
+    const choose = (image, answer, name) => {
+      const place = address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(image.file)}`);
+      large.src = withToken(place);
+      large.alt = image.grid ? this.words.all : `Image with seed ${image.seed}: ${answer.texts.target ? this.words.title(answer.texts) : answer.texts.prompt || "no prompt"}`;
+      source.hidden = !answer.source || image.grid;
       if (!source.hidden) {
         given.src = withToken(address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(answer.source)}`));
-        given.alt = "The picture as given";
+        given.alt = "The image as given";
         const [style] = (answer.report && answer.report.sources) || [];
         say(source.lastChild, `As given${typeof style === "string" ? `, taken as ${style || "no style in particular"}` : ""}`);
       }
-      say(caption, picture.grid ? "All pictures in one file" : `Seed ${picture.seed}`);
+      say(caption, image.grid ? "All images in one file" : `Seed ${image.seed}`);
       download.href = withToken(place, "&save=1");
-      seed.hidden = picture.seed === null;
-      seed.textContent = `Use seed ${picture.seed} again`;
-      seed.onclick = () => this.fill({ seed: String(picture.seed) });
-      for (const button of strip.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.file === picture.file));
+      seed.hidden = image.seed === null;
+      seed.textContent = `Use seed ${image.seed} again`;
+      seed.onclick = () => this.fill({ seed: String(image.seed) });
+      for (const button of strip.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.file === image.file));
     };
 
     const fill = (answer, name) => {
       reuse.onclick = () => this.fill(answer.texts);
-      strip.replaceChildren(...answer.pictures.map((picture, place) => {
-        const small = sharp(make("img", { src: withToken(address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(picture.file)}`)), alt: "", loading: "lazy" }));
-        const label = picture.grid ? "All pictures in one file" : `Picture ${place + 1}, seed ${picture.seed}`;
-        const button = make("button", { type: "button", class: "kr-thumb", "data-file": picture.file, "aria-label": label, title: label }, small);
-        button.addEventListener("click", () => choose(picture, answer, name));
+      strip.replaceChildren(...answer.images.map((image, place) => {
+        const small = sharp(make("img", { src: withToken(address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(image.file)}`)), alt: "", loading: "lazy" }));
+        const label = image.grid ? "All images in one file" : `Image ${place + 1}, seed ${image.seed}`;
+        const button = make("button", { type: "button", class: "kr-thumb", "data-file": image.file, "aria-label": label, title: label }, small);
+        button.addEventListener("click", () => choose(image, answer, name));
         return button;
       }));
       const { report = {}, texts } = answer;
       say(facts, [texts.ckpt, texts.strength && `strength ${texts.strength}`, texts.sampler && `${texts.sampler}, ${texts.steps} steps`, texts.cfg && `guidance ${texts.cfg}`,
-        report.seconds_per_picture ? `${figure(report.seconds_per_picture, 2)} s per picture` : "",
+        report.seconds_per_image ? `${figure(report.seconds_per_image, 2)} s per image` : "",
         report.network_calls ? `${report.network_calls} network calls` : ""].filter(Boolean).join(" · "));
-      pictures.hidden = answer.pictures.length === 0;
-      // With the given picture beside it, one result says more than a sheet.
-      if (answer.pictures.length) choose((!answer.source && answer.pictures.length > 2 && answer.pictures.find((picture) => picture.grid)) || answer.pictures[0], answer, name);
+      images.hidden = answer.images.length === 0;
+      // With the given image beside it, one result says more than a sheet.
+      if (answer.images.length) choose((!answer.source && answer.images.length > 2 && answer.images.find((image) => image.grid)) || answer.images[0], answer, name);
     };
 
     const update = (answer, name) => {

@@ -1,4 +1,4 @@
-// The evaluations of a run of style transfer: pictures of every style in every other one, over the epochs, with what was measured of them.
+// The evaluations of a run of style transfer: images of every style in every other one, over the epochs, with what was measured of them.
 
 import { html, render } from "../common/html.js";
 import { make, sharp } from "../common/page.js";
@@ -51,7 +51,7 @@ export class Matrix {
     this.answer = null; // what the studio said last
     this.all = [];
     this.chosen = null; // name of an evaluation; null follows the newest
-    this.cell = null; // {from, stem, to} of the picture that is shown large; to is "" for a source, and null for what the VAE makes of it
+    this.cell = null; // {from, stem, to} of the image that is shown large; to is "" for a source, and null for what the VAE makes of it
     this.known = new Map(); // evaluation and its time -> summary
     /** @type {[any, any] | null} */
     this.shown = null; // an evaluation and its summary
@@ -162,8 +162,8 @@ export class Matrix {
         const measure = pair && pair.measures.swd_target !== undefined ? figure(pair.measures.swd_target, 2) : "";
         return place(pair && pair.file, { from: style, stem, to }, `${words} to ${to}${measure ? `, SWD to the target style ${measure}` : ""}`, measure);
       })}</tr>`;
-    return html`<div class="kr-matrix-scroll" role="region" tabindex="0" aria-label="Pictures from each style to each"><table class="kr-matrix-table">
-      <caption class="kr-note"><span>Under a picture: its sliced Wasserstein distance (SWD) to the target style; lower is nearer.</span></caption>
+    return html`<div class="kr-matrix-scroll" role="region" tabindex="0" aria-label="Images from each style to each"><table class="kr-matrix-table">
+      <caption class="kr-note"><span>Under an image: its sliced Wasserstein distance (SWD) to the target style; lower is nearer.</span></caption>
       <thead><tr><th scope="col">From</th><th scope="col">Source</th>${hasVae && html`<th scope="col">VAE</th>`}${styles.map((style) => html`<th scope="col">To ${style}</th>`)}</tr></thead>
       <tbody>${rowsOf(summary).map(row)}</tbody></table></div>`;
   }
@@ -172,7 +172,7 @@ export class Matrix {
   means(evaluation, { means, baselines }) {
     const rows = [[`Transfers, ${when(evaluation)}`, means], ...Object.entries(baselines).map(([name, measures]) => [name.replaceAll("_", " "), measures])];
     const names = [...new Set(rows.flatMap(([, measures]) => Object.keys(measures)))];
-    const links = [["grid.jpg", "All pictures in one file"], ["metrics.csv", "The numbers as CSV"]];
+    const links = [["grid.jpg", "All images in one file"], ["metrics.csv", "The numbers as CSV"]];
     return html`<div class="kr-matrix-scroll" role="region" tabindex="0" aria-label="Means and what to compare them with"><table class="kr-matrix-baselines">
       <caption class="kr-note"><span>Means, and what doing something simpler scores</span></caption>
       <thead><tr><td></td>${names.map((name) => html`<th scope="col">${nameOf(name)}</th>`)}</tr></thead>
@@ -181,7 +181,7 @@ export class Matrix {
       <p class="kr-matrix-links">${links.map(([file, text]) => html`<a href=${this.url(evaluation, file)} download=${`${this.run}-${evaluation.name}-${file}`}>${text}</a>`)}</p>`;
   }
 
-  // ---- one picture, large
+  // ---- one image, large
 
   // The file and the measures of a cell; undefined where there is none.
   found(summary, { from, stem, to }) {

@@ -14,7 +14,7 @@ export class Previews {
     this.after = make("img", { class: "kr-after", alt: "" });
     this.beforeLabel = make("span", { class: "kr-corner kr-corner-left" });
     this.afterLabel = make("span", { class: "kr-corner kr-corner-right" });
-    this.picture = make("div", { class: "kr-pair" }, this.before, this.after, this.beforeLabel, this.afterLabel);
+    this.image = make("div", { class: "kr-pair" }, this.before, this.after, this.beforeLabel, this.afterLabel);
     this.steps = make("input", { type: "range", min: 0, max: 0, value: 0, step: 1 });
     this.steps.addEventListener("input", () => this.choose(Number(this.steps.value)));
     this.stepText = make("span", { class: "kr-value" });
@@ -28,8 +28,8 @@ export class Previews {
       (this.cutLabel = make("label", {}, make("span", { class: "kr-name", text: "Before and after" }), this.cut)),
     );
     this.root = make("section", { class: "kr-previews", "aria-label": "Previews", hidden: true }, make("h3", { text: "Previews" }));
-    this.root.append(make("div", { class: "kr-viewer" }, this.picture, make("div", { class: "kr-beside" }, this.caption, this.sliders, this.strip)));
-    for (const image of [this.before, this.after]) sharp(image, this.picture);
+    this.root.append(make("div", { class: "kr-viewer" }, this.image, make("div", { class: "kr-beside" }, this.caption, this.sliders, this.strip)));
+    for (const image of [this.before, this.after]) sharp(image, this.image);
     this.wipe();
   }
 
@@ -75,7 +75,7 @@ export class Previews {
     this.place(this.after, now);
     const alone = first === now;
     this.place(this.before, alone ? null : first);
-    this.picture.classList.toggle("kr-alone", alone);
+    this.image.classList.toggle("kr-alone", alone);
     this.cutLabel.hidden = alone;
     say(this.beforeLabel, alone ? "" : `step ${first.step}`);
     say(this.afterLabel, `step ${now.step}`);
@@ -118,7 +118,7 @@ export class Previews {
 
   wipe() {
     const share = Number(this.cut.value);
-    this.picture.style.setProperty("--kl-cut", `${share}%`);
+    this.image.style.setProperty("--kl-cut", `${share}%`);
     this.cut.setAttribute("aria-valuetext", `${share} % before, ${100 - share} % after`);
   }
 }

@@ -1,7 +1,8 @@
-// One run, live: what it does, how far it is, its figures, plots, pictures and files. Polls the JSON routes of live.py once a second while it
+// One run, live: what it does, how far it is, its figures, plots, images and files. Polls the JSON routes of live.py once a second while it
 // can be seen.
 
 import { Console } from "../common/console.js";
+import { show } from "../common/address.js";
 import { findAll, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { address, ask, Refused, repeat, withToken } from "../common/studio.js";
@@ -26,11 +27,13 @@ const WORDS = {
 };
 const PHASES = {
   load: "Loading the model",
-  scan: "Looking at the pictures",
+  scan: "Looking at the images",
   cache: "Filling the cache",
-  rehearse: "Rehearsing",
+  preflight: "Preflight",
+  rehearse: "Preflight", // of runs of 0.1
   warmup: "Warming up",
   train: "Training",
+  pause: "Paused",
   sample: "Rendering previews",
   save: "Saving",
   validate: "Validating",
@@ -55,7 +58,7 @@ export function date(name, unix) {
 export const stateWords = (state, stopping) => (stopping ? "Stopping" : WORDS[state] || state);
 
 export class RunView {
-  // options: compact, use(run) for "Use these settings", missing() when the run is gone
+  // options: compact, use(run) for "Use these settings", missing(why) when the run is gone
   constructor(options) {
     this.options = options;
     this.name = "";
@@ -83,6 +86,8 @@ export class RunView {
     this.fileList = make("ul");
     this.files.append(this.fileList);
     this.actions = this.buttons();
+    this.deskBox = make("div", { class: "kr-desk" });
+    this.desk = null; // what draws there, once it is fetched
     this.root = make(
       "article",
       { class: compact ? "kr-run kr-compact" : "kr-run" },
@@ -90,6 +95,7 @@ export class RunView {
       make("div", { class: "kr-line-two" }, this.phase, this.count),
       this.bar.root,
       compact ? null : this.actions,
+      compact ? null : this.deskBox,
       this.status,
       this.cause,
       this.tileBox,
@@ -119,7 +125,15 @@ export class RunView {
     this.use = button("Use these settings", () => this.options.use(this.name));
     this.copy = button("Copy command", () => this.copyCommand());
     this.drawButton = button("Draw", () => this.draw.open());
-    return make("div", { class: "kr-actions", role: "group", "aria-label": "This run" }, this.stop, this.kill, this.resume, this.drawButton, this.use, this.copy);
+    this.tryButton = button("Try it", () => this.tryIt());
+    return make("div", { class: "kr-actions", role: "group", "aria-label": "This run" }, this.stop, this.kill, this.resume, this.tryButton, this.drawButton, this.use, this.copy);
+  }
+
+  // The Generate tab draws with what this run has saved.
+  tryIt() {
+    sessionStorage.setItem("kl.try", this.name);
+    show("generate");
+    dispatchEvent(new Event("kl-try"));
   }
 
   forget() {
@@ -236,8 +250,9 @@ export class RunView {
     this.root.hidden = false;
     this.root.style.visibility = "";
     this.root.dataset.state = answer.state;
-    say(this.heading, title(answer.name));
-    say(this.when, `${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
+    say(this.heading, answer.label || title(answer.name));
+    say(this.when, `${answer.label ? `${title(answer.name)}, ` : ""}${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
+    this.showDesk(answer);
     this.badge.dataset.state = answer.state;
     say(this.badge, stateWords(answer.state, answer.stopping));
     this.progress(answer);
@@ -261,6 +276,13 @@ export class RunView {
     if (focus && focus.hidden) buttons.find((each) => !each.hidden).focus();
   }
 
+  async showDesk(answer) {
+    if (this.options.compact) return;
+    this.desk ||= import("./desk.js").then(({ makeDesk }) => makeDesk(this, this.deskBox));
+    const desk = await this.desk;
+    if (answer.name === this.name) desk.show(answer);
+  }
+
   partsOfLoss(answer, fresh) {
     if (fresh) this.partRows = [];
     this.partRows.length = Math.min(this.partRows.length, answer.first);
@@ -274,7 +296,7 @@ export class RunView {
     let phase = PHASES[answer.phase] || answer.phase || "Starting";
     if (answer.phase === "sample" && this.evaluates) phase = "Evaluating";
     if (answer.phase === "cache") {
-      const cached = Object.entries(answer.cached).map(([what, [done, total]]) => `${what === "text" ? "captions" : "pictures"} ${done} of ${total}`);
+      const cached = Object.entries(answer.cached).map(([what, [done, total]]) => `${what === "text" ? "captions" : "images"} ${done} of ${total}`);
       if (cached.length) phase += `: ${cached.join(", ")}`;
     }
     if (answer.stopping) phase = answer.ends_in_seconds ? `Stopping: ends by force in ${duration(answer.ends_in_seconds)} at the latest` : "Stopping";
@@ -293,7 +315,7 @@ export class RunView {
     const speed = seconds ? (seconds >= 1 ? `${figure(seconds, 3)} s/step` : `${figure(1 / seconds, 3)} steps/s`) : null;
     this.tile("Loss", answer.loss === null ? null : figure(answer.loss), last ? `smoothed ${figure(last[4])}` : "");
     this.tile("Learning rate", rate === null ? null : figure(rate, 3), "");
-    this.tile("Speed", speed, answer.images_per_second ? `${figure(answer.images_per_second, 3)} pictures/s` : "");
+    this.tile("Speed", speed, answer.images_per_second ? `${figure(answer.images_per_second, 3)} images/s` : "");
     this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null,
       answer.forecast_gib ? `${figure(answer.forecast_gib, 3)} GiB were forecast` : "of the training");
     const wait = answer.data_fetch && seconds ? (100 * answer.data_fetch) / seconds : null;
@@ -337,9 +359,10 @@ export class RunView {
     this.measures.take(answer.measure_names, answer.measures, !this.options.compact);
     this.draw.update(answer.name, answer.draws, answer.samples);
     // Verify knows files for a base model, not models of a family that draws by itself.
-    this.drawsPictures = answer.draws !== "";
-    this.drawButton.hidden = !this.drawsPictures;
+    this.drawsImages = answer.draws !== "";
+    this.drawButton.hidden = !this.drawsImages;
     say(this.drawButton, this.draw.words.button);
+    this.tryButton.hidden = answer.evaluates || !answer.files.some(({ name }) => /(\.safetensors|model_index\.json)$/i.test(name));
     this.warnings.hidden = answer.warnings.length === 0;
     const items = answer.warnings.map(([text, count]) => make("li", { text: count > 1 ? `${text} (${count} times)` : text }));
     this.warnings.replaceChildren(make("h3", { text: items.length === 1 ? "Warning" : "Warnings" }), make("ul", {}, ...items));
@@ -353,7 +376,7 @@ export class RunView {
   }
 
   verifier(file) {
-    if (!/\.safetensors$/i.test(file.name) || this.drawsPictures) return null;
+    if (!/\.safetensors$/i.test(file.name) || this.drawsImages) return null;
     return make("button", { type: "button", class: "kr-button", text: "Verify", "aria-label": `Verify ${file.name}`, onclick: () => openTool("verify_lora", { model: file.path }) });
   }
 
@@ -366,7 +389,7 @@ export class RunView {
     const lines = cause.lines.length ? make("pre", { class: "kr-lines", tabindex: 0, "aria-label": "Last lines of the log", text: cause.lines.join("\n") }) : null;
     this.cause.replaceChildren(
       make("h3", { text: cause.text }),
-      cause.remedy ? make("p", { text: cause.remedy }) : null,
+      cause.advice ? make("p", { text: cause.advice }) : null,
       ...(lines ? [make("p", { class: "kr-note", text: "Last lines of the log" }), lines] : []),
     );
     // The newest line says most.

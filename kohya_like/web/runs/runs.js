@@ -3,9 +3,20 @@
 import * as address from "../common/address.js";
 import { html, render } from "../common/html.js";
 import { make } from "../common/page.js";
+import { store, stored } from "../common/stored.js";
 import { ask, repeat } from "../common/studio.js";
 import { figure } from "../common/words.js";
 import { date, RunView, stateWords, title } from "./run.js";
+
+const ORDERS = {
+  newest: ["Newest first", () => 0],
+  stars: ["Starred first", (one, other) => Number(other.starred) - Number(one.starred)],
+  name: ["By name", (one, other) => nameOf(one).localeCompare(nameOf(other), undefined, { numeric: true })],
+  state: ["By state", (one, other) => one.state.localeCompare(other.state)],
+  loss: ["Lowest loss first", (one, other) => (one.loss ?? Infinity) - (other.loss ?? Infinity)],
+  steps: ["Most steps first", (one, other) => other.step - one.step],
+};
+const nameOf = ({ label, name }) => label || title(name);
 
 export function panel({ element, root, props, watch }) {
   const view = new RunView({ compact: true, element, missing: () => view.follow("") });
@@ -33,15 +44,23 @@ export function panel({ element, root, props, watch }) {
 export function runs({ element, root, props, trigger }) {
   let known = [];
   let words = []; // that a run must have to be listed
+  let order = stored("kl.runs.order") in ORDERS ? stored("kl.runs.order") : "newest";
+  let gone = ""; // what became of the run that was deleted
   const view = new RunView({
     element,
-    missing: () => choose(""),
+    missing(why) {
+      choose("");
+      gone = why || "";
+      look();
+    },
     use(name) {
       props.value = { run: name };
       trigger("submit");
     },
   });
-  const none = make("p", { class: "kr-empty", hidden: true, text: "No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed." });
+  const tidy = async () => (await import("./tidy.js")).openTidy(() => look());
+  const none = make("div", { class: "kr-empty", hidden: true }, make("p", { text: "No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed." }),
+    make("button", { type: "button", class: "kr-button", text: "Disk and trash", onclick: tidy }));
   const nav = make("nav", { class: "kr-nav", "aria-label": "Runs" });
   const hint = make("p", { class: "kr-empty kr-hint", text: "Choose a run." });
   const detail = make("div", { class: "kr-detail" }, hint, view.root);
@@ -53,20 +72,23 @@ export function runs({ element, root, props, trigger }) {
   // byHand: somebody has clicked it.
   function choose(name, byHand) {
     chosen = name;
+    // While the run before it is cleared the page is short for a moment, and scrolls as it likes.
+    const isFarUp = matchMedia("(max-width: 800px)").matches || detail.getBoundingClientRect().top < 0;
+    if (byHand && isFarUp) detail.scrollIntoView({ block: "start" });
     sessionStorage.setItem("kl.run", name);
     address.shows(name, byHand);
     view.follow(name);
     hint.hidden = name !== "";
     draw();
-    if (byHand && (matchMedia("(max-width: 800px)").matches || detail.getBoundingClientRect().top < 0)) detail.scrollIntoView({ block: "start" });
   }
 
-  function row({ name, step, steps, loss, started, state, stopping }) {
+  function row({ name, label, notes, starred, tags, step, steps, loss, started, state, stopping }) {
+    const about = [name, label, notes, starred ? "starred ★" : "", ...tags];
     const told = stateWords(state, stopping);
     const counts = [steps ? `${step.toLocaleString()}\u00a0/\u00a0${steps.toLocaleString()}` : "", loss === null ? "" : `loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
-    return html`<li key=${name} hidden=${!words.every((word) => `${name} ${told}`.toLowerCase().includes(word))}>
+    return html`<li key=${name} hidden=${!words.every((word) => `${about.join(" ")} ${told}`.toLowerCase().includes(word))}>
       <button type="button" class="kr-row" aria-current=${String(name === chosen)} onClick=${() => choose(name, true)}>
-        <span class="kr-row-text"><span class="kr-row-name">${title(name)}</span><span class="kr-row-about">${[date(name, started), counts].filter(Boolean).join("\n")}</span></span>
+        <span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label="starred">★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
         <span class="kr-badge" data-state=${state}>${told}</span></button></li>`;
   }
 
@@ -75,8 +97,15 @@ export function runs({ element, root, props, trigger }) {
       words = event.currentTarget.value.toLowerCase().split(/\s+/).filter(Boolean);
       draw();
     };
+    const sort = (event) => {
+      order = event.currentTarget.value;
+      store("kl.runs.order", order);
+      draw();
+    };
     render([html`<input type="search" placeholder="Find a run" aria-label="Find a run" class="kr-filter" hidden=${known.length < 6} onInput=${sift} />`,
-      html`<ul class="kr-list">${known.map(row)}</ul>`], nav);
+      html`<select aria-label="Order of the runs" class="kr-filter" hidden=${known.length < 2} value=${order} onChange=${sort}>${Object.entries(ORDERS).map(([value, [text]]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>`,
+      html`<ul class="kr-list">${[...known].sort(ORDERS[order][1]).map(row)}</ul>`,
+      html`<button type="button" class="kr-button" onClick=${tidy}>Disk and trash</button>`], nav);
   }
 
   function show(runs) {
@@ -87,12 +116,14 @@ export function runs({ element, root, props, trigger }) {
     if (!runs.some(({ name }) => name === chosen)) {
       const missing = address.run();
       choose(runs.length ? runs[0].name : "");
-      if (missing) view.note(`${missing} is not in the folders of this studio; this is the newest run.`);
+      if (gone && chosen) view.note(gone);
+      else if (missing) view.note(`${missing} is not in the folders of this studio; this is the newest run.`);
+      gone = "";
     } else if (view.name !== chosen) choose(chosen);
     else if (!address.run()) address.shows(chosen);
   }
 
-  repeat(element, async () => {
+  const look = repeat(element, async () => {
     try {
       show((await ask("/kl/runs")).runs);
       return 2.5;

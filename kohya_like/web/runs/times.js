@@ -84,7 +84,7 @@ export class Times extends Plot {
     return { lines: parts.reverse(), words: (value) => (value ? words(value) : "0"), range: (first, last) => [0, this.top(first, last)] };
   }
 
-  // The first step, which loads and compiles, and other wild ones leave the picture at the top.
+  // The first step, which loads and compiles, and other wild ones leave the image at the top.
   top(first, last) {
     const totals = this.points.filter(([step]) => step >= first && step <= last).map(Times.total).sort((a, b) => a - b);
     return 1.15 * totals[Math.floor(0.97 * (totals.length - 1))] || 1e-3;

@@ -3,7 +3,7 @@
 
 import { show as bringTab } from "../common/address.js";
 import { Console } from "../common/console.js";
-import { blame, makeChoice, makeField } from "../common/field.js";
+import { blame, makeBrowse, makeChoice, makeField } from "../common/field.js";
 import { make } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
@@ -162,6 +162,7 @@ export function tools({ root }) {
     const adder = isFile && spec.control === "lines" ? drawAdder(spec, () => field.node, keep) : null;
     const note = spec.name === "save_to" ? `A name without a folder lies in ${known.folder}. ` : "";
     const field = makeField(spec, ident, keep, { note, below: adder });
+    if (spec.path) field.node.after(makeBrowse(spec, field.node));
     if (isFile && spec.control === "text") field.node.setAttribute("list", files.id);
     if (spec.path) field.node.placeholder = spec.control === "lines" ? "one path a line" : spec.optional ? "none" : "a path on the studio's computer";
     field.set(spec.name in draft() && typeof draft()[spec.name] === typeof spec.default ? draft()[spec.name] : spec.default);

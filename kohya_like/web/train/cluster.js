@@ -1,7 +1,7 @@
 // Export for cluster: a small form, and the files that train what is in the form on several machines, to read and to download. Starts nothing.
 
-import { blame, makeField } from "../common/field.js";
-import { download, make } from "../common/page.js";
+import { blame, makeBrowse, makeField } from "../common/field.js";
+import { bring, download, make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { post } from "../common/studio.js";
 import { plural } from "../common/words.js";
@@ -34,6 +34,7 @@ export function cluster({ root, props }) {
       made.hidden = true;
       tidy();
     });
+    if (spec.path) field.node.after(makeBrowse(spec, field.node));
     fields.set(spec.name, field);
     field.set(typeof kept[spec.name] === typeof spec.default ? kept[spec.name] : spec.default);
     (spec.basic ? basics : more).append(field.root);
@@ -80,6 +81,6 @@ export function cluster({ root, props }) {
     make("summary", {}, make("h2", { class: "kl-title", text: "Export for cluster" }), make("span", { class: "kl-hint", text: "Slurm, torchrun, Kubernetes" })),
     make("div", { class: "kl-body" },
       make("p", { class: "kl-note", text: "Files that train what is in the form on several machines. Nothing is started, and nothing is written here." }),
-      basics, make("details", { class: "kl-fold" }, make("summary", {}, make("span", { text: "More" })), more),
+      basics, make("details", { class: "kl-fold", ontoggle: (event) => event.target.open && bring(more) }, make("summary", {}, make("span", { text: "More" })), more),
       make("div", { class: "kl-row" }, button), wrong, made)));
 }

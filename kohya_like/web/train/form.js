@@ -1,19 +1,21 @@
 // The form of the Train tab: draws the options, keeps what the person types, searches, and shows what is wrong.
 
 import schema from "../schema.js";
-import { makeInput, shownDefault } from "../common/field.js";
+import { makeBrowse, makeInput, shownDefault } from "../common/field.js";
 import { find, findAll, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { promptRows } from "./prompts.js";
 import {
   blocksIn, carry, condition, defaults, drafts, fieldsIn, fieldsOf, hindrance, isChanged, isGuest, isIdle, isShown, keyOf, needed, ownerOf, problems, run, save,
-  saveSoon, specsOf, tell, turn, wanted, way, wayFor,
+  saveSoon, specsOf, tell, turn, wanted, mode, modeFor,
 } from "./settings.js";
-import { gpuPicker, startPicker } from "./starting.js";
+import { aboutBase, gpuPicker, startPicker } from "./starting.js";
 import { withPoint } from "./texts.js";
 
 export const views = new Map(); // group -> fieldset on the page
 export const controls = new Map(); // option -> control on the page
+const DATA = "train_data_dir";
+const BASE = "pretrained_model_name_or_path";
 const filter = { words: [], changed: false, opened: null };
 const special = { prompts: promptRows, start: startPicker, gpus: gpuPicker }; // kind of control -> how it is drawn
 
@@ -46,9 +48,9 @@ export function fill(key, texts) {
     if (typeof text === typeof spec.default) fresh[spec.name] = text;
   }
   drafts[key] = fresh;
-  const before = way;
-  turn(key, wayFor(key, fresh));
-  refresh(other || way !== before);
+  const before = mode;
+  turn(key, modeFor(key, fresh));
+  refresh(other || mode !== before);
   save();
 }
 
@@ -64,22 +66,32 @@ function refresh(redraw) {
   tell();
 }
 
-// Brings options on the page that the chosen way leaves out, once they have a value or a problem.
+// Brings options on the page that the chosen mode leaves out, once they have a value or a problem.
 export function showMore() {
   for (const view of views.values()) if (view.isStale()) view.draw();
   applyFilter();
 }
 
 export function choose(family, name) {
-  // A family that has not the chosen way brings its own first one.
+  // A family that has not the chosen mode brings its own first one.
   const has = (each) => Boolean(schema.runs[keyOf(family, each)]);
-  const next = schema.ways.find((each) => each.name === name && has(each)) || schema.ways.find(has) || way;
+  const next = schema.modes.find((each) => each.name === name && has(each)) || schema.modes.find(has) || mode;
   const key = keyOf(family, next);
-  if (!schema.runs[key] || (key === run && next === way)) return;
+  if (!schema.runs[key] || (key === run && next === mode)) return;
   if (key !== run) carry(run, key);
   turn(key, next);
   refresh(true);
   save();
+}
+
+// Images from the computer in front of somebody become a data set on the studio's, whose folder the form then has. given: what was dropped.
+export async function addImages(given = { entries: [], files: [] }) {
+  const { gather } = await import("../picking/images.js");
+  gather(given, drafts[run][DATA], (folder) => {
+    edit(fieldsOf(run).find((spec) => spec.name === DATA), folder);
+    goTo(DATA);
+    controls.get(DATA).set(folder);
+  });
 }
 
 // ---- one control
@@ -105,13 +117,17 @@ function drawControl(spec) {
   const label = make("label", { for: id(spec.name), text: spec.label });
   const head = make("div", { class: "kl-head" }, isCheck ? node : null, label, make("code", { text: spec.name }), reset);
   const body = isCheck ? null : make("div", { class: "kl-control" }, node, spec.unit ? make("span", { class: "kl-unit", text: spec.unit }) : null);
+  if (spec.path) body.append(makeBrowse(spec, node));
+  if (spec.name === DATA) {
+    body.append(make("button", { type: "button", class: "kl-button kl-add", text: "Add images", onclick: () => addImages() }));
+  }
   if (spec.suggestions) {
     body.append(make("datalist", { id: `${id(spec.name)}-list` }, ...spec.suggestions.map((text) => make("option", { value: text }))));
   }
   const owner = isGuest(spec) && ownerOf(spec);
   const guest = owner && make("p", { class: "kl-note kl-guest", text: `An option of ${owner.label}, shown because it is set and takes effect.` });
   const idle = spec.needs && make("p", { class: "kl-note", hidden: true });
-  const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, guest || null, idle || null, body, error, help);
+  const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, guest || null, idle || null, body, error, spec.name === BASE ? aboutBase() : null, help);
   const read = () => (isCheck ? node.checked : node.value);
 
   function set(text) {
@@ -174,13 +190,13 @@ export function showProblem(name) {
 
 // ---- one group
 
-// Blocks of fields as they stand in an accordion: what the way puts first, then section by section.
+// Blocks of fields as they stand in an accordion: what the mode puts first, then section by section.
 function ordered(title) {
   const blocks = blocksIn(title).map(({ about, fields }) => ({ about, specs: specsOf({ fields }).filter(isShown) }));
-  const leading = way.first.map((name) => blocks.flatMap((block) => block.specs).find((spec) => spec.name === name)).filter(Boolean);
+  const leading = mode.first.map((name) => blocks.flatMap((block) => block.specs).find((spec) => spec.name === name)).filter(Boolean);
   if (title === "Basics" || !leading.length) return blocks.filter((block) => block.specs.length);
   const rest = blocks.map(({ about, specs }) => ({ about, specs: specs.filter((spec) => !leading.includes(spec)) }));
-  return [{ about: way.title, specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
+  return [{ about: mode.title, specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
 }
 
 // What is built of a view is noted in it: areas are {specs, more}, folds, which hide some of them, {specs, fold, count, opened}.
@@ -260,8 +276,8 @@ export function fieldset({ root, props, detail: title }) {
   }
 
   function draw() {
-    const wasOpen = drawn === `${run} ${way.name}` && view.details && view.details.open;
-    drawn = `${run} ${way.name}`;
+    const wasOpen = drawn === `${run} ${mode.name}` && view.details && view.details.open;
+    drawn = `${run} ${mode.name}`;
     // An option may stand in another group now, whose control is drawn already.
     for (const spec of view.specs) if (controls.has(spec.name) && root.contains(controls.get(spec.name).root)) controls.delete(spec.name);
     root.replaceChildren();
@@ -322,7 +338,7 @@ export function fieldset({ root, props, detail: title }) {
       hint.hidden = changed + wrong > 0;
     };
     root.append(view.details);
-    if (wasOpen || (way.opens && blocks[0].leads)) {
+    if (wasOpen || (mode.opens && blocks[0].leads)) {
       view.build();
       view.details.open = true;
     }

@@ -1,13 +1,15 @@
 // Files that fill the form: opened, dropped on the page, or named by their path; and the report of what became of each of their keys.
 
+import { makeBrowse } from "../common/field.js";
 import { copier, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
-import { goTo } from "./form.js";
+import { addImages, goTo } from "./form.js";
 import { fieldsOf, run } from "./settings.js";
 
 const MAX_TEXT_BYTES = 1 << 20;
 const MAX_HEADER_BYTES = 16 << 20;
-const VERDICTS = ["taken", "renamed", "not needed", "not supported"];
+const IMAGES = /\.(jpe?g|png|webp|bmp|gif|tiff?|avif|jxl|heic|heif|zip)$/i;
+const VERDICTS = ["taken", "renamed", "not needed", "not supported", "unknown"];
 
 // ---- reading
 
@@ -31,27 +33,36 @@ async function contentOf(file) {
 
 // ---- settings in a file
 
+// What was asked for last, for the question whose file it is.
+let asked = {};
+let again = (_program) => {};
+
 export function keep({ root, trigger }) {
-  const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,.json,.yaml,.yml,.safetensors,text/plain", class: "kl-file" });
+  const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,.json,.yaml,.yml,.safetensors,.sh,.bat,.cmd,.ps1,text/plain", class: "kl-file" });
   const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a settings or LoRA file on the studio's computer", autocomplete: "off", spellcheck: "false" });
-  const open = async (file) => file && trigger("open_file", await contentOf(file));
+  // A file that describes data alone is for the run that is in the form.
+  const ask = (what) => trigger("open_file", (asked = { ...what, form: run }));
+  again = (program) => ask({ ...asked, program });
+  const open = async (file) => file && ask(await contentOf(file));
   picked.addEventListener("change", async () => {
     await open(picked.files[0]);
     picked.value = "";
   });
   // Not named "path": gradio takes an object with a path for a file of its own and refuses it.
-  const loadPath = () => path.value.trim() && trigger("open_file", { where: path.value.trim() });
+  const loadPath = () => path.value.trim() && ask({ where: path.value.trim() });
   path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
-  const about = "Settings of this studio or of kohya's (TOML, JSON), or a LoRA file: its header tells how it was trained. You may also drop it on this page.";
+  const about = "Settings of this studio, of kohya's programs or of another trainer (TOML, JSON, YAML), a script with a command line, or a LoRA file: its header tells how it was trained. You may also drop it on this page, or paste a command line.";
   const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
     make("div", { class: "kl-row" },
       make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
+      ...["sd-scripts", "ai-toolkit", "musubi-tuner", "OneTrainer"].map((program) => make("button", { type: "button", class: "kl-quiet", text: `Save for ${program}`, onclick: () => trigger("save_file", { program }) })),
       make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Open a file" }))),
-    make("div", { class: "kl-row" }, path, make("button", { type: "button", class: "kl-button", text: "Open", "aria-label": "Open the file at this path", onclick: loadPath })),
+    make("div", { class: "kl-row" }, path, makeBrowse({ name: "settings", label: "a settings or LoRA file", path: "file" }, path), make("button", { type: "button", class: "kl-button", text: "Open", "aria-label": "Open the file at this path", onclick: loadPath })),
     make("p", { class: "kl-note", text: about }));
-  const target = make("div", { class: "kl-drop", hidden: true, "aria-hidden": "true" }, make("p", { text: "Drop it to fill the form" }));
+  const target = make("div", { class: "kl-drop", hidden: true, "aria-hidden": "true" }, make("p", { text: "Drop images to add them, or settings to fill the form" }));
   root.append(keep, target);
   catchDrops(root, target, open);
+  catchLines(root, ask);
 }
 
 // The whole page takes the file while the Train tab is in front.
@@ -69,10 +80,42 @@ function catchDrops(root, target, open) {
   });
   addEventListener("drop", (event) => {
     hide();
-    if (!concerns(event)) return;
+    // A field that takes images has taken it.
+    if (event.defaultPrevented || !concerns(event)) return;
     event.preventDefault();
-    open(event.dataTransfer.files[0]);
+    const files = [...event.dataTransfer.files];
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+    if (files.length > 1 || IMAGES.test(files[0].name) || entries.some((entry) => entry.isDirectory)) addImages({ files, entries });
+    else open(files[0]);
   });
+}
+
+// A command line, or a whole script, that is pasted anywhere but into a field fills the form as a file does.
+function catchLines(root, ask) {
+  addEventListener("paste", (event) => {
+    if (root.offsetParent === null || /** @type {Element} */ (event.target).closest?.("input, textarea, [contenteditable]")) return;
+    const text = event.clipboardData.getData("text/plain");
+    if (!/\.py\b[^]*--[A-Za-z]/.test(text)) return;
+    event.preventDefault();
+    ask({ name: "pasted.txt", bytes: text.length, text });
+  });
+}
+
+// ---- whose file it is
+
+// asking: {name, programs}, of a file that several programs could own; a click answers.
+export function showQuestion(box, asking) {
+  box.hidden = !asking;
+  if (!asking) return;
+  const answer = (program) => {
+    box.hidden = true;
+    again(program);
+  };
+  box.replaceChildren(make("h2", { id: "kl-owner", text: `Which program is ${asking.name} from?` }),
+    make("p", { class: "kl-note", text: "Its settings have the names that more than one of them uses." }),
+    make("div", { class: "kl-row" }, ...asking.programs.map((program) => make("button", { type: "button", class: "kl-button", text: program, onclick: () => answer(program) })),
+      make("button", { type: "button", class: "kl-quiet", text: "None of them", onclick: () => showQuestion(box, null) })));
+  box.focus();
 }
 
 // ---- the report
@@ -81,7 +124,7 @@ function catchDrops(root, target, open) {
 function warn(conflicts) {
   document.querySelectorAll(".kl-conflicts").forEach((banner) => banner.remove());
   if (!conflicts.length) return;
-  const banner = make("section", { class: "kl-card kl-conflicts", role: "alert", "aria-label": "What gave way" }, make("h2", { text: "Not everything in the file goes together here" }),
+  const banner = make("section", { class: "kl-card kl-conflicts", role: "alert", "aria-label": "What gave way" }, make("h2", { text: "What decides the result or the memory, and is different here" }),
     make("ul", {}, ...conflicts.map((text) => make("li", { text }))),
     make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the note on what gave way", onclick: () => banner.remove() }));
   document.querySelector(".kl-main").prepend(banner);

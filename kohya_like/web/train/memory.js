@@ -3,7 +3,7 @@
 
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
-import { ask, headers } from "../common/studio.js";
+import { ask, headers, eachLine } from "../common/studio.js";
 import { fill } from "./form.js";
 import { onChange, values } from "./settings.js";
 
@@ -88,7 +88,7 @@ export function memory({ root }) {
 
   function drawPlan(plan) {
     if (!plan.changes.length) {
-      if (!plan.fits) body.append(make("p", { class: "kl-note", text: "No lever of this kind of run makes it fit; take a smaller base model." }));
+      if (!plan.fits) body.append(make("p", { class: "kl-note", text: "No memory option of this kind of run makes it fit; take a smaller base model." }));
       return;
     }
     const result = `${plan.fits ? "With these settings it fits" : "These settings help, but are not enough"}: ${gib(plan.forecast.on_card)} GiB.`;
@@ -120,27 +120,13 @@ export function memory({ root }) {
     try {
       const response = await fetch("/kl/train/memory", { method: "POST", headers: headers(), signal: mine.signal,
         body: JSON.stringify({ form: values(), card: size || null }) });
-      if (!response.ok) throw new Error(`The studio answered ${response.status}.`);
-      await listen(response.body.getReader());
+      await eachLine(response, hear);
     } catch (error) {
       if (mine.signal.aborted) return;
       status.textContent = error.message;
     }
     button.disabled = false;
     box.removeAttribute("aria-busy");
-  }
-
-  async function listen(reader) {
-    const decoder = new TextDecoder();
-    let rest = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      rest += decoder.decode(value || new Uint8Array(), { stream: !done });
-      const lines = rest.split("\n");
-      rest = lines.pop();
-      for (const line of lines.filter(Boolean)) hear(JSON.parse(line));
-      if (done) return;
-    }
   }
 
   function hear(said) {

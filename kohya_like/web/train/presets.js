@@ -1,30 +1,33 @@
-// Where a form begins: model family and way to train, presets, the first visit.
+// Where a form begins: model family and training mode, presets, the first visit.
 
 import schema from "../schema.js";
 import { makeChoice } from "../common/field.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { choose, fill } from "./form.js";
-import { familyOf, hasDraft, keyOf, onChange, run, way } from "./settings.js";
+import { familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
 
 export function kinds({ root }) {
   const family = () => familyOf(run);
-  const families = makeChoice("Model family", "kl-family", Object.entries(schema.families), (name) => choose(name, way.name));
-  const ways = makeChoice("What is trained", "kl-way", schema.ways.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
-  const about = make("p", { class: "kl-note", id: "kl-way-about", role: "status" });
+  const families = makeChoice("Model family", "kl-family", Object.entries(schema.families), (name) => choose(name, mode.name));
+  const modes = makeChoice("What is trained", "kl-mode", schema.modes.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
+  const about = make("p", { class: "kl-note", id: "kl-mode-about", role: "status" });
   const having = (each) => Object.entries(schema.families).filter(([name]) => schema.runs[keyOf(name, each)]).map(([, label]) => label).join(", ");
   const show = () => {
     families.radios.get(family()).checked = true;
-    ways.radios.get(way.name).checked = true;
-    const absent = schema.ways.filter((each) => !schema.runs[keyOf(family(), each)]);
-    for (const each of schema.ways) ways.radios.get(each.name).disabled = absent.includes(each);
-    const words = [way.about, ...absent.map((each) => `${each.label} is for ${having(each)}.`)].join(" ");
+    modes.radios.get(mode.name).checked = true;
+    const absent = schema.modes.filter((each) => !schema.runs[keyOf(family(), each)]);
+    for (const each of schema.modes) modes.radios.get(each.name).disabled = absent.includes(each);
+    const words = [mode.about, ...absent.map((each) => `${each.label} is for ${having(each)}.`)].join(" ");
     if (about.textContent !== words) about.textContent = words;
   };
   onChange(show);
-  root.append(make("div", { class: "kl-kinds" }, families.root, ways.root), about);
+  root.append(make("div", { class: "kl-kinds" }, families.root, modes.root), about);
   show();
 }
+
+// Four questions that fill the form. done() is called once it is filled.
+const guideButton = (look = "", done = () => {}) => make("button", { type: "button", class: `kl-button ${look}`, text: "Guide me", onclick: async () => (await import("../guide/guide.js")).guide(done) });
 
 // ---- presets: choose, see what would change, use; keep one's own
 
@@ -40,7 +43,8 @@ export function presets({ root, props, trigger, watch }) {
   const skip = make("button", { type: "button", class: "kl-button kl-skip", text: "Skip to Start training", onclick: start });
   name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
   picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run }) : view.replaceChildren()));
-  root.append(make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own, skip);
+  const asking = make("div", { class: "kl-row" }, guideButton(), make("button", { type: "button", class: "kl-button", text: "Explain my settings", onclick: async () => (await import("../guide/explain.js")).explain() }));
+  root.append(asking, make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own, skip);
 
   function list() {
     const chosen = picker.value;
@@ -105,10 +109,11 @@ export function welcome({ root, props, trigger }) {
     store("kl.seen", true);
     card.remove();
   };
-  card.append(make("h2", { id: "kl-welcome", text: "New here? Watch a model learn something." }),
-    make("p", { text: "The demo teaches a tiny built-in model a shape it has never seen: a star. It needs no download and no GPU, takes a few minutes on any computer, and goes through every step that a real run does." }),
+  card.append(make("h2", { id: "kl-welcome", text: "New here?" }),
+    make("p", { text: "Guide me asks four questions about your own images and fills in the form. The demo teaches a tiny built-in model a shape it has never seen, a star: no download, no GPU, a few minutes on any computer, and every step that a real run has." }),
     make("div", { class: "kl-row" },
-      make("button", { type: "button", class: "kl-button kl-strong", text: "Train the demo", onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
-      make("button", { type: "button", class: "kl-quiet", text: "I have my own pictures", onclick: close })));
+      guideButton("kl-strong", close),
+      make("button", { type: "button", class: "kl-button", text: "Train the demo", onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
+      make("button", { type: "button", class: "kl-quiet", text: "I have my own images", onclick: close })));
   root.append(card);
 }

@@ -27,7 +27,7 @@ function columns() {
     { flag: "n", label: "Negative prompt", wide: true },
     { flag: "w", label: "Width" }, { flag: "h", label: "Height" }, { flag: "d", label: "Seed" }, { flag: "s", label: "Steps" },
     { flag: "l", label: "CFG", decimal: true },
-    ...(specs.has("control_data_dir") ? [{ flag: "ci", label: "Control picture", wide: true }] : []),
+    ...(specs.has("control_data_dir") ? [{ flag: "ci", label: "Control image", wide: true }] : []),
     ...(specs.has("sample_guidance_scale") ? [{ flag: "g", label: "Guidance", decimal: true }] : []),
     ...(sampler ? [{ flag: "ss", label: "Sampler", choices: sampler.choices }] : []),
   ];

@@ -8,10 +8,10 @@ const DRAFT = "kl.draft";
 export const drafts = {}; // kind of run -> {option: text}
 const shared = {}; // option -> text, or null for the default, as the kind of run had it that was left last
 export const problems = new Map(); // option -> [sentence]
-export const wanted = new Set(); // options that the chosen way leaves out and somebody asked for
+export const wanted = new Set(); // options that the chosen mode leaves out and somebody asked for
 const listeners = [];
-export let way = schema.ways[0];
-export let run = keyOf(Object.keys(schema.families)[0], way);
+export let mode = schema.modes[0];
+export let run = keyOf(Object.keys(schema.families)[0], mode);
 
 export const values = () => ({ run, values: { ...drafts[run] } });
 export const onChange = (listen) => listeners.push(listen);
@@ -30,9 +30,9 @@ export const blocksIn = (title) => (groupsOf(run).find((group) => group.title ==
 export const fieldsIn = (title) => blocksIn(title).flatMap(specsOf);
 export const defaults = (key) => Object.fromEntries(fieldsOf(key).map((spec) => [spec.name, spec.default]));
 
-// An option that the chosen way leaves out is shown all the same when it has a value, since it will take effect, or a problem.
-export const isShown = (spec) => !way.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
-export const isGuest = (spec) => way.hidden.includes(spec.name);
+// An option that the chosen mode leaves out is shown all the same when it has a value, since it will take effect, or a problem.
+export const isShown = (spec) => !mode.hidden.includes(spec.name) || isChanged(spec) || problems.has(spec.name) || wanted.has(spec.name);
+export const isGuest = (spec) => mode.hidden.includes(spec.name);
 
 // A field sleeps until one of the options that it needs is on, has one of some values, or has none of them: see sleeping.py. One that
 // the kind of run does not have is no hindrance. What sleeps is kept here, greyed, and not written.
@@ -66,7 +66,7 @@ export function condition(needs) {
     return `${other.label} is ${other.control === "number" && !other.optional ? "not 0" : "given"}`;
   }).join(" or ");
 }
-export const ownerOf = (spec) => schema.ways.find((other) => other !== way && other.method === way.method && !other.hidden.includes(spec.name));
+export const ownerOf = (spec) => schema.modes.find((other) => other !== mode && other.method === mode.method && !other.hidden.includes(spec.name));
 
 export const isChanged = (spec) => !same(spec, drafts[run][spec.name], spec.default);
 
@@ -78,14 +78,14 @@ function restore() {
   for (const [key, values] of Object.entries(draft.runs)) {
     if (!drafts[key]) continue;
     for (const spec of fieldsOf(key)) {
-      const text = values[spec.name];
+      const text = values[spec.name in values ? spec.name : schema.former[spec.name] || spec.name];
       if (typeof text === typeof spec.default) drafts[key][spec.name] = text;
     }
   }
   Object.assign(shared, draft.shared);
   if (!drafts[draft.run]) return;
   run = draft.run;
-  way = schema.ways.find((each) => each.name === draft.way && keyOf(familyOf(run), each) === run) || wayFor(run, drafts[run]);
+  mode = schema.modes.find((each) => each.name === (draft.mode || draft.way) && keyOf(familyOf(run), each) === run) || modeFor(run, drafts[run]);
 }
 
 let saving = 0;
@@ -96,26 +96,26 @@ export function save() {
     const different = fieldsOf(key).filter((spec) => drafts[key][spec.name] !== spec.default);
     if (different.length || key === run) kept[key] = Object.fromEntries(different.map((spec) => [spec.name, drafts[key][spec.name]]));
   }
-  for (const place of [sessionStorage, localStorage]) store(DRAFT, { run, way: way.name, runs: kept, shared }, place);
+  for (const place of [sessionStorage, localStorage]) store(DRAFT, { run, mode: mode.name, runs: kept, shared }, place);
 }
 export function saveSoon() {
   if (!saving) saving = setTimeout(save, 200);
 }
 addEventListener("pagehide", () => saving && save());
 
-// The way that settings are for: the one that has a place for every value, else the one that is chosen.
-export function wayFor(key, texts) {
-  const possible = schema.ways.filter((each) => keyOf(familyOf(key), each) === key);
+// The mode that settings are for: the one that has a place for every value, else the one that is chosen.
+export function modeFor(key, texts) {
+  const possible = schema.modes.filter((each) => keyOf(familyOf(key), each) === key);
   const specs = fieldsOf(key);
   const fits = (each) => !specs.some((spec) => each.hidden.includes(spec.name) && !same(spec, texts[spec.name], spec.default));
   const fitting = possible.filter(fits);
-  return fitting.includes(way) ? way : fitting[0] || (possible.includes(way) ? way : possible[0]);
+  return fitting.includes(mode) ? mode : fitting[0] || (possible.includes(mode) ? mode : possible[0]);
 }
 
-// From now on the form is for this kind of run and way.
+// From now on the form is for this kind of run and mode.
 export function turn(key, next) {
   run = key;
-  way = next;
+  mode = next;
   problems.clear();
   wanted.clear();
 }

@@ -11,7 +11,8 @@ const REFRESH_SECONDS = 30;
 // ---- what Start would do
 
 const lines = new Set(); // functions that show what was foreseen
-let foreseen = { kind: "", text: "", notes: [], offers: [] };
+const NOTHING = { kind: "", text: "", notes: [], offers: [], base: "" };
+let foreseen = NOTHING;
 let timer = 0;
 let asked = 0;
 
@@ -25,7 +26,7 @@ async function look() {
     foreseen = answer;
   } catch (error) {
     console.info("What Start would do is not known:", error.message);
-    foreseen = { kind: "", text: "", notes: [], offers: [] };
+    foreseen = NOTHING;
   }
   lines.forEach((show) => show());
 }
@@ -55,8 +56,20 @@ function line(more) {
   return [text, notes];
 }
 
+// What is known of the base model: its licence, and what a model of few steps wants.
+export function aboutBase() {
+  const text = make("p", { class: "kl-note kl-base" });
+  const show = () => {
+    if (text.textContent !== foreseen.base) text.textContent = foreseen.base;
+    text.hidden = !foreseen.base;
+  };
+  lines.add(show);
+  show();
+  return text;
+}
+
 export function foresight({ root }) {
-  root.append(...line(false));
+  root.append(...line(false), aboutBase());
   foresee();
 }
 

@@ -25,7 +25,7 @@ from sd_scripts.library.loading.common import (
     BASE,
     Config,
     FamilySpec,
-    Found,
+    FoundNetwork,
     PartSpec,
     config_of,
     given,
@@ -58,8 +58,8 @@ CONFIGS = Path(__file__).parent / "configs"
 VAE_PART = PartSpec("vae", "AutoencoderKL", AutoencoderKL.from_config, same_names, ("vae.",))
 """The VAE in the files of such a model."""
 _VAES = FamilySpec(
-    # The built-in bases share one VAE, and a single file has none but the published configuration of Stable Diffusion 1.x.
-    name="sd",
+    # The built-in VAE is in the folder that the bases share; a single file has no configuration but that of Stable Diffusion 1.x.
+    name="common",
     label="",
     needs="",
     files=("an SD 1.x model", "an SD 2.x model", "an SDXL checkpoint"),
@@ -71,7 +71,7 @@ _VAES = FamilySpec(
 # Making.
 
 
-def vae_of(value: str, label: str, without: Collection[str] = ()) -> Found:
+def vae_of(value: str, label: str, without: Collection[str] = ()) -> FoundNetwork:
     """The VAE that the option vae names: `toy`, a file, a folder, a hub id; label says of which models it is to be, in messages.
 
     Of one in `without` only the configuration is needed."""
@@ -100,13 +100,13 @@ def latent_factor(vae: Config | None) -> int:
 
 
 def state_shape(parts: Parts, width: int, height: int) -> tuple[int, int, int]:
-    """(C, h, w) of the state of a picture: its pixels, or the VAE's latents."""
+    """(C, h, w) of the state of an image: its pixels, or the VAE's latents."""
     factor = latent_factor(parts.vae.config)
     return parts.backbone.config.out_channels, height // factor, width // factor
 
 
 def size_multiple(family: ModelFamily, parts: Parts) -> int:
-    """What the sides of pictures are multiples of, in pixels: of the grid, and the U-Net halves those of the state from level to level."""
+    """What the sides of images are multiples of, in pixels: of the grid, and the U-Net halves those of the state from level to level."""
     num_levels = len(parts.backbone.config.block_out_channels)
     return math.lcm(family.grid, latent_factor(parts.vae.config) * int(2 ** (num_levels - 1)))
 
@@ -126,14 +126,14 @@ def trained_size(parts: Parts) -> tuple[int, int]:
 
 
 def sample_size(sizes: Sequence[tuple[int, int]], vae: Config | None) -> tuple[int, int]:
-    """(height, width) in latents of those of the training pictures (width, height) that are nearest to a square."""
+    """(height, width) in latents of those of the training images (width, height) that are nearest to a square."""
     width, height = max(sizes, key=lambda size: (min(size) / max(size), size[0] * size[1]))
     factor = latent_factor(vae)
     return height // factor, width // factor
 
 
 def check_sizes(sizes: Collection[tuple[int, int]], levels: int, vae: Config | None, settings: str) -> None:
-    """Raises OptionError when pictures (width, height) cannot be halved as often as a U-Net of so many levels does.
+    """Raises OptionError when images (width, height) cannot be halved as often as a U-Net of so many levels does.
 
     settings names the options that decide about sizes.
     """
@@ -144,7 +144,7 @@ def check_sizes(sizes: Collection[tuple[int, int]], levels: int, vae: Config | N
         raise OptionError(
             Problem(
                 "channel_multipliers",
-                f"channel_multipliers: {levels} levels halve the sides {levels - 1} times, which needs pictures with sides that are "
+                f"channel_multipliers: {levels} levels halve the sides {levels - 1} times, which needs images with sides that are "
                 f"multiples of {multiple}, but there are {named}. Set {settings} to multiples of {multiple}, or take fewer levels",
             )
         )
@@ -158,7 +158,7 @@ class Described:
     """A saved model before its weights are read."""
 
     source: Source
-    networks: dict[str, Found]
+    networks: dict[str, FoundNetwork]
     scheduler: Config
     architecture: Config
     more: Config

@@ -23,11 +23,12 @@ class Stored:
     """Name and form of a tensor in the original layout, without the prefix of its network.
 
     transposed: the matrix is stored the other way round; convolution: a linear layer is stored as a 1x1 convolution; rows: it is part of a
-    packed tensor, of whose rows it is (start, stop, number of all rows); swapped: its two halves stand in the other order.
+    packed tensor, of whose rows it is (start, stop, number of all rows); swapped: its two halves stand in the other order; flat: its rows,
+    of which there are rows[0], are stored as one row.
     """
 
     name: str
-    form: Literal["same", "transposed", "convolution", "rows", "swapped"] = "same"
+    form: Literal["same", "transposed", "convolution", "rows", "swapped", "flat"] = "same"
     rows: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -63,6 +64,8 @@ def assembled(pieces: Sequence[tuple[Stored, Tensor]]) -> Tensor:
         tensor = tensor[..., None, None]
     elif stored.form == "swapped":
         tensor = torch.cat(tensor.chunk(2)[::-1])
+    elif stored.form == "flat":
+        tensor = tensor.flatten()
     return tensor.contiguous()
 
 
@@ -74,6 +77,8 @@ def from_original(stored: Stored, tensor: Tensor) -> Tensor:
         return tensor.T
     if stored.form == "swapped":
         return torch.cat(tensor.chunk(2)[::-1])
+    if stored.form == "flat":
+        return tensor.reshape(stored.rows[0], -1)
     if stored.form == "convolution" and tensor.ndim == 4:
         return tensor[..., 0, 0]
     return tensor
@@ -83,6 +88,8 @@ def shape_from_original(stored: Stored, shape: tuple[int, ...]) -> tuple[int, ..
     """The shape that `from_original` gives a tensor of this stored shape; a packed tensor of another size than expected keeps its own."""
     if stored.form == "rows" and shape and shape[0] == stored.rows[2]:
         return (stored.rows[1] - stored.rows[0], *shape[1:])
+    if stored.form == "flat" and len(shape) == 1 and shape[0] % stored.rows[0] == 0:
+        return (stored.rows[0], shape[0] // stored.rows[0])
     if stored.form == "transposed":
         return shape[::-1]
     if stored.form == "convolution" and len(shape) == 4:
@@ -98,6 +105,8 @@ def shape_to_original(stored: Stored, shape: tuple[int, ...]) -> tuple[int, ...]
         return shape[::-1]
     if stored.form == "convolution":
         return (*shape, 1, 1)
+    if stored.form == "flat":
+        return (shape[0] * shape[1],)
     return shape
 
 
@@ -168,7 +177,7 @@ _VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "
 
 
 def vae(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """The decoder's levels are numbered from the picture inwards, against their order; attention is stored as 1x1 convolutions."""
+    """The decoder's levels are numbered from the image inwards, against their order; attention is stored as 1x1 convolutions."""
     levels, layers = len(config["block_out_channels"]), config["layers_per_block"]
     table = {name: name for name in ("quant_conv", "post_quant_conv")}
     for coder in ("encoder", "decoder"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def packed(latents: Tensor) -> Tensor:
-    """Latents (B, C, h, w) as picture tokens (B, N, 4C): squares of 2 x 2, row by row, the numbers of a channel side by side."""
+    """Latents (B, C, h, w) as image tokens (B, N, 4C): squares of 2 x 2, row by row, the numbers of a channel side by side."""
     batch, channels, height, width = latents.shape
     squares = latents.reshape(batch, channels, height // 2, 2, width // 2, 2)
     return squares.permute(0, 2, 4, 1, 3, 5).reshape(batch, height * width // 4, 4 * channels)

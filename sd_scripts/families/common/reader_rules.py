@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sd_scripts.library.adapters.architectures import Prefixes
 from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
 CLIP_L = "text_encoders.clip_l.transformer."
@@ -18,6 +19,12 @@ UNET_COMFYUI = (PUBLISHED, Rule("backbone", ("lora_unet_", "lycoris_")), Rule("b
 """ComfyUI and Forge."""
 UNET_DIFFUSERS = (Rule("backbone", ("unet.",), kinds=("lora", "dora")), Rule("backbone", ("lora_unet_",), kinds=LORA))
 
+TRANSFORMER_PREFIXES = Prefixes(
+    kohya={"backbone": ("lora_unet_", "lora_transformer_", "lycoris_")},
+    diffusers={"backbone": ("transformer.",)},
+    comfyui={"backbone": ("diffusion_model.", "model.diffusion_model.")},
+)
+"""Of adapters on a transformer alone."""
 TRANSFORMER_COMFYUI = (PUBLISHED, Rule("backbone", ("transformer.", "lycoris_", "")))
 TRANSFORMER_MUSUBI = (Rule("backbone", ("lora_unet_",), kinds=SUMS),)
 TRANSFORMER_DIFFUSERS = (

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import diffusers
+import numpy as np
+import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SchedulerMixin
 from torch import Tensor
 
 from sd_scripts.library.core.diffusion import is_flow
+from sd_scripts.library.core.protocols import OnStep
 from sd_scripts.schema.errors import OptionError
 
 CLASSES = {
@@ -70,6 +74,65 @@ def scheduler_for(sampler: str, config: Mapping[str, Any]) -> SchedulerMixin:
     if not name.endswith("Scheduler") or not hasattr(diffusers, name):
         raise OptionError(f"the model's scheduler {name} is not one of the installed diffusers; choose a sampler: {', '.join(CLASSES)}")
     return getattr(diffusers, name).from_config({**LATENT_DEFAULTS.get(name, {}), **_without_class(wanted)})
+
+
+def watched(
+    scheduler: SchedulerMixin, on_step: OnStep | None, unpacked: Callable[[Tensor], Tensor] = lambda state: state
+) -> SchedulerMixin:
+    """The scheduler, which tells on_step of every step that a pipeline takes with it. unpacked: latents (B, C, h, w) of the pipeline's."""
+    if on_step is None:
+        return scheduler
+    step, done = scheduler.step, 0
+
+    # Pipelines look up which arguments it takes.
+    @wraps(step)
+    def told(model_output: Tensor, timestep: Any, sample: Tensor, *arguments: Any, **named: Any) -> Any:
+        nonlocal done
+        clean = clean_of(scheduler, model_output, timestep, sample)
+        made = step(model_output, timestep, sample, *arguments, **named)
+        done += 1
+        on_step(done, len(scheduler.timesteps), unpacked(clean))
+        return made
+
+    scheduler.step = told
+    return scheduler
+
+
+def clean_of(scheduler: SchedulerMixin, output: Tensor, timestep: Tensor, sample: Tensor) -> Tensor:
+    """The estimate of the clean latents, float32, that follows from what the network said of a scheduler's state at this time.
+
+    Samplers that stop between two of the schedule's times get what lies between.
+    """
+    output, clock = output.float(), torch.as_tensor(timestep, dtype=torch.float32)
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        return sample.float() - clock.to(sample.device) / scheduler.config.num_train_timesteps * output
+    x, signals = scheduler.scale_model_input(sample, timestep).float(), scheduler.alphas_cumprod.to(sample.device, torch.float32)
+    below = int(clock)
+    signal = torch.lerp(signals[below], signals[min(below + 1, len(signals) - 1)], (clock - below).to(sample.device))
+    a, s = signal.sqrt(), (1 - signal).sqrt()
+    kind = scheduler.config.prediction_type
+    if kind == "sample":
+        return output
+    return a * x - s * output if kind == "v_prediction" else (x - s * output) / a.clamp(min=1e-3)
+
+
+def schedule(
+    sampler: str, config: Mapping[str, Any], steps: int, num_tokens: int, device: torch.device, mu: float | None = None
+) -> SchedulerMixin:
+    """A scheduler of a flow-matching model, set to this many steps for images of N tokens: shifted by size, or by e^mu where mu is given,
+    and stretched to end at shift_terminal, as far as the configuration has that.
+
+    The shift by size is e^mu with mu linear in the tokens (Esser et al. 2024, section 5.3.2; figures of the configuration). A schedule of
+    one step is the one from noise to image: stretching it would divide by zero.
+    """
+    scheduler = scheduler_for(sampler, {**config, "shift_terminal": None} if steps == 1 else config)
+    own = scheduler.config
+    base, longest = own.get("base_image_seq_len", 256), own.get("max_image_seq_len", 4096)
+    slope = (own.get("max_shift", 1.15) - own.get("base_shift", 0.5)) / (longest - base)
+    by_size = num_tokens * slope + (own.get("base_shift", 0.5) - slope * base)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=device, mu=by_size if mu is None else mu)
+    scheduler.set_begin_index(0)
+    return scheduler
 
 
 def _without_class(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,25 @@
-"""What loading FLUX, Qwen-Image and Z-Image share: a transformer in a file of its own, and other networks that options may name."""
+"""What loading models shares that come as a transformer in a file of its own, with other networks that options may name."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
+from torch import nn
 
-from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.core import diffusion
+from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading.common import (
     BASE,
     Base,
     Config,
     FamilySpec,
-    Found,
+    FoundNetwork,
     PartSpec,
     adapter,
     base_source,
@@ -27,12 +31,13 @@ from sd_scripts.library.loading.common import (
     network,
     read_json,
     structure,
+    tokenizer_for,
     tried,
 )
 from sd_scripts.library.loading.headers import VAE, Header, read_header
-from sd_scripts.library.loading.quantized import check_whole
+from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
-from sd_scripts.library.loading.weights import Entry, entries
+from sd_scripts.library.loading.weights import TensorEntry, entries
 from sd_scripts.library.loading.writing import original_tensors, write_file, write_folder
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import BaseModelOptions
@@ -120,7 +125,7 @@ def check_holds(spec: FamilySpec, companions: Companions, source: Source, header
         )
 
 
-def tensors_of(spec: FamilySpec, header: Header, name: str) -> dict[str, Entry]:
+def tensors_of(spec: FamilySpec, header: Header, name: str) -> dict[str, TensorEntry]:
     """A network's tensors in a file, names without prefix; a transformer alone may have none."""
     prefix = next((prefix for prefix in spec.parts[name].prefixes if header.starts(prefix)), "")
     return entries(header, BASE, prefix)
@@ -141,7 +146,7 @@ def config_in(
 
 def networks_in(
     spec: FamilySpec, companions: Companions, source: Source, header: Header, transformer: Config, own: Sequence[str]
-) -> dict[str, Found]:
+) -> dict[str, FoundNetwork]:
     """The transformer of this configuration and the other networks named in own, of which the file may hold none but their structure.
 
     Their configurations are in the folder spec.configs.
@@ -169,11 +174,29 @@ def tell(problems: Sequence[str | Problem]) -> None:
         raise OptionError([Problem(one.partition(":")[0], one) if isinstance(one, str) else one for one in problems])
 
 
-def save(spec: FamilySpec, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
-    """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer as it is published."""
+def save(
+    spec: FamilySpec,
+    parts: Parts,
+    path: Path,
+    save_model_as: str,
+    dtype: torch.dtype | None,
+    metadata: Mapping[str, str],
+    index: Mapping[str, Any] | None = None,
+    also: Sequence[str] = (),
+) -> None:
+    """Writes the model in dtype or as it is: `diffusers` is a folder with everything, `safetensors` the transformer as it is published.
+
+    index: what model_index.json says besides the classes. also: further files of the published configurations that the folder has.
+    """
     check_whole(parts)
+
+    def copied(folder: Path) -> None:
+        for name in also:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(spec.configs / name, folder / name)
+
     if save_model_as == "diffusers":
-        write_folder(spec, parts, path, dtype, metadata)
+        write_folder(spec, parts, path, dtype, metadata, index, also=copied)
     else:
         save_transformer(spec, parts, path, dtype, metadata)
 
@@ -181,3 +204,100 @@ def save(spec: FamilySpec, parts: Parts, path: Path, save_model_as: str, dtype: 
 def save_transformer(spec: FamilySpec, parts: Parts, path: Path, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
     """Writes the transformer alone as it is published."""
     write_file(path, original_tensors(spec.parts["backbone"], parts.backbone, dtype, prefix=""), metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """How the models of a family are loaded and written that has one version, and whose transformer may be configured by its tensors."""
+
+    spec: FamilySpec
+    companions: Companions
+    version: Version
+    config_of: Callable[[Mapping[str, tuple[int, ...]]], Config]
+    """The transformer's configuration from the shapes of its tensors; see config_in."""
+    same: tuple[str, ...]
+    untold: tuple[str, ...]
+    """Entries of the configuration in the folder around a file that no tensor tells, and count when those of `same` agree."""
+    problems: Callable[[Base, Sequence[str], Any, Dtypes], Sequence[str]]
+    """What does not fit together: of the networks, those that are not the base's own by name, the options and the precision."""
+    settings: Callable[[Any, Base | None], dict[str, Any]]
+    """Settings of Parts by the options; without a base, by those and the published model alone."""
+    scheduler: Callable[[Any, Config], Config] = lambda options, found: found
+    """The scheduler's configuration by the options and the one that was found."""
+    versions: Mapping[str, Path] = field(default_factory=dict)
+    """Folders with the published configurations of further versions, by a piece of the names that they are published under."""
+    kept: tuple[str, ...] = ()
+    """Switches of model_index.json, off where it does not have them; they stand in Parts.denoising."""
+    also: tuple[str, ...] = ()
+    """Files of the published configurations that nothing here reads, and diffusers does; they are written with a folder."""
+    finish: Callable[[Parts], None] = lambda parts: None
+    """What is done with networks that have been read."""
+
+    def load(
+        self, options: Any, device: torch.device, dtype: Dtypes, without: Collection[str] = (), further: Sequence[Callable[[], object]] = ()
+    ) -> Parts:
+        """All parts on `device`, frozen and in eval mode; backbone and text encoders in dtype, the VAE in options.vae_dtype.
+
+        Networks named in `without` are not read. further: see gather. Raises OptionError with every problem that can be seen before weights
+        are read.
+        """
+        wanted = {name: getattr(options, one.option) for name, one in self.companions.items()}
+
+        def in_file(source: Source, header: Header, own: Sequence[str]) -> Base:
+            check_holds(self.spec, self.companions, source, header, [name for name in own if name not in without])
+            return self._in_file(source, header, own)
+
+        base, given_names, adapters = gather(self.spec, self.companions, options, wanted, without, in_file, further)
+        for name in self.spec.tokenizers:
+            if name not in base.tokenizers and base.networks[name].tensors:
+                base.tokenizers[name] = tokenizer_for(base, name)
+        tell(self.problems(base, given_names, options, dtype))
+        return read_quantized(base, options, device, dtype, without, adapters, lambda modules: self._parts(base, options, modules))
+
+    def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
+        """See save."""
+        save(self.spec, parts, path, save_model_as, dtype, metadata, {name: parts.denoising[name] for name in self.kept}, self.also)
+
+    def named(self, model: str) -> FamilySpec:
+        """How the version is read that a model of this name most likely is."""
+        configs = next((folder for piece, folder in self.versions.items() if piece in Path(model).name.lower()), self.spec.configs)
+        return replace(self.spec, configs=configs)
+
+    def _in_file(self, source: Source, header: Header, own: Sequence[str]) -> Base:
+        """The base model in a single file, its transformer configured by the shapes of its tensors and by the file's own folder."""
+        spec = replace(self.spec, configs=described_by(self.spec, source.path))
+        config = config_in(spec, source, header, spec.label, self.config_of)
+        if spec.configs != self.spec.configs:
+            beside = read_json(spec.configs / spec.parts["backbone"].folder / "config.json", BASE)
+            if all(beside.get(key) == config[key] for key in self.same):
+                config |= {key: beside[key] for key in self.untold if key in beside}
+        else:
+            spec = replace(spec, configs=self._like(config))
+        networks = networks_in(spec, self.companions, source, header, config, own)
+        return Base(spec, source, networks, {}, scheduler_in(spec.configs), read_json(spec.configs / "model_index.json", BASE))
+
+    def _like(self, config: Config) -> Path:
+        """The folder with the published configurations of the version whose transformer is like this one; the first where none is."""
+        for folder in self.versions.values():
+            its = read_json(folder / self.spec.parts["backbone"].folder / "config.json", BASE)
+            if all(its.get(key) == config[key] for key in self.same):
+                return folder
+        return self.spec.configs
+
+    def _parts(self, base: Base, options: Any, modules: Mapping[str, nn.Module]) -> Parts:
+        """The model of these networks."""
+        scheduler = self.scheduler(options, dict(base.scheduler))
+        parts = Parts(
+            backbone=modules["backbone"],
+            vae=modules["vae"],
+            text_encoders={name: modules[name] for name in self.spec.tokenizers},
+            tokenizers=base.tokenizers,
+            path=diffusion.path_of(scheduler),
+            kind=diffusion.kind_of(scheduler),
+            scheduler_config=scheduler,
+            source=base.source.label,
+            settings=self.settings(options, base),
+            denoising={name: bool(base.index.get(name)) for name in self.kept},
+        )
+        self.finish(parts)
+        return parts

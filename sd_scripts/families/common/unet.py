@@ -16,13 +16,13 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
-from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
+from sd_scripts.library.core.protocols import Condition, OnStep, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import FamilySpec, read_json
 
 from . import tiny
 from .clip_prompts import tokenize
-from .pictures import decode, evaluating, first_of
-from .samplers import scheduler_for
+from .images import decode, evaluating, first_of
+from .samplers import scheduler_for, watched
 
 CHUNK_TOKENS = 75
 """Tokens of a chunk as max_token_length counts them, without start and end."""
@@ -110,16 +110,17 @@ def render(
     grid: int,
     make_pipeline: Callable[[Any], Any],
     embeddings: Callable[[bool], Embeddings],
+    on_step: OnStep | None,
 ) -> Tensor:
-    """The pictures of requests of equal size, steps, cfg_scale and sampler: (B, 3, H, W) in [-1, 1], float32.
+    """The images of requests of equal size, steps, cfg_scale and sampler: (B, 3, H, W) in [-1, 1], float32.
 
     make_pipeline gives diffusers' pipeline for a scheduler, without VAE and text encoders, so that it runs on the device of its UNet
-    wherever the others are; embeddings its texts, with those that guidance leads away from or without.
+    wherever the others are; embeddings its texts, with those that guidance leads away from or without. on_step is told of every step.
     """
     if not requests:
         return torch.empty(0, 3, 0, 0)
     first = first_of(requests, grid)
-    pipeline = make_pipeline(scheduler_for(first.sampler, parts.scheduler_config))
+    pipeline = make_pipeline(watched(scheduler_for(first.sampler, parts.scheduler_config), on_step))
     pipeline.set_progress_bar_config(disable=True)
     with evaluating(parts):
         latents = pipeline(

@@ -18,7 +18,7 @@ from sd_scripts.library.loading.common import (
     Base,
     Config,
     FamilySpec,
-    Found,
+    FoundNetwork,
     PartSpec,
     adapter,
     base_source,
@@ -95,11 +95,11 @@ _FURTHER = {5: "a depth-to-image model", 8: "an InstructPix2Pix model", 9: "an i
 
 
 def _check_input(header: Header, source: Source) -> None:
-    """Raises OptionError for a single file whose UNet takes a further picture."""
+    """Raises OptionError for a single file whose UNet takes a further image."""
     shape = header.shapes.get(f"{UNET.prefixes[0]}input_blocks.0.0.weight", ())
     if len(shape) == 4 and shape[1] in _FURTHER:
         raise OptionError(
-            f"{BASE}: {source.label} is {_FURTHER[shape[1]]}: its UNet takes {shape[1]} channels, the latents of a further picture among "
+            f"{BASE}: {source.label} is {_FURTHER[shape[1]]}: its UNet takes {shape[1]} channels, the latents of a further image among "
             "them. Such models cannot be trained here; take the text-to-image model"
         )
 
@@ -163,7 +163,7 @@ def scheduler_config(config: Config, options: UNetModelOptions, configs: Path) -
     return changed
 
 
-def check_channels(networks: Mapping[str, Found]) -> None:
+def check_channels(networks: Mapping[str, FoundNetwork]) -> None:
     """Raises OptionError when the UNet does not work on the VAE's latents, as inpainting models do not."""
     have, need = networks["backbone"].module.config.in_channels, networks["vae"].module.config.latent_channels
     if have != need:

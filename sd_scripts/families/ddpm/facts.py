@@ -6,7 +6,7 @@ from sd_scripts.schema.facts import FamilyFacts, NetworkFacts
 
 FACTS = FamilyFacts(
     label="Small DDPM",
-    place=5,
+    place=70,
     edits=False,
     evaluates=False,
     demo=None,
@@ -26,4 +26,5 @@ FACTS = FamilyFacts(
     ),
     lora_module=None,
     signs=(),
+    bases=(),
 )

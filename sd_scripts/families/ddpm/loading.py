@@ -128,7 +128,7 @@ def _parts(networks: Mapping[str, nn.Module], tokenizer: Tokenizer, scheduler: C
 
 
 def unet_config(options: DdpmModelOptions, vae: Config | None, sizes: Sequence[tuple[int, int]]) -> Config:
-    """Arguments of the U-Net; its sample_size is that of the training pictures that are nearest to a square, (height, width)."""
+    """Arguments of the U-Net; its sample_size is that of the training images that are nearest to a square, (height, width)."""
     widths = [options.base_channels * multiplier for multiplier in options.channel_multipliers]
     attends = [level in options.attention_levels for level in range(len(widths))]
     channels = 3 if vae is None else vae["latent_channels"]
@@ -143,7 +143,7 @@ def unet_config(options: DdpmModelOptions, vae: Config | None, sizes: Sequence[t
         "up_block_types": tuple("CrossAttnUpBlock2D" if attended else "UpBlock2D" for attended in reversed(attends)),
         # diffusers means the number of heads by this name (its issue 2011); blocks without attention do not read it.
         "attention_head_dim": tuple(max(1, width // options.attention_head_dim) for width in widths),
-        # Small groups: with four channels each the toy world's shapes were right in 53 to 68 % of the pictures, with two in 73 to 82 %. At
+        # Small groups: with four channels each the toy world's shapes were right in 53 to 68 % of the images, with two in 73 to 82 %. At
         # least two: at the smallest sides a group of one channel would be a single number.
         "norm_num_groups": gcd(32, *(width // 2 for width in widths)),
         "dropout": options.unet_dropout,
@@ -190,7 +190,7 @@ def architecture_of(options: DdpmModelOptions) -> Config:
 
 
 def check_sizes(sizes: Collection[tuple[int, int]], levels: int, vae: Config | None) -> None:
-    """Raises OptionError when pictures (width, height) cannot be halved as often as a U-Net of so many levels does."""
+    """Raises OptionError when images (width, height) cannot be halved as often as a U-Net of so many levels does."""
     made.check_sizes(sizes, levels, vae, "bucket_reso_steps, resolution, sample_size and --w and --h of prompts")
 
 

@@ -1,6 +1,6 @@
 """The small text-conditioned diffusion model that a run makes and trains from nothing: how it reads captions, denoises and draws.
 
-Shapes: B samples, C channels, h w sides (those of the pictures H W, or of a VAE's latents), L tokens, D text width.
+Shapes: B samples, C channels, h w sides (those of the images H W, or of a VAE's latents), L tokens, D text width.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sd_scripts.families.common import pictures, structures, unet
-from sd_scripts.families.common.made import latent_factor
+from sd_scripts.families.common import images, structures, unet
+from sd_scripts.families.common.made import latent_factor, trained_size
 from sd_scripts.library.core.protocols import (
     ESTIMATE,
     Beginning,
@@ -25,6 +25,7 @@ from sd_scripts.library.core.protocols import (
     Geometry,
     Kind,
     Objective,
+    OnStep,
     Parts,
     Preview,
     Version,
@@ -44,7 +45,7 @@ _TOKENS_AT_ONCE = 8
 """Captions are padded to multiples of this, so that compiled code meets few lengths."""
 
 
-class Ddpm(pictures.PictureFamily):
+class Ddpm(images.ImageFamily):
     """The family of small models trained from nothing; see protocols.NewFamily."""
 
     name: ClassVar[str] = "ddpm"
@@ -67,7 +68,7 @@ class Ddpm(pictures.PictureFamily):
         return loading.build(options, beginning, device, dtype, without)
 
     def check_sizes(self, parts: Parts, sizes: Collection[tuple[int, int]]) -> None:
-        """Raises OptionError when the U-Net cannot halve pictures (width, height) of all these sizes as often as it does."""
+        """Raises OptionError when the U-Net cannot halve images (width, height) of all these sizes as often as it does."""
         vae = None if isinstance(parts.vae, loading.PixelSpace) else config_of(parts.vae)
         loading.check_sizes(sizes, len(parts.backbone.config.block_out_channels), vae)
 
@@ -130,19 +131,19 @@ class Ddpm(pictures.PictureFamily):
         states: Tensor = encoder(torch.zeros_like(mask, dtype=torch.long), mask)
         return states
 
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents (B, C, h, w), float32, of RGB pictures (B, 3, H, W) in [-1, 1]; without a VAE the pictures themselves.
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents (B, C, h, w), float32, of RGB images (B, 3, H, W) in [-1, 1]; without a VAE the images themselves.
 
         Raises ValueError for sides off the grid.
         """
         if not isinstance(parts.vae, loading.PixelSpace):
-            return super().encode_pictures(parts, pixels)
+            return super().encode_images(parts, pixels)
         if pixels.shape[-1] % self.grid or pixels.shape[-2] % self.grid:
-            raise ValueError(f"picture sides {tuple(pixels.shape[-2:])} are not multiples of {self.grid}")
+            raise ValueError(f"image sides {tuple(pixels.shape[-2:])} are not multiples of {self.grid}")
         return pixels.float()
 
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) in [-1, 1], float32, of scaled latents; without a VAE the latents, clamped."""
+        """Images (B, 3, H, W) in [-1, 1], float32, of scaled latents; without a VAE the latents, clamped."""
         if not isinstance(parts.vae, loading.PixelSpace):
             return super().decode(parts, latents)
         return latents.float().clamp(-1, 1)
@@ -160,8 +161,12 @@ class Ddpm(pictures.PictureFamily):
         states = encoder(_on(device, ids), _mask_of(lengths, len(ids[0]), device))
         return [{TEXT: rows[:length]} for rows, length in zip(states, lengths, strict=True)]
 
+    def usual_size(self, parts: Parts) -> tuple[int, int]:
+        """That of its training."""
+        return trained_size(parts)
+
     def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: the network is not told how a picture was cut."""
+        """Nothing: the network is not told how an image was cut."""
         return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
@@ -211,11 +216,11 @@ class Ddpm(pictures.PictureFamily):
         loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
-        from .rendering import render
+    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
+        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
+        from .rendering import Settings, draw
 
-        return render(self, parts, requests)
+        return draw(self, parts, requests, parts.denoising.get("drawing", Settings()), on_step).pixels
 
 
 def _mask_of(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:

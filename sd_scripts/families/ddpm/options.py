@@ -39,7 +39,7 @@ class DdpmModelOptions(ModelOptions):
     """A model that this trainer saved, file or folder, to go on from with its architecture, tokenizer and VAE; None begins from nothing."""
     vae: Annotated[str | None, Show(basic=True, kind="file", suggestions=("toy",))] = None
     """The frozen VAE in whose latents the model works: a .safetensors file, a diffusers folder, a hub id such as
-    `stabilityai/sd-vae-ft-mse`, or `toy` for the small built-in one. None works on pixels, which is for small pictures."""
+    `stabilityai/sd-vae-ft-mse`, or `toy` for the small built-in one. None works on pixels, which is for small images."""
     vae_dtype: Annotated[Literal["float", "fp16", "bf16"], Show(needs="vae or pretrained_model_name_or_path")] = "float"
     """Precision of the VAE while it encodes and decodes."""
     base_channels: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 64
@@ -49,7 +49,7 @@ class DdpmModelOptions(ModelOptions):
     layers_per_block: Annotated[int, Field(ge=1, le=8)] = 2
     """Residual blocks of a level."""
     attention_levels: tuple[WholeNumber, ...] = (2, 3)
-    """Levels with attention to the picture itself and to the caption, counted from 0 at full size; the middle always has it. Attention
+    """Levels with attention to the image itself and to the caption, counted from 0 at full size; the middle always has it. Attention
     costs the square of the number of positions, so it is for the small sides."""
     attention_head_dim: Annotated[int, Field(ge=4, le=256)] = 32
     """Channels of an attention head; the channels of every level with attention must be a multiple of it."""
@@ -58,7 +58,7 @@ class DdpmModelOptions(ModelOptions):
     scale_shift_norm: bool = True
     """Let time scale and shift the activations instead of only being added to them (Dhariwal and Nichol 2021)."""
     self_conditioning: bool = False
-    """Give the network its own last estimate of the picture as further channels (Chen et al. 2022). Better pictures for about a quarter
+    """Give the network its own last estimate of the image as further channels (Chen et al. 2022). Better images for about a quarter
     more time."""
     tokenizer: Annotated[str | None, Show(kind="file", fold="Reading captions")] = None
     """A tokenizer.json to read captions with; None makes one from the captions of the data set. The run keeps it beside its settings."""
@@ -77,7 +77,7 @@ class DdpmModelOptions(ModelOptions):
     text_dropout: Annotated[Fraction, Field(lt=1), _CAPTIONS] = 0.1
     """Share of activations that the caption encoder drops in training."""
     prediction_type: Annotated[Literal["v_prediction", "epsilon", "sample"], _SCHEDULE] = "v_prediction"
-    """What the network predicts: v = a noise - s picture (Salimans and Ho 2022), the noise, or the picture itself."""
+    """What the network predicts: v = a noise - s image (Salimans and Ho 2022), the noise, or the image itself."""
     beta_schedule: Annotated[Literal["linear", "scaled_linear", "cosine"], _SCHEDULE] = "linear"
     """How noise grows over the schedule: linear betas (Ho et al. 2020), squares of linear roots (Stable Diffusion), or a cosine (Nichol and
     Dhariwal 2021), which needs beta_start and beta_end for nothing."""
@@ -99,7 +99,7 @@ class DdpmModelOptions(ModelOptions):
             problems.append(f"beta_start ({self.beta_start:g}) must be below beta_end ({self.beta_end:g})")
         if self.zero_terminal_snr and self.prediction_type == "epsilon":
             problems.append(
-                "zero_terminal_snr ends in pure noise, of which a network that predicts noise says nothing about the picture; take "
+                "zero_terminal_snr ends in pure noise, of which a network that predicts noise says nothing about the image; take "
                 "prediction_type v_prediction or sample"
             )
         if self.tokenizer is not None and self.pretrained_model_name_or_path is not None:
@@ -113,25 +113,26 @@ class DdpmModelOptions(ModelOptions):
 
 
 class DdpmDatasetOptions(DatasetOptions):
-    """Pictures, captions, buckets and caches of a model that learns everything from them."""
+    """Images, captions, buckets and caches of a model that learns everything from them."""
 
     # The caption encoder is trained, so what it makes of a caption changes with every step: these are no options here.
+    caches_texts: ClassVar[bool] = False
     cache_text_encoder_outputs: ClassVar[bool] = False  # type: ignore[misc]
     cache_text_encoder_outputs_to_disk: ClassVar[bool] = False  # type: ignore[misc]
     text_encoder_batch_size: ClassVar[int] = 16  # type: ignore[misc]
 
     train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:shapes",))] = None
-    """Folder with the training pictures and a text file of the same name for each: either directly, or in kohya's sub-folders
-    `<repeats>_<token> <class>`. Pictures without any caption train an unconditional model. `toy:shapes` draws a built-in data set."""
+    """Folder with the training images and a text file of the same name for each: either directly, or in kohya's sub-folders
+    `<repeats>_<token> <class>`. Images without any caption train an unconditional model. `toy:shapes` draws a built-in data set."""
     resolution: Annotated[Size, Show(basic=True, unit="px")] = (64, 64)
-    """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on. Pixels: 32 to 128;
+    """Training size, N or W,H: each image is resized to about this area, in its own aspect ratio when buckets are on. Pixels: 32 to 128;
     latents: 256 or more."""
     min_bucket_reso: Annotated[Side, Show(unit="px")] = 32
     """Shortest side of a bucket."""
     train_batch_size: Annotated[Batch, Show(basic=True)] = 16
-    """Pictures in one forward pass on one device."""
+    """Images in one forward pass on one device."""
     caption_dropout_rate: Fraction = 0.1
-    """Chance that a picture is shown with an empty caption, by which the model learns what guidance (CFG) leads away from."""
+    """Chance that an image is shown with an empty caption, by which the model learns what guidance (CFG) leads away from."""
 
 
 class DdpmNetworkOptions(ScratchOptions):
@@ -213,10 +214,10 @@ class Ddpm(RunOptions):
         "config": "config_file, with a TOML file of this program's own names",
         "cosine_s": "nothing: beta_schedule cosine has 0.008, as published",
         "cudnn_benchmark": "cuda_cudnn_benchmark",
-        **dict.fromkeys(("curriculum_enabled", "curriculum_steps"), "nothing: put the pictures to begin with into a run of their own"),
+        **dict.fromkeys(("curriculum_enabled", "curriculum_steps"), "nothing: put the images to begin with into a run of their own"),
         "data_root": "train_data_dir",
-        **dict.fromkeys(("caption_field", "meta_dir", "tags_dir"), "in_json with captions, or a text file beside each picture"),
-        **dict.fromkeys(("failed_list", "min_tag_count", "require_512"), "nothing: leave pictures out of the folder"),
+        **dict.fromkeys(("caption_field", "meta_dir", "tags_dir"), "in_json with captions, or a text file beside each image"),
+        **dict.fromkeys(("failed_list", "min_tag_count", "require_512"), "nothing: leave images out of the folder"),
         **dict.fromkeys(("prefetch_factor", "pin_memory", "persistent_workers"), "max_data_loader_n_workers"),
         "decay_steps": "lr_decay_steps",
         "dropout": "unet_dropout",
@@ -224,7 +225,7 @@ class Ddpm(RunOptions):
         **dict.fromkeys(("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_math_sdp"), "attention_backend"),
         "eval_cfg": "sample_cfg_scale",
         "eval_every": "sample_every_n_steps",
-        "eval_n": "sample_prompts, with a line for each picture",
+        "eval_n": "sample_prompts, with a line for each image",
         "eval_prompts_file": "sample_prompts, with the path of the file",
         "eval_sampler": "sample_sampler",
         "eval_seed": "seed, or --d in a line of sample_prompts",
@@ -234,7 +235,7 @@ class Ddpm(RunOptions):
         "grad_clip_norm": "max_grad_norm",
         "image_dir": "train_data_dir",
         "image_size": "resolution",
-        "images_only": "nothing: pictures without captions train an unconditional model",
+        "images_only": "nothing: images without captions train an unconditional model",
         "latent_cache": "cache_latents",
         "latent_cache_dir": "cache_dir",
         **dict.fromkeys(
@@ -255,7 +256,7 @@ class Ddpm(RunOptions):
         "out_dir": "output_dir",
         "resume_ckpt": "resume",
         **dict.fromkeys(
-            ("sanity_overfit_steps", "sanity_overfit_images", "sanity_overfit_max_loss"), "nothing: train on a few pictures first"
+            ("sanity_overfit_steps", "sanity_overfit_images", "sanity_overfit_max_loss"), "nothing: train on a few images first"
         ),
         "save_every": "save_every_n_steps",
         "scheduler": "lr_scheduler",
@@ -268,7 +269,7 @@ class Ddpm(RunOptions):
         "timesteps": "num_train_timesteps",
         "token_drop_prob": "caption_token_dropout_rate",
         "use_scale_shift_norm": "scale_shift_norm",
-        "use_text_conditioning": "nothing: pictures without captions train an unconditional model",
+        "use_text_conditioning": "nothing: images without captions train an unconditional model",
         "vae_freeze": "nothing: the vae is never trained",
         "vae_pretrained": "vae",
         "val_ratio": "validation_split",

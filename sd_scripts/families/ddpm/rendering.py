@@ -1,10 +1,10 @@
-"""Pictures drawn with a model of the family ddpm: guidance, clamping and self-conditioning around the samplers of `solvers`.
+"""Images drawn with a model of the family ddpm: guidance, clamping and self-conditioning around the samplers of `solvers`.
 
-The noise of a picture comes from a generator of its own. On a CPU the network sees one picture at a time (two rows with guidance): matrix
-products of other sizes are rounded differently, and a picture shall have the same bytes whatever it is drawn with. On a GPU pictures are
+The noise of an image comes from a generator of its own. On a CPU the network sees one image at a time (two rows with guidance): matrix
+products of other sizes are rounded differently, and an image shall have the same bytes whatever it is drawn with. On a GPU images are
 drawn together, and the company changes the last digits.
 
-Shapes: B pictures, C channels, h w sides of the state, H W those of a picture.
+Shapes: B images, C channels, h w sides of the state, H W those of an image.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from sd_scripts.families.common.images import evaluating
 from sd_scripts.families.common.made import check_size, state_shape
-from sd_scripts.families.common.pictures import evaluating
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.diffusion import NoiseSchedulePath
 from sd_scripts.library.core.protocols import ESTIMATE, OnStep, Parts, Preview
@@ -36,7 +36,7 @@ DYNAMIC_QUANTILE = 0.995
 
 @dataclass(frozen=True)
 class Settings:
-    """How pictures are drawn, beside what a Preview says; see schema.drawing."""
+    """How images are drawn, beside what a Preview says; see schema.drawing."""
 
     spacing: StepSpacing = "trailing"
     eta: float = 0.0
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Drawn:
-    """pixels (B, 3, H, W) in [-1, 1], float32; num_calls is how often the network was asked for one picture, counted, guidance as one."""
+    """pixels (B, 3, H, W) in [-1, 1], float32; num_calls is how often the network was asked for one image, counted, guidance as one."""
 
     pixels: Tensor
     num_calls: int
@@ -63,14 +63,14 @@ class _At:
 
 
 def render(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Settings | None = None) -> Tensor:
-    """Pictures (B, 3, H, W) in [-1, 1], float32, of requests of equal size, steps, cfg_scale and sampler; see `draw`."""
+    """Images (B, 3, H, W) in [-1, 1], float32, of requests of equal size, steps, cfg_scale and sampler; see `draw`."""
     return draw(family, parts, requests, settings or Settings()).pixels
 
 
 def draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Settings, on_step: OnStep | None = None) -> Drawn:
-    """Pictures of requests of equal size, steps, cfg_scale and sampler, each from noise of its own seed; the sampler auto is ddim.
+    """Images of requests of equal size, steps, cfg_scale and sampler, each from noise of its own seed; the sampler auto is ddim.
 
-    on_step is told the steps of each group of pictures that is drawn together. Leaves devices, modes and the global random state as they
+    on_step is told the steps of each group of images that is drawn together. Leaves devices, modes and the global random state as they
     were. Raises OptionError for a sampler that is none, more steps than the schedule has, and sides that the network cannot halve.
     """
     if not requests:
@@ -81,7 +81,7 @@ def draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Sett
     check_size(family, parts, (first.width, first.height))
     if first.sampler not in ("auto", *DDPM_SAMPLERS):
         raise OptionError(Problem("sampler", f"sampler: {first.sampler} cannot draw with this model; take {', '.join(DDPM_SAMPLERS)}"))
-    together = 1 if parts.device.type == "cpu" else len(requests)
+    together = 1 if parts.bring(parts.backbone).type == "cpu" else len(requests)
     groups = [requests[start : start + together] for start in range(0, len(requests), together)]
     with torch.no_grad(), evaluating(parts):
         drawn = [_draw(family, parts, group, settings, on_step) for group in groups]
@@ -90,25 +90,33 @@ def draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Sett
 
 def _draw(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Settings, on_step: OnStep | None) -> Drawn:
     first = requests[0]
-    device = parts.device
+    device = parts.bring(parts.backbone)
     generators = [rng_for(request.seed, 0, "drawing") for request in requests]
     shape = state_shape(parts, first.width, first.height)
 
     def fresh() -> Tensor:
         return torch.stack([torch.randn(shape, generator=generator) for generator in generators]).to(device)
 
-    asked = 0
+    asked, clean = 0, torch.empty(0)
     estimate_of = _denoiser(family, parts, requests, settings)
 
     def denoise(x: Tensor, level: Level) -> Tensor:
-        nonlocal asked
-        asked += 1
-        return estimate_of(x, level)
+        nonlocal asked, clean
+        asked, clean = asked + 1, estimate_of(x, level)
+        return clean
+
+    def told(step: int, total: int, state: Tensor) -> None:
+        if on_step is not None:
+            on_step(step, total, clean)
 
     levels = levels_of(_path(parts), first.steps, settings.spacing)
-    sampler = cast(DdpmSampler, "ddim" if first.sampler == "auto" else first.sampler)
-    state = solve(stepper(sampler, denoise, fresh, settings.eta), fresh(), levels, on_step)
+    state = solve(stepper(sampler_of(first), denoise, fresh, settings.eta), fresh(), levels, told)
     return Drawn(family.decode(parts, state), asked)
+
+
+def sampler_of(request: Preview) -> DdpmSampler:
+    """The sampler of a request; auto is ddim."""
+    return cast(DdpmSampler, "ddim" if request.sampler == "auto" else request.sampler)
 
 
 def in_pixels(parts: Parts) -> bool:
@@ -122,7 +130,7 @@ def _path(parts: Parts) -> NoiseSchedulePath:
 
 
 def _denoiser(family: Ddpm, parts: Parts, requests: Sequence[Preview], settings: Settings) -> Denoise:
-    """The guided and clamped estimate of the pictures, one forward of B rows, or of 2B with guidance.
+    """The guided and clamped estimate of the images, one forward of B rows, or of 2B with guidance.
 
     Guidance is n + cfg (p - n) of the predictions p for the prompt and n for the negative prompt (Ho and Salimans 2022, arXiv 2207.12598).
     With self-conditioning each row is given its own last estimate, as in training: without guidance, not clamped, zeros at first.
@@ -166,9 +174,9 @@ def rescaled(guided: Tensor, positive: Tensor, share: float) -> Tensor:
 
 
 def clamped(estimate: Tensor, clamp: Clamp) -> Tensor:
-    """Estimates (B, ...) of the picture, kept to its range.
+    """Estimates (B, ...) of the image, kept to its range.
 
-    dynamic divides by the 99.5 % quantile of each picture's absolute values where that is above 1 (Saharia et al. 2022, arXiv 2205.11487).
+    dynamic divides by the 99.5 % quantile of each image's absolute values where that is above 1 (Saharia et al. 2022, arXiv 2205.11487).
     """
     if clamp == "clamp":
         return estimate.clamp(-1, 1)

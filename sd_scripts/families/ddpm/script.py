@@ -1,4 +1,4 @@
-"""What the script ddpm_sample.py does: pictures drawn with a saved model, as files with what made them inside, and told of."""
+"""What the script ddpm_sample.py does: images drawn with a saved model, as files with what made them inside, and told of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,20 +16,20 @@ from torch import Tensor
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.made import check_size, trained_size
-from sd_scripts.families.common.pictures import as_pictures
 from sd_scripts.library.core.devices import device_of, precision_for
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import BASE
-from sd_scripts.library.memory.remedies import is_out_of_memory
-from sd_scripts.library.render.sample import GAP, MAX_SEED, save_picture
+from sd_scripts.library.memory.oom_advice import is_out_of_memory
+from sd_scripts.library.render.renderer import Renderer
+from sd_scripts.library.render.sample import GAP, MAX_SEED, save_image
 from sd_scripts.library.tools.report import Report
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import new_picture
+from sd_scripts.schema.files import new_image
 
 from .model import Ddpm
 from .options import DdpmModelOptions
-from .rendering import Settings
-from .rendering import draw as draw_pixels
+from .rendering import Settings, sampler_of
+from .solvers import num_calls
 from .tools import DrawSection
 
 
@@ -39,7 +39,6 @@ class _Made:
 
     images: list[Image.Image]
     files: list[Path]
-    num_calls: int = 0
 
 
 def draw(options: DrawSection) -> Report:
@@ -53,12 +52,12 @@ def draw(options: DrawSection) -> Report:
     except (RuntimeError, MemoryError) as err:
         if not is_out_of_memory(err):
             raise
-        text = f"batch_size: {options.batch_size} pictures of this size at once do not fit into the memory of {device}; take a smaller one"
+        text = f"batch_size: {options.batch_size} images of this size at once do not fit into the memory of {device}; take a smaller one"
         raise OptionError(Problem("batch_size", text)) from err
     grid = None
     if options.layout == "grid" or (options.layout == "both" and options.n > 1):
         grid = _save(grid_of(made.images), requests[0], parts.source, options, "grid")
-    return _report(made, grid, requests[0].seed, time.monotonic() - began)
+    return _report(made, grid, requests[0], time.monotonic() - began)
 
 
 def _loaded(options: DrawSection, device: torch.device) -> Parts:
@@ -89,29 +88,27 @@ def _settings(options: DrawSection) -> Settings:
 
 
 def _drawn(family: Ddpm, parts: Parts, options: DrawSection, requests: Sequence[Preview]) -> _Made:
-    """Draws batch by batch; single pictures are written as soon as their batch is finished, with a bar on standard error."""
-    settings, made = _settings(options), _Made([], [])
+    """Draws batch by batch; single images are written as soon as their batch is finished, with a bar on standard error."""
+    renderer, made = Renderer(family, replace(parts, denoising={**parts.denoising, "drawing": _settings(options)})), _Made([], [])
     with Bar(total=options.n * options.steps, desc="drawing", unit="step", file=sys.stderr) as bar:
 
-        def advance(step: int, total: int, state: Tensor) -> None:
-            bar.update(len(state))
+        def advance(step: int, total: int, clean: Tensor) -> None:
+            bar.update(len(clean))
 
         for start in range(0, options.n, options.batch_size):
             batch = requests[start : start + options.batch_size]
-            drawn = draw_pixels(family, parts, batch, settings, advance)
-            images = as_pictures(drawn.pixels)
+            images = renderer.render(batch, advance)
             made.images += images
-            made.num_calls = drawn.num_calls
             if options.layout != "grid":
-                made.files += [_save(image, one, parts.source, options, "picture") for image, one in zip(images, batch, strict=True)]
+                made.files += [_save(image, one, parts.source, options, "image") for image, one in zip(images, batch, strict=True)]
     return made
 
 
 def _save(image: Image.Image, request: Preview, source: str, options: DrawSection, name: str) -> Path:
     """Writes a PNG that tells what made it; the path, which is new."""
-    path = new_picture(options.out, f"{name}-{request.seed}", "" if name == "grid" or options.n == 1 else f"-{request.seed}")
+    path = new_image(options.out, f"{name}-{request.seed}", "" if name == "grid" or options.n == 1 else f"-{request.seed}")
     try:
-        save_picture(image, path, request, source, more=vars(_settings(options)))
+        save_image(image, path, request, source, more=vars(_settings(options)))
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -119,7 +116,7 @@ def _save(image: Image.Image, request: Preview, source: str, options: DrawSectio
 
 
 def grid_of(images: Sequence[Image.Image]) -> Image.Image:
-    """Pictures of one size, row by row, in as many columns as the root of their number, rounded down."""
+    """Images of one size, row by row, in as many columns as the root of their number, rounded down."""
     columns = math.isqrt(len(images))
     rows = -(-len(images) // columns)
     width, height = images[0].size
@@ -129,16 +126,16 @@ def grid_of(images: Sequence[Image.Image]) -> Image.Image:
     return grid
 
 
-def _report(made: _Made, grid: Path | None, seed: int, seconds: float) -> Report:
-    count = len(made.images)
-    number = f"{count} {'picture' if count == 1 else 'pictures'}"
-    told = f"{number}, seed {seed}, each with {made.num_calls} network calls in {seconds / count:.2f} s"
+def _report(made: _Made, grid: Path | None, first: Preview, seconds: float) -> Report:
+    count, calls = len(made.images), num_calls(sampler_of(first), first.steps)
+    number = f"{count} {'image' if count == 1 else 'images'}"
+    told = f"{number}, seed {first.seed}, each with {calls} network calls in {seconds / count:.2f} s"
     values = {
-        "pictures": [str(path) for path in made.files],
+        "outputs": [str(path) for path in made.files],
         "grid": None if grid is None else str(grid),
-        "seed": seed,
-        "network_calls": made.num_calls,
+        "seed": first.seed,
+        "network_calls": calls,
         "seconds": round(seconds, 3),
-        "seconds_per_picture": round(seconds / count, 3),
+        "seconds_per_image": round(seconds / count, 3),
     }
     return Report([*map(str, made.files), *([str(grid)] if grid is not None else []), told], values)

@@ -1,7 +1,7 @@
-"""Samplers of noise schedules, as pure functions of an estimate of the picture: which levels they visit, and what they do between two.
+"""Samplers of noise schedules, as pure functions of an estimate of the image: which levels they visit, and what they do between two.
 
 The state is x = a x0 + s noise with a^2 + s^2 = 1, in whatever floating-point type it begins with. In terms of the estimate D of x0 all
-formulas are finite at pure noise (a = 0) and at the picture (s = 0), and a changed D, such as a clamped one, changes the noise
+formulas are finite at pure noise (a = 0) and at the image (s = 0), and a changed D, such as a clamped one, changes the noise
 (x - a D) / s with it.
 
 Every sampler takes exactly as many steps as it is asked for; `num_calls` has the calls of the network that these need.
@@ -33,7 +33,7 @@ units long, and every error of the network would be multiplied by that."""
 
 
 class Level(NamedTuple):
-    """Shares of picture and noise in a state, a^2 + s^2 = 1."""
+    """Shares of image and noise in a state, a^2 + s^2 = 1."""
 
     a: float
     s: float
@@ -49,7 +49,7 @@ class Level(NamedTuple):
         return cls(1 / math.hypot(1, sigma), 1 / math.hypot(1, 1 / sigma) if sigma else 0.0)
 
 
-PICTURE = Level(1.0, 0.0)
+IMAGE = Level(1.0, 0.0)
 
 Denoise = Callable[[Tensor, Level], Tensor]
 """(state (B, ...), its level) -> the estimate of x0, same shape and type."""
@@ -77,7 +77,7 @@ def stepper(sampler: DdpmSampler, denoise: Denoise, fresh: Fresh, eta: float = 0
 
 
 def num_calls(sampler: DdpmSampler, steps: int) -> int:
-    """Calls of the network in a drawing of N steps that ends at the picture, a call with guidance counted once.
+    """Calls of the network in a drawing of N steps that ends at the image, a call with guidance counted once.
 
     N, and 2N - 1 for heun and dpm_solver: their last step is one of first order, because there is no noise left to ask about at its end.
     """
@@ -85,7 +85,7 @@ def num_calls(sampler: DdpmSampler, steps: int) -> int:
 
 
 def _towards(x: Tensor, estimate: Tensor, here: Level, there: Level) -> Tensor:
-    """The state at another level with the same picture and the same noise: a' D + s' (x - a D) / s."""
+    """The state at another level with the same image and the same noise: a' D + s' (x - a D) / s."""
     ratio = there.s / here.s
     return ratio * x + (there.a - ratio * here.a) * estimate
 
@@ -119,7 +119,7 @@ def ancestral(denoise: Denoise, fresh: Fresh, eta: float) -> Step:
 def heun(denoise: Denoise) -> Step:
     """Euler's step, repeated with the mean of the directions at its two ends (Karras et al. 2022, arXiv 2206.00364). Second order.
 
-    Two calls, one in a step that ends at the picture. From pure noise the mean is that of the estimates: z = x / s has dz/dtau = D with
+    Two calls, one in a step that ends at the image. From pure noise the mean is that of the estimates: z = x / s has dz/dtau = D with
     tau = a / s.
     """
 
@@ -140,7 +140,7 @@ def heun(denoise: Denoise) -> Step:
 def dpm_solver_2(denoise: Denoise) -> Step:
     """DPM-Solver-2 (Lu et al. 2022, arXiv 2206.00927): the direction at the middle in lambda, sigma_m = sqrt(sigma sigma'), all the way.
 
-    Second order. Two calls, one in a step that ends at the picture. From pure noise it is the estimate of the middle in tau = a / s.
+    Second order. Two calls, one in a step that ends at the image. From pure noise it is the estimate of the middle in tau = a / s.
     """
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
@@ -161,7 +161,7 @@ def dpm_solver_multistep(denoise: Denoise) -> Step:
     """DPM-Solver++(2M): the estimate is extended by the one of the step before (Lu et al. 2022, arXiv 2211.01095). Second order, one call.
 
     x' = (s'/s) x - a' (exp(-h) - 1) D with D = D_i + (D_i - D_{i-1}) / (2r), h = lambda' - lambda, r = h_{i-1} / h_i. The first step, one
-    after pure noise and one that ends at the picture take D_i itself.
+    after pure noise and one that ends at the image take D_i itself.
     """
     before: tuple[Tensor, Level] | None = None
 
@@ -184,7 +184,7 @@ def _along(x: Tensor, direction: Tensor, here: Level, there: Level) -> Tensor:
 
 
 def levels_of(path: NoiseSchedulePath, steps: int, spacing: StepSpacing) -> list[Level]:
-    """The N + 1 levels of N steps, from the schedule's noisiest to the picture. OptionError for fewer steps than 1 or more than T.
+    """The N + 1 levels of N steps, from the schedule's noisiest to the image. OptionError for fewer steps than 1 or more than T.
 
     trailing: every T/N-th step of the schedule, counted from its end (Lin et al. 2023, arXiv 2305.08891). lambda and karras: from the
     noisiest sigma to the smallest, evenly in ln sigma or in sigma^(1/7) (Karras et al. 2022, equation 5). Where the noisiest is pure noise
@@ -196,7 +196,7 @@ def levels_of(path: NoiseSchedulePath, steps: int, spacing: StepSpacing) -> list
         raise OptionError(Problem("steps", text))
     if spacing == "trailing":
         # Halves go to the even number, as in diffusers' schedulers.
-        return [*(level_at(path, round(Fraction(total * (steps - i), steps)) - 1) for i in range(steps)), PICTURE]
+        return [*(level_at(path, round(Fraction(total * (steps - i), steps)) - 1) for i in range(steps)), IMAGE]
     sigmas = sigmas_of(path)
     most, least = (sigma for sigma in (sigmas[-1 if math.isfinite(sigmas[-1]) else -2], sigmas[0]))
     shares = [i / (steps - 1) for i in range(steps)] if steps > 1 else [0.0]
@@ -205,7 +205,7 @@ def levels_of(path: NoiseSchedulePath, steps: int, spacing: StepSpacing) -> list
     else:
         high, low = most ** (1 / KARRAS_RHO), least ** (1 / KARRAS_RHO)
         chosen = [(high + share * (low - high)) ** KARRAS_RHO for share in shares]
-    return [level_at(path, total - 1), *(Level.of_sigma(sigma) for sigma in chosen[1:]), PICTURE]
+    return [level_at(path, total - 1), *(Level.of_sigma(sigma) for sigma in chosen[1:]), IMAGE]
 
 
 def level_at(path: NoiseSchedulePath, k: int) -> Level:

@@ -1,4 +1,4 @@
-"""Options of drawing pictures with a model that was trained from nothing."""
+"""Options of drawing images with a model that was trained from nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DrawSection(Section):
     ckpt: Annotated[str, Show(basic=True, kind="file")]
     """The model: a saved file or folder, or the folder of a run, of which the newest saved file is taken."""
     prompt: Annotated[str, Show(basic=True)] = ""
-    """What the pictures show; empty draws without a caption."""
+    """What the images show; empty draws without a caption."""
     neg_prompt: str = ""
     """What guidance leads away from; counts only with cfg other than 1. Empty is the empty caption."""
     sampler: Annotated[DdpmSampler, Show(basic=True)] = "ddim"
@@ -32,19 +32,19 @@ class DrawSection(Section):
     cfg: Annotated[NotNegative, Show(basic=True)] = 3.0
     """How strongly the prompt is followed against neg_prompt; 1 turns guidance off and halves the time."""
     seed: Annotated[Seed | None, Show(basic=True)] = None
-    """Decides the noise: picture i has that of seed + i, whatever is drawn with it. None draws a seed, which the report tells."""
+    """Decides the noise: image i has that of seed + i, whatever is drawn with it. None draws a seed, which the report tells."""
     n: Annotated[int, Show(basic=True), Field(ge=1, le=256)] = 8
-    """How many pictures, from seeds that count up."""
+    """How many images, from seeds that count up."""
     size: Annotated[Size | None, Show(unit="px")] = None
-    """Width,height of a picture; None takes the size the model was trained at."""
+    """Width,height of an image; None takes the size the model was trained at."""
     layout: Literal["grid", "single", "both"] = "both"
-    """Files to write: one grid, one for each picture, or both. A grid has as many columns as the root of n, rounded down; with both, one
-    picture alone gets none."""
+    """Files to write: one grid, one for each image, or both. A grid has as many columns as the root of n, rounded down; with both, one
+    image alone gets none."""
     out: Annotated[str, Show(kind="folder")] = "drawn"
-    """Folder for the pictures, which is made when it is not there, or the name of a .png file for the grid (or for the one picture); with
-    layout both the single pictures then lie beside it, with their seeds behind the name. Existing files stay."""
+    """Folder for the images, which is made when it is not there, or the name of a .png file for the grid (or for the one image); with
+    layout both the single images then lie beside it, with their seeds behind the name. Existing files stay."""
     batch_size: Annotated[int, Field(ge=1, le=256)] = 16
-    """Pictures drawn at once on a GPU. A CPU draws one after another, so that a picture has the same bytes whatever it is drawn with; on a
+    """Images drawn at once on a GPU. A CPU draws one after another, so that an image has the same bytes whatever it is drawn with; on a
     GPU the last digits depend on its company."""
     spacing: StepSpacing = "trailing"
     """Where the steps lie: trailing = evenly in time, from the noisiest; lambda = evenly in log signal-to-noise; karras = as in Karras et
@@ -52,7 +52,7 @@ class DrawSection(Section):
     eta: Annotated[Fraction, Show(needs="sampler=ddim")] = 0.0
     """Fresh noise of ddim as a share of ddpm's."""
     clamp: Clamp = "auto"
-    """What is done to the estimate of the picture in each step: none, clamp = to [-1, 1], dynamic = to its own 99.5 % quantile (Saharia et
+    """What is done to the estimate of the image in each step: none, clamp = to [-1, 1], dynamic = to its own 99.5 % quantile (Saharia et
     al. 2022). auto clamps in pixels and does nothing in latents."""
     guidance_rescale: Fraction = 0.0
     """How far the contrast that guidance adds is taken back (Lin et al. 2023); 0.7 is usual for models with zero_terminal_snr."""
@@ -74,7 +74,7 @@ class DrawSection(Section):
 
 
 class DdpmDraw(ToolOptions):
-    """Draw pictures with a small DDPM that was trained from nothing."""
+    """Draw images with a small DDPM that was trained from nothing."""
 
     name: ClassVar[str] = "ddpm_sample"
     work: ClassVar[str] = "sd_scripts.families.ddpm.script:draw"

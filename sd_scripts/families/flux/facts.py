@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, Sign
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, PublishedBase, Sign
 
 TRANSFORMER = "a FLUX transformer"
 FACTS = FamilyFacts(
     label="FLUX",
-    place=2,
+    place=20,
     edits=False,
     evaluates=False,
     demo=None,
@@ -57,8 +57,22 @@ FACTS = FamilyFacts(
     ),
     lora_module="networks.lora_flux",
     signs=(
-        Sign("a FLUX.2 transformer", lambda names: names.has("double_stream_modulation_img.")),
-        # Names are the same in bf16 and in fp8 files, which only add scales.
-        Sign(TRANSFORMER, lambda names: names.has("double_blocks.0.", "single_transformer_blocks.0.")),
+        # Names are the same in bf16 and in fp8 files, which only add scales. Other models have these blocks, and one network for their
+        # modulation.
+        Sign(
+            TRANSFORMER,
+            lambda names: (
+                names.has("double_blocks.0.", "single_transformer_blocks.0.")
+                and not names.has("distilled_guidance_layer.", "double_stream_modulation_img.")
+            ),
+        ),
+    ),
+    bases=(
+        PublishedBase(pieces=("schnell",), licence="Apache-2.0", undistilled="black-forest-labs/FLUX.1-dev"),
+        PublishedBase(
+            pieces=(),
+            licence="FLUX.1 dev's: the model and what is trained from it for non-commercial use, images are free",
+            undistilled=None,
+        ),
     ),
 )

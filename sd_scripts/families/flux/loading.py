@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from diffusers import FluxTransformer2DModel
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import transformer_loading as transformer
+from sd_scripts.families.common.t5 import T5_PART, settle_t5, t5_problems
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
@@ -22,11 +23,10 @@ from sd_scripts.library.loading.common import (
     Base,
     Config,
     FamilySpec,
-    Found,
+    FoundNetwork,
     PartSpec,
     config_of,
     described_by,
-    dtypes_of,
     read_json,
     tokenizer_for,
 )
@@ -39,13 +39,6 @@ from .facts import TRANSFORMER
 from .options import FluxModelOptions
 
 DEV, SCHNELL = (Path(__file__).parent / "configs" / version for version in ("dev", "schnell"))
-_PUBLISHED_T5 = (
-    ("google/t5-v1_1-xxl", ""),
-    ("black-forest-labs/FLUX.1-schnell", "tokenizer_2/"),
-    ("black-forest-labs/FLUX.1-dev", "tokenizer_2/"),
-)
-
-
 SPEC = FamilySpec(
     name="flux",
     label="FLUX",
@@ -73,17 +66,7 @@ SPEC = FamilySpec(
             tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
             stem="model",
         ),
-        "te3": PartSpec(
-            folder="text_encoder_2",
-            class_name="T5EncoderModel",
-            # Published configurations have dropout, which would draw from torch's global generator when the encoder is trained.
-            make=lambda config: T5EncoderModel(T5Config.from_dict({**config, "dropout_rate": 0.0})),
-            layout=lambda config: original.Stored,
-            prefixes=("text_encoders.t5xxl.transformer.",),
-            kinds=(T5,),
-            tokenizer=TokenizerSpec("tokenizer_2", None, T5Tokenizer, ("spiece.model",), _PUBLISHED_T5, "T5's", "0.8 MB"),
-            stem="model",
-        ),
+        "te3": T5_PART,
     },
     belongs={VAE: "ae", CLIP: "clip_l", T5: "t5xxl"},
 )
@@ -110,9 +93,7 @@ def load(options: FluxModelOptions, device: torch.device, dtype: Dtypes, without
     for name in SPEC.tokenizers:
         if name not in base.tokenizers:
             base.tokenizers[name] = tokenizer_for(base, name)
-    _check_fit(base.networks, given_names)
-    if options.text_encoder_quantization != "none" and dtypes_of(["te3"], dtype, options.vae_dtype)["te3"] is torch.float16:
-        tell(["text_encoder_quantization: T5 overflows in fp16 unless some of its layers are float32; take mixed_precision bf16, or none"])
+    tell(_problems(base.networks, given_names) + t5_problems(base, "t5xxl" if "te3" in given_names else BASE, options, dtype))
     return read_quantized(base, options, device, dtype, without, adapters, lambda modules: _parts(base, options, modules))
 
 
@@ -149,22 +130,21 @@ def _configs(source: Source, found: Config) -> tuple[Path, Config]:
     return (DEV if found["guidance_embeds"] else SCHNELL), found
 
 
-def _check_fit(networks: Mapping[str, Found], given_names: Sequence[str]) -> None:
-    """Raises OptionError when the transformer does not work on the autoencoder's latents or the encoders' texts."""
+def _problems(networks: Mapping[str, FoundNetwork], given_names: Sequence[str]) -> list[str]:
+    """Why the transformer does not work on the autoencoder's latents or on CLIP's vectors."""
     config = networks["backbone"].module.config
     latents = 4 * networks["vae"].module.config.latent_channels
     problems = []
     if {config.in_channels, config.out_channels or config.in_channels} != {latents}:
         problems.append(
             f"{BASE}: the transformer takes {config.in_channels} numbers a token, but 2 x 2 latents of the autoencoder are {latents}. "
-            "Fill, Canny, Depth and other models with a further picture at the input cannot be trained here"
+            "Fill, Canny, Depth and other models with a further image at the input cannot be trained here"
         )
-    for name, key, width in (("te1", "hidden_size", config.pooled_projection_dim), ("te3", "d_model", config.joint_attention_dim)):
-        have = config_of(networks[name].module)[key]
-        if have != width:
-            option = COMPANIONS[name].option if name in given_names else BASE
-            problems.append(f"{option}: {COMPANIONS[name].noun} makes vectors of {have} numbers, but the transformer takes {width}")
-    tell(problems)
+    have = config_of(networks["te1"].module)["hidden_size"]
+    if have != config.pooled_projection_dim:
+        option, noun = "clip_l" if "te1" in given_names else BASE, COMPANIONS["te1"].noun
+        problems.append(f"{option}: {noun} makes vectors of {have} numbers, but the transformer takes {config.pooled_projection_dim}")
+    return problems
 
 
 def _parts(base: Base, options: FluxModelOptions, modules: Mapping[str, nn.Module]) -> Parts:
@@ -187,12 +167,3 @@ def _parts(base: Base, options: FluxModelOptions, modules: Mapping[str, nn.Modul
         },
         denoising={"guidance_scale": options.guidance_scale},
     )
-
-
-def settle_t5(encoder: nn.Module) -> None:
-    """One embedding instead of two equal ones; in fp16, which T5's MLPs overflow, their last layers in float32, as in transformers."""
-    encoder.encoder.embed_tokens.weight = encoder.shared.weight
-    if encoder.shared.weight.dtype == torch.float16:
-        for name, layer in encoder.named_modules():
-            if name.endswith(".wo"):
-                layer.float()

@@ -1,12 +1,12 @@
 """FLUX.1: what it is made of, how it reads prompts, how it denoises and renders.
 
-Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the picture's), N = h/2 * w/2 picture tokens, L text tokens,
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the image's), N = h/2 * w/2 image tokens, L text tokens,
 D text width, P pooled width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +15,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
-from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.families.common import structures
+from sd_scripts.families.common.double_stream import (
+    BLOCKS,
+    batched_texts,
+    exact_times,
+    linear_layers,
+    positions,
+    t5_states,
+    tiny_t5_config,
+    tiny_t5_tokenizer,
+)
+from sd_scripts.families.common.images import ImageFamily, evaluating, first_of, quiet_transformers
 from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, quiet_transformers
-from sd_scripts.families.common.samplers import scheduler_for
+from sd_scripts.families.common.samplers import scheduler_for, watched
+from sd_scripts.families.common.t5 import settle_t5
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header
 
 from . import loading
@@ -31,12 +42,8 @@ from .options import FluxModelOptions
 if TYPE_CHECKING:
     from diffusers import FluxPipeline
 
-BLOCKS = ("transformer_blocks.", "single_transformer_blocks.")
-TEXT_STEP = 64
-"""Texts of a batch with padding hidden are padded to a multiple of this many tokens, so that few lengths occur."""
 
-
-class Flux(PictureFamily):
+class Flux(ImageFamily):
     """The FLUX.1 family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "flux"
@@ -56,11 +63,11 @@ class Flux(PictureFamily):
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
-        tokenizers = {"te1": tiny_clip_tokenizer("<|endoftext|>"), "te3": _tiny_t5_tokenizer()}
+        tokenizers = {"te1": tiny_clip_tokenizer("<|endoftext|>"), "te3": tiny_t5_tokenizer()}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             te1 = CLIPTextModel(tiny_clip_config(tokenizers["te1"], width=16, projection=16))
-            te3 = T5EncoderModel(_tiny_t5_config(tokenizers["te3"], width=24))
+            te3 = T5EncoderModel(tiny_t5_config(tokenizers["te3"], width=24))
             transformer, vae = _tiny_transformer(text_width=24, pooled_width=16), tiny_vae(16, 0.3611, 0.1159)
         networks = {"backbone": transformer, "vae": vae, "te1": te1, "te3": te3}
         settings = {"t5xxl_max_token_length": 32, "apply_t5_attn_mask": False}
@@ -75,7 +82,7 @@ class Flux(PictureFamily):
         length = options.t5xxl_max_token_length or loading.MAX_TOKENS[not schnell]
         settings = {"t5xxl_max_token_length": length, "apply_t5_attn_mask": options.apply_t5_attn_mask}
         parts, label = structures.published(spec, self.tiny(), options, header, settings)
-        loading.settle_t5(parts.text_encoders["te3"])
+        settle_t5(parts.text_encoders["te3"])
         return parts, label
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
@@ -100,30 +107,15 @@ class Flux(PictureFamily):
         """
         conditions: list[Condition] = [{} for _ in captions]
         if captions and (encoders is None or "te3" in encoders):
-            conditions = [{"t5": text} for text in self._t5(parts, captions)]
+            settings = parts.settings
+            texts = t5_states(parts, captions, settings["t5xxl_max_token_length"], settings["apply_t5_attn_mask"])
+            conditions = [{"t5": text} for text in texts]
         if captions and (encoders is None or "te1" in encoders):
             conditions = [{**found, "pooled": vector} for found, vector in zip(conditions, _pooled(parts, captions), strict=True)]
         return conditions
 
-    def _t5(self, parts: Parts, captions: Sequence[str]) -> list[Tensor]:
-        """T5's last hidden states of each caption, (L, D)."""
-        encoder, tokenizer = parts.text_encoders["te3"], parts.tokenizers["te3"]
-        masked = parts.settings["apply_t5_attn_mask"]
-        tokens = tokenizer(
-            list(captions),
-            padding="longest" if masked else "max_length",
-            max_length=parts.settings["t5xxl_max_token_length"],
-            truncation=True,
-            return_tensors="pt",
-        )
-        device = parts.bring(encoder)
-        mask = tokens.attention_mask.to(device) if masked else None
-        states = encoder(tokens.input_ids.to(device), attention_mask=mask).last_hidden_state
-        lengths = tokens.attention_mask.sum(dim=1).tolist() if masked else [states.shape[1]] * len(states)
-        return [text[:length] for text, length in zip(states, lengths, strict=True)]
-
     def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: FLUX is not told how a picture was cut."""
+        """Nothing: FLUX is not told how an image was cut."""
         return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
@@ -137,7 +129,7 @@ class Flux(PictureFamily):
         text, mask = batched_texts([condition["t5"] for condition in conditions], x_t.shape[-2] * x_t.shape[-1] // 4)
         t = t.to(x_t.device, torch.float32)
         guidance = torch.full_like(t, parts.denoising["guidance_scale"]) if parts.backbone.config.guidance_embeds else None
-        with _exact_times(parts.backbone, t, guidance):
+        with exact_times(parts.backbone, t, guidance):
             prediction = parts.backbone(
                 hidden_states=packed(x_t).to(dtype),
                 timestep=t,
@@ -146,7 +138,7 @@ class Flux(PictureFamily):
                 pooled_projections=torch.stack([condition["pooled"] for condition in conditions]).to(x_t.device, dtype),
                 txt_ids=torch.zeros(text.shape[1], 3, device=x_t.device),
                 img_ids=positions(x_t.shape[-2], x_t.shape[-1]).to(x_t.device),
-                joint_attention_kwargs=None if mask is None else {"attention_mask": mask.to(x_t.device)},
+                joint_attention_kwargs=None if mask is None else {"attention_mask": mask[:, None, None].to(x_t.device)},
                 return_dict=False,
             )[0]
         return unpacked(prediction.float(), x_t.shape[-2], x_t.shape[-1])
@@ -156,10 +148,10 @@ class Flux(PictureFamily):
 
         backbone: every linear layer of the double and single blocks. te1, te3: attention and MLP.
         """
-        targets = {"backbone": _linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS))}
+        targets = {"backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS))}
         for name, encoder in parts.text_encoders.items():
             inside = ".block." if name == "te3" else ".layers."
-            targets[name] = _linear_layers(encoder, lambda path, inside=inside: inside in f".{path}")
+            targets[name] = linear_layers(encoder, lambda path, inside=inside: inside in f".{path}")
         return targets
 
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
@@ -167,11 +159,12 @@ class Flux(PictureFamily):
         loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
+    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
+        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
         if not requests:
             return torch.empty(0, 3, 0, 0)
         first = first_of(requests, self.grid)
+        sides = first.height // 8, first.width // 8
         # Without VAE and text encoders the pipeline runs on the device of its transformer, wherever the others are.
         pipeline = _pipeline_class()(
             vae=None,
@@ -180,7 +173,7 @@ class Flux(PictureFamily):
             tokenizer=None,
             tokenizer_2=None,
             transformer=parts.backbone,
-            scheduler=scheduler_for(first.sampler, parts.scheduler_config),
+            scheduler=watched(scheduler_for(first.sampler, parts.scheduler_config), on_step, lambda x: unpacked(x, *sides)),
         )
         pipeline.set_progress_bar_config(disable=True)
         with evaluating(parts):
@@ -200,7 +193,7 @@ class Flux(PictureFamily):
                     generator=[torch.Generator().manual_seed(request.seed) for request in requests],
                     output_type="latent",
                 ).images
-            return self.decode(parts, unpacked(latents, first.height // 8, first.width // 8))
+            return self.decode(parts, unpacked(latents, *sides))
 
     def _texts(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Texts (B, L, D), pooled (B, P) and masks: of prompts, then of negative prompts where they count; no masks without padding."""
@@ -212,29 +205,8 @@ class Flux(PictureFamily):
         text, mask = batched_texts([condition["t5"] for condition in conditions], requests[0].width * requests[0].height // self.grid**2)
         pooled = torch.stack([condition["pooled"] for condition in conditions]).to(device, dtype)
         size = len(requests)
-        masks = [] if mask is None else list(mask.to(device).split(size))
+        masks = [] if mask is None else list(mask[:, None, None].to(device).split(size))
         return list(text.to(device, dtype).split(size)), list(pooled.split(size)), masks
-
-
-def positions(height: int, width: int) -> Tensor:
-    """Position (N, 3) of each token of latents of these sides, float32: 0, row, column. Text tokens are all at 0, 0, 0."""
-    rows, columns = torch.meshgrid(torch.arange(height // 2), torch.arange(width // 2), indexing="ij")
-    return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).float()
-
-
-def batched_texts(texts: Sequence[Tensor], num_picture_tokens: int) -> tuple[Tensor, Tensor | None]:
-    """Texts (L_i, D) as one tensor (B, L, D), and which keys attention may see, (B, 1, 1, L + N) bool; None where all have one length.
-
-    With different lengths, L is the longest, rounded up to a multiple of TEXT_STEP.
-    """
-    lengths = torch.tensor([len(text) for text in texts])
-    if (lengths == lengths[0]).all():
-        return torch.stack(list(texts)), None
-    longest = -(-int(lengths.max()) // TEXT_STEP) * TEXT_STEP
-    padded = torch.stack([nn.functional.pad(text, (0, 0, 0, longest - len(text))) for text in texts])
-    seen = torch.arange(longest) < lengths[:, None]
-    pictures = torch.ones(len(texts), num_picture_tokens, dtype=torch.bool)
-    return padded, torch.cat([seen, pictures], dim=1)[:, None, None]
 
 
 def _pooled(parts: Parts, captions: Sequence[str]) -> Tensor:
@@ -244,24 +216,6 @@ def _pooled(parts: Parts, captions: Sequence[str]) -> Tensor:
     device = parts.bring(encoder)
     pooled: Tensor = encoder(tokens.input_ids.to(device)).pooler_output
     return pooled
-
-
-@contextmanager
-def _exact_times(transformer: nn.Module, t: Tensor, guidance: Tensor | None) -> Iterator[None]:
-    """Within the block the transformer embeds these times and guidance scales (B,).
-
-    diffusers rounds both to the precision of the network before it embeds them: to three digits in bfloat16.
-    """
-    exact = (1000 * t,) if guidance is None else (1000 * t, 1000 * guidance)
-
-    def given(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (*exact, arguments[-1])
-
-    handle = transformer.time_text_embed.register_forward_pre_hook(given)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -287,34 +241,6 @@ def _pipeline_class() -> type[FluxPipeline]:
     with quiet_transformers():
         from diffusers import FluxPipeline
     return FluxPipeline
-
-
-def _linear_layers(module: nn.Module, wanted: Callable[[str], bool]) -> list[str]:
-    """Names of the linear layers that are wanted, in the order of the module."""
-    return [path for path, layer in module.named_modules() if isinstance(layer, nn.Linear) and wanted(path)]
-
-
-def _tiny_t5_tokenizer() -> T5Tokenizer:
-    """A T5 tokenizer whose tokens are single characters."""
-    letters = [(chr(code), -3.0) for code in range(33, 127)]
-    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *letters]
-    return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=32)
-
-
-def _tiny_t5_config(tokenizer: T5Tokenizer, width: int) -> T5Config:
-    return T5Config(
-        vocab_size=len(tokenizer),
-        d_model=width,
-        d_kv=8,
-        d_ff=2 * width,
-        num_layers=2,
-        num_heads=2,
-        feed_forward_proj="gated-gelu",
-        dropout_rate=0.0,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
 
 
 def _tiny_transformer(text_width: int, pooled_width: int) -> FluxTransformer2DModel:

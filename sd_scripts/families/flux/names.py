@@ -7,18 +7,16 @@ block are one matrix (`double_blocks.0.img_attn.qkv`), and with the MLP's first 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sd_scripts.families.common import reader_rules as rules
+from sd_scripts.families.common.double_stream_names import DoubleStreamNames
 from sd_scripts.library.adapters.architectures import Architecture, Prefixes
-from sd_scripts.library.adapters.layer_names import LayerNames, Target
+from sd_scripts.library.adapters.layer_names import Target
 from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
-from sd_scripts.library.loading.common import Config
 
 from . import original
 from .facts import TRANSFORMER
 from .loading import SPEC, VERSION_DEV
-from .ranks import BLOCK, FluxRanks
+from .ranks import FluxRanks
 
 _PREFIXES = Prefixes(
     # OneTrainer counts T5 as the second encoder, kohya as the third; their paths have nothing in common with CLIP's.
@@ -35,22 +33,13 @@ _PREFIXES = Prefixes(
     },
 )
 
-# x-flux (src/flux/modules/layers.py): 1 is the picture's side, 2 the text's; a single block adapts only query, key and value of linear1.
+# x-flux (src/flux/modules/layers.py): 1 is the image's side, 2 the text's; a single block adapts only query, key and value of linear1.
 _XLABS = {"qkv_lora1": "img_attn.qkv", "proj_lora1": "img_attn.proj", "qkv_lora2": "txt_attn.qkv", "proj_lora2": "txt_attn.proj"}
 _XLABS_SINGLE = {"qkv_lora": "linear1_qkv", "proj_lora": "linear2"}
 
 
-class FluxNames(LayerNames):
+class FluxNames(DoubleStreamNames):
     """The maps of one FLUX model."""
-
-    def __init__(self, architecture: Architecture, config: Config, layers: Iterable[str]) -> None:
-        super().__init__(architecture, config, layers)
-        backbone = self._paths["backbone"]
-        for path, target in list(backbone.items()):
-            if path.endswith("_linear1") and len(target.layers) == 4:
-                # As other trainers write an adapter of the attention alone.
-                backbone[f"{path}_qkv"] = Target(target.layers[:3], target.shares[:3])
-        self._num_double, self._num_single = int(config["num_layers"]), int(config["num_single_layers"])
 
     def find(self, stem: str) -> Target | None:
         """See Names. Also takes x-flux's names, `double_blocks.0.processor.qkv_lora1`."""
@@ -59,22 +48,6 @@ class FluxNames(LayerNames):
             path = (_XLABS if "double_blocks" in block else _XLABS_SINGLE).get(which)
             return None if path is None else super().find(f"{block}.{path}")
         return super().find(stem)
-
-    @property
-    def num_blocks(self) -> int:
-        """Double and single blocks."""
-        return self._num_double + self._num_single
-
-    @property
-    def num_double(self) -> int:
-        return self._num_double
-
-    def block(self, name: str) -> int | None:
-        """Number of the block a layer stands in, double blocks first; None outside of all blocks."""
-        match = BLOCK.fullmatch(name)
-        if match is None:
-            return None
-        return int(match[2]) + (self._num_double if match[1] else 0)
 
 
 _OUTER = r"(time_text_embed\.|context_embedder|x_embedder|norm_out|proj_out).*"

@@ -25,7 +25,7 @@ from sd_scripts.schema.network import (
     TextNetworkOptions,
     TransformerFullOptions,
 )
-from sd_scripts.schema.objective import FlowObjectiveOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
@@ -47,7 +47,7 @@ class FluxModelOptions(BaseModelOptions):
     """Caption tokens that T5 reads; None takes 512 for dev and 256 for schnell."""
     apply_t5_attn_mask: bool = False
     """Hide the padding after a short caption from T5 and from the transformer. FLUX was trained without this; files made with it want it
-    when pictures are made, too."""
+    when images are made, too."""
     guidance_scale: NotNegative = 1.0
     """Guidance that dev's embedding is told during training. 1 is what kohya's guide recommends; it has no effect on schnell. Previews
     have their own, sample_guidance_scale."""
@@ -61,7 +61,7 @@ class FluxModelOptions(BaseModelOptions):
 
 
 class FluxDatasetOptions(DatasetOptions):
-    """Pictures, captions, buckets and caches."""
+    """Images, captions, buckets and caches."""
 
     cache_text_encoder_outputs: bool = True
     """Encode every caption once; the text encoders then leave the device. Must be off when both are trained; CLIP-L may be trained while
@@ -88,15 +88,15 @@ class FluxNetworkOptions(TextNetworkOptions):
     train_single_block_indices: Annotated[Indices, Show(needs="train_blocks=all|single")] = "all"
     """Numbers of the single blocks that get an adapter: all, none, or such as 0-3,5."""
     img_attn_dim: RankOrNone | None = None
-    """Rank for the picture's attention in double blocks; 0 leaves it out, None takes network_dim."""
+    """Rank for the image's attention in double blocks; 0 leaves it out, None takes network_dim."""
     txt_attn_dim: RankOrNone | None = None
     """Rank for the text's attention in double blocks; 0 leaves it out, None takes network_dim."""
     img_mlp_dim: RankOrNone | None = None
-    """Rank for the picture's MLP in double blocks; 0 leaves it out, None takes network_dim."""
+    """Rank for the image's MLP in double blocks; 0 leaves it out, None takes network_dim."""
     txt_mlp_dim: RankOrNone | None = None
     """Rank for the text's MLP in double blocks; 0 leaves it out, None takes network_dim."""
     img_mod_dim: RankOrNone | None = None
-    """Rank for the picture's modulation in double blocks; 0 leaves it out, None takes network_dim."""
+    """Rank for the image's modulation in double blocks; 0 leaves it out, None takes network_dim."""
     txt_mod_dim: RankOrNone | None = None
     """Rank for the text's modulation in double blocks; 0 leaves it out, None takes network_dim."""
     single_dim: RankOrNone | None = None
@@ -104,7 +104,7 @@ class FluxNetworkOptions(TextNetworkOptions):
     single_mod_dim: RankOrNone | None = None
     """Rank for the modulation in single blocks; 0 leaves it out, None takes network_dim."""
     in_dims: Annotated[tuple[RankOrNone, ...], Field(max_length=5)] = ()
-    """Ranks for the five input layers: picture, time, vector, guidance, text; 0 leaves one out. Empty means none of them."""
+    """Ranks for the five input layers: image, time, vector, guidance, text; 0 leaves one out. Empty means none of them."""
 
     @property
     def frozen_encoders(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class FluxNetworkOptions(TextNetworkOptions):
     @model_validator(mode="after")
     def _flux_agrees(self) -> Self:
         if self.in_dims and len(self.in_dims) != 5:
-            raise_all([f"in_dims has {len(self.in_dims)} numbers; give five (picture, time, vector, guidance, text), or none"])
+            raise_all([f"in_dims has {len(self.in_dims)} numbers; give five (image, time, vector, guidance, text), or none"])
         return self
 
 
@@ -130,11 +130,11 @@ class FluxFullOptions(TransformerFullOptions):
 class FluxFlowObjectiveOptions(FlowObjectiveOptions):
     """The training objective of FLUX."""
 
-    size_shifts: ClassVar[dict[str, tuple[int, float]]] = {"flux_shift": (4096, 1.15)}
+    size_shifts: ClassVar[dict[str, SizeShift]] = {"flux_shift": SizeShift((256, 0.5), (4096, 1.15))}
 
     timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
     """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; flux_shift = sigmoid shifted by the picture's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
+    discrete_flow_shift; flux_shift = sigmoid shifted by the image's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
     by discrete_flow_shift."""
     discrete_flow_shift: Positive = 3.1582
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own

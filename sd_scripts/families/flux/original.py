@@ -1,26 +1,17 @@
 """The layout of published FLUX transformer files (flux1-dev.safetensors): where each tensor of the diffusers layout stands, both ways.
 
-Driven by the network's configuration, so it holds for any depth and width; knows names and shapes, not files. The autoencoder of FLUX is
-stored as those of other models are, see `original`.
+The blocks are as in `double_stream_original`; the autoencoder of FLUX is stored as those of other models are, see `original_unet`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from sd_scripts.families.common import double_stream_original as double_stream
 from sd_scripts.families.common.original_unet import Stored
 
-# D: width of the transformer. Rows of packed matrices: q, k, v of D rows each; in single blocks 4 D rows of the MLP follow.
-
-MLP_RATIO = 4
-"""FLUX's MLPs are this many times wider than the transformer; no configuration says otherwise."""
-
 _ENDS = {
-    "x_embedder": "img_in",
-    "context_embedder": "txt_in",
     "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
     "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer",
     "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
@@ -28,120 +19,30 @@ _ENDS = {
     "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
     "time_text_embed.text_embedder.linear_2": "vector_in.out_layer",
     "norm_out.linear": "final_layer.adaLN_modulation.1",
-    "proj_out": "final_layer.linear",
 }
-_DOUBLE = {
-    "norm1.linear": "img_mod.lin",
-    "norm1_context.linear": "txt_mod.lin",
-    "attn.to_out.0": "img_attn.proj",
-    "attn.to_add_out": "txt_attn.proj",
-    "ff.net.0.proj": "img_mlp.0",
-    "ff.net.2": "img_mlp.2",
-    "ff_context.net.0.proj": "txt_mlp.0",
-    "ff_context.net.2": "txt_mlp.2",
-}
-_DOUBLE_NORMS = {
-    "attn.norm_q": "img_attn.norm.query_norm",
-    "attn.norm_k": "img_attn.norm.key_norm",
-    "attn.norm_added_q": "txt_attn.norm.query_norm",
-    "attn.norm_added_k": "txt_attn.norm.key_norm",
-}
-_DOUBLE_PACKED = {
-    "attn.to_q": ("img_attn.qkv", 0),
-    "attn.to_k": ("img_attn.qkv", 1),
-    "attn.to_v": ("img_attn.qkv", 2),
-    "attn.add_q_proj": ("txt_attn.qkv", 0),
-    "attn.add_k_proj": ("txt_attn.qkv", 1),
-    "attn.add_v_proj": ("txt_attn.qkv", 2),
-}
-_SINGLE = {"norm.linear": "modulation.lin", "proj_out": "linear2"}
-_SINGLE_NORMS = {"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"}
-_SINGLE_PACKED = {"attn.to_q": ("linear1", 0), "attn.to_k": ("linear1", 1), "attn.to_v": ("linear1", 2), "proj_mlp": ("linear1", 3)}
-
-
-def width_of(config: Mapping[str, Any]) -> int:
-    """D of a transformer with this configuration."""
-    return int(config["num_attention_heads"]) * int(config["attention_head_dim"])
+_POOLED = {"vector_in.in_layer.weight": "time_text_embed.text_embedder.linear_1.weight"}
 
 
 def transformer(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Where a transformer's tensors (diffusers names) stand in a published file; see original.Layout."""
-    width = width_of(config)
-
-    def stored(key: str) -> Stored:
-        layer, _, kind = key.rpartition(".")
-        if layer in _ENDS:
-            # diffusers' last modulation gives scale, then shift; the published one shift, then scale.
-            return Stored(f"{_ENDS[layer]}.{kind}", "swapped" if layer == "norm_out.linear" else "same")
-        match = re.fullmatch(r"(single_)?transformer_blocks\.(\d+)\.(.+)", layer)
-        place = None if match is None else _in_block(match[3], kind, bool(match[1]), width)
-        if match is None or place is None:
-            raise KeyError(f"{key} has no place in the original layout")
-        blocks = "single_blocks" if match[1] else "double_blocks"
-        return replace(place, name=f"{blocks}.{match[2]}.{place.name}")
-
-    return stored
+    """Where a transformer's tensors (diffusers names) stand in a published file; see original_unet.Layout."""
+    return double_stream.places(config, _end)
 
 
-def _in_block(layer: str, kind: str, single: bool, width: int) -> Stored | None:
-    """Where a layer's tensor stands within its block."""
-    plain, norms, packed = (_SINGLE, _SINGLE_NORMS, _SINGLE_PACKED) if single else (_DOUBLE, _DOUBLE_NORMS, _DOUBLE_PACKED)
-    if layer in plain:
-        return Stored(f"{plain[layer]}.{kind}")
-    if layer in norms:
-        return Stored(f"{norms[layer]}.scale")
-    if layer not in packed:
+def _end(layer: str, kind: str) -> Stored | None:
+    if layer not in _ENDS:
         return None
-    name, number = packed[layer]
-    rows = MLP_RATIO * width if number == 3 else width
-    total = (3 + MLP_RATIO) * width if single else 3 * width
-    return Stored(f"{name}.{kind}", "rows", (number * width, number * width + rows, total))
-
-
-_DIFFUSERS = {
-    "img_in.weight": "x_embedder.weight",
-    "txt_in.weight": "context_embedder.weight",
-    "vector_in.in_layer.weight": "time_text_embed.text_embedder.linear_1.weight",
-    "guidance_in.in_layer.weight": "time_text_embed.guidance_embedder.linear_1.weight",
-    "final_layer.linear.weight": "proj_out.weight",
-    "double_blocks.0.img_attn.norm.query_norm.scale": "transformer_blocks.0.attn.norm_q.weight",
-}
-"""The tensors that tell the configuration, in either layout."""
+    # diffusers' last modulation gives scale, then shift; the published one shift, then scale.
+    return Stored(f"{_ENDS[layer]}.{kind}", "swapped" if layer == "norm_out.linear" else "same")
 
 
 def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Configuration of the transformer whose file (published or diffusers layout) has tensors of these shapes: depth, widths, guidance.
 
-    The split of the rotary frequencies stands in no tensor. The published 16, 56, 56 of a head of 128 is 1/8, 7/16, 7/16; small models
-    are taken to have the same, in even numbers. Raises KeyError for a file that lacks one of the needed tensors, IndexError for one in
-    another number of dimensions.
+    Raises KeyError for a file that lacks one of the needed tensors, IndexError for one in another number of dimensions.
     """
-
-    def shape(name: str) -> tuple[int, ...]:
-        found = shapes.get(name) or shapes.get(_DIFFUSERS[name])
-        if found is None:
-            raise KeyError(name)
-        return found
-
-    width, channels = shape("img_in.weight")[0], shape("img_in.weight")[1]
-    head = shape("double_blocks.0.img_attn.norm.query_norm.scale")[0]
-    side = 2 * (head * 7 // 32)
     return {
         "_class_name": "FluxTransformer2DModel",
-        "patch_size": 1,
-        "in_channels": channels,
-        "out_channels": shape("final_layer.linear.weight")[0],
-        "num_layers": _count(shapes, r"(?:double_blocks|transformer_blocks)\.(\d+)\."),
-        "num_single_layers": _count(shapes, r"(?:single_blocks|single_transformer_blocks)\.(\d+)\."),
-        "attention_head_dim": head,
-        "num_attention_heads": width // head,
-        "joint_attention_dim": shape("txt_in.weight")[1],
-        "pooled_projection_dim": shape("vector_in.in_layer.weight")[1],
+        **double_stream.config_of(shapes),
+        "pooled_projection_dim": double_stream.shape_of(shapes, "vector_in.in_layer.weight", _POOLED)[1],
         "guidance_embeds": any(name.startswith(("guidance_in.", "time_text_embed.guidance_embedder.")) for name in shapes),
-        "axes_dims_rope": [head - 2 * side, side, side],
     }
-
-
-def _count(names: Iterable[str], block: str) -> int:
-    """Number of blocks: one more than the highest that occurs."""
-    return max((int(match[1]) for name in names if (match := re.match(block, name))), default=-1) + 1

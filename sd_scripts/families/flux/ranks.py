@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from sd_scripts.families.common.double_stream_names import BLOCK
 from sd_scripts.library.adapters.ranks import ByName, beyond, numbers_in
 from sd_scripts.schema.errors import Problem
 
@@ -15,7 +15,6 @@ from .options import FluxNetworkOptions
 if TYPE_CHECKING:
     from .names import FluxNames
 
-BLOCK = re.compile(r"backbone\.(single_)?transformer_blocks\.(\d+)\.(.+)")
 _DOUBLE_PARTS: tuple[tuple[str, str], ...] = (
     ("norm1.", "img_mod"),
     ("norm1_context.", "txt_mod"),

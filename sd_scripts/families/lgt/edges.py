@@ -1,4 +1,4 @@
-"""Where and along which line something changes in latents, whatever the change looks like: what pictures of a scene share in every style.
+"""Where and along which line something changes in latents, whatever the change looks like: what images of a scene share in every style.
 
 It is read off the structure tensor (Foerstner and Guelch 1987), the sum over channels of the products of the gradient's components: two
 numbers that are the same for a negative, for other brightness and contrast, and for channels that are turned into each other.

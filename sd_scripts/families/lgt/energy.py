@@ -1,6 +1,6 @@
 """The energy of transferred latents: how far they are from the look of the wanted style, and from what stood where before.
 
-A sample is led up to a noise level t0, by the velocity of its own style or by mixing it with noise, and brought back to the picture by the
+A sample is led up to a noise level t0, by the velocity of its own style or by mixing it with noise, and brought back to the image by the
 velocity towards its wanted style. The gradient goes through the way back. The loss is
 
     w_flow flow + w_style s SWD + w_content SSM + w_edges edges + w_low low + w_velocity |v|^2 + w_velocity_tv TV(v),
@@ -69,7 +69,7 @@ class Energy:
         Raises OptionError for latents that are too small for what is compared in them.
         """
         parts = self._flow(model, batch, seed) if "flow" in self.weights else {}
-        # Held-out pictures are of no step, and see everything.
+        # Held-out images are of no step, and see everything.
         if self.weights.keys() - {"flow"} and not 0 <= batch.step < self.options.energy_from_step:
             parts |= self._transfer(model, batch, seed)
         weights: dict[str, float | Tensor] = {**self.weights}
@@ -117,7 +117,7 @@ class Energy:
         return maps.index_copy(0, torch.tensor(rows, device=maps.device), edge_map(made)) if count else maps
 
     def _transfer(self, model: Denoiser, batch: Batch, seed: int) -> dict[str, Tensor]:
-        """What the parts other than flow are, of latents on their way from a noise level of their own to the picture, and there."""
+        """What the parts other than flow are, of latents on their way from a noise level of their own to the image, and there."""
         options = self.options
         problems = options.size_problems({(latents.shape[-2], latents.shape[-1]) for latents in (batch.x0, *batch.references)})
         if problems:
@@ -219,7 +219,7 @@ def drawn_noise(batch: Batch, seed: int, stream: str, channels: int | None = Non
 
 
 def blurred(latents: Tensor, size: int) -> Tensor:
-    """Means over squares of size x size around each position, of what lies inside the picture."""
+    """Means over squares of size x size around each position, of what lies inside the image."""
     return F.avg_pool2d(latents, size, stride=1, padding=size // 2, count_include_pad=False)
 
 

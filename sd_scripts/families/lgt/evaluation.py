@@ -1,12 +1,12 @@
-"""Evaluation of style transfer during training: pictures of every style in every other style, one sheet of all, and what is measured.
+"""Evaluation of style transfer during training: images of every style in every other style, one sheet of all, and what is measured.
 
 A folder `inference/epoch_0005/` has `<from>_to_<to>.jpg` for each pair of styles, the same style included; beside them for each source
-picture `<from>_source.jpg`, which is what training would see of it, and `<from>_vae.jpg`, what the VAE alone makes of that. With several
-pictures of a style the names begin with `<from>_<name of the picture>`. `grid.jpg` has a row for each source picture: the picture, the
+image `<from>_source.jpg`, which is what training would see of it, and `<from>_vae.jpg`, what the VAE alone makes of that. With several
+images of a style the names begin with `<from>_<name of the image>`. `grid.jpg` has a row for each source image: the image, the
 VAE's, the transfers. `metrics.csv` has a line for each transfer and for each of four baselines, by which the numbers can be judged: the
-untouched source, the VAE's round trip, another source picture in its place, and a real picture of the wanted style.
+untouched source, the VAE's round trip, another source image in its place, and a real image of the wanted style.
 
-Shapes: C latent channels, h w latent sides, H W picture sides in pixels.
+Shapes: C latent channels, h w latent sides, H W image sides in pixels.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sd_scripts.dataset.buckets import Size, cut_for, rules_of
-from sd_scripts.dataset.config import evaluated_folders, pictures_below
+from sd_scripts.dataset.config import evaluated_folders, images_below
 from sd_scripts.dataset.images import BadImage, read_size
 from sd_scripts.dataset.plan import Plan
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.common.pictures import as_pictures, evaluating, visiting
+from sd_scripts.families.common.images import as_images, evaluating, visiting
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.core.rng import rng_for, seed_for
 from sd_scripts.library.data.views import cached_view, see, see_file
+from sd_scripts.runs.events import Evaluated, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
@@ -54,7 +55,7 @@ SCALES = (1, 3, 5)
 """Sides, in latent pixels, of the patches that swd is the mean over, whatever a run is trained on: runs are to be compared."""
 NUM_DIRECTIONS = 256
 NUM_REFERENCES = 64
-"""Most training pictures that stand for a style."""
+"""Most training images that stand for a style."""
 NUM_PATCHES = 8192
 """Most of their patches that are compared; the rest is left out at random."""
 DESCRIPTOR_SIZE, NUM_POSITIONS = 3, 1024
@@ -62,22 +63,22 @@ DESCRIPTOR_SIZE, NUM_POSITIONS = 3, 1024
 QUALITY = 92
 """Of the JPEG files."""
 MOST_CELL, MOST_GRID = 256, 60_000
-"""Longest side of a picture in the sheet, and of the sheet, in pixels; a JPEG ends at 65,535."""
+"""Longest side of an image in the sheet, and of the sheet, in pixels; a JPEG ends at 65,535."""
 LABEL, GAP = 16, 2
-"""Height of the line of names in the sheet, and what is left between pictures, in pixels."""
+"""Height of the line of names in the sheet, and what is left between images, in pixels."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A picture that is transferred; exactly one of file and picture says where it is."""
+    """An image that is transferred; exactly one of file and image says where it is."""
 
     style: str
     stem: str
     size: Size
     """(width, height) at which training would see it."""
     file: str = ""
-    picture: int = -1
-    """Number of a picture of the data set."""
+    image: int = -1
+    """Number of an image of the data set."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,18 @@ class Sources:
 
     def lines(self, plan: Plan) -> list[str]:
         """How many images each style has, and how many transfers an evaluation makes."""
-        counts = Counter(plan.pictures[index].caption for index in plan.trained_pictures())
+        counts = Counter(plan.images[index].caption for index in plan.trained_images())
         told = ", ".join(f"{style} {count}" for style, count in sorted(counts.items()))
         tests, transfers = len(self.items), len(self.items) * len(counts)
-        return [f"styles: {told}", f"evaluation: {transfers} transfers, of {tests} {'picture' if tests == 1 else 'pictures'}"]
+        return [f"styles: {told}", f"evaluation: {transfers} transfers, of {tests} {'image' if tests == 1 else 'images'}"]
 
 
 @dataclass(frozen=True)
 class Measures:
-    """How a picture stands to the style it is to have, and to the source. Only self-similarity and structure need a source of its size."""
+    """How an image stands to the style it is to have, and to the source. Only self-similarity and structure need a source of its size."""
 
     swd_target: float
-    """Sliced Wasserstein distance of its latents' patches to those of real pictures of the wanted style."""
+    """Sliced Wasserstein distance of its latents' patches to those of real images of the wanted style."""
     swd_source: float
     """The same to the style of the source."""
     swd_ratio: float | None
@@ -116,7 +117,7 @@ class Measures:
 
 
 class Data(Protocol):
-    """What an evaluation asks of the pictures that are trained on."""
+    """What an evaluation asks of the images that are trained on."""
 
     @property
     def styles(self) -> tuple[str, ...]: ...
@@ -125,19 +126,19 @@ class Data(Protocol):
 
 
 def sources_of(options: LgtSampleOptions, dataset: DatasetOptions, plan: Plan, cache_dir: Path) -> Sources:
-    """The pictures that an evaluation transfers. Raises OptionError for a folder that is not there, for styles without a test picture and
-    for test pictures that cannot be read."""
+    """The images that an evaluation transfers. Raises OptionError for a folder that is not there, for styles without a test image and
+    for test images that cannot be read."""
     styles = plan.captions()
     count = options.test_images_per_style or None
     if options.test_image_dir is None:
         return Sources(tuple(source for style in styles for source in _of_data_set(plan, style)[:count]))
     folders = evaluated_folders(options.test_image_dir, cache_dir)
-    chosen = {style: pictures_below(folders[style])[:count] if style in folders else [] for style in styles}
+    chosen = {style: images_below(folders[style])[:count] if style in folders else [] for style in styles}
     problems = []
     if missing := [style for style, files in chosen.items() if not files]:
         problems.append(
-            f"{options.test_image_dir} has no pictures of {', '.join(missing)}; put some into sub-folders of these names, or leave it out, "
-            "and training pictures are evaluated"
+            f"{options.test_image_dir} has no images of {', '.join(missing)}; put some into sub-folders of these names, or leave it out, "
+            "and training images are evaluated"
         )
     items = []
     for style, files in chosen.items():
@@ -145,7 +146,7 @@ def sources_of(options: LgtSampleOptions, dataset: DatasetOptions, plan: Plan, c
             try:
                 size = cut_for(read_size(file), rules_of(dataset)[0]).bucket
             except BadImage as err:
-                problems.append(f"the picture {file} {err}; put it right, or take it away")
+                problems.append(f"the image {file} {err}; put it right, or take it away")
                 continue
             items.append(Source(style, file.stem, size, file=str(file)))
     if problems:
@@ -156,12 +157,12 @@ def sources_of(options: LgtSampleOptions, dataset: DatasetOptions, plan: Plan, c
 
 
 def _of_data_set(plan: Plan, style: str) -> list[Source]:
-    """The pictures of a style in the data set by name, held-out ones first."""
+    """The images of a style in the data set by name, held-out ones first."""
     found = []
-    for pictures in (plan.held_out, plan.trained_pictures()):
-        own = [index for index in pictures if plan.pictures[index].caption == style]
-        for index in sorted(own, key=lambda index: plan.pictures[index].name):
-            found.append(Source(style, Path(plan.pictures[index].name).stem, plan.cut(index, 0).bucket, picture=index))
+    for images in (plan.held_out, plan.trained_images()):
+        own = [index for index in images if plan.images[index].caption == style]
+        for index in sorted(own, key=lambda index: plan.images[index].name):
+            found.append(Source(style, Path(plan.images[index].name).stem, plan.cut(index, 0).bucket, image=index))
     return found
 
 
@@ -185,7 +186,7 @@ class Evaluation:
         tiled: bool = False,
     ) -> None:
         """saves: off in processes that only lend their share of a network to the one that writes. agreed: gives that one's choice to all
-        that compute together. progress: called after each source picture, for those who wait. tiled: pictures are decoded in tiles."""
+        that compute together. progress: called after each source image, for those who wait. tiled: images are decoded in tiles."""
         self._family, self._parts, self._options, self._dataset, self._plan = family, parts, options, dataset, plan
         self._sources, self._data, self._run, self._seed = tuple(sources), data, run, seed
         self._saves, self._agreed, self._progress, self._tiled = saves, agreed, progress, tiled
@@ -211,10 +212,10 @@ class Evaluation:
         # Anything a solver, a decoder or a full disk can raise: an evaluation never ends the run, and the log says why it is missing.
         except Exception as err:
             reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
-            self._run.log("warning", text=f"step {step}: the evaluation could not be made: {reason[0]}; training goes on")
+            self._run.log(Warned(text=f"step {step}: the evaluation could not be made: {reason[0]}; training goes on"))
 
     def try_out(self) -> str:
-        """Transfers the largest source picture in one step, into nowhere; says what it was. Raises what transferring raises."""
+        """Transfers the largest source image in one step, into nowhere; says what it was. Raises what transferring raises."""
         number = max(range(len(self._sources)), key=lambda number: math.prod(self._sources[number].size))
         source = self._sources[number]
         with torch.random.fork_rng(), torch.no_grad(), self._rendering() as parts:
@@ -227,10 +228,10 @@ class Evaluation:
         with _gathered(self._parts), visiting(self._parts, self._tiled) as parts, evaluating(parts):
             yield parts
 
-    # Pictures.
+    # Images.
 
     def _computed(self, parts: Parts, sources: Sequence[tuple[Source, Tensor]], what: str, fewest: bool = False) -> _Found:
-        """Transfers of source pictures, with their pixels, to every style, with latents for measuring. fewest: in one step."""
+        """Transfers of source images, with their pixels, to every style, with latents for measuring. fewest: in one step."""
         options, styles = self._options, self._data.styles
         settings = Settings(
             1 if fewest else options.sample_steps,
@@ -241,10 +242,10 @@ class Evaluation:
             options.sample_temperature,
         )
         found = _Found(styles, [source for source, _ in sources])
-        bar = Bar(sources, desc=f"evaluate {what}", unit="picture", leave=False, disable=not self._saves)
+        bar = Bar(sources, desc=f"evaluate {what}", unit="image", leave=False, disable=not self._saves)
         for source, seen in bar:
             pixels = seen[None]
-            latents = self._family.encode_pictures(parts, pixels)
+            latents = self._family.encode_images(parts, pixels)
             names = [f"{source.style}/{source.stem}/{style}" for style in styles]
             seeds = [seed_for(self._seed, 0, f"evaluation/{name}") for name in names]
             # An inversion depends on the source alone; noise is that of each pair.
@@ -255,7 +256,7 @@ class Evaluation:
             several_edges = None if edges is None else edges.expand(len(styles), -1, -1, -1)
             moved = generate(self._family, parts, state.expand(len(styles), -1, -1, -1), styles, seeds, settings, edges=several_edges)
             round_trip = self._family.decode(parts, latents)
-            again = self._family.encode_pictures(parts, round_trip)
+            again = self._family.encode_images(parts, round_trip)
             shown = torch.cat([self._family.decode(parts, one) for one in moved.split(1)])
             found.add(pixels, round_trip.cpu(), shown.cpu(), latents.cpu(), again.cpu(), moved.cpu())
             self._progress()
@@ -268,7 +269,7 @@ class Evaluation:
             if source.file:
                 self._pixels[number] = see_file(source.file, self._dataset)
             else:
-                self._pixels[number] = see(self._plan, self._seed, cached_view(self._plan, self._seed, source.picture, 0)).pixels
+                self._pixels[number] = see(self._plan, self._seed, cached_view(self._plan, self._seed, source.image, 0)).pixels
         return self._pixels[number]
 
     # Numbers.
@@ -340,13 +341,13 @@ class Evaluation:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         fsync_directory(target.parent)
-        self._run.log("evaluation", step=step, epoch=summary["epoch"], folder=f"inference/{target.name}", **summary["means"])
+        self._run.log(Evaluated(step=step, epoch=summary["epoch"], folder=f"inference/{target.name}", means=summary["means"]))
 
     def _fill(self, folder: Path, step: int, found: _Found) -> dict[str, Any]:
         """Writes all files; the content of summary.json."""
-        for files, pictures in zip(found.files, found.pictures, strict=True):
-            for name, picture in zip(files, pictures, strict=True):
-                picture.save(folder / name, format="JPEG", quality=QUALITY)
+        for files, images in zip(found.files, found.images, strict=True):
+            for name, image in zip(files, images, strict=True):
+                image.save(folder / name, format="JPEG", quality=QUALITY)
         found.grid().save(folder / "grid.jpg", format="JPEG", quality=QUALITY)
         rows = self._measured(found)
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -376,30 +377,30 @@ class _Found:
     def __init__(self, styles: Sequence[str], sources: Sequence[Source]) -> None:
         self.styles, self.sources = tuple(styles), tuple(sources)
         self.files = _file_names(self.styles, self.sources)
-        self.pictures: list[list[Image.Image]] = []
+        self.images: list[list[Image.Image]] = []
         self.latents: list[list[Tensor]] = []
         """(C, h, w) each."""
         self._edges: list[list[Tensor]] = []
 
     def add(self, pixels: Tensor, round_trip: Tensor, shown: Tensor, latents: Tensor, again: Tensor, moved: Tensor) -> None:
-        """The next source: pictures (1 or S, 3, H, W) in [-1, 1] and latents (1 or S, C, h, w), of S styles."""
+        """The next source: images (1 or S, 3, H, W) in [-1, 1] and latents (1 or S, C, h, w), of S styles."""
         row = torch.cat([pixels, round_trip, shown])
-        self.pictures.append(as_pictures(row))
+        self.images.append(as_images(row))
         self._edges.append(list(edges(row)))
         self.latents.append(list(torch.cat([latents, again, moved])))
 
     def other_than(self, number: int) -> int | None:
-        """Another source picture of the same size, the next one in a circle; None where there is none."""
+        """Another source image of the same size, the next one in a circle; None where there is none."""
         count = len(self.sources)
         others = ((number + ahead) % count for ahead in range(1, count))
         return next((other for other in others if self.sources[other].size == self.sources[number].size), None)
 
     def real(self, style: str, number: int) -> int | None:
-        """A source picture of this style that is not the one of that number; None where there is none."""
+        """A source image of this style that is not the one of that number; None where there is none."""
         return next((place for place, source in enumerate(self.sources) if source.style == style and place != number), None)
 
     def content(self, source: int, row: int, place: int) -> tuple[float | None, float | None]:
-        """Self-similarity and structure of a picture against a source; None where they have different sizes."""
+        """Self-similarity and structure of an image against a source; None where they have different sizes."""
         found, wanted = self.latents[row][place][None], self.latents[source][0][None]
         if found.shape != wanted.shape:
             return None, None
@@ -412,12 +413,12 @@ class _Found:
 
     def grid(self) -> Image.Image:
         """One sheet of everything, with the names of its columns above."""
-        rows, columns = len(self.pictures), 2 + len(self.styles)
-        longest = max(max(picture.size) for row in self.pictures for picture in row)
+        rows, columns = len(self.images), 2 + len(self.styles)
+        longest = max(max(image.size) for row in self.images for image in row)
         cell = min(longest, MOST_CELL, (MOST_GRID - LABEL) // rows - GAP, MOST_GRID // columns - GAP)
-        scaled = [[_within(picture, cell) for picture in row] for row in self.pictures]
+        scaled = [[_within(image, cell) for image in row] for row in self.images]
         widths = [max(row[column].width for row in scaled) for column in range(columns)]
-        heights = [max(picture.height for picture in row) for row in scaled]
+        heights = [max(image.height for image in row) for row in scaled]
         sheet = Image.new("RGB", (sum(widths) + GAP * (columns - 1), LABEL + sum(heights) + GAP * (rows - 1)), "white")
         font = ImageFont.load_default(LABEL - 5)
         left = 0
@@ -434,7 +435,7 @@ class _Found:
 
 
 def edges(pixels: Tensor) -> Tensor:
-    """Strength of edges (B, H, W) of pictures (B, 3, H, W) in [-1, 1]: the length of Sobel's gradient of luminance, a little blurred."""
+    """Strength of edges (B, H, W) of images (B, 3, H, W) in [-1, 1]: the length of Sobel's gradient of luminance, a little blurred."""
     weights = pixels.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     luminance = (pixels.float() * weights).sum(dim=1, keepdim=True)
     across = pixels.new_tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
@@ -452,7 +453,7 @@ def correlation(first: Tensor, second: Tensor) -> float:
 
 
 def _file_names(styles: Sequence[str], sources: Sequence[Source]) -> list[list[str]]:
-    """For each source the names of its row of pictures; names that would be taken twice get a number."""
+    """For each source the names of its row of images; names that would be taken twice get a number."""
     several = len({source.style for source in sources}) < len(sources)
     taken: set[str] = {"grid.jpg"}
 
@@ -471,12 +472,12 @@ def _file_names(styles: Sequence[str], sources: Sequence[Source]) -> list[list[s
     return rows
 
 
-def _within(picture: Image.Image, side: int) -> Image.Image:
-    """The picture, made smaller where its longest side is longer than that."""
-    if max(picture.size) <= side:
-        return picture
-    scale = side / max(picture.size)
-    return picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), Image.Resampling.BOX)
+def _within(image: Image.Image, side: int) -> Image.Image:
+    """The image, made smaller where its longest side is longer than that."""
+    if max(image.size) <= side:
+        return image
+    scale = side / max(image.size)
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), Image.Resampling.BOX)
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> str:

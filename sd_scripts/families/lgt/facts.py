@@ -6,7 +6,7 @@ from sd_scripts.schema.facts import FamilyFacts, NetworkFacts
 
 FACTS = FamilyFacts(
     label="Style transfer",
-    place=6,
+    place=80,
     edits=False,
     evaluates=True,
     demo=None,
@@ -39,4 +39,5 @@ FACTS = FamilyFacts(
     ),
     lora_module=None,
     signs=(),
+    bases=(),
 )

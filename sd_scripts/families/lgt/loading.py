@@ -133,7 +133,7 @@ def _parts(networks: Mapping[str, nn.Module], scheduler: Config, source: str, ar
 
 
 def unet_config(options: LgtModelOptions, vae: Config, sizes: Sequence[tuple[int, int]], num_styles: int) -> Config:
-    """Arguments of the U-Net; its sample_size is that of the training pictures that are nearest to a square, (height, width).
+    """Arguments of the U-Net; its sample_size is that of the training images that are nearest to a square, (height, width).
 
     The table of classes has one row more than there are styles: the last one is the average of all.
     """
@@ -165,7 +165,7 @@ def architecture_of(options: LgtModelOptions) -> Config:
 
 
 def check_sizes(sizes: Collection[tuple[int, int]], levels: int, vae: Config) -> None:
-    """Raises OptionError when pictures (width, height) cannot be halved as often as a U-Net of so many levels does."""
+    """Raises OptionError when images (width, height) cannot be halved as often as a U-Net of so many levels does."""
     made.check_sizes(sizes, levels, vae, "bucket_reso_steps and resolution")
 
 

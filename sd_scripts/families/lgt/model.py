@@ -1,4 +1,4 @@
-"""Style transfer in the latents of a VAE: how a style is told to the network, how it denoises, and pictures drawn from noise.
+"""Style transfer in the latents of a VAE: how a style is told to the network, how it denoises, and images drawn from noise.
 
 Shapes: B samples, C latent channels, h w latent sides, S styles.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.plan import Plan
-from sd_scripts.families.common import pictures, unet
-from sd_scripts.families.common.made import latent_factor
+from sd_scripts.families.common import images, unet
+from sd_scripts.families.common.made import latent_factor, trained_size
 from sd_scripts.library.core.protocols import (
     EDGES,
     Beginning,
@@ -25,6 +25,7 @@ from sd_scripts.library.core.protocols import (
     Geometry,
     Kind,
     Objective,
+    OnStep,
     Parts,
     Preview,
     Samples,
@@ -51,7 +52,7 @@ AVERAGE = "average"
 """What people write for no style in particular, where a data set has no style of this name."""
 
 
-class Lgt(pictures.PictureFamily):
+class Lgt(images.ImageFamily):
     """The family of models that were trained on folders of styles; see protocols.NewFamily. A prompt is a style's name, or a mixture."""
 
     name: ClassVar[str] = "lgt"
@@ -74,7 +75,7 @@ class Lgt(pictures.PictureFamily):
         return loading.build(options, beginning, device, dtype, without)
 
     def check_sizes(self, parts: Parts, sizes: Collection[tuple[int, int]]) -> None:
-        """Raises OptionError when the U-Net cannot halve pictures (width, height) of all these sizes as often as it does."""
+        """Raises OptionError when the U-Net cannot halve images (width, height) of all these sizes as often as it does."""
         loading.check_sizes(sizes, len(parts.backbone.config.block_out_channels), config_of(parts.vae))
 
     def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
@@ -157,8 +158,12 @@ class Lgt(pictures.PictureFamily):
         """The weights of the table's rows for each name of a style, or mixture of several; see style_weights."""
         return [{STYLE: style_weights(parts, caption)} for caption in captions]
 
+    def usual_size(self, parts: Parts) -> tuple[int, int]:
+        """That of its training."""
+        return trained_size(parts)
+
     def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: the network is not told how a picture was cut."""
+        """Nothing: the network is not told how an image was cut."""
         return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
@@ -175,7 +180,7 @@ class Lgt(pictures.PictureFamily):
         return velocity.to(torch.promote_types(x_t.dtype, torch.float32))
 
     def takes_edges(self, parts: Parts) -> bool:
-        """Whether the network is told where the edges of a picture are."""
+        """Whether the network is told where the edges of an image are."""
         return bool(parts.backbone.config.in_channels > parts.backbone.config.out_channels)
 
     def _with_edges(self, parts: Parts, x_t: Tensor, conditions: Sequence[Condition]) -> Tensor:
@@ -194,12 +199,12 @@ class Lgt(pictures.PictureFamily):
         loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-        """Pictures (B, 3, H, W) in [-1, 1], float32, of requests of equal settings, drawn from noise of their seeds in the style that each
+    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
+        """Images (B, 3, H, W) in [-1, 1], float32, of requests of equal settings, drawn from noise of their seeds in the style that each
         prompt names."""
         from .transfer import render
 
-        return render(self, parts, requests)
+        return render(self, parts, requests, on_step)
 
 
 def style_weights(parts: Parts, text: str, option: str = "style") -> Tensor:

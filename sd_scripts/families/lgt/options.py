@@ -64,14 +64,14 @@ class LgtModelOptions(ModelOptions):
     layers_per_block: Annotated[int, Field(ge=1, le=8)] = 2
     """Residual blocks of a level; style and time scale and shift the activations of each."""
     attention_levels: tuple[WholeNumber, ...] = ()
-    """Levels with attention of the picture to itself, counted from 0 at full size; the middle always has it. It costs the square of the
+    """Levels with attention of the image to itself, counted from 0 at full size; the middle always has it. It costs the square of the
     number of positions."""
     attention_head_dim: Annotated[int, Field(ge=4, le=256)] = 64
     """Channels of an attention head; the channels of every level with attention must be a multiple of it."""
     unet_dropout: Annotated[Fraction, Field(lt=1)] = 0.0
     """Share of activations that the residual blocks drop in training."""
     edge_conditioning: bool = False
-    """Tell the network where the picture that is transferred has its edges, as three more channels of its input: flow matching alone then
+    """Tell the network where the image that is transferred has its edges, as three more channels of its input: flow matching alone then
     teaches it to draw what stands there in each style. The map is made of the latents and is nearly the same in every style."""
 
     @property
@@ -89,11 +89,11 @@ class LgtModelOptions(ModelOptions):
 
 
 class LgtDatasetOptions(DatasetOptions):
-    """Pictures in one folder for each style, buckets and caches."""
+    """Images in one folder for each style, buckets and caches."""
 
     by_style: ClassVar[bool] = True
 
-    # A style is all that is said of a picture, and it is the name of its folder: everything about captions, classes and masks is not there.
+    # A style is all that is said of an image, and it is the name of its folder: everything about captions, classes and masks is not there.
     reg_data_dir: ClassVar[str | None] = None  # type: ignore[misc]
     instance_prompt: ClassVar[str] = ""  # type: ignore[misc]
     class_prompt: ClassVar[str] = ""  # type: ignore[misc]
@@ -121,27 +121,28 @@ class LgtDatasetOptions(DatasetOptions):
     alpha_mask: ClassVar[bool] = False  # type: ignore[misc]
     normalize_masked_loss: ClassVar[bool] = False  # type: ignore[misc]
     masked_loss_outside_weight: ClassVar[float] = 0.0  # type: ignore[misc]
-    # Pictures of the wanted style are drawn for every sample, which would have to be encoded in every step.
+    # Images of the wanted style are drawn for every sample, which would have to be encoded in every step.
     cache_latents: ClassVar[bool] = True  # type: ignore[misc]
     color_aug: ClassVar[bool] = False  # type: ignore[misc]
+    caches_texts: ClassVar[bool] = False
     cache_text_encoder_outputs: ClassVar[bool] = False  # type: ignore[misc]
     cache_text_encoder_outputs_to_disk: ClassVar[bool] = False  # type: ignore[misc]
     text_encoder_batch_size: ClassVar[int] = 16  # type: ignore[misc]
 
     train_data_dir: Annotated[str | None, Show(basic=True, kind="folder", suggestions=("toy:styles",))] = None
-    """Folder with one sub-folder for each style, whose name is the style's; the pictures need not show the same things. `toy:styles` draws
+    """Folder with one sub-folder for each style, whose name is the style's; the images need not show the same things. `toy:styles` draws
     a built-in data set."""
     resolution: Annotated[Size, Show(basic=True, unit="px")] = (256, 256)
-    """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on."""
+    """Training size, N or W,H: each image is resized to about this area, in its own aspect ratio when buckets are on."""
     min_bucket_reso: Annotated[Side, Show(unit="px")] = 64
     """Shortest side of a bucket."""
     train_batch_size: Annotated[Batch, Show(basic=True)] = 16
-    """Pictures in one forward pass on one device."""
+    """Images in one forward pass on one device."""
     caption_dropout_rate: Fraction = 0.1
     """Chance that a sample is trained without a style: towards the average of all styles, by which the model learns what guidance leads
     away from. Drawn for each sample."""
     num_references: Batch = 8
-    """Real pictures of the wanted style that the style term compares a sample with, drawn for each sample."""
+    """Real images of the wanted style that the style term compares a sample with, drawn for each sample."""
     same_style_rate: Fraction = 0.1
     """Chance that the style a sample is to take on is its own; otherwise it is one of the others, each equally likely."""
 
@@ -174,7 +175,7 @@ class LgtObjectiveOptions(ObjectiveSection):
 
     leading_parts: ClassVar[tuple[str, ...]] = ("swd", "ssm")
     w_style: Annotated[NotNegative, Show(basic=True)] = 1.0
-    """Weight of the style term: the sliced Wasserstein distance between patches of the transferred latent and patches of real pictures of
+    """Weight of the style term: the sliced Wasserstein distance between patches of the transferred latent and patches of real images of
     the wanted style."""
     w_content: Annotated[NotNegative, Show(basic=True)] = 1.0
     """Weight of the content term: how much the similarities between places of the transferred latent differ from those of the source."""
@@ -190,7 +191,7 @@ class LgtObjectiveOptions(ObjectiveSection):
     """Weight of 1 - the correlation of the maps of edges of transferred latent and source. Unlike w_content it does not ask areas that
     looked different to look different still, such as the inside of a shape that becomes an outline."""
     descriptor_size: Annotated[Literal[1, 3, 5], _CONTENT] = 3
-    """Side of the patches that the content term compares, centred over the picture; 1 compares single latent pixels, which tells a picture
+    """Side of the patches that the content term compares, centred over the image; 1 compares single latent pixels, which tells an image
     from few others."""
     content_positions: Annotated[int, Field(ge=16, le=65536), _CONTENT] = 256
     """Most places that the content term compares with each other; more are thinned out at random."""
@@ -209,7 +210,7 @@ class LgtObjectiveOptions(ObjectiveSection):
     projections: Annotated[Literal["fresh", "fixed"], _STYLE] = "fresh"
     """Draw new directions in each step, or the same ones throughout."""
     ode_integration_steps: Annotated[int, Field(ge=1, le=1000), _PATH] = 4
-    """Equal steps from the noise level of a sample to the picture, through all of which the energy's gradient goes."""
+    """Equal steps from the noise level of a sample to the image, through all of which the energy's gradient goes."""
     integrator: Annotated[Integrator, _PATH] = "euler"
     """How a step is made: euler asks the network once, midpoint and heun twice."""
     energy_start: Annotated[TransferStart, _PATH] = "inversion"
@@ -224,10 +225,10 @@ class LgtObjectiveOptions(ObjectiveSection):
     """Chance that flow matching tells a sample nothing of its edges, by which the model learns to draw from noise alone."""
     back_translation_rate: Annotated[Fraction, _EDGES] = 0.0
     """Chance that flow matching tells a sample the edges of what the model itself makes of it in the style it is to take on, drawn from
-    noise, in place of its own: the model learns to draw real pictures of a style from the edges of another, and to mend what is wrong with
+    noise, in place of its own: the model learns to draw real images of a style from the edges of another, and to mend what is wrong with
     them. It begins with energy_from_step."""
     min_start: Annotated[Fraction, _PATH] = 0.3
-    """Least noise level from which a sample is transferred, 0 the picture and 1 noise."""
+    """Least noise level from which a sample is transferred, 0 the image and 1 noise."""
     max_start: Annotated[Fraction, _PATH] = 1.0
     """Highest noise level from which a sample is transferred."""
     checkpoint_steps: Annotated[bool, _PATH] = True
@@ -306,28 +307,29 @@ class LgtObjectiveOptions(ObjectiveSection):
         too_large = [str(size) for size in self.swd_scales if size > least]
         if self.w_style and too_large:
             text = f"swd_scales: patches of {', '.join(too_large)} latent pixels are larger than the smallest latents, with {least} a side"
-            problems.append(Problem("swd_scales", f"{text}; leave them out, or train on larger pictures"))
+            problems.append(Problem("swd_scales", f"{text}; leave them out, or train on larger images"))
         if self.w_content and self.descriptor_size // 2 >= least:
             text = f"descriptor_size: patches of {self.descriptor_size} latent pixels stick out of latents with {least} a side"
-            problems.append(Problem("descriptor_size", f"{text}; choose a smaller one, or train on larger pictures"))
+            problems.append(Problem("descriptor_size", f"{text}; choose a smaller one, or train on larger images"))
         return problems
 
 
 class LgtSampleOptions(SampleOptions):
-    """Evaluation during training: pictures of every style in every other style, and how good they are."""
+    """Evaluation during training: images of every style in every other style, and how good they are."""
 
     title: ClassVar[str] = "Evaluation"
     leading: ClassVar[tuple[str, ...]] = ("test_image_dir", "test_images_per_style", "sample_every_n_epochs")
 
+    by_prompt: ClassVar[bool] = False
     sample_prompts: ClassVar[str] = ""  # type: ignore[misc]
     sample_negative_prompt: ClassVar[str] = ""  # type: ignore[misc]
     sample_size: ClassVar[Size | None] = None  # type: ignore[misc]
 
     test_image_dir: Annotated[str | None, Show(kind="folder")] = None
-    """Folder with test pictures, one sub-folder for each style, named as in train_data_dir; None takes training pictures, held-out ones
+    """Folder with test images, one sub-folder for each style, named as in train_data_dir; None takes training images, held-out ones
     first."""
     test_images_per_style: WholeNumber = 1
-    """How many pictures of each style are transferred, the first by name; 0 takes all."""
+    """How many images of each style are transferred, the first by name; 0 takes all."""
     sample_every_n_epochs: Annotated[Count | None, Show(unit="epochs")] = 5
     """Evaluate every this many epochs; None as sample_every_n_steps says."""
     sample_every_n_steps: Annotated[Count | None, Show(unit="steps")] = None
@@ -339,9 +341,9 @@ class LgtSampleOptions(SampleOptions):
     sample_sampler: Integrator = "midpoint"
     """How a step is made: euler asks the network once, midpoint and heun twice and are much more exact."""
     sample_strength: Annotated[Positive, Field(le=1)] = 1.0
-    """How far a picture is taken towards noise before it comes back in the other style: 1 all the way, less keeps more of it."""
+    """How far an image is taken towards noise before it comes back in the other style: 1 all the way, less keeps more of it."""
     sample_start: TransferStart = "inversion"
-    """How it gets there: inversion follows the velocity of its own style backwards, so that the same picture comes back in its own style;
+    """How it gets there: inversion follows the velocity of its own style backwards, so that the same image comes back in its own style;
     noise mixes it with noise, as in training."""
     sample_cfg_scale: NotNegative = 1.0
     """Guidance towards the wanted style and away from the average one; 1 turns it off and halves the time."""

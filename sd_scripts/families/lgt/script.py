@@ -1,4 +1,4 @@
-"""What the script lgt_infer.py does: pictures in another style, as files with what made them inside, and told of."""
+"""What the script lgt_infer.py does: images in another style, as files with what made them inside, and told of."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch import Tensor
 from sd_scripts.dataset.buckets import BucketRules, cut_for
 from sd_scripts.dataset.images import EXTENSIONS, BadImage, crop, decode, read_size, resize
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.families.common.images import as_images
 from sd_scripts.families.common.made import check_size, size_multiple, trained_size
-from sd_scripts.families.common.pictures import as_pictures
 from sd_scripts.library.core.devices import device_of, precision_for
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import BASE, tried
-from sd_scripts.library.memory.remedies import is_out_of_memory
-from sd_scripts.library.render.sample import GAP, MAX_SEED, save_picture
+from sd_scripts.library.memory.oom_advice import is_out_of_memory
+from sd_scripts.library.render.sample import GAP, MAX_SEED, save_image
 from sd_scripts.library.tools.report import Report
 from sd_scripts.runs.states import sha256
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import new_picture
+from sd_scripts.schema.files import new_image
 
 from .model import AVERAGE, Lgt, style_weights
 from .options import LgtModelOptions
@@ -40,14 +40,14 @@ from .transfer import transfer as transfer_latents
 
 AUTO = "auto"
 SHEET_PAIRS = 64
-"""Pictures that a sheet shows at most."""
+"""Images that a sheet shows at most."""
 
 Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Order:
-    """One picture to transfer."""
+    """One image to transfer."""
 
     file: Path
     size: Size
@@ -57,7 +57,7 @@ class Order:
 
 @dataclass
 class _Made:
-    """What there is so far; one entry for each picture."""
+    """What there is so far; one entry for each image."""
 
     sources: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
@@ -80,15 +80,15 @@ def transfer(options: TransferSection) -> Report:
 
 
 def _files(image: str) -> list[Path]:
-    """The picture, or all pictures of the folder by name."""
+    """The image, or all images of the folder by name."""
     path = Path(image).expanduser()
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise OptionError(Problem("image", f"image: there is no {image}; give a picture, or a folder of pictures"))
+        raise OptionError(Problem("image", f"image: there is no {image}; give an image, or a folder of images"))
     found = sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in EXTENSIONS and file.name[0] != ".")
     if not found:
-        text = f"image: the folder {image} has no pictures; those are files that end in {', '.join(EXTENSIONS)}, not in its sub-folders"
+        text = f"image: the folder {image} has no images; those are files that end in {', '.join(EXTENSIONS)}, not in its sub-folders"
         raise OptionError(Problem("image", text))
     return found
 
@@ -106,7 +106,7 @@ def _loaded(options: TransferSection, device: torch.device) -> Parts:
 
 
 def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence[Path]) -> list[Order]:
-    """Every picture with its size and seed, read from headers alone. Raises OptionError with every problem."""
+    """Every image with its size and seed, read from headers alone. Raises OptionError with every problem."""
     problems: list[Problem] = []
     tried(problems, lambda: style_weights(parts, options.target, "target"))
     if options.source != AUTO:
@@ -137,13 +137,13 @@ def _bad_image(file: Path, err: BadImage) -> OptionError:
 
 
 def size_for(size: Size, area: int, multiple: int) -> Size:
-    """(width, height) of about this area in the aspect ratio of a picture of `size`, each side the nearest multiple, at least one."""
+    """(width, height) of about this area in the aspect ratio of an image of `size`, each side the nearest multiple, at least one."""
     width = math.sqrt(area * size[0] / size[1])
     return max(multiple, round(width / multiple) * multiple), max(multiple, round(area / width / multiple) * multiple)
 
 
 def opened(order: Order) -> Image.Image:
-    """The picture, upright in RGB, resized until it covers the size and cut in the middle."""
+    """The image, upright in RGB, resized until it covers the size and cut in the middle."""
     try:
         pixels = decode(order.file).rgb
     except BadImage as err:
@@ -159,7 +159,7 @@ def _settings(options: TransferSection) -> Settings:
 
 
 def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Sequence[Order]) -> _Made:
-    """Transfers one picture after another; each is written as soon as it is finished, with a bar on standard error."""
+    """Transfers one image after another; each is written as soon as it is finished, with a bar on standard error."""
     made, settings = _Made(), _settings(options)
     phases = 2 if settings.start == "inversion" else 1
     with Bar(total=phases * settings.steps * len(orders), desc="transferring", unit="step", file=sys.stderr) as bar:
@@ -168,13 +168,13 @@ def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Se
             bar.update(len(state))
 
         for order in orders:
-            picture = opened(order)
+            given = opened(order)
             try:
-                pixels = torch.from_numpy(np.asarray(picture) / np.float32(127.5) - 1).permute(2, 0, 1)[None]
-                latents = family.encode_pictures(parts, pixels)
+                pixels = torch.from_numpy(np.asarray(given) / np.float32(127.5) - 1).permute(2, 0, 1)[None]
+                latents = family.encode_images(parts, pixels)
                 source = guess_source(family, parts, latents)[0] if options.source == AUTO else options.source
                 result = transfer_latents(family, parts, latents, [source], [options.target], [order.seed], settings, advance)
-                (image,) = as_pictures(family.decode(parts, result))
+                (image,) = as_images(family.decode(parts, result))
             except (RuntimeError, MemoryError) as err:
                 if not is_out_of_memory(err):
                     raise
@@ -184,7 +184,7 @@ def _transferred(family: Lgt, parts: Parts, options: TransferSection, orders: Se
                 name = f"{order.file.stem}_to_{named(options.target)}"
                 made.files.append(_save(image, order, parts.source, options, source, name))
             if options.layout != "single" and len(made.pairs) < SHEET_PAIRS:
-                made.pairs.append((picture, image))
+                made.pairs.append((given, image))
     return made
 
 
@@ -205,10 +205,10 @@ def _save(image: Image.Image, order: Order, model: str, options: TransferSection
     width, height = order.size
     request = Preview(options.target, "", width, height, order.seed, options.steps, options.cfg, options.sampler)
     more: dict[str, Any] = {"source_style": source, "strength": options.strength, "start": options.start}
-    more |= {"temperature": options.temperature, "picture_sha256": sha256(order.file)}
-    path = new_picture(options.out, name, addition)
+    more |= {"temperature": options.temperature, "image_sha256": sha256(order.file)}
+    path = new_image(options.out, name, addition)
     try:
-        save_picture(image, path, request, model, controls=[str(order.file)], more=more)
+        save_image(image, path, request, model, controls=[str(order.file)], more=more)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -216,7 +216,7 @@ def _save(image: Image.Image, order: Order, model: str, options: TransferSection
 
 
 def sheet_of(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Image.Image:
-    """Each picture with what became of it to its right, pair by pair, in as many columns of pairs as the root of their number, rounded
+    """Each image with what became of it to its right, pair by pair, in as many columns of pairs as the root of their number, rounded
     down. All have the room of the largest."""
     columns = math.isqrt(len(pairs))
     rows = -(-len(pairs) // columns)
@@ -230,20 +230,20 @@ def sheet_of(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Image.Image:
 
 def _report(options: TransferSection, made: _Made, orders: Sequence[Order], sheet: Path | None, seconds: float) -> Report:
     count, calls = len(orders), num_calls(_settings(options))
-    number = f"{count} {'picture' if count == 1 else 'pictures'}"
+    number = f"{count} {'image' if count == 1 else 'images'}"
     told = f"{number} to {options.target or AVERAGE}, seed {orders[0].seed}, each with {calls} network calls in {seconds / count:.2f} s"
     if options.source == AUTO:
         counts = {style: made.sources.count(style) for style in dict.fromkeys(made.sources)}
         told += f"; taken for {', '.join(f'{style} ({times})' for style, times in counts.items())}"
     shown = [f"the sheet has the first {SHEET_PAIRS} of them"] if sheet is not None and count > SHEET_PAIRS else []
     values = {
-        "pictures": [str(path) for path in made.files],
+        "outputs": [str(path) for path in made.files],
         "grid": None if sheet is None else str(sheet),
         "images": [order.file.name for order in orders],
         "sources": made.sources,
         "seed": orders[0].seed,
         "network_calls": calls,
         "seconds": round(seconds, 3),
-        "seconds_per_picture": round(seconds / count, 3),
+        "seconds_per_image": round(seconds / count, 3),
     }
     return Report([*map(str, made.files), *([str(sheet)] if sheet is not None else []), *shown, told], values)

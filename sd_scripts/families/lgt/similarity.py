@@ -1,6 +1,6 @@
-"""Self-similarity of latents: what stands where, whatever it looks like; how alike two places of one picture are, in one and the other.
+"""Self-similarity of latents: what stands where, whatever it looks like; how alike two places of one image are, in one and the other.
 
-Shapes: B pictures, C channels, h w sides, N = h w positions, M of them compared, D = C * size * size values of a descriptor.
+Shapes: B images, C channels, h w sides, N = h w positions, M of them compared, D = C * size * size values of a descriptor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TINY = 1e-12
 def descriptors(latents: Tensor, size: int) -> Tensor:
     """What stands at each position of latents (B, C, h, w): (B, N, D), of length 1.
 
-    The patch of size x size around the position, less the mean of all patches of the picture. At the borders the picture goes on as its
+    The patch of size x size around the position, less the mean of all patches of the image. At the borders the image goes on as its
     mirror image, for which both sides must be greater than size // 2.
     """
     border = size // 2
@@ -28,7 +28,7 @@ def descriptors(latents: Tensor, size: int) -> Tensor:
 def self_similarity(found: Tensor, source: Tensor, size: int, positions: Tensor | None = None) -> Tensor:
     """Mean over all pairs of positions of (A - A')^2, for latents found and source (B, C, h, w): (B,).
 
-    A holds the cosines between the descriptors of one picture. positions (B, M) are those that are compared in each; None compares all.
+    A holds the cosines between the descriptors of one image. positions (B, M) are those that are compared in each; None compares all.
     Blind to everything that leaves all angles alone, such as x -> -x and rotations of the channels.
     """
     with torch.autocast(found.device.type, enabled=False):
@@ -45,7 +45,7 @@ def chosen_positions(count: int, most: int, generator: torch.Generator) -> Tenso
 
 
 def chance_level(source: Tensor, size: int) -> Tensor:
-    """The self-similarity that latents (B, C, h, w) have to pictures of the same descriptors at other places, on average: (B,).
+    """The self-similarity that latents (B, C, h, w) have to images of the same descriptors at other places, on average: (B,).
 
     For a random rearrangement of the positions the two cosines of a pair of different places are independent, so that the expected
     squared difference is twice their variance. White latents have 2 (N - 1) / (D N) about, 0.498 at 4 channels, N = 256 and size 1.

@@ -1,4 +1,4 @@
-"""Options of transferring pictures with a model that learned styles."""
+"""Options of transferring images with a model that learned styles."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .options import Integrator, TransferStart
 
 
 class TransferSection(Section):
-    """Which pictures take on which style, with which model, and how."""
+    """Which images take on which style, with which model, and how."""
 
     title: ClassVar[str] = "Transfer"
 
     ckpt: Annotated[str, Show(basic=True, kind="file")]
     """The model: a saved file or folder, or the folder of a run, of which the newest saved file is taken."""
     image: Annotated[str, Show(basic=True, kind="file")]
-    """The picture to transfer, or a folder, of which all pictures are."""
+    """The image to transfer, or a folder, of which all images are."""
     target: Annotated[str, Show(basic=True)]
     """The style to take on, by the name of its folder; several with weights are mixed, such as `monet 0.7, ukiyo-e 0.3`."""
     source: Annotated[str, Show(basic=True)] = "auto"
-    """The style the picture has; auto takes the one under which the model predicts the picture best. `average` is none in particular."""
+    """The style the image has; auto takes the one under which the model predicts the image best. `average` is none in particular."""
     strength: Annotated[Positive, Field(le=1), Show(basic=True)] = 1.0
-    """How far the picture is taken towards noise before it comes back in the other style: 1 all the way, less keeps more of it."""
+    """How far the image is taken towards noise before it comes back in the other style: 1 all the way, less keeps more of it."""
     steps: Annotated[int, Show(basic=True), Field(ge=1, le=1000)] = 15
     """Steps of the inversion, and as many of the generation."""
     sampler: Integrator = "midpoint"
     """How a step is made: euler asks the network once, midpoint and heun twice and are much more exact."""
     start: TransferStart = "inversion"
-    """How the picture gets towards noise: inversion follows the velocity of its own style backwards, so that the same picture comes back in
+    """How the image gets towards noise: inversion follows the velocity of its own style backwards, so that the same image comes back in
     its own style; noise mixes it with noise, as in training."""
     cfg: NotNegative = 1.0
     """Guidance towards the target style and away from the average one; 1 turns it off and halves the time."""
@@ -42,13 +42,13 @@ class TransferSection(Section):
     """Strength of the noise that is added and taken away again while generating, with the score term that keeps the distribution; 0 adds
     none."""
     seed: Annotated[Seed | None, Show(basic=True)] = None
-    """Decides the noise of start = noise and of temperature: picture i has that of seed + i. None draws a seed, which the report tells."""
+    """Decides the noise of start = noise and of temperature: image i has that of seed + i. None draws a seed, which the report tells."""
     size: Annotated[Size | None, Show(unit="px")] = None
-    """Width,height to work at; None takes the area that the model was trained at, in the picture's own aspect ratio."""
+    """Width,height to work at; None takes the area that the model was trained at, in the image's own aspect ratio."""
     layout: Literal["grid", "single", "both"] = "both"
-    """Files to write: one sheet with each picture beside what became of it, each result alone, or both."""
+    """Files to write: one sheet with each image beside what became of it, each result alone, or both."""
     out: Annotated[str, Show(kind="folder")] = "transferred"
-    """Folder for the pictures, which is made when it is not there, or the name of a .png file for the result; the sheet then has the same
+    """Folder for the images, which is made when it is not there, or the name of a .png file for the result; the sheet then has the same
     name with -sheet. Existing files stay."""
     device: str | None = None
     """Device, such as cpu or cuda:1; None takes the first GPU, or the CPU."""
@@ -62,7 +62,7 @@ class TransferSection(Section):
 
 
 class LgtTransfer(ToolOptions):
-    """Give pictures another style, with a model that learned styles."""
+    """Give images another style, with a model that learned styles."""
 
     name: ClassVar[str] = "lgt_infer"
     work: ClassVar[str] = "sd_scripts.families.lgt.script:transfer"

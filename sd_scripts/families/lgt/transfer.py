@@ -1,11 +1,11 @@
-"""Pictures in another style: along the velocity of their own style towards noise, and back along that of the wanted one.
+"""Images in another style: along the velocity of their own style towards noise, and back along that of the wanted one.
 
-The two ways are one ordinary differential equation, dx = v(x, t) dt, so the same style gives the same picture back, up to the error of the
-solver. On a CPU the network sees one picture at a time (two rows with guidance): matrix products of other sizes are rounded differently,
-and a picture shall have the same bytes whatever it is transferred with. On a GPU pictures are transferred together, and the company changes
+The two ways are one ordinary differential equation, dx = v(x, t) dt, so the same style gives the same image back, up to the error of the
+solver. On a CPU the network sees one image at a time (two rows with guidance): matrix products of other sizes are rounded differently,
+and an image shall have the same bytes whatever it is transferred with. On a GPU images are transferred together, and the company changes
 the last digits.
 
-Canonical time: t = 0 is the picture, t = 1 noise, v is noise - picture. Shapes: B pictures, C latent channels, h w latent sides; t (B,).
+Canonical time: t = 0 is the image, t = 1 noise, v is noise - image. Shapes: B images, C latent channels, h w latent sides; t (B,).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from sd_scripts.families.common.images import evaluating, first_of
 from sd_scripts.families.common.made import check_size, state_shape
-from sd_scripts.families.common.pictures import evaluating, first_of
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.integrators import ORDERS, STEPS, Field, Method
 from sd_scripts.library.core.protocols import EDGES, Condition, OnStep, Parts, Preview
@@ -39,7 +39,7 @@ Sigma = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """How pictures are transferred; see schema.transfer."""
+    """How images are transferred; see schema.transfer."""
 
     steps: int = 15
     sampler: Method = "midpoint"
@@ -50,7 +50,7 @@ class Settings:
 
 
 def num_calls(settings: Settings) -> int:
-    """How often the network is asked for one picture, guidance as one."""
+    """How often the network is asked for one image, guidance as one."""
     return ORDERS[settings.sampler] * settings.steps * (2 if settings.start == "inversion" else 1)
 
 
@@ -64,13 +64,13 @@ def transfer(
     settings: Settings,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """Latents (B, C, h, w), float32, of pictures of the source styles in the target styles, as `begin` and `generate` make them."""
+    """Latents (B, C, h, w), float32, of images of the source styles in the target styles, as `begin` and `generate` make them."""
     state = begin(family, parts, latents, sources, seeds, settings, on_step)
     return generate(family, parts, state, targets, seeds, settings, on_step, edges=edges_of(family, parts, latents))
 
 
 def edges_of(family: Lgt, parts: Parts, latents: Tensor) -> Tensor | None:
-    """Maps of edges (B, 3, h, w) of pictures; None for a model that is not told of them."""
+    """Maps of edges (B, 3, h, w) of images; None for a model that is not told of them."""
     return edge_map(latents.to(parts.device)) if family.takes_edges(parts) else None
 
 
@@ -89,14 +89,14 @@ def begin(
     settings: Settings,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """The state (B, C, h, w) at noise level `strength` from which pictures are generated: inverted, or mixed with noise of their seeds."""
+    """The state (B, C, h, w) at noise level `strength` from which images are generated: inverted, or mixed with noise of their seeds."""
     if settings.start == "inversion":
         return invert(family, parts, latents, sources, settings, on_step)
     return mixed(latents.to(parts.device), seeds, settings.strength)
 
 
 def mixed(latents: Tensor, seeds: Sequence[int], strength: float) -> Tensor:
-    """(1 - strength) latents + strength noise, float32, the noise of each picture (B,) that of its seed."""
+    """(1 - strength) latents + strength noise, float32, the noise of each image (B,) that of its seed."""
     noise = torch.empty(latents.shape)
     for one, seed in zip(noise, seeds, strict=True):
         one.normal_(generator=rng_for(seed, 0, "transfer"))
@@ -107,9 +107,9 @@ def mixed(latents: Tensor, seeds: Sequence[int], strength: float) -> Tensor:
 def invert(family: Lgt, parts: Parts, latents: Tensor, sources: Sequence[str], settings: Settings, on_step: OnStep | None = None) -> Tensor:
     """The state (B, C, h, w) at noise level `strength` that the velocity of the source style leads latents to, without guidance.
 
-    on_step is told the steps of each group of pictures that is inverted together.
+    on_step is told the steps of each group of images that is inverted together.
     """
-    assert len(latents) == len(sources), f"{len(sources)} styles for {len(latents)} pictures"
+    assert len(latents) == len(sources), f"{len(sources)} styles for {len(latents)} images"
     with torch.no_grad(), evaluating(parts):
         done = []
         for rows in _groups(parts, len(latents)):
@@ -119,7 +119,7 @@ def invert(family: Lgt, parts: Parts, latents: Tensor, sources: Sequence[str], s
             length = torch.full_like(zero, settings.strength / settings.steps)
             for number in range(settings.steps):
                 x = STEPS[settings.sampler](field, x, zero + number * length, length)
-                _tell(on_step, number, settings, x)
+                _tell(on_step, number, settings, latents[rows])
             done.append(x)
     return torch.cat(done) if done else latents
 
@@ -138,10 +138,10 @@ def generate(
     """Latents (B, C, h, w) in the target styles from a state at noise level `strength`; fresh noise is of the seeds.
 
     Guidance leads away from the styles `away`, by default the average. edges: maps (B, 3, h, w) of what is transferred,
-    for a model that is told of them. on_step is told the steps of each group of pictures that is
+    for a model that is told of them. on_step is told the steps of each group of images that is
     generated together.
     """
-    assert len(state) == len(targets) == len(seeds), f"{len(targets)} styles and {len(seeds)} seeds for {len(state)} pictures"
+    assert len(state) == len(targets) == len(seeds), f"{len(targets)} styles and {len(seeds)} seeds for {len(state)} images"
     with torch.no_grad(), evaluating(parts):
         done = []
         for rows in _groups(parts, len(state)):
@@ -160,19 +160,20 @@ def _generated(field: Field, x: Tensor, generators: Sequence[torch.Generator], s
     level = torch.full((len(x),), settings.strength, device=x.device)
     length = -level / settings.steps
     for number in range(settings.steps):
-        t = level + number * length
-        # The last step adds nothing: what it added would stay in the picture.
+        t, before = level + number * length, x
+        # The last step adds nothing: what it added would stay in the image.
         if settings.temperature and number < settings.steps - 1:
             fresh = torch.stack([torch.randn(x.shape[1:], generator=generator) for generator in generators]).to(x)
             x = langevin_step(field, x, t, length, settings.sampler, sigma_of(settings.temperature), fresh)
         else:
             x = STEPS[settings.sampler](field, x, t, length)
-        _tell(on_step, number, settings, x)
+        # Where the way of this step leads to when it goes on to the image.
+        _tell(on_step, number, settings, x - ((t / length + 1).view(-1, *[1] * (x.ndim - 1))) * (x - before))
     return x
 
 
 def sigma_of(temperature: float) -> Sigma:
-    """2 temperature sqrt(t (1 - t)): the temperature half way, 0 at the picture and at pure noise, so that the score term is finite."""
+    """2 temperature sqrt(t (1 - t)): the temperature half way, 0 at the image and at pure noise, so that the score term is finite."""
     return lambda t: 2 * temperature * (t * (1 - t)).sqrt()
 
 
@@ -208,7 +209,7 @@ def _field(
 
 
 def guess_source(family: Lgt, parts: Parts, latents: Tensor) -> list[str]:
-    """The style of each picture (B, C, h, w): the one under which the velocity is predicted best, on the same noise for all.
+    """The style of each image (B, C, h, w): the one under which the velocity is predicted best, on the same noise for all.
 
     A diffusion classifier (Li et al. 2023, arXiv 2303.16203).
     """
@@ -233,8 +234,8 @@ def guess_source(family: Lgt, parts: Parts, latents: Tensor) -> list[str]:
     return found
 
 
-def render(family: Lgt, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-    """Pictures (B, 3, H, W) in [-1, 1], float32, from pure noise; the sampler auto is midpoint.
+def render(family: Lgt, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
+    """Images (B, 3, H, W) in [-1, 1], float32, from pure noise; the sampler auto is midpoint.
 
     Raises OptionError for a sampler that is none, a style that is unknown and sides that the network cannot halve.
     """
@@ -249,16 +250,16 @@ def render(family: Lgt, parts: Parts, requests: Sequence[Preview]) -> Tensor:
     seeds = [request.seed for request in requests]
     nothing = torch.zeros(len(requests), *state_shape(parts, first.width, first.height))
     prompts, away = ([getattr(request, name) for request in requests] for name in ("prompt", "negative_prompt"))
-    state = generate(family, parts, mixed(nothing, seeds, 1.0), prompts, seeds, settings, away=away)
+    state = generate(family, parts, mixed(nothing, seeds, 1.0), prompts, seeds, settings, on_step, away)
     return torch.cat([family.decode(parts, state[rows]) for rows in _groups(parts, len(state))])
 
 
 def _groups(parts: Parts, count: int) -> Iterator[slice]:
-    """Rows of the pictures that go through the network together."""
+    """Rows of the images that go through the network together."""
     together = 1 if parts.device.type == "cpu" else max(1, count)
     return (slice(start, start + together) for start in range(0, count, together))
 
 
-def _tell(on_step: OnStep | None, number: int, settings: Settings, x: Tensor) -> None:
+def _tell(on_step: OnStep | None, number: int, settings: Settings, clean: Tensor) -> None:
     if on_step is not None:
-        on_step(number + 1, settings.steps, x)
+        on_step(number + 1, settings.steps, clean)

@@ -1,6 +1,6 @@
-"""Sliced Wasserstein distance between the patches of latents: how far the look of pictures is from that of a style, wherever things stand.
+"""Sliced Wasserstein distance between the patches of latents: how far the look of images is from that of a style, wherever things stand.
 
-Shapes: G sets of pictures, N M pictures of a set, C channels, h w sides, P Q patches of a set, D = C * size * size values of a patch,
+Shapes: G sets of images, N M images of a set, C channels, h w sides, P Q patches of a set, D = C * size * size values of a patch,
 L directions.
 """
 
@@ -31,9 +31,9 @@ def directions(dimension: int, count: int, generator: torch.Generator) -> Tensor
 
 
 def sliced_wasserstein(found: Sequence[Tensor], wanted: Sequence[Sequence[Tensor]], along: Sequence[Tensor], size: int) -> Tensor:
-    """Squared sliced 2-Wasserstein distance of the patches of each of G sets of pictures to those that are wanted of it: (G,).
+    """Squared sliced 2-Wasserstein distance of the patches of each of G sets of images to those that are wanted of it: (G,).
 
-    found[g] are pictures (N, C, h, w); wanted[g] are tensors (M, C, h, w) that may differ in M, h and w, whose patches are taken together;
+    found[g] are images (N, C, h, w); wanted[g] are tensors (M, C, h, w) that may differ in M, h and w, whose patches are taken together;
     along[g] are unit vectors (D, L), with the values of a patch in the order of F.unfold. Patches are all windows of size x size that lie
     inside, with stride 1: windows that stick out would have to be filled with something, which would be learned as a part of every style.
 
@@ -41,8 +41,8 @@ def sliced_wasserstein(found: Sequence[Tensor], wanted: Sequence[Sequence[Tensor
     their sorted values (Bonneel et al. 2015). Sets of equal shapes are computed together.
     """
     together: dict[tuple[torch.Size, ...], list[int]] = {}
-    for place, (pictures, others) in enumerate(zip(found, wanted, strict=True)):
-        together.setdefault((pictures.shape, *(other.shape for other in others)), []).append(place)
+    for place, (images, others) in enumerate(zip(found, wanted, strict=True)):
+        together.setdefault((images.shape, *(other.shape for other in others)), []).append(place)
     distances: dict[int, Tensor] = {}
     # Convolutions would be done in 16 bits otherwise.
     with torch.autocast(found[0].device.type, enabled=False):
@@ -56,12 +56,12 @@ def sliced_wasserstein(found: Sequence[Tensor], wanted: Sequence[Sequence[Tensor
 
 
 def projected(latents: Tensor, along: Tensor, size: int) -> Tensor:
-    """All patches of G sets of pictures (G, N, C, h, w) along the G sets of unit vectors (G, D, L): (G, L, P), P = N (h - size + 1)
+    """All patches of G sets of images (G, N, C, h, w) along the G sets of unit vectors (G, D, L): (G, L, P), P = N (h - size + 1)
     (w - size + 1). As a convolution, by which no patch is ever written out."""
-    sets, pictures, channels, height, width = latents.shape
+    sets, images, channels, height, width = latents.shape
     filters = along.to(latents).transpose(1, 2).reshape(-1, channels, size, size)
-    maps = F.conv2d(latents.transpose(0, 1).reshape(pictures, sets * channels, height, width), filters, groups=sets)
-    return maps.reshape(pictures, sets, along.shape[-1], -1).permute(1, 2, 0, 3).flatten(2)
+    maps = F.conv2d(latents.transpose(0, 1).reshape(images, sets * channels, height, width), filters, groups=sets)
+    return maps.reshape(images, sets, along.shape[-1], -1).permute(1, 2, 0, 3).flatten(2)
 
 
 def quantile_distance(found: Tensor, wanted: Tensor) -> Tensor:

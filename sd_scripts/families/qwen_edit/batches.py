@@ -1,6 +1,6 @@
-"""Batches of loaders that are not ours, for QwenImageEditTrainer: pictures of any kind, and encoded samples with their sizes.
+"""Batches of loaders that are not ours, for QwenImageEditTrainer: images of any kind, and encoded samples with their sizes.
 
-Shapes: B samples, N picture tokens of 16 x 16 pixels, h w latent sides, L text rows, D text width.
+Shapes: B samples, N image tokens of 16 x 16 pixels, h w latent sides, L text rows, D text width.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sd_scripts.library.render.predict import read_pictures
+from sd_scripts.library.render.predict import read_images
 from sd_scripts.schema.errors import OptionError
 
-Picture = Image.Image | str | Path | np.ndarray | Tensor
+ImageLike = Image.Image | str | Path | np.ndarray | Tensor
 Grid = tuple[int, int]
-"""Rows and columns of picture tokens."""
+"""Rows and columns of image tokens."""
 Entries = dict[str, Tensor]
 
 TOKEN = 16
-"""Pixels along the side of a picture token."""
+"""Pixels along the side of an image token."""
 CACHED = ("pixel_latent", "control_latent", "prompt_embed")
 """What a batch holds that needs no encoder."""
 SHAPES = "img_shapes"
@@ -34,38 +34,38 @@ _PADDED = ("prompt_embed", "prompt_embeds_mask", "empty_prompt_embed", "empty_pr
 log = logging.getLogger("sd_scripts")
 
 
-def pictures_of(given: Picture | Sequence[Picture]) -> list[Image.Image]:
-    """RGB pictures of files, PIL's pictures, arrays and tensors, one or several.
+def images_of(given: ImageLike | Sequence[ImageLike]) -> list[Image.Image]:
+    """RGB images of files, PIL's images, arrays and tensors, one or several.
 
     Arrays are (H, W, 3) or (3, H, W), with a further axis in front for several, whole numbers to 255 or fractions in [0, 1].
     """
     if isinstance(given, Image.Image | str | Path):
-        return read_pictures([given])
+        return read_images([given])
     if isinstance(given, np.ndarray | Tensor):
         values = given.detach().cpu().float().numpy() if isinstance(given, Tensor) and given.is_floating_point() else np.asarray(given)
-        return [_picture(one) for one in values] if values.ndim == 4 else [_picture(values)]
-    return [picture for one in given for picture in pictures_of(one)]
+        return [_image(one) for one in values] if values.ndim == 4 else [_image(values)]
+    return [image for one in given for image in images_of(one)]
 
 
-def _picture(values: np.ndarray) -> Image.Image:
+def _image(values: np.ndarray) -> Image.Image:
     if values.ndim == 3 and values.shape[0] == 3 and values.shape[-1] != 3:
         values = values.transpose(1, 2, 0)
     if values.ndim != 3 or values.shape[-1] != 3:
-        raise OptionError(f"a picture of shape {tuple(values.shape)} is none in colour; give (height, width, 3) or (3, height, width)")
+        raise OptionError(f"an image of shape {tuple(values.shape)} is none in colour; give (height, width, 3) or (3, height, width)")
     if values.dtype.kind == "f":
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
             raise OptionError(
-                f"a picture of fractions goes from {values.min():g} to {values.max():g}; 0 to 1 is allowed, or whole numbers to 255"
+                f"an image of fractions goes from {values.min():g} to {values.max():g}; 0 to 1 is allowed, or whole numbers to 255"
             )
         values = (values * 255).round()
     return Image.fromarray(np.ascontiguousarray(values.astype(np.uint8)))
 
 
 def grids_of(batch: Mapping[str, Any], sized: Callable[[tuple[int, int]], list[tuple[int, int]]]) -> list[Grid]:
-    """The grids of an encoded batch, the target's first, then those of its control pictures.
+    """The grids of an encoded batch, the target's first, then those of its control images.
 
-    They follow from img_shapes, as the transformer takes them; else from height and width in pixels or from the pictures beside; else the
-    pictures were square, which is said. sized: sizes at which a picture (width, height) may have been given to the VAE. Raises OptionError.
+    They follow from img_shapes, as the transformer takes them; else from height and width in pixels or from the images beside; else the
+    images were square, which is said. sized: sizes at which an image (width, height) may have been given to the VAE. Raises OptionError.
     """
     target, controls = batch["pixel_latent"].shape[1], batch["control_latent"].shape[1]
     if batch.get(SHAPES) is not None:
@@ -81,12 +81,12 @@ def grids_of(batch: Mapping[str, Any], sized: Callable[[tuple[int, int]], list[t
 
 
 def _sizes(batch: Mapping[str, Any], name: str, sized: Callable[[tuple[int, int]], list[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """What size the pictures of this name may have been encoded at."""
+    """What size the images of this name may have been encoded at."""
     found = []
     if name == "image" and batch.get("height") is not None and batch.get("width") is not None:
         found = [(int(torch.as_tensor(batch["width"]).max()), int(torch.as_tensor(batch["height"]).max()))]
     if batch.get(name) is not None:
-        own = pictures_of(batch[name])[0].size
+        own = images_of(batch[name])[0].size
         found += [own, *sized(own)]
     return found
 
@@ -102,10 +102,10 @@ def _grid(tokens: int, sizes: Sequence[tuple[int, int]]) -> Grid:
     side = isqrt(tokens)
     if side * side != tokens:
         raise OptionError(
-            f"the batch holds pictures of {tokens} tokens and does not say how many are in a row; give img_shapes as cache_step does, or "
+            f"the batch holds images of {tokens} tokens and does not say how many are in a row; give img_shapes as cache_step does, or "
             "height and width in pixels"
         )
-    log.info("pictures of %d tokens are taken for squares of %d pixels, as nothing in the batch says their size", tokens, side * TOKEN)
+    log.info("images of %d tokens are taken for squares of %d pixels, as nothing in the batch says their size", tokens, side * TOKEN)
     return side, side
 
 
@@ -135,6 +135,6 @@ def without_end(batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, A
             )
 
 
-def digest(picture: Image.Image) -> str:
-    """Tells RGB pictures apart by what they show."""
-    return hashlib.blake2b(picture.tobytes(), digest_size=16).hexdigest()
+def digest(image: Image.Image) -> str:
+    """Tells RGB images apart by what they show."""
+    return hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest()

@@ -15,13 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from sd_scripts.dataset.buckets import area_size
+from sd_scripts.families.common.images import evaluating
 from sd_scripts.families.common.packing import packed
-from sd_scripts.families.common.pictures import evaluating
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.data.cache import CODE_REVISION, Cache, CorruptEntry, fingerprint, key_of
 from sd_scripts.schema.errors import OptionError
 
-from .batches import SHAPES, Entries, digest, pictures_of
+from .batches import SHAPES, Entries, digest, images_of
 from .model import QwenEdit
 
 Sample = tuple[Image.Image, list[Image.Image], str]
@@ -46,16 +46,16 @@ class Encoder:
                 "pixel_latent, control_latent, prompt_embed and prompt_embeds_mask"
             )
         prompts = [batch["prompt"]] if isinstance(batch["prompt"], str) else list(batch["prompt"])
-        targets = pictures_of(batch["image"])
-        controls = [pictures_of(batch[name]) for name in ("control", "control_1", "control_2") if name in batch]
+        targets = images_of(batch["image"])
+        controls = [images_of(batch[name]) for name in ("control", "control_1", "control_2") if name in batch]
         counts = [len(prompts), len(targets), *map(len, controls)]
         if len(set(counts)) > 1:
             raise OptionError(
-                f"the batch has {counts[0]} prompts, {counts[1]} images and {counts[2:]} control pictures; give one of each for each"
+                f"the batch has {counts[0]} prompts, {counts[1]} images and {counts[2:]} control images; give one of each for each"
             )
         fewest, most = self.family.num_controls(self.parts)
         if not fewest <= len(controls) <= most:
-            raise OptionError(f"the batch has {len(controls)} control pictures for each sample; this model takes {fewest} to {most}")
+            raise OptionError(f"the batch has {len(controls)} control images for each sample; this model takes {fewest} to {most}")
         return [(target, list(row), prompt) for prompt, target, *row in zip(prompts, targets, *controls, strict=True)]
 
     @torch.no_grad()
@@ -66,9 +66,9 @@ class Encoder:
         self.parts.vae.to(vae)
         width, height = self.target_size(target.size)
         pixels = [VaeImageProcessor(vae_scale_factor=16).preprocess(target, height, width)]
-        pixels += [self.family.control_pixels(self.parts, picture)[None] for picture in controls]
+        pixels += [self.family.control_pixels(self.parts, image)[None] for image in controls]
         with evaluating(self.parts):
-            latents = [self.family.encode_pictures(self.parts, one).cpu() for one in pixels]
+            latents = [self.family.encode_images(self.parts, one).cpu() for one in pixels]
         rows, empty = self.rows(controls, [prompt, ""], text)
         shapes = [(1, one.shape[-2] // 2, one.shape[-1] // 2) for one in latents]
         return {
@@ -101,9 +101,9 @@ class Encoder:
     def key_of(self, sample: Sample) -> str:
         """Follows from everything that an entry is made from."""
         target, controls, prompt = sample
-        pictures = [[*one.size, digest(one)] for one in (target, *controls)]
+        images = [[*one.size, digest(one)] for one in (target, *controls)]
         made_with = {"encoders": self._fingerprint, "settings": self.parts.settings, "revision": CODE_REVISION}
-        return key_of({"pictures": pictures, "text": prompt, **made_with})
+        return key_of({"pictures": images, "text": prompt, **made_with})
 
     def kept(self, sample: Sample, cache: Cache | None) -> Entries | None:
         """The entries of a sample from the cache; None where there are none."""

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, Sign, TensorNames
+from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
 
 TRANSFORMER = "a Qwen-Image transformer"
-VAE = "a VAE of Qwen-Image alone"
 TEXT_ENCODER = "a Qwen2.5-VL text encoder"
-
-
-def _is_vae(names: TensorNames) -> bool:
-    """Convolutions over time as well, in either layout; Wan's first VAE is of the same form."""
-    film = len(names.shapes.get("decoder.conv_in.weight", ())) == 5 and names.starts("encoder.down_blocks.0.conv1.")
-    return film or (names.starts("encoder.downsamples.") and names.starts("decoder.upsamples."))
-
-
 FACTS = FamilyFacts(
     label="Qwen-Image-Edit",
-    place=3,
+    place=50,
     edits=True,
     evaluates=False,
     demo=None,
@@ -40,7 +32,8 @@ FACTS = FamilyFacts(
     lora_module="networks.lora_qwen_image",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("transformer_blocks.0.img_mod.1.")),
-        Sign(VAE, _is_vae),
-        Sign(TEXT_ENCODER, lambda names: names.has("visual.blocks.0.attn.qkv.weight") and names.has("layers.0.self_attn.q_proj.weight")),
+        QWEN_VAE_SIGN,
+        Sign(TEXT_ENCODER, lambda names: names.has("visual.blocks.0.attn.qkv.weight") and names.has("layers.0.self_attn.q_proj.bias")),
     ),
+    bases=(PublishedBase(pieces=(), licence="Apache-2.0", undistilled=None),),
 )

@@ -19,12 +19,13 @@ from sd_scripts.library.train.model_files import model_files
 from sd_scripts.library.train.optim import restore
 from sd_scripts.library.train.run_meta import write_meta
 from sd_scripts.runs import resume
+from sd_scripts.runs.events import FileSaved, RunFailed, RunFinished, RunStarted, RunStopped, StepDone, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.errors import OptionError
 
 from .batches import without_end
-from .yaml import NO_PICTURES
+from .yaml import NO_IMAGES
 
 if TYPE_CHECKING:
     from .trainer import QwenImageEditTrainer
@@ -55,7 +56,7 @@ def fit(trainer: QwenImageEditTrainer, train_dataloader: Iterable[Mapping[str, A
     lock.take()
     try:
         remove_leftovers(run)
-        run.log("started", steps=total, start_step=trainer.global_step, script=options.script)
+        run.log(RunStarted(steps=total, start_step=trainer.global_step, script=options.script))
         start_trackers(accelerator, options, run)
         for _ in range(trainer.global_step * together):
             next(batches)
@@ -73,13 +74,13 @@ def fit(trainer: QwenImageEditTrainer, train_dataloader: Iterable[Mapping[str, A
                     trainer.save_checkpoint(0, trainer.global_step)
                 if stopping:
                     run.clear_stop()
-                    run.log("stopped", step=trainer.global_step, text=f"{trainer.global_step} of {total} steps are done")
+                    run.log(RunStopped(step=trainer.global_step, text=f"{trainer.global_step} of {total} steps are done"))
                     return trainer.save_lora(run.path / f"{options.output.output_name}-{trainer.global_step:06d}{options.output.ending}")
         trainer.save_lora(final)
-        run.log("saved", step=total, what="export", file=final.name)
-        run.log("finished", step=total, text=f"{total} of {total} steps are done")
+        run.log(FileSaved(step=total, what="export", file=final.name))
+        run.log(RunFinished(step=total, text=f"{total} of {total} steps are done"))
     except BaseException as err:
-        run.log("failed", step=trainer.global_step, text=str(err) or type(err).__name__)
+        run.log(RunFailed(step=trainer.global_step, text=str(err) or type(err).__name__))
         raise
     finally:
         for tracker in accelerator.trackers:
@@ -113,7 +114,7 @@ def _one_step(trainer: QwenImageEditTrainer, batches: Sequence[Mapping[str, Any]
     scheduler.step()
     trainer.global_step += 1
     assert trainer.run is not None and trainer.accelerator is not None
-    RunDirectory(trainer.run).log("step", step=trainer.global_step, epoch=0, loss=total, lr=rate)
+    RunDirectory(trainer.run).log(StepDone(step=trainer.global_step, epoch=0, loss=total, lr=rate))
     trainer.accelerator.log({"loss": total, "lr": rate}, step=trainer.global_step)
 
 
@@ -122,7 +123,7 @@ def _begin(trainer: QwenImageEditTrainer) -> tuple[RunDirectory, bool]:
     options, total = trainer.options, trainer.options.training.max_train_steps
     settings = _settings_of(trainer)
     wanted = resume.Wanted(
-        options.output, options.distributed.resume, None, settings, NO_PICTURES, total, model_files=lambda: _model_files(trainer)
+        options.output, options.distributed.resume, None, settings, NO_IMAGES, total, model_files=lambda: _model_files(trainer)
     )
     start = resume.choose(wanted)
     if start.finished:
@@ -133,7 +134,7 @@ def _begin(trainer: QwenImageEditTrainer) -> tuple[RunDirectory, bool]:
     assert trainer.run is not None
     run = RunDirectory(trainer.run)
     for text in start.warnings:
-        run.log("warning", text=text)
+        run.log(Warned(text=text))
     if start.state is not None:
         _go_on_from(trainer, start.state)
     return run, False
@@ -155,8 +156,8 @@ def open_run(trainer: QwenImageEditTrainer, run: RunDirectory | None) -> Checkpo
     """Writes down what is trained in the folder of a run, None for a new one; what writes its states."""
     options, settings = trainer.options, _settings_of(trainer)
     run = run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, CONFIG)
-    identity = Identity(resume.fingerprint(settings), NO_PICTURES, 1)
-    about = {"dataset_hash": NO_PICTURES}
+    identity = Identity(resume.fingerprint(settings), NO_IMAGES, 1)
+    about = {"dataset_hash": NO_IMAGES}
     known = {"settings": settings, "model_files": _model_files(trainer), "dataset": about}
     write_meta(run, fingerprint=identity.fingerprint, **known, seed=options.training.seed, processes=1)
     trainer.run = run.path

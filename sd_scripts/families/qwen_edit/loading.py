@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from diffusers import QwenImageTransformer2DModel
 from torch import nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 from sd_scripts.families.common import transformer_loading as transformer
+from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
+from sd_scripts.families.common.qwen_vae_signs import VAE
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
@@ -39,7 +41,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from . import original as original_qwen
 from . import processor as qwen_processor
 from . import templates as qwen_templates
-from .facts import TEXT_ENCODER, TRANSFORMER, VAE
+from .facts import TEXT_ENCODER, TRANSFORMER
 from .options import QwenImageModelOptions
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ _WORDS = TokenizerSpec(
     "tokenizer",
     None,
     Qwen2Tokenizer,
-    # Without its configuration the vocabulary does not know the marks of pictures.
+    # Without its configuration the vocabulary does not know the marks of images.
     ("vocab.json", "merges.txt", "tokenizer_config.json"),
     (("Qwen/Qwen-Image", "tokenizer/"), ("Qwen/Qwen-Image-Edit-2509", "tokenizer/"), ("Qwen/Qwen-Image-Edit", "tokenizer/")),
     "Qwen2.5-VL's",
@@ -70,14 +72,7 @@ SPEC = FamilySpec(
             prefixes=transformer.PREFIXES,
             unread=(original_qwen.CONTROLS_AT_ZERO,),
         ),
-        "vae": PartSpec(
-            folder="vae",
-            class_name="AutoencoderKLQwenImage",
-            make=AutoencoderKLQwenImage.from_config,
-            layout=original_qwen.vae,
-            prefixes=("vae.",),
-            kinds=(VAE,),
-        ),
+        "vae": QWEN_VAE_PART,
         "te1": PartSpec(
             folder="text_encoder",
             class_name="Qwen2_5_VLForConditionalGeneration",
@@ -96,7 +91,7 @@ SPEC = FamilySpec(
     belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
 SIDE = "_default_side"
-"""Entry of model_index.json with the side of pictures in a model that was made for another size."""
+"""Entry of model_index.json with the side of images in a model that was made for another size."""
 COMPANIONS = {
     "vae": Companion("vae", "the VAE", "qwen_image_vae.safetensors"),
     "te1": Companion("text_encoder", "the text encoder Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors"),
@@ -228,9 +223,9 @@ def _parts(base: Base, options: QwenImageModelOptions, version: str, modules: Ma
     side = int(base.index.get(SIDE, 0))
     area = side**2 or qwen_templates.AREA
     control_area = area if options.control_resolution is None else options.control_resolution**2
-    pictures = None if version == "image" else qwen_processor.pictures_of(_picture_config(base))
+    images = None if version == "image" else qwen_processor.images_of(_image_config(base))
     words = base.tokenizers.get("te1")
-    settings = qwen_templates.settings_of(version, options.max_token_length, area, control_area, pictures)
+    settings = qwen_templates.settings_of(version, options.max_token_length, area, control_area, images)
     return Parts(
         backbone=modules["backbone"],
         vae=modules["vae"],
@@ -241,11 +236,11 @@ def _parts(base: Base, options: QwenImageModelOptions, version: str, modules: Ma
         scheduler_config=dict(base.scheduler),
         source=base.source.label,
         settings=settings,
-        processor=None if pictures is None or words is None else qwen_processor.PictureProcessor(pictures, words),
+        processor=None if images is None or words is None else qwen_processor.ImageProcessor(images, words),
     )
 
 
-def _picture_config(base: Base) -> Config:
+def _image_config(base: Base) -> Config:
     """Configuration of the image processor: of the base model, of the text encoder's folder, or the published one."""
     entry = next(iter(base.networks["te1"].tensors.values()), None)
     beside = [] if entry is None else [entry[0].path.parent, entry[0].path.parent.parent]

@@ -1,13 +1,12 @@
 """Qwen-Image and Qwen-Image-Edit: what they are made of, how they denoise and render. How they read instructions is in qwen_prompts.
 
-Shapes: B samples, h w latent sides (an eighth of H W, the picture's), N = h/2 * w/2 tokens of the picture and N_i of control picture i,
+Shapes: B samples, h w latent sides (an eighth of H W, the image's), N = h/2 * w/2 tokens of the image and N_i of control image i,
 L text tokens, D text width. Latents have 16 channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,11 +15,14 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.families.common import structures
+from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common.editing import conditions_with_controls, controls_of
+from sd_scripts.families.common.images import ImageFamily, evaluating, first_of
 from sd_scripts.families.common.packing import packed, unpacked
-from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, in_tiles
+from sd_scripts.families.common.samplers import schedule
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
+from sd_scripts.families.common.transformers import given_first, in_groups
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.common import BASE, read_json
 from sd_scripts.library.loading.headers import Header
@@ -40,10 +42,10 @@ from .templates import MAX_CONTROLS
 
 BLOCKS = "transformer_blocks."
 _UNUSED_AT_THE_END = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.")
-"""Layers that nothing reads in the last block: only the picture's tokens leave it."""
+"""Layers that nothing reads in the last block: only the image's tokens leave it."""
 
 
-class QwenEdit(PictureFamily):
+class QwenEdit(ImageFamily):
     """The Qwen-Image family; see protocols.EditingFamily. parts.settings["model_version"] says which of its models it is."""
 
     name: ClassVar[str] = "qwen_edit"
@@ -75,14 +77,14 @@ class QwenEdit(PictureFamily):
         tokenizer = tiny_qwen_tokenizer(qwen_templates.template_of(one).text for one in MAX_CONTROLS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            encoder, vae = tiny_qwen.tiny_qwen_text_encoder(tokenizer), tiny_qwen.tiny_qwen_vae()
+            encoder, vae = tiny_qwen.tiny_qwen_text_encoder(tokenizer), qwen_vae.tiny_qwen_vae()
             transformer = tiny_qwen.tiny_qwen_transformer(zero_cond_t=version == "edit-2511")
-        # The vision part sees 56 x 56 pixels at most, four tokens, of whatever the pictures are resized to.
-        pictures = None if version == "image" else qwen_processor.pictures_of({"min_pixels": 3136, "max_pixels": 60 * 60})
-        settings = qwen_templates.settings_of(version, 512, 64 * 64, 64 * 64, pictures)
+        # The vision part sees 56 x 56 pixels at most, four tokens, of whatever the images are resized to.
+        images = None if version == "image" else qwen_processor.images_of({"min_pixels": 3136, "max_pixels": 60 * 60})
+        settings = qwen_templates.settings_of(version, 512, 64 * 64, 64 * 64, images)
         networks = {"backbone": transformer, "vae": vae, "te1": encoder}
         parts = tiny_parts(networks, {"te1": tokenizer}, loading.published_scheduler(), settings)
-        parts.processor = None if pictures is None else qwen_processor.PictureProcessor(pictures, tokenizer)
+        parts.processor = None if images is None else qwen_processor.ImageProcessor(images, tokenizer)
         return parts
 
     def published(self, options: QwenImageModelOptions, header: Header | None) -> tuple[Parts, str]:
@@ -96,8 +98,8 @@ class QwenEdit(PictureFamily):
         return structures.published(loading.SPEC, self.tiny_version(version), options, header, settings, changes)
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
-        """text, as long as the instructions in their template and the rows of their control pictures; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 12) + num_controls * _picture_tokens(parts)
+        """text, as long as the instructions in their template and the rows of their control images; see protocols.ModelFamily."""
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 12) + num_controls * _image_tokens(parts)
         return structures.texts_of(parts, batch, {"text": (length, parts.backbone.config.joint_attention_dim)})
 
     def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
@@ -106,40 +108,28 @@ class QwenEdit(PictureFamily):
         return structures.read(parts.text_encoders[name], batch, length)
 
     @torch.no_grad()
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, 16, H/8, W/8) float32; the mean of the posterior.
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 16, H/8, W/8) float32; the mean of the posterior.
 
         Raises ValueError for sides off the grid.
         """
-        if pixels.shape[-1] % self.grid or pixels.shape[-2] % self.grid:
-            raise ValueError(f"picture sides {tuple(pixels.shape[-2:])} are not multiples of {self.grid}")
-        device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
-        with torch.autocast(device.type, enabled=False):
-            # The VAE is one for films: a picture is a film of one frame.
-            latents = parts.vae.encode(pixels.to(device, dtype)[:, :, None]).latent_dist.mode()[:, :, 0].float()
-        mean, std = _statistics(parts.vae, latents)
-        return (latents - mean) / std
+        return qwen_vae.encode_images(parts, pixels, self.grid)
 
     @torch.no_grad()
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Pictures of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
-        device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
-        latents = latents.to(device).float()
-        mean, std = _statistics(parts.vae, latents)
-        with torch.autocast(device.type, enabled=False), in_tiles(parts):
-            pixels = parts.vae.decode((latents / (1.0 / std) + mean).to(dtype)[:, :, None], return_dict=False)[0][:, :, 0]
-        return pixels.float().clamp(-1, 1)
+        """Images of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
+        return qwen_vae.decode(parts, latents)
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
-        """Text part of each caption's condition without control pictures, text (L, D), in the encoder's precision.
+        """Text part of each caption's condition without control images, text (L, D), in the encoder's precision.
 
-        What the versions for editing are asked about pictures goes through encode_instructions; of them, edit reads nothing without one.
+        What the versions for editing are asked about images goes through encode_instructions; of them, edit reads nothing without one.
         Each caption is encoded alone, so its rows do not depend on the others. Runs with gradient when grad mode is on.
         """
         return [{"text": rows} for rows in qwen_prompts.prompt_rows(parts, captions)]
 
     def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
-        """Rows (P, D) that instructions on the same control pictures share, and those of each, (S, D); see EditingFamily.
+        """Rows (P, D) that instructions on the same control images share, and those of each, (S, D); see EditingFamily.
 
         controls: (3, H, W) in [-1, 1], as they are given to the VAE. Without any, P is 0.
         """
@@ -150,8 +140,12 @@ class QwenEdit(PictureFamily):
         device, dtype = parts.bring(encoder), dtype_of(encoder)
         return torch.zeros(0, parts.backbone.config.joint_attention_dim, device=device, dtype=dtype), rows
 
+    def usual_size(self, parts: Parts) -> tuple[int, int]:
+        """A square of the model's own area."""
+        return area_size((1, 1), parts.settings["area"])
+
     def num_controls(self, parts: Parts) -> tuple[int, int]:
-        """Fewest and most control pictures of a sample: none for image, one for edit, one to three for later versions."""
+        """Fewest and most control images of a sample: none for image, one for edit, one to three for later versions."""
         most = MAX_CONTROLS[parts.settings["model_version"]]
         return min(1, most), most
 
@@ -166,47 +160,48 @@ class QwenEdit(PictureFamily):
         return qwen_templates.AREA if side is None else side * side
 
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) at which a control picture of this size is given to the VAE: the model's area, in its own aspect ratio."""
+        """(width, height) at which a control image of this size is given to the VAE: the model's area, in its own aspect ratio."""
         width, height = area_size(size, parts.settings["control_area"])
         return width // self.grid * self.grid, height // self.grid * self.grid
 
     def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: Qwen-Image is not told how a picture was cut."""
+        """Nothing: Qwen-Image is not told how an image was cut."""
         return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The velocity at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
 
-        conditions: text (L, D) and control_0, control_1, ... (16, h_i, w_i), none for text to image. Control pictures may differ in number
+        conditions: text (L, D) and control_0, control_1, ... (16, h_i, w_i), none for text to image. Control images may differ in number
         and size from sample to sample: those of one shape go through the transformer together. Times reach their embedding in float32,
         whatever the precision of the network.
         """
-        groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-        for index, condition in enumerate(conditions):
-            groups.setdefault(tuple(tuple(control.shape) for control in _controls(condition)), []).append(index)
-        if len(groups) == 1:
-            return self._denoise_alike(parts, x_t, t, conditions)
-        order = [index for group in groups.values() for index in group]
-        found = [self._denoise_alike(parts, x_t[group], t[group], [conditions[index] for index in group]) for group in groups.values()]
-        back = torch.tensor(order, device=x_t.device).argsort()
-        return torch.cat(found)[back]
+        return in_groups(
+            parts.backbone,
+            x_t,
+            t,
+            conditions,
+            lambda one: tuple(control.shape for control in controls_of(one)),
+            lambda *samples: self._denoise_alike(parts, *samples),
+        )
 
     def _denoise_alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """`denoise` of samples whose control pictures have the same sizes."""
+        """`denoise` of samples whose control images have the same sizes."""
         parts.bring(parts.backbone)
         dtype = dtype_of(parts.backbone)
-        controls = [torch.stack(same).to(x_t.device) for same in zip(*map(_controls, conditions), strict=True)]
-        shapes = [(1, picture.shape[-2] // 2, picture.shape[-1] // 2) for picture in (x_t, *controls)]
+        controls = [torch.stack(same).to(x_t.device) for same in zip(*map(controls_of, conditions), strict=True)]
+        shapes = [(1, image.shape[-2] // 2, image.shape[-1] // 2) for image in (x_t, *controls)]
         text, mask = _batched([condition["text"] for condition in conditions])
         _check_positions(shapes, text.shape[1])
         t = t.to(x_t.device, torch.float32)
-        with _exact_times(parts.backbone, t):
+        # In models with zero_cond_t zeros follow.
+        exact = torch.cat([t, 0 * t]) if parts.backbone.config.zero_cond_t else t
+        with given_first(parts.backbone.time_text_embed, exact):
             prediction = parts.backbone(
-                hidden_states=torch.cat([packed(picture.to(dtype)) for picture in (x_t, *controls)], dim=1),
+                hidden_states=torch.cat([packed(image.to(dtype)) for image in (x_t, *controls)], dim=1),
                 timestep=t,
                 encoder_hidden_states=text.to(x_t.device, dtype),
                 encoder_hidden_states_mask=None if mask is None else mask.to(x_t.device),
-                # The target first: the tokens of all further pictures are at time 0 in models with zero_cond_t.
+                # The target first: the tokens of all further images are at time 0 in models with zero_cond_t.
                 img_shapes=[shapes] * len(x_t),
                 return_dict=False,
             )[0]
@@ -228,10 +223,10 @@ class QwenEdit(PictureFamily):
 
     @torch.no_grad()
     def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
-        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32.
+        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32.
 
-        Control pictures may differ from request to request; guidance is on with cfg_scale above 1, negative_prompt "" included. on_step is
-        told of every step. Raises OptionError for a number of control pictures that the model does not take.
+        Control images may differ from request to request; guidance is on with cfg_scale above 1, negative_prompt "" included. on_step is
+        told of every step. Raises OptionError for a number of control images that the model does not take.
         """
         if not requests:
             return torch.empty(0, 3, 0, 0)
@@ -242,26 +237,7 @@ class QwenEdit(PictureFamily):
     @torch.no_grad()
     def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
         """Conditions of the requests' prompts, and of their negative prompts where guidance is on."""
-        guided = requests[0].cfg_scale > 1
-        fewest, most = self.num_controls(parts)
-        for request in requests:
-            _check_controls(len(request.controls), fewest, most, parts.settings["model_version"])
-        positive: list[Condition] = [{} for _ in requests]
-        negative: list[Condition] = [{} for _ in requests]
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for index, request in enumerate(requests):
-            alike.setdefault(tuple(id(picture) for picture in request.controls), []).append(index)
-        for indices in alike.values():
-            pictures = [self.control_pixels(parts, picture) for picture in requests[indices[0]].controls]
-            latents = {f"control_{i}": self.encode_pictures(parts, pixels[None])[0] for i, pixels in enumerate(pictures)}
-            prompts = [requests[index].prompt for index in indices]
-            prompts += [requests[index].negative_prompt for index in indices] if guided else []
-            prefix, suffixes = self.encode_instructions(parts, pictures, prompts)
-            texts = [{"text": torch.cat([prefix, suffix]), **latents} for suffix in suffixes]
-            for place_in, index in enumerate(indices):
-                positive[index] = texts[place_in]
-                negative[index] = texts[len(indices) + place_in] if guided else {}
-        return positive, negative if guided else None
+        return conditions_with_controls(self, parts, requests, f"Qwen-Image {parts.settings['model_version']}")
 
     @torch.no_grad()
     def draw(
@@ -274,40 +250,26 @@ class QwenEdit(PictureFamily):
     ) -> Tensor:
         """Scaled latents (B, 16, h, w), float32, of requests with these conditions, each from noise of its own seed."""
         first = first_of(requests, self.grid)
-        device = parts.device
-        scheduler = _schedule(parts, first, device)
+        device = parts.bring(parts.backbone)
+        num_tokens = first.height * first.width // self.grid**2
+        scheduler = schedule(first.sampler, parts.scheduler_config, first.steps, num_tokens, device)
 
         def predict(conditions: Sequence[Condition]) -> qwen_sampling.Predict:
             return lambda x_t, t: self.denoise(parts, x_t, t, conditions)
 
         away = None if negative is None else predict(negative)
-        return qwen_sampling.draw(self.start(requests).to(device), scheduler, predict(positive), away, first.cfg_scale, on_step)
+        noise = qwen_sampling.noise([request.seed for request in requests], first.height // 8, first.width // 8)
+        return qwen_sampling.draw(noise.to(device), scheduler, predict(positive), away, first.cfg_scale, on_step)
 
-    def sigmas(self, parts: Parts, request: Preview) -> list[float]:
-        """Noise levels of the steps of a request; see protocols.EditingFamily."""
-        sigmas: list[float] = _schedule(parts, request, torch.device("cpu")).sigmas.tolist()
-        return sigmas
-
-    def start(self, requests: Sequence[Preview]) -> Tensor:
-        """Noise (B, 16, h, w) of requests of one size, each of its seed."""
-        first = requests[0]
-        return qwen_sampling.noise([request.seed for request in requests], first.height // 8, first.width // 8)
-
-    def control_pixels(self, parts: Parts, picture: Any) -> Tensor:
-        """A control picture as the VAE gets it, (3, H, W) in [-1, 1]."""
-        width, height = self.control_size(parts, picture.size)
-        prepared: Tensor = VaeImageProcessor(vae_scale_factor=self.grid).preprocess(picture.convert("RGB"), height, width)
+    def control_pixels(self, parts: Parts, image: Any) -> Tensor:
+        """A control image as the VAE gets it, (3, H, W) in [-1, 1]."""
+        width, height = self.control_size(parts, image.size)
+        prepared: Tensor = VaeImageProcessor(vae_scale_factor=self.grid).preprocess(image.convert("RGB"), height, width)
         return prepared[0]
 
 
-def _schedule(parts: Parts, request: Preview, device: torch.device) -> Any:
-    """The scheduler of a request, for a picture of its size."""
-    num_tokens = (request.height // 8) * (request.width // 8) // 4
-    return qwen_sampling.schedule(request.sampler, parts.scheduler_config, request.steps, num_tokens, device)
-
-
-def _picture_tokens(parts: Parts) -> int:
-    """Rows of text that a control picture has: of 384 x 384 pixels for the later editing models, of 1024 x 1024 for the first, each of
+def _image_tokens(parts: Parts) -> int:
+    """Rows of text that a control image has: of 384 x 384 pixels for the later editing models, of 1024 x 1024 for the first, each of
     28 x 28 pixels."""
     side = 1024 if parts.settings["model_version"] == "edit" else 384
     return (side // 28) ** 2 + 8
@@ -327,14 +289,6 @@ def linear_layers(parts: Parts) -> list[str]:
     ]
 
 
-def _controls(condition: Condition) -> list[Tensor]:
-    """The encoded control pictures of a sample, (16, h, w) each, in their order."""
-    found: list[Tensor] = []
-    while (control := condition.get(f"control_{len(found)}")) is not None:
-        found.append(control)
-    return found
-
-
 def _batched(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Texts (L_i, D) as one tensor (B, L, D), and which rows are text, (B, L) bool; None where nothing is padded."""
     lengths = torch.tensor([len(text) for text in texts])
@@ -346,46 +300,13 @@ def _batched(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
 
 
 def _check_positions(shapes: Sequence[tuple[int, int, int]], length: int) -> None:
-    """Raises OptionError for a text that is longer than the table of positions behind these pictures."""
+    """Raises OptionError for a text that is longer than the table of positions behind these images."""
     half = max(max(rows, columns) // 2 for _, rows, columns in shapes)
     if half + length > MAX_POSITIONS:
         raise OptionError(
-            f"a text of {length} rows on a picture of {16 * shapes[0][2]} x {16 * shapes[0][1]} is more than the {MAX_POSITIONS} positions "
-            "that Qwen-Image has; choose smaller control pictures (control_resolution) or a smaller max_token_length"
+            f"a text of {length} rows on an image of {16 * shapes[0][2]} x {16 * shapes[0][1]} is more than the {MAX_POSITIONS} positions "
+            "that Qwen-Image has; choose smaller control images (control_resolution) or a smaller max_token_length"
         )
-
-
-def _check_controls(count: int, fewest: int, most: int, version: str) -> None:
-    """Raises OptionError unless a model takes this many control pictures."""
-    if fewest <= count <= most:
-        return
-    allowed = str(fewest) if fewest == most else f"{fewest} to {most}"
-    raise OptionError(f"control pictures: {count} were given, but Qwen-Image {version} takes {allowed}")
-
-
-def _statistics(vae: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of latents, (1, 16, 1, 1)."""
-    config: Any = vae.config
-    mean, std = (torch.tensor(row, device=like.device).view(1, -1, 1, 1) for row in (config.latents_mean, config.latents_std))
-    return mean, std
-
-
-@contextmanager
-def _exact_times(transformer: nn.Module, t: Tensor) -> Iterator[None]:
-    """Within the block the transformer embeds these times (B,), and zeros after them where it has zero_cond_t.
-
-    diffusers rounds them to the precision of the network before it embeds them: to three digits in bfloat16.
-    """
-    exact = torch.cat([t, 0 * t]) if transformer.config.zero_cond_t else t
-
-    def given(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (exact, *arguments[1:])
-
-    handle = transformer.time_text_embed.register_forward_pre_hook(given)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 FAMILY = QwenEdit()

@@ -1,7 +1,7 @@
 """Qwen-Image's modulation layers as tables: they depend on the time alone, so their weights need not be on the device.
 
 Each block of the transformer turns the embedded time into shifts, scales and gates with two linear layers, a third of all weights. At
-the times k / 1000 the answers are read from a table in main memory; at any other time they are computed there, from the weights kept.
+the times k / 1000 the answers are read from a table in host RAM; at any other time they are computed there, from the weights kept.
 
 Shapes: R rows of embedded times (B, or 2 B in models with zero_cond_t), D width, T = NUM_TIMES + 1.
 """
@@ -32,7 +32,7 @@ class ModulationTable(nn.Module):
 
     @property
     def host_tensors(self) -> list[Tensor]:
-        """What is in main memory: the layer's weights, and the table."""
+        """What is in host RAM: the layer's weights, and the table."""
         source, rows = self._kept
         return [*source.parameters(), rows]
 
@@ -46,7 +46,7 @@ class ModulationTable(nn.Module):
 
 
 class _SecondTable(ModulationTable):
-    """The text's modulation in models with zero_cond_t, which is given the first half of the rows that the picture's was given."""
+    """The text's modulation in models with zero_cond_t, which is given the first half of the rows that the image's was given."""
 
     def __init__(self, source: nn.Module, rows: Tensor, first: nn.Module) -> None:
         super().__init__(source, rows)

@@ -53,7 +53,7 @@ class QwenImageNames(LayerNames):
         numbers = [number for name in self.layers if (number := self.block(name)) is not None]
         self._num_blocks = max(numbers, default=-1) + 1
         last = f"backbone.transformer_blocks.{self._num_blocks - 1}"
-        # Of the last block only the picture's side is read: its text queries and everything after its text attention go nowhere.
+        # Of the last block only the image's side is read: its text queries and everything after its text attention go nowhere.
         self.idle = frozenset(f"{last}.{path}" for path in _IDLE) & frozenset(self.layers)
 
     @property

@@ -1,7 +1,7 @@
 """The layouts of Qwen-Image's single files: where each tensor of the diffusers and transformers layouts stands, both ways.
 
-The transformer is published with diffusers' names; its VAE also with those of Wan's, which it is made from; the text encoder with those of
-its first transformers. Knows names and shapes, not files.
+The transformer is published with diffusers' names; the text encoder with those of its first transformers. Knows
+names and shapes, not files.
 """
 
 from __future__ import annotations
@@ -13,19 +13,7 @@ from typing import Any
 from sd_scripts.families.common.original_unet import Stored
 
 CONTROLS_AT_ZERO = "__index_timestep_zero__"
-"""An empty tensor by which ComfyUI's files of edit-2511 say that control pictures are at time 0."""
-
-_RESIDUAL = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6", "conv_shortcut": "shortcut"}
-_VAE_ENDS = {
-    "encoder.conv_in": "encoder.conv1",
-    "encoder.norm_out": "encoder.head.0",
-    "encoder.conv_out": "encoder.head.2",
-    "decoder.conv_in": "decoder.conv1",
-    "decoder.norm_out": "decoder.head.0",
-    "decoder.conv_out": "decoder.head.2",
-    "quant_conv": "conv1",
-    "post_quant_conv": "conv2",
-}
+"""An empty tensor by which ComfyUI's files of edit-2511 say that control images are at time 0."""
 
 
 def transformer(config: Mapping[str, Any]) -> Callable[[str], Stored]:
@@ -39,30 +27,6 @@ def text_encoder(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     def stored(key: str) -> Stored:
         key = re.sub(r"^model\.language_model\.", "model.", key)
         return Stored(re.sub(r"^model\.visual\.", "visual.", key))
-
-    return stored
-
-
-def vae(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Wan's names: blocks of a level and what changes its size are numbered through."""
-    # A level of the decoder has one residual block more than one of the encoder, and then what enlarges it.
-    blocks = config["num_res_blocks"] + 1
-
-    def stored(key: str) -> Stored:
-        layer, _, kind = key.rpartition(".")
-        if layer in _VAE_ENDS:
-            return Stored(f"{_VAE_ENDS[layer]}.{kind}")
-        if match := re.fullmatch(r"(encoder|decoder)\.mid_block\.resnets\.(\d)\.(\w+)", layer):
-            return Stored(f"{match[1]}.middle.{2 * int(match[2])}.{_RESIDUAL[match[3]]}.{kind}")
-        if match := re.fullmatch(r"(encoder|decoder)\.mid_block\.attentions\.0\.(\w+)", layer):
-            return Stored(f"{match[1]}.middle.1.{match[2]}.{kind}")
-        if match := re.fullmatch(r"encoder\.down_blocks\.(\d+)\.(.+)", layer):
-            return Stored(f"encoder.downsamples.{match[1]}.{_RESIDUAL.get(match[2], match[2])}.{kind}")
-        if match := re.fullmatch(r"decoder\.up_blocks\.(\d+)\.resnets\.(\d+)\.(\w+)", layer):
-            return Stored(f"decoder.upsamples.{(blocks + 1) * int(match[1]) + int(match[2])}.{_RESIDUAL[match[3]]}.{kind}")
-        if match := re.fullmatch(r"decoder\.up_blocks\.(\d+)\.upsamplers\.0\.(.+)", layer):
-            return Stored(f"decoder.upsamples.{(blocks + 1) * int(match[1]) + blocks}.{match[2]}.{kind}")
-        raise KeyError(f"{key} has no place in the original layout")
 
     return stored
 

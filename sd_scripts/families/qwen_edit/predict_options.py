@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from sd_scripts.schema.fields import Show
+from sd_scripts.schema.fields import Show, raise_all
 from sd_scripts.schema.predict import PredictOptions, PredictSection
 
 from .options import QwenImageModelOptions
 
 
 class PredictModelOptions(QwenImageModelOptions):
-    """The Qwen-Image base model that makes the pictures."""
+    """The Qwen-Image base model that makes the images."""
 
     pretrained_model_name_or_path: Annotated[str, Show(basic=True, kind="file", suggestions=("toy",))] = ""
     """Base model: a .safetensors file, a diffusers folder, a hub id, or `toy` for the small built-in model that works on any CPU. With
@@ -24,11 +24,11 @@ class QwenPredictSection(PredictSection):
     """What is asked of the model."""
 
     images: Annotated[tuple[str, ...], Show(basic=True, kind="file"), Field(max_length=3)] = ()
-    """Control pictures: one for edit, one to three for edit-2509 and edit-2511, none for image."""
+    """Control images: one for edit, one to three for edit-2509 and edit-2511, none for image."""
 
 
 class QwenImagePredict(PredictOptions):
-    """Make pictures with Qwen-Image, or edit pictures with Qwen-Image-Edit."""
+    """Make images with Qwen-Image, or edit images with Qwen-Image-Edit."""
 
     name: ClassVar[str] = "qwen_image_predict"
     script: ClassVar[str] = "qwen_image_predict.py"
@@ -37,6 +37,16 @@ class QwenImagePredict(PredictOptions):
 
     predict: QwenPredictSection = QwenPredictSection()
     model: PredictModelOptions = PredictModelOptions()
+
+    @model_validator(mode="after")
+    def _something_is_asked(self) -> Self:
+        problems = []
+        if not self.predict.serve and not self.model.pretrained_model_name_or_path.strip():
+            problems.append("pretrained_model_name_or_path is missing: name the base model, or `toy` for the built-in one")
+        if not self.predict.serve and not self.predict.prompt.strip():
+            problems.append("prompt is missing: say what the image should show, or what should be changed")
+        raise_all(problems)
+        return self
 
 
 PREDICT = QwenImagePredict

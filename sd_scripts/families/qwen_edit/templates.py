@@ -11,7 +11,7 @@ import diffusers
 
 from sd_scripts.schema.errors import OptionError
 
-from .processor import PICTURE
+from .processor import IMAGE
 
 PIPELINES = {
     "image": "QwenImagePipeline",
@@ -22,9 +22,9 @@ PIPELINES = {
 """diffusers' pipeline of each version; edit-2511 differs from edit-2509 in its transformer, which has zero_cond_t."""
 MAX_CONTROLS = {"image": 0, "edit": 1, "edit-2509": 3, "edit-2511": 3}
 AREA = 1024 * 1024
-"""Pixels of a picture, and of a control picture as the VAE gets it, unless the model or its user says otherwise."""
+"""Pixels of an image, and of a control image as the VAE gets it, unless the model or its user says otherwise."""
 CONDITION_AREA = 384 * 384
-"""Pixels of a control picture as the image processor of edit-2509 and later gets it."""
+"""Pixels of a control image as the image processor of edit-2509 and later gets it."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ def template_of(version: str) -> Template:
     return template
 
 
-def settings_of(version: str, max_token_length: int, area: int, control_area: int, pictures: Any) -> dict[str, Any]:
-    """Parts.settings of a model: everything besides weights that decides what instructions and control pictures become.
+def settings_of(version: str, max_token_length: int, area: int, control_area: int, images: Any) -> dict[str, Any]:
+    """Parts.settings of a model: everything besides weights that decides what instructions and control images become.
 
-    area: pixels of a picture where nobody says otherwise; control_area: those of a control picture for the VAE. pictures: the image
-    processor; None where nobody looks at pictures.
+    area: pixels of an image where nobody says otherwise; control_area: those of a control image for the VAE. images: the image
+    processor; None where nobody looks at images.
     """
     template = template_of(version)
     settings: dict[str, Any] = {
@@ -80,26 +80,26 @@ def settings_of(version: str, max_token_length: int, area: int, control_area: in
         "template": template.fingerprint,
         "template_start": template.start,
     }
-    if pictures is not None:
-        sizes = dict(pictures.size)
+    if images is not None:
+        sizes = dict(images.size)
         settings["pictures"] = {
             "least_pixels": sizes["shortest_edge"],
             "most_pixels": sizes["longest_edge"],
-            **{name: getattr(pictures, name) for name in ("patch_size", "temporal_patch_size", "merge_size")},
-            "image_mean": list(pictures.image_mean),
-            "image_std": list(pictures.image_std),
+            **{name: getattr(images, name) for name in ("patch_size", "temporal_patch_size", "merge_size")},
+            "image_mean": list(images.image_mean),
+            "image_std": list(images.image_std),
         }
     return settings
 
 
-def check_tokenizer(tokenizer: Any, version: str, picture_id: int, option: str) -> None:
-    """Raises OptionError unless a tokenizer cuts the template as the model's own does, and its mark of pictures is picture_id."""
+def check_tokenizer(tokenizer: Any, version: str, image_id: int, option: str) -> None:
+    """Raises OptionError unless a tokenizer cuts the template as the model's own does, and its mark of images is image_id."""
     template = template_of(version)
     system, mark, _ = template.text.partition("<|im_start|>user\n")
     found = len(tokenizer(system + mark).input_ids)
     marks = len(tokenizer("<|vision_start|><|vision_end|>").input_ids)
-    if found != template.start or marks != 2 or tokenizer.convert_tokens_to_ids(PICTURE) != picture_id:
+    if found != template.start or marks != 2 or tokenizer.convert_tokens_to_ids(IMAGE) != image_id:
         raise OptionError(
             f"{option}: the tokenizer cuts the model's prompt template into {found} tokens before the instruction where {template.start} "
-            "are expected, or does not know the marks of pictures; it is not the tokenizer of Qwen2.5-VL"
+            "are expected, or does not know the marks of images; it is not the tokenizer of Qwen2.5-VL"
         )

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from diffusers import QwenImageTransformer2DModel
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from sd_scripts.families.common.tiny_words import MARKS
 
 
 def tiny_qwen_text_encoder(tokenizer: Any, width: int = 32) -> Qwen2_5_VLForConditionalGeneration:
-    """A Qwen2.5-VL of two layers that reads this tokenizer's tokens and pictures in patches of 14, four of which are a token."""
+    """A Qwen2.5-VL of two layers that reads this tokenizer's tokens and images in patches of 14, four of which are a token."""
     marks = dict(zip(MARKS, tokenizer.convert_tokens_to_ids(list(MARKS)), strict=True))
     text = {
         "hidden_size": width,
@@ -46,11 +46,6 @@ def tiny_qwen_text_encoder(tokenizer: Any, width: int = 32) -> Qwen2_5_VLForCond
         vision_end_token_id=marks["<|vision_end|>"],
     )
     return Qwen2_5_VLForConditionalGeneration(config)
-
-
-def tiny_qwen_vae() -> AutoencoderKLQwenImage:
-    """A VAE that shrinks sides to an eighth, to 16 channels of the real statistics."""
-    return AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=1, temperal_downsample=[False, True, True])
 
 
 def tiny_qwen_transformer(text_width: int = 32, zero_cond_t: bool = False) -> QwenImageTransformer2DModel:

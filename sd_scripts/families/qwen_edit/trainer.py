@@ -1,10 +1,10 @@
 """The interface of qwen-image-finetune's trainer class over this engine, for scripts that were written for it.
 
-Every method is a few lines: training on the pictures of a configuration is `Session`, pictures are made by `Predictor`, files are
+Every method is a few lines: training on the images of a configuration is `Session`, images are made by `Predictor`, files are
 `adapters`. Options are ours; a configuration of that project is read as `yaml.py` says. Batches of a loader that is not ours are
 trained on here, with our objective, states and files.
 
-Shapes: B samples, N picture tokens of 16 x 16 pixels, h w latent sides, L text rows, D text width.
+Shapes: B samples, N image tokens of 16 x 16 pixels, h w latent sides, L text rows, D text width.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from sd_scripts.dataset.plan import cache_folder
+from sd_scripts.families.common.images import as_images, evaluating
 from sd_scripts.families.common.packing import unpacked
-from sd_scripts.families.common.pictures import as_pictures, evaluating
 from sd_scripts.families.qwen_edit.predict_options import PredictModelOptions, QwenPredictSection
 from sd_scripts.library.adapters.applying import AppliedAdapters, apply_adapters
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.merge import merge_into
-from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.adapters.network import AdapterNetwork
 from sd_scripts.library.core.devices import device_of
 from sd_scripts.library.core.protocols import Batch, Parts
 from sd_scripts.library.core.rng import rng_for
@@ -49,6 +49,7 @@ from sd_scripts.library.train.metadata import build
 from sd_scripts.library.train.optim import learning_rate_at, make_optimizer
 from sd_scripts.library.train.process import Process
 from sd_scripts.library.train.session import fill_caches, train
+from sd_scripts.runs.events import RunFinished, RunStopped
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
@@ -57,13 +58,13 @@ from sd_scripts.schema.predict import LoadingSection
 
 from . import loader_run
 from . import yaml as qwen_yaml
-from .batches import CACHED, Entries, Grid, Picture, grids_of, pictures_of, stacked
+from .batches import CACHED, Entries, Grid, ImageLike, grids_of, images_of, stacked
 from .encoding import BATCHES, Encoder, Sample
 from .model import FAMILY, QwenEdit
 from .options import QwenImageNetwork
 from .predict_options import QwenImagePredict
 
-Pictures = Picture | Sequence[Picture]
+ImagesLike = ImageLike | Sequence[ImageLike]
 FILE = "pytorch_lora_weights.safetensors"
 """Name of an adapter file in a folder that save_lora is given."""
 FLOAT8 = "qfloat8"
@@ -99,7 +100,7 @@ class QwenImageEditTrainer:
         """Whether the transformer is held in 8 bits from the next load_model, set_lora or setup_predict on."""
         self.use_cache = options.dataset.cache_latents
         self.cache_dir = str(cache_folder(options.dataset, options.output.output_dir))
-        self.network: Network | None = None
+        self.network: AdapterNetwork | None = None
         self.predictor: Predictor | None = None
         self.run: Path | None = None
         """Folder of the last run."""
@@ -183,7 +184,7 @@ class QwenImageEditTrainer:
         return QwenEdit()
 
     def load_model(self) -> Parts:
-        """All networks, frozen, in main memory; a second call gives the same ones."""
+        """All networks, frozen, in host RAM; a second call gives the same ones."""
         if self._loaded is None:
             self._parts = self.family.load(self.options.model, CPU, self.weight_dtype)
             self.scheduler = FlowMatchEulerDiscreteScheduler.from_config(self._parts.scheduler_config)
@@ -228,7 +229,7 @@ class QwenImageEditTrainer:
         self.quantize = self.quantize or model is self.transformer
         return model.to(home)
 
-    def set_lora(self) -> Network:
+    def set_lora(self) -> AdapterNetwork:
         """Puts a new adapter of the options on the loaded model, in place of one that is there; fit does it where there is none."""
         device = self.setup_accelerator().device
         self._take_off()
@@ -255,7 +256,7 @@ class QwenImageEditTrainer:
     def fit(self, train_dataloader: Iterable[Mapping[str, Any]] | None = None) -> Path:
         """Trains; the saved adapter file. Raises OptionError and TrainingError.
 
-        Without an argument on the pictures of the configuration, with the engine's caches and previews and on any number of processes;
+        Without an argument on the images of the configuration, with the engine's caches and previews and on any number of processes;
         what is loaded here is let go first. With one on its batches, see training_step, again and again until max_train_steps; a start
         goes on from the newest state, past the batches that were trained on.
         """
@@ -264,7 +265,7 @@ class QwenImageEditTrainer:
         self.free()
         with self._process() as (process, asked):
             ending = train(process, asked)
-            process.last_word("finished" if ending.finished else "stopped", text=ending.text)
+            process.last_word((RunFinished if ending.finished else RunStopped)(text=ending.text))
             self.run, self.global_step = ending.run.path, ending.step
         self.lora = [(self.run / f"{self.options.output.output_name}{self.options.output.ending}", 1.0)]
         return self.lora[0][0]
@@ -306,7 +307,7 @@ class QwenImageEditTrainer:
     ) -> Tensor:
         """The mean loss of encoded samples: latents as tokens (B, N, 64), texts (B, L, D) and which rows of them count (B, L).
 
-        height and width of the target in pixels. img_shapes, target first, is for control pictures of other sizes.
+        height and width of the target in pixels. img_shapes, target first, is for control images of other sizes.
         """
         network, parts, options = self.network or self.set_lora(), self.load_model(), self.options
         device, rows, columns = self._device, height // 16, width // 16
@@ -355,7 +356,7 @@ class QwenImageEditTrainer:
     # Caches
 
     def cache_embeddings(self, train_dataloader: Iterable[Mapping[str, Any]] | None = None) -> str:
-        """Encodes all pictures and instructions into cache_dir, those of the configuration or of these batches; a summary for people."""
+        """Encodes all images and instructions into cache_dir, those of the configuration or of these batches; a summary for people."""
         if train_dataloader is None:
             self.free()
             with self._process(cache_only=True) as (process, asked):
@@ -375,7 +376,7 @@ class QwenImageEditTrainer:
         """The entries of a batch with image, control and prompt: pixel_latent and control_latent (B, N, 64), prompt_embed (B, L, D) and
         prompt_embeds_mask (B, L), the same of the empty prompt with empty_ before the name, and img_shapes (B, 1 + controls, 3).
 
-        Of a single sample, one picture and one text, they have no first axis. Devices are those of the cache section where they are None.
+        Of a single sample, one image and one text, they have no first axis. Devices are those of the cache section where they are None.
         """
         entries = [self._encoded(sample, *self._encoder_devices(vae_device, text_device)) for sample in self._encoder.samples_of(batch)]
         return entries[0] if isinstance(batch["prompt"], str) else stacked(entries)
@@ -393,51 +394,51 @@ class QwenImageEditTrainer:
         return self._last_encoder
 
     def _encoded(self, sample: Sample, vae: torch.device, text: torch.device) -> Entries:
-        """The entries of a sample, in main memory."""
+        """The entries of a sample, in host RAM."""
         return self._encoder.encoded(sample, vae, text)
 
-    def _encode_empty_prompt(self, image: Pictures, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Text rows of the empty instruction on control pictures, and their mask."""
+    def _encode_empty_prompt(self, image: ImagesLike, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """Text rows of the empty instruction on control images, and their mask."""
         return self.encode_prompt_image_embedding("", image, device)
 
     # Single steps
 
     @torch.no_grad()
-    def encode_image_embedding(self, image: Pictures, device: torch.device | str | None = None) -> Tensor:
-        """Normalised latents (B, 16, 1, h, w), float32, of pictures at the size that the model gives control pictures; those of a batch
+    def encode_image_embedding(self, image: ImagesLike, device: torch.device | str | None = None) -> Tensor:
+        """Normalised latents (B, 16, 1, h, w), float32, of images at the size that the model gives control images; those of a batch
         have one size. The VAE goes to device; None leaves it where it is."""
         parts = self.load_model()
         parts.vae.to(_named(device, next(parts.vae.parameters()).device))
         with evaluating(parts):
-            pixels = [self.family.control_pixels(parts, picture) for picture in pictures_of(image)]
+            pixels = [self.family.control_pixels(parts, one) for one in images_of(image)]
             if len({one.shape for one in pixels}) > 1:
-                raise OptionError("the pictures have different aspect ratios, so they are no batch; give them one by one")
-            return self.family.encode_pictures(parts, torch.stack(pixels))[:, :, None]
+                raise OptionError("the images have different aspect ratios, so they are no batch; give them one by one")
+            return self.family.encode_images(parts, torch.stack(pixels))[:, :, None]
 
     @torch.no_grad()
     def encode_prompt_image_embedding(
-        self, prompt: str | Sequence[str], image: Pictures, device: torch.device | str | None = None
+        self, prompt: str | Sequence[str], image: ImagesLike, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Text rows (B, L, D) of instructions on control pictures, and which of them are no padding, (B, L) int64.
+        """Text rows (B, L, D) of instructions on control images, and which of them are no padding, (B, L) int64.
 
-        A text may have several control pictures; of several texts each has one. The text encoder goes to device; None leaves it there.
+        A text may have several control images; of several texts each has one. The text encoder goes to device; None leaves it there.
         """
-        pictures, parts = pictures_of(image), self.load_model()
+        images, parts = images_of(image), self.load_model()
         home = _named(device, next(parts.text_encoders["te1"].parameters()).device)
         if isinstance(prompt, str):
-            found = self._encoder.rows(pictures, [prompt], home)
-        elif len(pictures) in (1, len(prompt)):
-            each = pictures * len(prompt) if len(pictures) == 1 else pictures
+            found = self._encoder.rows(images, [prompt], home)
+        elif len(images) in (1, len(prompt)):
+            each = images * len(prompt) if len(images) == 1 else images
             found = [self._encoder.rows([one], [text], home)[0] for text, one in zip(prompt, each, strict=True)]
         else:
-            raise OptionError(f"{len(prompt)} prompts and {len(pictures)} pictures: give one picture for each, or one for all")
+            raise OptionError(f"{len(prompt)} prompts and {len(images)} images: give one image for each, or one for all")
         masks = [torch.ones(len(rows), dtype=torch.int64, device=rows.device) for rows in found]
         pad = torch.nn.utils.rnn.pad_sequence
         return pad(found, batch_first=True), pad(masks, batch_first=True)
 
     @torch.no_grad()
     def decode_vae_latent(self, latents: Tensor, height: int | None = None, width: int | None = None) -> np.ndarray:
-        """The picture of normalised latents, (H, W, 3) uint8, with a further axis in front for several.
+        """The image of normalised latents, (H, W, 3) uint8, with a further axis in front for several.
 
         latents: (B, 16, 1, h, w), as encode_image_embedding and _unpack_latents give them, (B, 1, 16, h, w) or (B, 16, h, w); or tokens
         (B, N, 64) with height and width in pixels.
@@ -451,7 +452,7 @@ class QwenImageEditTrainer:
         elif latents.ndim == 5:
             latents = latents[:, :, 0] if latents.shape[2] == 1 else latents[:, 0]
         with evaluating(parts):
-            made = np.stack([np.asarray(one) for one in as_pictures(self.family.decode(parts, latents.float()))])
+            made = np.stack([np.asarray(one) for one in as_images(self.family.decode(parts, latents.float()))])
         return made[0] if len(made) == 1 else made
 
     # Predicting
@@ -483,7 +484,7 @@ class QwenImageEditTrainer:
 
     def predict(
         self,
-        prompt_image: Pictures,
+        prompt_image: ImagesLike,
         prompt: str | Sequence[str],
         negative_prompt: str | None = "",
         num_inference_steps: int = 20,
@@ -493,16 +494,16 @@ class QwenImageEditTrainer:
         seed: int | None = None,
         on_step: Callable[[Progress], None] | None = None,
     ) -> np.ndarray:
-        """The edited picture, (H, W, 3) uint8; of several prompts, all edits of the same control pictures, (B, H, W, 3).
+        """The edited image, (H, W, 3) uint8; of several prompts, all edits of the same control images, (B, H, W, 3).
 
         The adapters of set_lora, fit and load_lora count. Guidance is on with true_cfg_scale above 1, an empty negative prompt is one;
         None turns it off. size is (width, height).
         """
-        predictor, pictures = self.setup_predict(), tuple(pictures_of(prompt_image))
+        predictor, images = self.setup_predict(), tuple(images_of(prompt_image))
         files, weights = tuple(str(file) for file, _ in self.lora), tuple(weight for _, weight in self.lora)
         made: list[Image.Image] = []
         for text in [prompt] if isinstance(prompt, str) else prompt:
-            request = Request(text, pictures, negative_prompt, num_inference_steps, true_cfg_scale, seed, size, 1, files, weights)
+            request = Request(text, images, negative_prompt, num_inference_steps, true_cfg_scale, seed, size, 1, files, weights)
             made += predictor.predict(request, on_step)
         return np.asarray(made[0]) if isinstance(prompt, str) else np.stack([np.asarray(one) for one in made])
 
@@ -578,10 +579,10 @@ class QwenImageEditTrainer:
 
     @contextmanager
     def _process(self, cache_only: bool = False) -> Iterator[tuple[Process, flat.Invocation]]:
-        """This process of a start on the pictures of the configuration, and what is asked of it."""
+        """This process of a start on the images of the configuration, and what is asked of it."""
         options = self.options
-        if options.dataset.train_data_dir == qwen_yaml.NO_PICTURES:
-            text = "train_data_dir is missing: the configuration names no pictures; give data.init_args.dataset_path, or a dataloader"
+        if options.dataset.train_data_dir == qwen_yaml.NO_IMAGES:
+            text = "train_data_dir is missing: the configuration names no images; give data.init_args.dataset_path, or a dataloader"
             raise OptionError(Problem("train_data_dir", text))
         stop = StopRequest()
         asked = flat.Invocation(options, None, False, cache_only, frozenset())
@@ -603,7 +604,7 @@ def _config(given: object) -> qwen_yaml.Config | QwenImageNetwork:
     config = qwen_yaml.config_of(given)
     if any(isinstance(config.get(name), Mapping) for name in qwen_yaml.SECTIONS):
         return _checked(config)
-    return flat.build(QwenImageNetwork, {"train_data_dir": qwen_yaml.NO_PICTURES, **config})
+    return flat.build(QwenImageNetwork, {"train_data_dir": qwen_yaml.NO_IMAGES, **config})
 
 
 def _checked(config: qwen_yaml.Config) -> qwen_yaml.Config:
@@ -621,11 +622,11 @@ def _named(device: torch.device | str | None, default: torch.device) -> torch.de
 
 
 def _unpacked(tokens: Tensor, grids: Sequence[Grid]) -> list[Tensor]:
-    """The latents (B, 16, h, w) of pictures whose tokens (B, N, 64) stand one after the other. Raises OptionError when N is not theirs."""
+    """The latents (B, 16, h, w) of images whose tokens (B, N, 64) stand one after the other. Raises OptionError when N is not theirs."""
     counts = [rows * columns for rows, columns in grids]
     if sum(counts) != tokens.shape[1]:
         sizes = ", ".join(f"{16 * columns} x {16 * rows}" for rows, columns in grids)
-        raise OptionError(f"{tokens.shape[1]} picture tokens are not those of {sizes} pixels, which are {sum(counts)}")
+        raise OptionError(f"{tokens.shape[1]} image tokens are not those of {sizes} pixels, which are {sum(counts)}")
     parts = tokens.float().split(counts, dim=1)
     return [unpacked(part, 2 * rows, 2 * columns) for part, (rows, columns) in zip(parts, grids, strict=True)]
 

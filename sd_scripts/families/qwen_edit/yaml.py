@@ -29,8 +29,8 @@ SECTIONS = ("model", "data", "train", "cache", "predict", "optimizer", "lr_sched
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 
 
-NO_PICTURES = "(a dataloader)"
-"""train_data_dir where a configuration names no pictures."""
+NO_IMAGES = "(a dataloader)"
+"""train_data_dir where a configuration names no images."""
 
 
 class Config(dict[str, Any]):
@@ -93,7 +93,7 @@ def translate(given: Mapping[str, Any]) -> Translation:
 
 
 def run_of(given: Mapping[str, Any]) -> tuple[QwenImageNetwork, dict[str, str]]:
-    """Options of a run, and devices of prediction by option, of a configuration. It may leave out the pictures: see NO_PICTURES.
+    """Options of a run, and devices of prediction by option, of a configuration. It may leave out the images: see NO_IMAGES.
 
     Raises OptionError with everything that is refused or wrong.
     """
@@ -101,7 +101,7 @@ def run_of(given: Mapping[str, Any]) -> tuple[QwenImageNetwork, dict[str, str]]:
     refused = [Problem("", text) for text in found.refused]
     named = found.values.get("train_data_dir") is not None
     try:
-        options = flat.build(QwenImageNetwork, found.values if named else {**found.values, "train_data_dir": NO_PICTURES})
+        options = flat.build(QwenImageNetwork, found.values if named else {**found.values, "train_data_dir": NO_IMAGES})
     except OptionError as err:
         raise OptionError([*refused, *err.problems]) from err
     if refused:

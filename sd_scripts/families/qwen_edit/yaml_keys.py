@@ -16,10 +16,11 @@ PROGRAM = "qwen-image-finetune"
 class Finding:
     """What a key becomes. take: this option gets this value. also: a second option of the same key. assume: not in the file, but that
     program's default, which is not ours. skip: nothing is lost, and text says why. refuse: something will not happen; text says what to do.
+    unknown: nobody knows the key.
     """
 
     key: str
-    action: Literal["take", "also", "assume", "skip", "refuse"]
+    action: Literal["take", "also", "assume", "skip", "refuse", "unknown"]
     option: str = ""
     value: object = None
     text: str = ""
@@ -43,7 +44,7 @@ class Translation:
     @property
     def refused(self) -> list[str]:
         """What will not happen, as sentences."""
-        return [f"{one.key}: {one.text}" for one in self.findings if one.action == "refuse"]
+        return [f"{one.key}: {one.text}" for one in self.findings if one.action in ("refuse", "unknown")]
 
 
 Rule = Callable[["Reader", str, object], None]
@@ -74,7 +75,8 @@ class Reader:
         elif (group := next((prefix for prefix in self._groups if key.startswith(prefix)), None)) is not None:
             self._groups[group](self, key, value)
         else:
-            self.refuse(key, f"it is not a key of {PROGRAM}.{flat.nearest(key, [*PLAIN, *self._rules, *NOT_NEEDED])}")
+            near = flat.nearest(key, [*PLAIN, *self._rules, *NOT_NEEDED])
+            self._add(Finding(key, "unknown", text=f"it is not a key of {PROGRAM} that this version knows.{near}"))
 
     def take(self, key: str, option: str, value: object, text: str = "") -> None:
         self._add(Finding(key, "take", option, value, text))
@@ -162,9 +164,9 @@ NOT_NEEDED = {
     "data.init_args.prompt_empty_drop_keys": "the empty instruction is always cached",
     "data.init_args.prompt_image_dropout_rate": NOT_READ,
     "data.init_args.use_edit_mask": "that program does not read it; masks are used with masked_loss",
-    "data.init_args.processor.class_path": "pictures are cut in one way here, see resolution and enable_bucket",
+    "data.init_args.processor.class_path": "images are cut in one way here, see resolution and enable_bucket",
     "data.init_args.processor.init_args.max_aspect_ratio": "buckets have limits of their own, min_bucket_reso and max_bucket_reso",
-    "data.init_args.processor.init_args.resize_controls_mask_to_image": "a mask always has the size of the picture that is learned",
+    "data.init_args.processor.init_args.resize_controls_mask_to_image": "a mask always has the size of the image that is learned",
     "cache.prompt_empty_drop_keys": "the empty instruction is always cached",
     "cache.devices.text_encoder_2": "Qwen-Image has one text encoder",
     "cache.devices.dit": "the transformer is not in memory while caches are filled",

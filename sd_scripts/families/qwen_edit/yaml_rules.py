@@ -156,9 +156,9 @@ def _start(reader: Reader, key: str, value: object) -> None:
 @rule_for("data.shuffle")
 def _shuffle(reader: Reader, key: str, value: object) -> None:
     if value is False:
-        reader.refuse(key, "the order of the pictures is drawn anew in every epoch, always")
+        reader.refuse(key, "the order of the images is drawn anew in every epoch, always")
     else:
-        reader.skip(key, "the order of the pictures is drawn anew in every epoch, always")
+        reader.skip(key, "the order of the images is drawn anew in every epoch, always")
 
 
 @rule_for("data.init_args.dataset_path")
@@ -180,14 +180,14 @@ def _dataset(reader: Reader, key: str, value: object) -> None:
 @rule_for("data.init_args.selected_control_indexes")
 def _selected(reader: Reader, key: str, value: object) -> None:
     if value in (None, []):
-        reader.skip(key, "it is empty, and all control pictures are used")
+        reader.skip(key, "it is empty, and all control images are used")
     else:
-        reader.refuse(key, "name the folders of the control pictures that count in control_data_dir")
+        reader.refuse(key, "name the folders of the control images that count in control_data_dir")
 
 
 @rule_for("data.init_args.image_size")
 def _image_size(reader: Reader, key: str, value: object) -> None:
-    _size(reader, key, value, "pictures keep their own aspect ratio while enable_bucket is on")
+    _size(reader, key, value, "images keep their own aspect ratio while enable_bucket is on")
 
 
 _PROCESSOR = "data.init_args.processor.init_args."
@@ -218,11 +218,11 @@ def _resolution(reader: Reader, key: str, sides: list[int], text: str) -> None:
 @rule_for(_PROCESSOR + "process_type")
 def _process_type(reader: Reader, key: str, value: object) -> None:
     if value == "center_crop":
-        reader.take(key, "enable_bucket", False, "pictures are cut at the centre to one shape")
+        reader.take(key, "enable_bucket", False, "images are cut at the centre to one shape")
     elif value in ("fixed_pixels", None):
         reader.skip(key, "buckets keep the number of pixels and the aspect ratio")
     else:
-        reader.refuse(key, f"{value} is not there: with enable_bucket pictures keep their shape, without it they are cut at the centre")
+        reader.refuse(key, f"{value} is not there: with enable_bucket images keep their shape, without it they are cut at the centre")
 
 
 @rule_for(_PROCESSOR + "resize_mode")
@@ -238,7 +238,7 @@ def _target_pixels(reader: Reader, key: str, value: object) -> None:
     elif side is None:
         reader.refuse(key, f"{value} is not a number of pixels; give resolution")
     else:
-        _resolution(reader, key, [side, side], "about the same number of pixels, in each picture's own aspect ratio")
+        _resolution(reader, key, [side, side], "about the same number of pixels, in each image's own aspect ratio")
 
 
 @rule_for(_PROCESSOR + "multi_resolutions")
@@ -251,7 +251,7 @@ def _multi_resolutions(reader: Reader, key: str, value: object) -> None:
         reader.refuse(key, f"{value} is not a list of numbers of pixels; give resolution and additional_resolutions")
     else:
         largest = max(side for side in sides if side is not None)
-        _resolution(reader, key, [largest, largest], "each picture at about its own size up to this, never enlarged")
+        _resolution(reader, key, [largest, largest], "each image at about its own size up to this, never enlarged")
 
 
 @rule_for(_PROCESSOR + "controls_size")
@@ -272,10 +272,10 @@ def _control_area(reader: Reader, key: str, value: object, areas: set[int]) -> N
     if value in (None, []):
         reader.skip(key, "it is empty")
     elif len(areas) != 1:
-        reader.refuse(key, f"{value}: control pictures have one area here; give control_resolution")
+        reader.refuse(key, f"{value}: control images have one area here; give control_resolution")
     else:
         side = max(16, round(math.sqrt(areas.pop()) / 16) * 16)
-        reader.take(key, "control_resolution", side, "about the same area, in each picture's own aspect ratio")
+        reader.take(key, "control_resolution", side, "about the same area, in each image's own aspect ratio")
 
 
 def _side(area: object) -> int | None:
@@ -474,15 +474,15 @@ def _validation(reader: Reader, key: str, value: object) -> None:
     elif value in (None, ""):
         reader.skip(key, "it is empty")
     elif name == "dataset":
-        reader.refuse(key, "previews edit the pictures named in sample_prompts; validation_split holds pairs out for a loss of their own")
+        reader.refuse(key, "previews edit the images named in sample_prompts; validation_split holds pairs out for a loss of their own")
     else:
         reader.refuse(key, "it is not known")
 
 
 def _sampling(reader: Reader, key: str, value: object) -> None:
-    """Pictures in the course of training, as versions between the two schemas wrote them."""
+    """Images in the course of training, as versions between the two schemas wrote them."""
     if reader.given.get("logging.sampling.enable") is True and key == "logging.sampling.validation_data" and value not in (None, ""):
-        reader.refuse(key, "previews edit the pictures named in sample_prompts; write them there")
+        reader.refuse(key, "previews edit the images named in sample_prompts; write them there")
     else:
         reader.skip(key, "previews are drawn when there are sample_prompts, every sample_every_n_steps")
 

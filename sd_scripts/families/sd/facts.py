@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.unet_signs import text_width
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, Sign, TensorNames
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, KohyaVersion, NetworkFacts, PublishedBase, Sign, TensorNames
 
 FIRST, SECOND = "an SD 1.x model", "an SD 2.x model"
+_NAMES_OF_SECOND = r"(stable-?diffusion|sd)[-_ ]?v?2[01]?(?!\d)|v2[-_.][01](?!\d)"
 FIRST_UNET, SECOND_UNET = "the UNet of SD 1.x alone", "the UNet of SD 2.x alone"
 
 
@@ -17,7 +18,7 @@ def _is_third(names: TensorNames) -> bool:
 
 FACTS = FamilyFacts(
     label="SD 1.5 / 2.x",
-    place=1,
+    place=10,
     edits=False,
     evaluates=False,
     demo="toy-star-sd",
@@ -25,7 +26,7 @@ FACTS = FamilyFacts(
     kohya=KohyaFacts(
         asked=2,
         boxes=(),
-        versions=("v2",),
+        versions=(KohyaVersion("v2", lambda names: text_width(names) == 1024, 1024, _NAMES_OF_SECOND),),
         marks=(),
         models=("sd15", "v1-5", "sd-v1", "v2-1"),
         side=0,
@@ -64,4 +65,5 @@ FACTS = FamilyFacts(
         Sign(FIRST_UNET, lambda names: text_width(names) == 768),
         Sign(SECOND_UNET, lambda names: text_width(names) == 1024),
     ),
+    bases=(PublishedBase(pieces=(), licence="CreativeML Open RAIL-M: free to use but for what it lists as harmful", undistilled=None),),
 )

@@ -1,6 +1,6 @@
 """Stable Diffusion 1.x and 2.x: what they are made of, how they read prompts, how they denoise and render.
 
-Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the picture's), L text tokens, D text width.
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the image's), L text tokens, D text width.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextModel
 
-from sd_scripts.families.common import pictures, structures, unet
+from sd_scripts.families.common import images, structures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header, what_is
 
 from . import loading
@@ -30,7 +30,7 @@ _SETTLED = {"steps_offset": 1, "clip_sample": False}
 """Entries of scheduler configurations that StableDiffusionPipeline takes for mistakes when they are anything else."""
 
 
-class Sd(pictures.PictureFamily):
+class Sd(images.ImageFamily):
     """The Stable Diffusion 1.x and 2.x family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sd"
@@ -99,7 +99,7 @@ class Sd(pictures.PictureFamily):
         return [{"prompt_embeds": states} for states in unet.encode_captions(parts, "te1", captions, states_of).states]
 
     def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: the UNet is not told how a picture was cut."""
+        """Nothing: the UNet is not told how an image was cut."""
         return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
@@ -115,8 +115,8 @@ class Sd(pictures.PictureFamily):
         loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
+    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
+        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
 
         def pipeline(scheduler: Any) -> StableDiffusionPipeline:
             # What the pipeline makes of configurations of the first months, said before it remarks on it with every preview.
@@ -138,7 +138,7 @@ class Sd(pictures.PictureFamily):
                 "negative_prompt_embeds": self._embeddings(parts, [request.negative_prompt for request in requests]) if guided else None,
             }
 
-        return unet.render(parts, requests, self.grid, pipeline, embeddings)
+        return unet.render(parts, requests, self.grid, pipeline, embeddings, on_step)
 
     def _embeddings(self, parts: Parts, captions: Sequence[str]) -> Tensor:
         """Embeddings (B, L, D) of captions, for the backbone."""
@@ -148,7 +148,7 @@ class Sd(pictures.PictureFamily):
 
 def _pipeline_class() -> type[StableDiffusionPipeline]:
     """diffusers' pipeline, imported with the first preview."""
-    with pictures.quiet_transformers():
+    with images.quiet_transformers():
         from diffusers import StableDiffusionPipeline
     return StableDiffusionPipeline
 

@@ -30,8 +30,8 @@ class SdModelOptions(UNetModelOptions):
     """The Stable Diffusion 1.x or 2.x base model; which of the two is told by the model itself."""
 
     clip_skip: Annotated[int | None, Field(ge=1, le=12)] = None
-    """Read the text encoder's N-th last layer, 1 is the last; 2 is usual for models made from anime pictures. None takes the model's own
-    way. Use the same number when you make pictures."""
+    """Read the text encoder's N-th last layer, 1 is the last; 2 is usual for models made from anime images. None takes the model's own
+    way. Use the same number when you make images."""
 
     def header_values(self) -> dict[str, object]:
         """See ModelOptions."""
@@ -47,10 +47,10 @@ class SdNetworkOptions(UNetNetworkOptions):
 
 
 class SdDatasetOptions(DatasetOptions):
-    """Pictures, captions, buckets and caches; sizes of Stable Diffusion 1.x."""
+    """Images, captions, buckets and caches; sizes of Stable Diffusion 1.x."""
 
     resolution: Annotated[Size, Show(basic=True, unit="px")] = (512, 512)
-    """Training size, N or W,H: each picture is resized to about this area, in its own aspect ratio when buckets are on. 512 for 1.x and 2.x
+    """Training size, N or W,H: each image is resized to about this area, in its own aspect ratio when buckets are on. 512 for 1.x and 2.x
     base, 768 for the larger 2.x."""
     max_bucket_reso: Annotated[Side, Show(unit="px")] = 1024
     """Longest side of a bucket."""

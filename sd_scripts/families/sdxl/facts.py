@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.unet_signs import text_width
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, Sign, TensorNames
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, PublishedBase, Sign, TensorNames
 
 CHECKPOINT = "an SDXL checkpoint"
 UNET = "the UNet of SDXL alone"
@@ -66,5 +66,13 @@ FACTS = FamilyFacts(
         Sign(CHECKPOINT, _is_checkpoint),
         Sign("an SDXL refiner", lambda names: names.starts("conditioner.embedders.0.model.")),
         Sign(UNET, _is_unet),
+    ),
+    bases=(
+        PublishedBase(
+            pieces=("turbo",),
+            licence="Stability's for SDXL Turbo: not for commercial use without their licence",
+            undistilled="stabilityai/stable-diffusion-xl-base-1.0",
+        ),
+        PublishedBase(pieces=(), licence="CreativeML Open RAIL++-M: free to use but for what it lists as harmful", undistilled=None),
     ),
 )

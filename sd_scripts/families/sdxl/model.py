@@ -1,6 +1,6 @@
 """Stable Diffusion XL: what it is made of, how it reads prompts and sizes, how it denoises and renders.
 
-Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the picture's), L text tokens, D text width, P pooled width.
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the image's), L text tokens, D text width, P pooled width.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.common import pictures, structures, unet
+from sd_scripts.families.common import images, structures, unet
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header
 
 from . import loading
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TEXT_ENCODERS = ("te1", "te2")
 
 
-class Sdxl(pictures.PictureFamily):
+class Sdxl(images.ImageFamily):
     """The SDXL family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sdxl"
@@ -106,8 +106,8 @@ class Sdxl(pictures.PictureFamily):
         loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
+    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
+        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32."""
 
         def pipeline(scheduler: Any) -> StableDiffusionXLPipeline:
             return _pipeline_class()(
@@ -131,7 +131,7 @@ class Sdxl(pictures.PictureFamily):
                 "negative_pooled_prompt_embeds": away_pooled,
             }
 
-        return unet.render(parts, requests, self.grid, pipeline, embeddings)
+        return unet.render(parts, requests, self.grid, pipeline, embeddings, on_step)
 
     def _embeddings(self, parts: Parts, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Embeddings (B, L, D) and pooled vectors (B, P) of captions, for the backbone."""
@@ -152,7 +152,7 @@ class Sdxl(pictures.PictureFamily):
 
 def _pipeline_class() -> type[StableDiffusionXLPipeline]:
     """diffusers' pipeline, imported with the first preview."""
-    with pictures.quiet_transformers():
+    with images.quiet_transformers():
         from diffusers import StableDiffusionXLPipeline
     return StableDiffusionXLPipeline
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, Sign
+from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
 
 TRANSFORMER = "a Z-Image transformer"
-TEXT_ENCODER = "a Qwen3 text encoder"
 FACTS = FamilyFacts(
     label="Z-Image",
-    place=4,
+    place=60,
     edits=False,
     evaluates=False,
     demo="toy-star-zimage",
@@ -33,9 +33,10 @@ FACTS = FamilyFacts(
     lora_module="networks.lora_zimage",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("noise_refiner.0.") and names.has("cap_pad_token", "all_x_embedder")),
-        Sign(
-            TEXT_ENCODER,
-            lambda names: names.has("layers.0.self_attn.q_norm.weight") and names.has("layers.0.self_attn.q_proj.weight"),
-        ),
+        QWEN3_SIGN,
+    ),
+    bases=(
+        PublishedBase(pieces=("turbo",), licence="Apache-2.0", undistilled="Tongyi-MAI/Z-Image"),
+        PublishedBase(pieces=(), licence="Apache-2.0", undistilled=None),
     ),
 )

@@ -28,7 +28,7 @@ _DEFAULTS = {"turbo_steps": 10, "network_dim": 8, "network_alpha": 4.0, "lr_sche
 # Weights of the loss: the modes that use each, and what is measured differently here.
 _STANDARD, _FREQUENCY, _STYLE = ("standard",), ("frequency", "unified"), ("style", "unified")
 _ON_SPECTRUM = "on the complex spectrum of the error, there on the logarithm of its amplitudes"
-_ON_VELOCITY = "of the velocity's error; there of the picture's, which is that times the noise level"
+_ON_VELOCITY = "of the velocity's error; there of the image's, which is that times the noise level"
 _ON_COLOURS = "on latents mapped to RGB, there on their first channels"
 TERMS = {
     "lambda_fft": (_STANDARD, _ON_SPECTRUM),
@@ -78,7 +78,7 @@ def _kind(given: Mapping[str, Any]) -> str:
         trained = next((kind for kind in ("controlnet", "finetune") if kind in given), "lora")
     if trained == "controlnet" or said.get("model_type", "zimage") != "zimage":
         return "a ControlNet" if trained == "controlnet" else str(said["model_type"])
-    return str(trained) if condition == "text2img" else f"with pictures as conditions ({condition})"
+    return str(trained) if condition == "text2img" else f"with images as conditions ({condition})"
 
 
 class AcrfSheet(Sheet):
@@ -150,7 +150,7 @@ def _plain(sheet: AcrfSheet, key: str) -> None:
     elif is_off(value):
         sheet.skip(key, "it is off")
     else:
-        sheet.refuse(key, sheet.advice(name, value))
+        sheet.without_rule(key, name, PROGRAM)
 
 
 def _renamed(*pairs: tuple[str, str]) -> None:
@@ -191,7 +191,7 @@ def _objective(sheet: AcrfSheet, key: str) -> None:
 
 @_rule("turbo_steps")
 def _steps(sheet: AcrfSheet, key: str) -> None:
-    sheet.take(key, "turbo_steps", sheet.value(key), "their noise levels are the sampler's own; make pictures with this many steps")
+    sheet.take(key, "turbo_steps", sheet.value(key), "their noise levels are the sampler's own; make images with this many steps")
 
 
 @_rule("jitter_scale")
@@ -239,7 +239,7 @@ def _mode(sheet: AcrfSheet, key: str) -> None:
 @_rule("loss_scope")
 def _scope(sheet: AcrfSheet, key: str) -> None:
     if sheet.value(key) != "per_dataset":
-        sheet.skip(key, "weights hold for all pictures unless a dataset_config has others")
+        sheet.skip(key, "weights hold for all images unless a dataset_config has others")
     elif len(sheet.sources) == 1:
         sheet.skip(key, "there is one data set, so its weights are those of the run")
     else:
@@ -286,7 +286,7 @@ def _folders(sheet: AcrfSheet, key: str) -> None:
 
 @_rule("shuffle")
 def _shuffle(sheet: AcrfSheet, key: str) -> None:
-    sheet.skip(key, "the order of the pictures is drawn anew in every epoch, there as well, whatever this says")
+    sheet.skip(key, "the order of the images is drawn anew in every epoch, there as well, whatever this says")
 
 
 @_rule("auto_optimize", "gpu_tier", "gpu_memory_gb")
@@ -310,6 +310,21 @@ def _gpus(sheet: AcrfSheet, key: str) -> None:
         sheet.skip(key, "multi_gpu is off")
     else:
         sheet.take(key, key.rpartition(".")[2], sheet.value(key))
+
+
+@_rule("weight", "ratio", "adafactor_relative_step")
+def _of_something_off(sheet: AcrfSheet, key: str) -> None:
+    if is_off(sheet.value(key if key.endswith("step") else "reg_dataset.enabled")):
+        sheet.skip(key, "it is off")
+    elif key.endswith("step"):
+        sheet.refuse(key, "Adafactor has no steps of its own here; learning_rate is taken at its word")
+    else:
+        sheet.refuse(key, "as many regularisation images are shown as others; prior_loss_weight weights them")
+
+
+@_rule("use_anchor", "num_workers", "cache_arch", "control_types", "conditioning_scale", "learning_rate_str", "base_weight")
+def _unused(sheet: AcrfSheet, key: str) -> None:
+    sheet.skip(key, "no training of this kind reads it there")
 
 
 @_rule("name", "created", "modified")

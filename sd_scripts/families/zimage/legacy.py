@@ -44,13 +44,13 @@ _VERDICTS: tuple[tuple[Literal["renamed", "not needed", "not supported"], str, s
         "enable_style lambda_style",
     ),
     ("renamed", "reg_data_dir, or is_reg = true in a dataset_config", "reg_dataset reg_data_path reg_cache_directory"),
-    ("renamed", "prior_loss_weight, the weight of regularisation pictures", "reg_weight"),
+    ("renamed", "prior_loss_weight, the weight of regularisation images", "reg_weight"),
     ("not needed", f"{_BY_TERMS} (lambda_cosine, lambda_fft, alpha_hf, beta_lf, lambda_struct ...)", "loss_mode"),
-    ("not needed", "weights are of the whole run, and a data set or picture may have its own, see dataset_config", "loss_scope"),
+    ("not needed", "weights are of the whole run, and a data set or image may have its own, see dataset_config", "loss_scope"),
     ("not needed", "the distance between velocities always counts 1; loss_type chooses it", "lambda_base"),
     (
         "not needed",
-        "regularisation pictures are repeated until there are as many as training pictures",
+        "regularisation images are repeated until there are as many as training images",
         "reg_ratio reg_repeats reg_enabled",
     ),
     (
@@ -58,9 +58,9 @@ _VERDICTS: tuple[tuple[Literal["renamed", "not needed", "not supported"], str, s
         "Z-Image is sampled with one shift for all sizes, which is read from the model (scheduler_shift)",
         "use_dynamic_shift use_dynamic_shifting base_shift max_shift base_seq_len",
     ),
-    ("not needed", "caches of all data sets lie in cache_dir; name the folder of pictures as train_data_dir", "cache_directory"),
-    ("not needed", "the order of the pictures is drawn anew in every epoch", "shuffle"),
-    ("not needed", "what is written in the options is what happens; the log names levers when memory runs out", "auto_optimize"),
+    ("not needed", "caches of all data sets lie in cache_dir; name the folder of images as train_data_dir", "cache_directory"),
+    ("not needed", "the order of the images is drawn anew in every epoch", "shuffle"),
+    ("not needed", "what is written in the options is what happens; the log names memory options when memory runs out", "auto_optimize"),
     ("not needed", "free levels take the place of anchors in their share of samples", "l2_include_anchor l2_anchor_ratio mse_use_anchor"),
     (
         "not needed",
@@ -75,7 +75,7 @@ _VERDICTS: tuple[tuple[Literal["renamed", "not needed", "not supported"], str, s
         "weights by noise level are anchor_weighting; colour terms end at noise level 0.5 by themselves. Remove it",
         "enable_timestep_aware_loss timestep_high_threshold timestep_low_threshold",
     ),
-    ("not supported", "these trainers make pictures from text; remove it", "condition_mode"),
+    ("not supported", "these trainers make images from text; remove it", "condition_mode"),
     ("not supported", "degraded inputs are not trained; remove it", "enable_degradation degradation_strength"),
     ("not supported", "use network_dropout; remove it", "attention_dropout"),
     (
@@ -88,7 +88,7 @@ _VERDICTS: tuple[tuple[Literal["renamed", "not needed", "not supported"], str, s
         "the one-cycle schedule is not there; take cosine with lr_warmup_steps",
         "lr_pct_start lr_div_factor lr_final_div_factor",
     ),
-    ("not supported", "one picture is not shared between GPUs; remove it", "sequence_parallel ulysses_seq_len"),
+    ("not supported", "one image is not shared between GPUs; remove it", "sequence_parallel ulysses_seq_len"),
     (
         "not supported",
         "blocks_to_swap says how many blocks are swapped, and the rest follows; remove it",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from diffusers import ZImageTransformer2DModel
 from torch import nn
-from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
 from sd_scripts.families.common import transformer_loading as transformer
-from sd_scripts.families.common.tokenizers import TokenizerSpec
+from sd_scripts.families.common.qwen3 import QWEN3_PART, template_problems
+from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
+from sd_scripts.families.common.training_adapter import checks
 from sd_scripts.families.common.transformer_loading import Companion, tell
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Dtypes, Parts, Version
@@ -22,7 +23,6 @@ from sd_scripts.library.loading.common import (
     Config,
     FamilySpec,
     PartSpec,
-    adapter,
     config_of,
     described_by,
     read_json,
@@ -33,19 +33,9 @@ from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
 
 from . import original as original_zimage
-from .facts import TEXT_ENCODER, TRANSFORMER
+from .facts import TRANSFORMER
 from .options import ZImageModelOptions
 
-_WORDS = TokenizerSpec(
-    "tokenizer",
-    None,
-    Qwen2Tokenizer,
-    # The chat template that captions are put into stands in the tokenizer's configuration.
-    ("vocab.json", "merges.txt", "tokenizer_config.json"),
-    (("Qwen/Qwen3-4B", ""), ("Tongyi-MAI/Z-Image-Turbo", "tokenizer/")),
-    "Qwen3's",
-    "4.5 MB",
-)
 SPEC = FamilySpec(
     name="zimage",
     label="Z-Image",
@@ -63,18 +53,7 @@ SPEC = FamilySpec(
             unread=(original_zimage.UNREAD,),
         ),
         "vae": transformer.AUTOENCODER,
-        "te1": PartSpec(
-            folder="text_encoder",
-            class_name="Qwen3Model",
-            make=lambda config: Qwen3Model(Qwen3Config.from_dict(config)),
-            layout=original_zimage.text_encoder,
-            prefixes=("text_encoders.qwen3_4b.transformer.",),
-            kinds=(TEXT_ENCODER,),
-            extras=original_zimage.text_encoder_extras,
-            tokenizer=_WORDS,
-            stem="model",
-            other_classes=("Qwen3ForCausalLM",),
-        ),
+        "te1": QWEN3_PART,
     },
     belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},
 )
@@ -92,15 +71,13 @@ def load(options: ZImageModelOptions, device: torch.device, dtype: Dtypes, witho
     Networks named in `without` are not read. Raises OptionError with every problem that can be seen before weights are read, also with a
     training adapter, which is put on afterwards.
     """
-    file = options.training_adapter
-    further: list[Callable[[], object]] = [] if file is None else [lambda: adapter(file, "training_adapter")]
 
     def in_file(source: Source, header: Header, own: Sequence[str]) -> Base:
         transformer.check_holds(SPEC, COMPANIONS, source, header, [name for name in own if name not in without])
         return _in_file(source, header, own)
 
     wanted = {"vae": options.vae, "te1": options.text_encoder}
-    base, given_names, adapters = transformer.gather(SPEC, COMPANIONS, options, wanted, without, in_file, further)
+    base, given_names, adapters = transformer.gather(SPEC, COMPANIONS, options, wanted, without, in_file, checks(options))
     if "te1" not in base.tokenizers and base.networks["te1"].tensors:
         base.tokenizers["te1"] = tokenizer_for(base, "te1")
     _check_fit(base, given_names, options)
@@ -147,7 +124,7 @@ def _check_fit(base: Base, given_names: Sequence[str], options: ZImageModelOptio
             f"{option}: the text encoder makes rows of {encoder['hidden_size']} numbers, but the transformer takes {config.cap_feat_dim}; "
             "Z-Image reads with Qwen3-4B"
         )
-    # Text is padded to a multiple of 32 tokens, and the picture stands one place behind it.
+    # Text is padded to a multiple of 32 tokens, and the image stands one place behind it.
     room = (config.axes_lens[0] - 2) // 32 * 32
     if options.max_token_length > room:
         problems.append(
@@ -156,15 +133,10 @@ def _check_fit(base: Base, given_names: Sequence[str], options: ZImageModelOptio
         )
     if base.scheduler.get("use_dynamic_shifting") and options.scheduler_shift is None:
         problems.append(
-            f"scheduler_shift: the scheduler configuration of {base.source.label} shifts by the size of the picture, which Z-Image does "
+            f"scheduler_shift: the scheduler configuration of {base.source.label} shifts by the size of the image, which Z-Image does "
             "not; set scheduler_shift (3 for Turbo, 6 for the base model)"
         )
-    words = base.tokenizers.get("te1")
-    if words is not None and words.chat_template is None:
-        problems.append(
-            f"{option}: the tokenizer has no chat template, into which Z-Image's captions are put; take the tokenizer folder of Z-Image "
-            "or of Qwen3, with its tokenizer_config.json and chat_template.jinja"
-        )
+    problems += template_problems(base.tokenizers.get("te1"), option, "Z-Image")
     tell(problems)
 
 

@@ -1,6 +1,6 @@
 """Z-Image: what it is made of, how it reads captions, how it denoises and renders. Its own clock and sign stand in `denoise` alone.
 
-Shapes: B samples, h w latent sides (an eighth of H W, the picture's), L text tokens, D text width. Latents have 16 channels.
+Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text tokens, D text width. Latents have 16 channels.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.common import structures
-from sd_scripts.families.common.pictures import PictureFamily, evaluating, first_of, quiet_transformers
-from sd_scripts.families.common.samplers import scheduler_for
+from sd_scripts.families.common import structures, training_adapter
+from sd_scripts.families.common.images import ImageFamily, evaluating, first_of, quiet_transformers
+from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
+from sd_scripts.families.common.samplers import scheduler_for, watched
 from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
-from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, Parts, Preview, Version, dtype_of
+from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header
 
 from . import loading
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 BLOCKS = ("layers.", "noise_refiner.", "context_refiner.")
 
 
-class ZImage(PictureFamily):
+class ZImage(ImageFamily):
     """The Z-Image family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "zimage"
@@ -48,13 +49,8 @@ class ZImage(PictureFamily):
         return parts if "backbone" in without else self.equipped(parts, options, device)
 
     def equipped(self, parts: Parts, options: ZImageModelOptions, device: torch.device) -> Parts:
-        """The parts with the training adapter on the transformer; see protocols.ModelFamily."""
-        if options.training_adapter is not None:
-            from sd_scripts.library.adapters.applying import put_on_for_training
-
-            file = Path(options.training_adapter).expanduser()
-            parts.training_adapter = put_on_for_training(parts, file, options.training_adapter_multiplier)
-        return parts
+        """See training_adapter.equipped."""
+        return training_adapter.equipped(parts, options)
 
     def version(self, parts: Parts) -> Version:
         """See ModelFamily."""
@@ -62,10 +58,10 @@ class ZImage(PictureFamily):
 
     def tiny(self) -> Parts:
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
-        tokenizer = tiny_zimage.tiny_zimage_tokenizer()
+        tokenizer = tiny_qwen3_tokenizer()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            encoder = tiny_zimage.tiny_zimage_text_encoder(tokenizer)
+            encoder = tiny_qwen3(tokenizer)
             transformer, vae = tiny_zimage.tiny_zimage_transformer(), tiny_vae(16, 0.3611, 0.1159)
         networks = {"backbone": transformer, "vae": vae, "te1": encoder}
         return tiny_parts(networks, {"te1": tokenizer}, loading.published_scheduler(), {"max_token_length": 512})
@@ -96,10 +92,7 @@ class ZImage(PictureFamily):
         device = parts.bring(encoder)
         conditions = []
         for caption in captions:
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": caption}], tokenize=False, add_generation_prompt=True, enable_thinking=True
-            )
-            ids = tokenizer(text).input_ids
+            ids = tokenizer(told(tokenizer, caption, thinking=True)).input_ids
             if len(ids) > limit:
                 _tell_of_cut(limit)
             states = encoder(input_ids=torch.tensor([ids[:limit]], device=device), output_hidden_states=True, use_cache=False)
@@ -107,13 +100,13 @@ class ZImage(PictureFamily):
         return conditions
 
     def size_condition(self, geometry: Geometry) -> Condition:
-        """Nothing: Z-Image is not told how a picture was cut."""
+        """Nothing: Z-Image is not told how an image was cut."""
         return {}
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
 
-        Z-Image's clock runs the other way, 0 at noise and 1 at the clean picture, and its output is x0 - noise. Its time reaches the
+        Z-Image's clock runs the other way, 0 at noise and 1 at the clean image, and its output is x0 - noise. Its time reaches the
         embedding in float32, whatever the precision of the network. Texts may have different lengths.
         """
         parts.bring(parts.backbone)
@@ -141,8 +134,8 @@ class ZImage(PictureFamily):
         loading.save(parts, path, save_model_as, dtype, metadata)
 
     @torch.no_grad()
-    def render(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
-        """The pictures of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32; without the training adapter.
+    def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
+        """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32; without the training adapter.
 
         The sampler asks the network at the noise levels of diffusion.anchor_sigmas. Guidance is on with cfg_scale above 1.
         """
@@ -155,7 +148,7 @@ class ZImage(PictureFamily):
             text_encoder=None,
             tokenizer=None,
             transformer=parts.backbone,
-            scheduler=scheduler_for(first.sampler, parts.scheduler_config),
+            scheduler=watched(scheduler_for(first.sampler, parts.scheduler_config), on_step),
         )
         pipeline.set_progress_bar_config(disable=True)
         guided = first.cfg_scale > 1

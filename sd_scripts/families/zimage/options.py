@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.fields import (
     NotNegative,
-    Number,
     Positive,
     Show,
     Verdict,
-    raise_all,
 )
 from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions, file_name
+from sd_scripts.schema.model import FewStepModelOptions, file_name
 from sd_scripts.schema.network import (
     Indices,
     TransformerFullOptions,
@@ -32,7 +30,7 @@ from sd_scripts.schema.samples import SampleOptions
 from .legacy import OF_ADAPTERS, VERDICTS
 
 
-class ZImageModelOptions(BaseModelOptions):
+class ZImageModelOptions(FewStepModelOptions):
     """The Z-Image base model: Turbo, which draws in 8 steps without guidance, or the base model."""
 
     grid: ClassVar[int] = 16
@@ -47,11 +45,6 @@ class ZImageModelOptions(BaseModelOptions):
     scheduler_shift: Positive | None = None
     """The s in sigma = s u / (1 + (s - 1) u), by which training and previews place their steps; None reads it from the model's scheduler
     configuration. Turbo's is 3, the base model's 6; a single file does not say it, and None then means 3."""
-    training_adapter: Annotated[str | None, Show(kind="file")] = None
-    """A LoRA file that undoes the distillation of Turbo, active while training and left out of previews and saved files, so that long runs
-    keep the few-step ability (ostris' `zimage_turbo_training_adapter` is one); None trains on the model as it is."""
-    training_adapter_multiplier: Annotated[Number, Show(needs="training_adapter")] = 1.0
-    """Strength of the training adapter."""
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
 
@@ -148,16 +141,6 @@ class ZImageFull(_ZImageRun):
     optimizer: FullOptimizerOptions = FullOptimizerOptions()
     memory: FullMemoryOptions = FullMemoryOptions()
     output: ModelOutputOptions = ModelOutputOptions()
-
-    @model_validator(mode="after")
-    def _weights_are_plain(self) -> Self:
-        problems = []
-        if self.model.training_adapter is not None:
-            problems.append(
-                "training_adapter is for adapters; a model that is trained itself cannot leave it out of the saved file. Remove it"
-            )
-        raise_all(problems)
-        return self
 
 
 RUNS: tuple[type[RunOptions], ...] = (

@@ -44,16 +44,6 @@ def transformer(config: Mapping[str, Any]) -> Callable[[str], Stored]:
     return stored
 
 
-def text_encoder(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """Qwen3 with its head: the model alone is `model` in it."""
-    return lambda key: Stored(f"model.{key}")
-
-
-def text_encoder_extras(config: Mapping[str, Any]) -> dict[str, str | Any]:
-    """The head, which is the embedding once more and which nobody reads here."""
-    return {"lm_head.weight": "model.embed_tokens.weight"}
-
-
 def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Configuration of the transformer whose file (published or diffusers layout) has tensors of these shapes: depth and widths.
 

@@ -1,4 +1,4 @@
-"""Several adapter files on one model at once, for making pictures: on with weights, changed, off. The model's own weights never change."""
+"""Several adapter files on one model at once, for making images: on with weights, changed, off. The model's own weights never change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from .files import read
 from .maths import AdapterLayer, Kind
 from .merge import apply, put_on
-from .network import Network
+from .network import AdapterNetwork
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _File:
     """One file on the model: a network for each kind of adapter that it holds."""
 
     path: Path
-    networks: tuple[Network, ...]
+    networks: tuple[AdapterNetwork, ...]
 
 
 class AppliedAdapters:
@@ -47,7 +47,7 @@ class AppliedAdapters:
         return self._weights
 
     def set_weights(self, weights: Sequence[float]) -> None:
-        """New strengths, one for each file; the next picture is made with them. 0 leaves a file out and costs no time.
+        """New strengths, one for each file; the next image is made with them. 0 leaves a file out and costs no time.
 
         Raises OptionError for another number of weights than files, or an oft file with a weight other than 0 or 1; nothing has changed
         then.
@@ -102,7 +102,7 @@ class AdapterForTraining:
     name: str
     sha256: str
     strength: float
-    network: Network
+    network: AdapterNetwork
 
     def disabled(self) -> AbstractContextManager[None]:
         """Inside, the model is what it was without this adapter; others stay."""
@@ -128,7 +128,7 @@ def _put_on(parts: Parts, path: Path, weight: float, dtype: torch.dtype | None) 
     for name, adapter in read(path, parts).items():
         by_kind.setdefault(adapter.kind, {})[name] = adapter
     _check_weight(path, by_kind, weight)
-    networks: list[Network] = []
+    networks: list[AdapterNetwork] = []
     try:
         for adapters in by_kind.values():
             networks.append(put_on(parts, adapters, path.name, weight))
@@ -146,6 +146,6 @@ def _check_weight(path: Path, kinds: Iterable[Kind], weight: float) -> None:
         raise OptionError(f"{path.name} is an oft adapter: it rotates weights and has no strength other than 0 or 1, not {weight:g}")
 
 
-def _take_off(networks: Sequence[Network]) -> None:
+def _take_off(networks: Sequence[AdapterNetwork]) -> None:
     for network in reversed(networks):
         network.detach()

@@ -60,7 +60,7 @@ class Architecture:
     has_one_alpha: bool
     """Whether all layers of a module have one alpha under kohya's names: diffusers' reader of UNet files loses those of attention layers
     when they differ."""
-    comfyui_endings: Literal["kohya", "peft"]
+    comfyui_endings: Literal["kohya", "peft", "peft without alpha"]
     """Endings of tensors under ComfyUI's names: lora_down and lora_up, or lora_A and lora_B."""
     readers: Mapping[str, tuple[Rule, ...]]
     """Layers that other programs find, by the program's name in readers.PROGRAMS; those without rules do not know the architecture."""
@@ -69,9 +69,9 @@ class Architecture:
         """Whether adapters may be on a network of this name in Parts.modules(): not on a VAE, nor on a language model that only reads."""
         return part in ("backbone", *self.encoders)
 
-    def is_named(self, text: str) -> bool:
-        """Whether a header's text names this architecture; only asked where layers do not tell."""
-        return bool(self.told_by) and text.lower().startswith(self.told_by)
+    def named_by(self, text: str) -> int:
+        """How many letters of a header's text name this architecture; 0 for a text about another, and where layers tell."""
+        return max((len(start) for start in self.told_by if text.lower().startswith(start)), default=0)
 
 
 @cache

@@ -21,12 +21,12 @@ from .layer_names import Names, layers_of, split_rest
 from .layers import LayerPlan, plan_layers, plan_of_file
 from .maths import AdapterLayer, output_norm
 from .names import names_of
-from .network import ADAPTER, Network
+from .network import ADAPTER, AdapterNetwork
 from .ranks import ranks_for
 from .rates import Rates
 
 
-def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], seed: int) -> Network:
+def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], seed: int) -> AdapterNetwork:
     """Puts a new adapter on the model, or the one of options.network_weights.
 
     targets: names of the layers that get one by default, by module, as family.adapter_targets gives them (with convolutions when
@@ -51,7 +51,7 @@ def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str
         take_shapes(parts, given, ADAPTER)
     if options.shares_downs:
         share_downs(_sharing(plans, given if options.dim_from_weights else None, names), names, parts, options.network_type, ADAPTER)
-    network = Network(parts, options.network_type, plans, names)
+    network = AdapterNetwork(parts, options.network_type, plans, names)
     initialise(network, seed)
     network.limit_norms(options.scale_weight_norms)
     if given is not None:
@@ -81,7 +81,7 @@ def _sharing(plans: list[LayerPlan], given: Mapping[str, AdapterLayer] | None, n
     return kept
 
 
-def initialise(network: Network, seed: int) -> None:
+def initialise(network: AdapterNetwork, seed: int) -> None:
     """Draws every tensor from a generator of its own, seeded by `seed` and the tensor's name: nothing else moves it.
 
     lora: kaiming uniform down, zero up. loha, lokr: LyCORIS's distributions, for which its users' learning rates are known. oft: zero.
@@ -144,7 +144,7 @@ def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
         raise OptionError(problems)
 
 
-def _freeze(network: Network, options: NetworkOptions) -> None:
+def _freeze(network: AdapterNetwork, options: NetworkOptions) -> None:
     """Parts with learning rate 0 stay at the values of the file they came from."""
     rates = Rates(options, network.names, learning_rate=1.0)
     for key, tensor in network.named_parameters().items():

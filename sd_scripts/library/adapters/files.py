@@ -25,7 +25,7 @@ from .layers import examples
 from .layouts import LAYOUT, SaveModelAs, layout_for, tensors_of
 from .maths import AdapterLayer, low_rank_update, product_distance
 from .names import names_of
-from .network import Network
+from .network import AdapterNetwork
 from .reading import adapters_of
 from .recognising import check_architecture
 
@@ -37,7 +37,7 @@ DTYPES: dict[str, torch.dtype] = {"float": torch.float32, "fp16": torch.float16,
 
 
 def export(
-    network: Network,
+    network: AdapterNetwork,
     parts: Parts,
     path: Path,
     *,

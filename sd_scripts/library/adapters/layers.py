@@ -11,7 +11,7 @@ from torch import nn
 
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import NetworkOptions, TransformerNetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import NetworkOptions
 
 from .layer_names import Names, layers_of
 from .maths import AdapterLayer
@@ -158,7 +158,7 @@ def _empty_problems(
     for module in modules:
         if module in covered:
             continue
-        if isinstance(options, TransformerNetworkOptions):
+        if not options.chooses_networks:
             problems.append(Problem("target_modules", f"{left_nothing} {options.backbone} to train; change them"))
             continue
         switch = "train_unet" if module == "backbone" else "train_text_encoder"
@@ -170,8 +170,7 @@ def _empty_problems(
             )
         )
     wide = any(is_wide(bases[plan.name]) for plan in plans)
-    conv = isinstance(options, UNetNetworkOptions) and (options.conv_dim is not None or any(options.conv_block_dims))
-    if conv and not wide and "backbone" in covered:
+    if options.wants_convolutions and not wide and "backbone" in covered:
         problems.append(
             Problem("conv_dim", "conv_dim is set, but no 3x3 convolution is left to train; change target_modules, or remove conv_dim")
         )

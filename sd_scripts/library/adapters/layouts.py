@@ -4,8 +4,8 @@
   diffusers leaves `.dora_scale` out when it reads (with a warning), so a dora for diffusers needs the diffusers layout; ComfyUI divides
   by the length of the base weight instead of the updated one, so it shows a dora slightly differently.
 - comfyui: the same tensors under `diffusion_model.<original path>` and `text_encoders.<clip>.transformer.<path>`; with
-  `lora_A` and `lora_B` and the alpha where most files of an architecture are written so. diffusers and ComfyUI read these files as they
-  are, ComfyUI not all of those with kohya's names.
+  `lora_A` and `lora_B` and the alpha where most files of an architecture are written so, or without an alpha where diffusers refuses one.
+  diffusers and ComfyUI read these files as they are, ComfyUI not all of those with kohya's names.
 - diffusers: `unet.down_blocks.1.attentions.0.proj_in.lora_A.weight` for lora and dora, the lengths of dora under peft's name, which
   diffusers reads, and as `.dora_scale`, which ComfyUI reads and diffusers leaves out.
 - peft: `unet.<layer>.hada_w1_a` with peft's configuration of each network as JSON in the header (`kohya_like.peft_config`). For what
@@ -60,9 +60,13 @@ def tensors_of(adapters: Mapping[str, AdapterLayer], names: Names, layout: Layou
     if layout in ("kohya", "comfyui"):
         stem_of = names.to_kohya if layout == "kohya" else names.to_comfyui
         agreeing = adapters if layout == "comfyui" or not names.architecture.has_one_alpha else _one_alpha(adapters)
-        endings = _PEFT_REST if layout == "comfyui" and names.architecture.comfyui_endings == "peft" else _KOHYA_REST
+        wanted = names.architecture.comfyui_endings if layout == "comfyui" else "kohya"
         for stem, adapter in _stems(agreeing, names, stem_of):
-            tensors |= _kohya_tensors(stem, adapter, dtype, endings)
+            if wanted == "peft without alpha" and adapter.kind in ("lora", "dora"):
+                found = _kohya_tensors(stem, adapter.rescaled(1.0), dtype, _PEFT_REST)
+                tensors |= {key: tensor for key, tensor in found.items() if key != f"{stem}.alpha"}
+            else:
+                tensors |= _kohya_tensors(stem, adapter, dtype, _KOHYA_REST if wanted == "kohya" else _PEFT_REST)
         return tensors, {LAYOUT: layout}
     for name, adapter in adapters.items():
         stem = names.to_diffusers(name)

@@ -20,7 +20,7 @@ from .layer_names import layers_of
 from .layers import examples, plan_of_file
 from .maths import AdapterLayer, merged_weight
 from .names import names_of
-from .network import Network
+from .network import AdapterNetwork
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -56,7 +56,7 @@ def is_plain(layer: nn.Module) -> bool:
     return type(weight) is nn.Parameter and type(weight.data) is Tensor and weight.dtype in _FLOATS
 
 
-def apply(parts: Parts, path: Path, weight: float = 1.0) -> Network:
+def apply(parts: Parts, path: Path, weight: float = 1.0) -> AdapterNetwork:
     """Puts an adapter file on the model, beside adapters that are there, without changing weights; `Network.detach` takes it off.
 
     weight multiplies what the adapter adds (for dora, W' - W). Raises OptionError for a file of several kinds, one of another kind than
@@ -70,7 +70,7 @@ def apply(parts: Parts, path: Path, weight: float = 1.0) -> Network:
     return put_on(parts, adapters, path.name, weight)
 
 
-def put_on(parts: Parts, adapters: Mapping[str, AdapterLayer], label: str, strength: float) -> Network:
+def put_on(parts: Parts, adapters: Mapping[str, AdapterLayer], label: str, strength: float) -> AdapterNetwork:
     """As apply, for the adapters of one kind that were read from the file called label."""
     kind = next(iter(adapters.values())).kind
     by_input = [name for name, adapter in adapters.items() if kind == "dora" and adapter.tensors[MAGNITUDE].dim() > 1]
@@ -80,7 +80,7 @@ def put_on(parts: Parts, adapters: Mapping[str, AdapterLayer], label: str, stren
     plans = plan_of_file(adapters, layers_of(parts))
     inject(parts, kind, plans, NetworkOptions(network_type=kind), name)
     take_shapes(parts, adapters, name)
-    network = Network(parts, kind, plans, names_of(parts), name)
+    network = AdapterNetwork(parts, kind, plans, names_of(parts), name)
     try:
         network.set_adapters(adapters)
     except OptionError:

@@ -50,7 +50,7 @@ class NormReport:
     max_norm: float
 
 
-class Network:
+class AdapterNetwork:
     """One adapter on one model. Made by `attach` or `merge.apply`."""
 
     def __init__(self, parts: Parts, kind: Kind, plans: list[LayerPlan], names: Names, adapter: str = ADAPTER) -> None:

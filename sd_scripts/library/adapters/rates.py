@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sd_scripts.schema.network import NetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import NetworkOptions
 
 from .layer_names import Names
 
@@ -20,8 +20,7 @@ def explicit_rate(options: NetworkOptions, module: str) -> float | None:
 
 def block_factor(options: NetworkOptions, block: int | None) -> float:
     """What block_lr_weight multiplies the rate of this block by."""
-    weights = options.block_lr_weight if isinstance(options, UNetNetworkOptions) else ()
-    return weights[block] if weights and block is not None else 1.0
+    return options.block_factors[block] if options.block_factors and block is not None else 1.0
 
 
 class Numbered:

@@ -36,7 +36,9 @@ def check_architecture(keys: Collection[str], header: Mapping[str, str], names: 
 def architecture_in_header(header: Mapping[str, str]) -> Architecture | None:
     """What a trainer has written into the header, for architectures whose names do not always tell; None without."""
     texts = [header.get(key, "") for key in ("ss_base_model_version", "modelspec.architecture")]
-    return next((one for one in architectures().values() if any(map(one.is_named, texts))), None)
+    named = {one.name: max(map(one.named_by, texts)) for one in architectures().values()}
+    best = max(architectures().values(), key=lambda one: named[one.name])
+    return best if named[best.name] else None
 
 
 def _by_names(keys: Collection[str], own: Architecture, fitting: int) -> Architecture | None:

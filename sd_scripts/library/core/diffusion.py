@@ -1,6 +1,6 @@
-"""The mathematics of noising, written once: paths from picture to noise, training targets, conversions between predictions.
+"""The mathematics of noising, written once: paths from image to noise, training targets, conversions between predictions.
 
-Convention: t in [0, 1], 0 is the clean picture and 1 is noise; x_t = a(t) x0 + s(t) noise; velocity is noise - x0.
+Convention: t in [0, 1], 0 is the clean image and 1 is noise; x_t = a(t) x0 + s(t) noise; velocity is noise - x0.
 Legend: a, s path coefficients; k step of a discrete schedule, counted from 0; T number of its steps; abar the product of alphas up to k.
 """
 

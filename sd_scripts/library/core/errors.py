@@ -19,10 +19,10 @@ class NonFiniteLoss(TrainingError):
     def __init__(self, step: int, names: list[str], what: str = "loss", report: Path | None = None) -> None:
         """report: folder with what is known of the step."""
         self.step, self.names = step, names
-        kept = "" if report is None else f" Each sample's loss and picture are in {report}."
+        kept = "" if report is None else f" Each sample's loss and image are in {report}."
         super().__init__(
-            f"step {step}: the {what} is not a finite number. Pictures in the batch: {', '.join(names)}.{kept} The last good state is "
-            "kept; a lower learning_rate, mixed_precision = bf16 or no, or max_grad_norm = 1 usually helps, and the pictures are worth a "
+            f"step {step}: the {what} is not a finite number. Images in the batch: {', '.join(names)}.{kept} The last good state is "
+            "kept; a lower learning_rate, mixed_precision = bf16 or no, or max_grad_norm = 1 usually helps, and the images are worth a "
             "look"
         )
 

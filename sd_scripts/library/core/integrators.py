@@ -1,4 +1,4 @@
-"""Integration of a velocity field along canonical time, with gradient: dx = velocity(x, t) dt from t to 0, the picture, or back to 1.
+"""Integration of a velocity field along canonical time, with gradient: dx = velocity(x, t) dt from t to 0, the image, or back to 1.
 
 Shapes: B samples, x (B, C, h, w); times (B,).
 """
@@ -16,7 +16,7 @@ Method = Literal["euler", "midpoint", "heun"]
 Field = Callable[[Tensor, Tensor], Tensor]
 """(x, times (B,)) -> velocity, noise - x0, same shape as x."""
 Step = Callable[[Field, Tensor, Tensor, Tensor], Tensor]
-"""(field, x, times (B,), step (B,), negative towards the picture) -> x at times + step."""
+"""(field, x, times (B,), step (B,), negative towards the image) -> x at times + step."""
 
 ORDERS: dict[Method, int] = {"euler": 1, "midpoint": 2, "heun": 2}
 """The error falls with this power of the step; a step has as many calls of the field."""

@@ -1,9 +1,9 @@
 """The few interfaces between engine, families and objectives, and the values that pass between them.
 
-Canonical convention, kept everywhere outside a family: t in [0, 1], 0 is the clean picture and 1 is noise;
+Canonical convention, kept everywhere outside a family: t in [0, 1], 0 is the clean image and 1 is noise;
 x_t = a(t) x0 + s(t) noise; velocity is noise - x0.
 
-Shapes: B samples, C latent channels, h w latent sides, H W picture sides in pixels.
+Shapes: B samples, C latent channels, h w latent sides, H W image sides in pixels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Dtypes = torch.dtype | Mapping[str, torch.dtype]
 
 
 class Path(Protocol):
-    """A probability path from picture to noise: x_t = a(t) x0 + s(t) noise."""
+    """A probability path from image to noise: x_t = a(t) x0 + s(t) noise."""
 
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """a and s of times t (B,) in [0, 1], float32, shape (B,)."""
@@ -80,7 +80,7 @@ class InHostRam(Protocol):
 
 
 class Visits(Protocol):
-    """What brings networks that are kept elsewhere to where they compute, while pictures are rendered."""
+    """What brings networks that are kept elsewhere to where they compute, while images are rendered."""
 
     @property
     def tiled(self) -> bool:
@@ -109,10 +109,10 @@ class Parts:
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the family that encode_prompts needs, such as max_token_length; kept texts are of these settings."""
     processor: Any | None = None
-    """What prepares control pictures for a text encoder that sees, in families that have one."""
+    """What prepares control images for a text encoder that sees, in families that have one."""
     denoising: dict[str, Any] = field(default_factory=dict)
-    """Settings of the family that denoise alone needs, such as guidance_scale; self_conditioning where the network takes an estimate,
-    edge_conditioning where it takes a map of edges."""
+    """Settings of the family that denoise and preview alone need, such as guidance_scale; self_conditioning where the network takes an
+    estimate, edge_conditioning where it takes a map of edges."""
 
     training_adapter: TrainingAdapter | None = None
     """What is on the backbone in training and in validation, also of the base that a prior compares with, but in no preview and in no saved
@@ -165,7 +165,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a picture was cut, in pixels: its (width, height), (left, top) of the crop after resizing, (width, height) of the result."""
+    """How an image was cut, in pixels: its (width, height), (left, top) of the crop after resizing, (width, height) of the result."""
 
     original: tuple[int, int]
     crop: tuple[int, int]
@@ -174,7 +174,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Preview:
-    """A picture to render. seed decides the noise; sampler is a name of schema.samples.SAMPLERS or auto."""
+    """An image to render. seed decides the noise; sampler is a name of schema.samples.SAMPLERS or auto."""
 
     prompt: str
     negative_prompt: str = ""
@@ -187,11 +187,12 @@ class Preview:
     guidance: float = 3.5
     """What an embedding of guidance is told, in models that have one."""
     controls: tuple[Image.Image, ...] = ()
-    """Pictures to be edited, RGB, in models that edit."""
+    """Images to be edited, RGB, in models that edit."""
 
 
 OnStep = Callable[[int, int, Tensor], None]
-"""(step from 1, number of steps, latents (B, C, h, w) as they are by then); what it raises ends the rendering."""
+"""(step from 1, number of steps, the estimate of the clean latents (B, C, h, w) that this step was made with); what it raises ends the
+rendering. Families that draw image by image tell the steps of each."""
 
 
 class ModelFamily(Protocol):
@@ -199,7 +200,7 @@ class ModelFamily(Protocol):
 
     name: ClassVar[str]
     grid: ClassVar[int]
-    """Picture sides are multiples of this, in pixels."""
+    """Image sides are multiples of this, in pixels."""
     separate_texts: ClassVar[bool]
     """Whether each text encoder makes entries of its own, so that one can be trained while the other's stay cached."""
 
@@ -214,12 +215,12 @@ class ModelFamily(Protocol):
         """The same classes with two layers and random (seeded) weights, float32, on the CPU, in eval mode."""
         ...
 
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Scaled latents of RGB pictures: (B, 3, H, W) in [-1, 1] -> (B, C, h, w) float32; the mean of the posterior."""
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, C, h, w) float32; the mean of the posterior."""
         ...
 
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Pictures of scaled latents: (B, C, h, w) -> (B, 3, H, W) in [-1, 1], float32."""
+        """Images of scaled latents: (B, C, h, w) -> (B, 3, H, W) in [-1, 1], float32."""
         ...
 
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
@@ -234,12 +235,16 @@ class ModelFamily(Protocol):
         """What saved files say that they, or their model, are."""
         ...
 
+    def usual_size(self, parts: Parts) -> tuple[int, int]:
+        """(width, height) in pixels of an image where nobody says otherwise: what the model was made for."""
+        ...
+
     def num_controls(self, parts: Parts) -> tuple[int, int]:
-        """Fewest and most control pictures that a sample has; (0, 0) for models that do not edit."""
+        """Fewest and most control images that a sample has; (0, 0) for models that do not edit."""
         ...
 
     def size_condition(self, geometry: Geometry) -> Condition:
-        """The part of the condition that follows from how the picture was cut; empty for most families."""
+        """The part of the condition that follows from how the image was cut; empty for most families."""
         ...
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
@@ -291,8 +296,8 @@ class ModelFamily(Protocol):
         """
         ...
 
-    def preview(self, parts: Parts, requests: Sequence[Preview]) -> list[Image.Image]:
-        """Renders pictures of equal size, steps, cfg_scale and sampler in one batch."""
+    def preview(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> list[Image.Image]:
+        """Renders images of equal size, steps, cfg_scale and sampler in one batch; on_step is told of every step."""
         ...
 
 
@@ -308,52 +313,33 @@ class PublishedFamily(ModelFamily, Protocol):
 
 
 class EditingFamily(PublishedFamily, Protocol):
-    """A family whose models edit pictures; controls are asked of models with num_controls above 0.
+    """A family whose models edit images; controls are asked of models with num_controls above 0.
 
-    Parts.settings has `model_version`, as people call it, and `area`, the pixels of a picture where nobody says otherwise.
+    Parts.settings has `model_version`, as people call it, and `area`, the pixels of an image where nobody says otherwise.
     """
 
     def control_area(self, options: Any) -> int:
-        """Pixels of a control picture as the VAE gets it, found without loading the model. Raises OptionError for a broken folder."""
+        """Pixels of a control image as the VAE gets it, found without loading the model. Raises OptionError for a broken folder."""
         ...
 
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) at which a control picture of this size is given to the VAE."""
+        """(width, height) at which a control image of this size is given to the VAE."""
         ...
 
     def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
-        """Text rows of instructions on the same control pictures, (3, H, W) in [-1, 1] each: those that all instructions share, (P, D),
+        """Text rows of instructions on the same control images, (3, H, W) in [-1, 1] each: those that all instructions share, (P, D),
         and those of each instruction, (S, D).
 
-        A condition has both together under `text`, and the encoded control pictures under `control_0`, `control_1`, ...
+        A condition has both together under `text`, and the encoded control images under `control_0`, `control_1`, ...
         """
         ...
 
-    def control_pixels(self, parts: Parts, picture: Image.Image) -> Tensor:
-        """A control picture as the VAE gets it, (3, H, W) in [-1, 1]."""
+    def control_pixels(self, parts: Parts, image: Image.Image) -> Tensor:
+        """A control image as the VAE gets it, (3, H, W) in [-1, 1]."""
         ...
 
     def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
         """Conditions of the requests' prompts, and of their negative prompts where guidance is on."""
-        ...
-
-    def sigmas(self, parts: Parts, request: Preview) -> list[float]:
-        """Noise levels of the steps of a request, from 1 down to 0: one more than there are steps."""
-        ...
-
-    def start(self, requests: Sequence[Preview]) -> Tensor:
-        """Noise (B, C, h, w), float32, of the seed of each request, from which `draw` sets out."""
-        ...
-
-    def draw(
-        self,
-        parts: Parts,
-        requests: Sequence[Preview],
-        positive: Sequence[Condition],
-        negative: Sequence[Condition] | None,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        """Scaled latents (B, C, h, w), float32, of requests with these conditions, each from noise of its own seed."""
         ...
 
 
@@ -386,7 +372,7 @@ class NewFamily(ModelFamily, Protocol):
         ...
 
     def check_sizes(self, parts: Parts, sizes: Collection[tuple[int, int]]) -> None:
-        """Raises OptionError when the model cannot work on pictures (width, height) of all these sizes, in pixels."""
+        """Raises OptionError when the model cannot work on images (width, height) of all these sizes, in pixels."""
         ...
 
     def check_captions(self, parts: Parts, captions: Collection[str]) -> None:
@@ -514,7 +500,7 @@ class Batch:
     weights: Tensor
     """(B,) weight of each sample in the loss."""
     names: list[str]
-    """File of each picture, for messages."""
+    """File of each image, for messages."""
     masks: Tensor | None = None
     """(B, 1, h, w) in [0, 1], or None."""
     towards: list[Condition] = field(default_factory=list)
@@ -522,15 +508,15 @@ class Batch:
     goals: list[str] = field(default_factory=list)
     """Per sample the style it is to take on; empty for the average of all styles."""
     references: list[Tensor] = field(default_factory=list)
-    """Per sample (R, C, h', w') latents of real pictures of that style."""
+    """Per sample (R, C, h', w') latents of real images of that style."""
     captions: list[str] = field(default_factory=list)
     """The caption each sample got, for live text encoding and for logs."""
     regularisation: Tensor | None = None
-    """(B,) bool: the sample is a regularisation picture; None is as good as all False."""
+    """(B,) bool: the sample is a regularisation image; None is as good as all False."""
     terms: dict[str, Tensor] = field(default_factory=dict)
     """(B,) weight of a term of the loss by its name (schema.anchored_flow.TERMS), where data sets or samples have weights of their own."""
     step: int = 0
-    """Optimizer step that the batch belongs to, from 0; -1 for held-out pictures."""
+    """Optimizer step that the batch belongs to, from 0; -1 for held-out images."""
     progress: float = 0.0
     """Share of the run's steps that are done before it, in [0, 1)."""
 

@@ -1,1 +1,1 @@
-"""Pictures and captions as the network sees them: caches of what the encoders make of them, and the batches of each step."""
+"""Images and captions as the network sees them: caches of what the encoders make of them, and the batches of each step."""

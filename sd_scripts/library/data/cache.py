@@ -1,6 +1,6 @@
-"""Encoded pictures and texts, kept by content: what an encoder made of the same bytes in the same way is never made again.
+"""Encoded images and texts, kept by content: what an encoder made of the same bytes in the same way is never made again.
 
-A key is the hash of everything that decides an entry's content: the picture's bytes (or the text), how it was cut, the family,
+A key is the hash of everything that decides an entry's content: the image's bytes (or the text), how it was cut, the family,
 a fingerprint of the encoder, and CODE_REVISION. Entries are safetensors files in 256 sub-folders, written under a temporary name
 and renamed, with a checksum that is verified whenever one is read. They are not fsynced: an entry that a power cut tore fails its
 checksum and is made again.
@@ -41,16 +41,16 @@ Facts = dict[str, Any]
 """What an entry is made from, as plain JSON values; the key is its hash."""
 
 _REASONS = {
-    "picture": "the picture changed",
-    "pictures": "a control picture changed",
+    "picture": "the image changed",
+    "pictures": "a control image changed",
     "mask": "the mask changed",
     "bucket": "the resolution changed",
     "resized": "the resolution changed",
-    "cuts": "the size or the cut of a control picture changed",
+    "cuts": "the size or the cut of a control image changed",
     "crop": "the crop changed",
     "interpolation": "resize_interpolation changed",
     "alpha": "alpha_mask changed",
-    "processor": "the settings of the model's picture processor changed",
+    "processor": "the settings of the model's image processor changed",
     "settings": "an option of the text encoding changed, such as the number of tokens",
     "family": "the model family changed",
     "revision": "the code revision changed",
@@ -107,11 +107,11 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def processor_settings(processor: Any | None) -> dict[str, Any]:
-    """What a processor does to the pictures that a text encoder sees, as plain JSON values; nothing without one."""
-    pictures = getattr(processor, "image_processor", processor)
-    if pictures is None:
+    """What a processor does to the images that a text encoder sees, as plain JSON values; nothing without one."""
+    images = getattr(processor, "image_processor", processor)
+    if images is None:
         return {}
-    settings: dict[str, Any] = json.loads(json.dumps(pictures.to_dict(), sort_keys=True, default=str))
+    settings: dict[str, Any] = json.loads(json.dumps(images.to_dict(), sort_keys=True, default=str))
     return {name: value for name, value in settings.items() if not name.startswith("_") and name not in _NO_CONTENT}
 
 
@@ -357,14 +357,14 @@ def _reason(what: What, before: Facts, now: Facts) -> str:
     changed = [name for name in _BY_DEPTH if before.get(name) != now.get(name)]
     if not changed:
         return "its cache file is gone"
-    # A new picture may be cut differently: one reason is enough, the first is the deepest.
+    # A new image may be cut differently: one reason is enough, the first is the deepest.
     return _ENCODER_CHANGED[what] if changed[0] == "encoder" else _REASONS[changed[0]]
 
 
 def tell(what: What, reasons: Counter[str]) -> list[str]:
     """Sentences about what is encoded again; nothing about what is new."""
     thing = {
-        "latents": ("picture is", "pictures are"),
+        "latents": ("image is", "images are"),
         "text": ("caption is", "captions are"),
         "instructions": ("instruction is", "instructions are"),
     }[what]

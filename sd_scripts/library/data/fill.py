@@ -84,7 +84,7 @@ def fill(job: Job[Member, Material], cache: Cache, notes: Notes, warn: Callable[
                     continue
                 group, material = coming.popleft()
                 tensors = job.encode(material.result())
-                # A picture may be in the data set twice: its one entry is written by the first that comes along.
+                # An image may be in the data set twice: its one entry is written by the first that comes along.
                 new = {(entry := job.entry_of(member)).key: (entry, kept) for member, kept in zip(group, tensors, strict=True)}
                 new = {key: value for key, value in new.items() if key in missing}
                 missing -= new.keys()

@@ -1,4 +1,4 @@
-"""The batch of any micro-step, from caches or encoded on the spot. Knows pictures, captions and encoders, not training."""
+"""The batch of any micro-step, from caches or encoded on the spot. Knows images, captions and encoders, not training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptEntries:
     """What a cache holds for a run: entries the run needs, and the bytes they take."""
 
     what: str
@@ -55,29 +55,29 @@ class _Ready:
     captions: list[str]
     latents: list[Tensors] = field(default_factory=list)
     controls: list[list[Tensor]] = field(default_factory=list)
-    """Per sample the latents of its control pictures."""
+    """Per sample the latents of its control images."""
     seen: list[Seen] = field(default_factory=list)
     control_pixels: list[list[Tensor]] = field(default_factory=list)
     texts: list[Condition] = field(default_factory=list)
     shown: list[list[Tensor]] = field(default_factory=list)
-    """Per sample its control pictures as the text encoder sees them."""
+    """Per sample its control images as the text encoder sees them."""
     goals: list[str] = field(default_factory=list)
     """Per sample the style it takes on, in data sets of styles."""
     references: list[Tensor] = field(default_factory=list)
-    """Per sample latents (R, C, h, w) of pictures of that style."""
+    """Per sample latents (R, C, h, w) of images of that style."""
 
 
 class DataPipeline:
-    """Pictures and captions as batches; the same step gives the same batch, on any number of processes.
+    """Images and captions as batches; the same step gives the same batch, on any number of processes.
 
     num_steps is the length of the run: it decides which texts are encoded in advance. What the trained text encoders make of a caption
     is left to the trainer; the entries of the others are there, where the family has entries apart. With caches on disk each of `world`
     processes encodes its share and `barrier` waits for the others; with caches in memory each encodes all. warn gets sentences for the
     log, also from background threads. empty_text keeps the condition of the empty caption at hand, for objectives that ask for it.
-    validation_samples is how many samples a validation has at least: fewer held-out pictures are shown several times.
+    validation_samples is how many samples a validation has at least: fewer held-out images are shown several times.
 
-    Models that edit have their control pictures in the condition as well, control_0, control_1, ... (C, h, w), and a text of which the
-    rows of the control pictures are kept apart from those of the instruction.
+    Models that edit have their control images in the condition as well, control_0, control_1, ... (C, h, w), and a text of which the
+    rows of the control images are kept apart from those of the instruction.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DataPipeline:
         self._parts: Parts | None = None
         self._encoding: Encoding | None = None
         self._styles = StyleDraws(plan, cast(StyleOptions, options), seed) if options.by_style else None
-        self._picture_groups: list[list[Look]] = []
+        self._image_groups: list[list[Look]] = []
         self._text_groups: list[list[str]] = []
         self._row_groups: list[list[Rows]] = []
         self._repairing = Lock()
@@ -117,11 +117,12 @@ class DataPipeline:
         """Samples of one epoch."""
         return self.plan.samples_per_epoch
 
-    def prepare(self, parts: Parts, progress: Progress | None = None) -> None:
+    def prepare(self, parts: Parts, progress: Progress | None = None, before_texts: Callable[[], None] = lambda: None) -> None:
         """Fills the caches, as far as the options want them; a second call finds everything there.
 
-        Keeps parts: live encoding and the repair of damaged entries use its encoders, wherever they are by then. Raises OptionError for
-        pictures with more or fewer control pictures than the model takes.
+        Keeps parts: live encoding and the repair of damaged entries use its encoders, wherever they are by then. before_texts is called
+        once the latents are there and before a text is encoded. Raises OptionError for images with more or fewer control images than
+        the model takes.
         """
         self._parts = parts
         check_controls(self.plan, self.family, parts)
@@ -136,8 +137,9 @@ class DataPipeline:
         )
         with Bars(progress, shown=self.rank == 0) as bars:
             if self.options.cache_latents:
-                self._picture_groups = self._group_looks()
-                self._fill(self._pictures_job(), self.cache.latents, bars, self._num_readers())
+                self._image_groups = self._group_looks()
+                self._fill(self._images_job(), self.cache.latents, bars, self._num_readers())
+            before_texts()
             if self.cached_encoders and self._encoding.edits:
                 self._row_groups = self._group_rows()
                 self._fill(self._rows_job(), self.cache.texts, bars, self._num_readers())
@@ -148,19 +150,19 @@ class DataPipeline:
         if self._wants_empty:
             self._empty = self._encode_empty()
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[KeptEntries]:
         """What the caches hold for this run; after `prepare`."""
         encoding, found = self._known_encoding(), []
-        pictures = {encoding.latents_entry(look).key for group in self._picture_groups for look in group}
+        images = {encoding.latents_entry(look).key for group in self._image_groups for look in group}
         texts = {encoding.text_entry(text).key for group in self._text_groups for text in group}
         rows = {encoding.rows_entry(one).key for group in self._row_groups for one in group}
         for what, cache, keys in (
-            ("pictures", self.cache.latents, pictures),
+            ("images", self.cache.latents, images),
             ("captions", self.cache.texts, texts),
             ("instructions", self.cache.texts, rows),
         ):
             if keys:
-                found.append(Kept(what, len(keys), cache.num_bytes(keys), cache.folder is not None))
+                found.append(KeptEntries(what, len(keys), cache.num_bytes(keys), cache.folder is not None))
         return found
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch:
@@ -169,12 +171,12 @@ class DataPipeline:
         return item if isinstance(item, Batch) else self._finish(item)
 
     def validation_batches(self) -> list[Callable[[], Batch]]:
-        """The held-out pictures, always the same batches; each is made when it is called."""
+        """The held-out images, always the same batches; each is made when it is called."""
         batches = self.plan.validation_batches(self._validation_samples)[: self.options.max_validation_steps]
         return [partial(self._make, batch) for batch in batches]
 
     def heaviest(self) -> tuple[Batch, str]:
-        """What takes most memory to train on, and what it is in words: pictures of the largest size in the run, each with the run's longest
+        """What takes most memory to train on, and what it is in words: images of the largest size in the run, each with the run's longest
         text, as its last step. Nothing that comes later depends on having asked.
         """
         step = self.plan.heaviest_step(self.num_steps)
@@ -189,10 +191,10 @@ class DataPipeline:
             ready.texts[:] = [joined(rows, [max(own, key=len)]) for rows in shared]
         else:
             ready.captions[:] = _longest(self.plan.captions())[:1] * len(ready.refs)
-        last, shape = self.num_steps - 1, self.plan.shape_of(ready.refs[0].picture, ready.refs[0].resolution)
+        last, shape = self.num_steps - 1, self.plan.shape_of(ready.refs[0].image, ready.refs[0].resolution)
         several = "s" if len(ready.refs) > 1 else ""
         target, *controls = (f"{width} x {height}" for width, height in shape)
-        words = f"a batch of {len(ready.refs)} picture{several} of {target}{' with control pictures of ' if controls else ''}"
+        words = f"a batch of {len(ready.refs)} image{several} of {target}{' with control images of ' if controls else ''}"
         batch = replace(self._finish(ready), step=last, progress=last / self.num_steps)
         return batch, words + " and ".join(controls)
 
@@ -211,8 +213,8 @@ class DataPipeline:
         return () if self._styles is None else self._styles.styles
 
     def latents_of_style(self, style: str, most: int) -> list[Tensor]:
-        """Latents (C, h, w) of at most so many training pictures of a style, always the same ones."""
-        assert self._styles is not None, "only data sets of styles have pictures of a style"
+        """Latents (C, h, w) of at most so many training images of a style, always the same ones."""
+        assert self._styles is not None, "only data sets of styles have images of a style"
         return [self._cached_latents(view)["latents"].float() for view in self._styles.examples(style, most)]
 
     def close(self) -> None:
@@ -231,9 +233,9 @@ class DataPipeline:
         fill(mine, cache, self.cache.notes, self._warn, bars, num_readers)
         self._barrier()
 
-    def _pictures_job(self) -> Job[Look, list[Seen]]:
+    def _images_job(self) -> Job[Look, list[Seen]]:
         encoding = self._known_encoding()
-        return Job("latents", self._picture_groups, encoding.latents_entry, encoding.see_all, encoding.encode_seen)
+        return Job("latents", self._image_groups, encoding.latents_entry, encoding.see_all, encoding.encode_seen)
 
     def _texts_job(self) -> Job[str, list[str]]:
         encoding = self._known_encoding()
@@ -244,13 +246,13 @@ class DataPipeline:
         return Job("instructions", self._row_groups, encoding.rows_entry, encoding.read_controls, encoding.encode_rows)
 
     def _group_looks(self) -> list[list[Look]]:
-        """Everything that is kept as latents, once each, in groups of one size: targets, then first, second, third control pictures."""
+        """Everything that is kept as latents, once each, in groups of one size: targets, then first, second, third control images."""
         views: dict[View, None] = {}
         held_out = set(self.plan.held_out)
-        for picture, resolution in self.plan.cached_cuts():
-            views[cached_view(self.plan, self.seed, picture, resolution)] = None
-            if self.plan.subset_of(picture).options.flip_aug and picture not in held_out:
-                views[cached_view(self.plan, self.seed, picture, resolution, mirrored=True)] = None
+        for image, resolution in self.plan.cached_cuts():
+            views[cached_view(self.plan, self.seed, image, resolution)] = None
+            if self.plan.subset_of(image).options.flip_aug and image not in held_out:
+                views[cached_view(self.plan, self.seed, image, resolution, mirrored=True)] = None
         looks: list[Look] = list(views)
         if self._known_encoding().edits:
             controls = [control_views(self.plan, view) for view in views]
@@ -264,14 +266,14 @@ class DataPipeline:
 
     def _size_of(self, look: Look) -> object:
         if isinstance(look, View):
-            return self.plan.cut(look.picture, look.resolution).bucket
-        return self.plan.control_cut(look.picture, look.resolution, look.index).bucket
+            return self.plan.cut(look.image, look.resolution).bucket
+        return self.plan.control_cut(look.image, look.resolution, look.index).bucket
 
     def _group_rows(self) -> list[list[Rows]]:
-        """Of each set of control pictures the rows that all instructions share, and those of each instruction."""
+        """Of each set of control images the rows that all instructions share, and those of each instruction."""
         groups = []
         for shown in instructions_of_run(self.plan, self.num_steps):
-            view = cached_view(self.plan, self.seed, shown.picture, shown.resolution, shown.mirrored)
+            view = cached_view(self.plan, self.seed, shown.image, shown.resolution, shown.mirrored)
             groups.append([Rows(view, None), *(Rows(view, text) for text in shown.texts)])
         return groups
 
@@ -290,7 +292,7 @@ class DataPipeline:
 
     @property
     def _keeps_controls(self) -> bool:
-        """Whether texts are kept that saw control pictures, whose cut must then be the one they saw."""
+        """Whether texts are kept that saw control images, whose cut must then be the one they saw."""
         return self._known_encoding().edits and bool(self.cached_encoders)
 
     def _known_parts(self) -> Parts:
@@ -334,7 +336,7 @@ class DataPipeline:
         return ready
 
     def _load_pixels(self, ready: _Ready, view: View, edits: bool, cached: bool) -> None:
-        """Adds what stands for a sample's picture and its control pictures: their latents, or the pixels that are to be encoded."""
+        """Adds what stands for a sample's image and its control images: their latents, or the pixels that are to be encoded."""
         controls = control_views(self.plan, view) if edits else ()
         if cached:
             ready.latents.append(self._cached_latents(view))
@@ -344,9 +346,9 @@ class DataPipeline:
             ready.control_pixels.append([see_control(self.plan, self.seed, control) for control in controls])
 
     def _load_references(self, styles: StyleDraws, ready: _Ready, caption: str) -> None:
-        """Adds the style that the next sample takes on, and pictures of it."""
+        """Adds the style that the next sample takes on, and images of it."""
         ref = ready.refs[len(ready.goals)]
-        goal = styles.goal(ref.number, self.plan.pictures[ref.picture].caption, caption)
+        goal = styles.goal(ref.number, self.plan.images[ref.image].caption, caption)
         ready.goals.append(goal)
         ready.references.append(
             torch.stack([self._cached_latents(view)["latents"].float() for view in styles.references(ref.number, goal)])
@@ -368,10 +370,10 @@ class DataPipeline:
             conditions=[{**text, **size, **control} for text, size, control in zip(texts, sizes, controls, strict=True)],
             numbers=torch.tensor([ref.number for ref in ready.refs], dtype=torch.int64),
             weights=torch.tensor([ref.weight for ref in ready.refs], dtype=torch.float32),
-            names=[self.plan.pictures[ref.picture].path for ref in ready.refs],
+            names=[self.plan.images[ref.image].path for ref in ready.refs],
             masks=self._masks([entry.get("mask") for entry in entries], x0) if self.options.masked_loss else None,
             captions=ready.captions,
-            regularisation=torch.tensor([self.plan.subset_of(ref.picture).is_reg for ref in ready.refs]),
+            regularisation=torch.tensor([self.plan.subset_of(ref.image).is_reg for ref in ready.refs]),
             terms=self._term_weights(ready.refs),
             towards=self._known_encoding().encode_texts(ready.goals) if ready.goals else [],
             goals=ready.goals,
@@ -381,11 +383,11 @@ class DataPipeline:
         )
 
     def _term_weights(self, refs: Sequence[SampleRef]) -> dict[str, Tensor]:
-        rows = [self.plan.terms_of(ref.picture) for ref in refs]
+        rows = [self.plan.terms_of(ref.image) for ref in refs]
         return {name: torch.tensor([row[name] for row in rows]) for name in self.plan.own_terms}
 
     def _encode_controls(self, ready: _Ready) -> list[list[Tensor]]:
-        """Latents of each sample's control pictures, those of one place together: in a batch they have one size."""
+        """Latents of each sample's control images, those of one place together: in a batch they have one size."""
         columns = [list(self._known_encoding().encode_pixels(pixels)) for pixels in zip(*ready.control_pixels, strict=True)]
         return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in ready.refs]
 
@@ -412,15 +414,15 @@ class DataPipeline:
 
     def _cached_latents(self, look: Look) -> Tensors:
         entry = self._known_encoding().latents_entry(look)
-        item = self.plan.pictures[look.picture]
+        item = self.plan.images[look.image]
         path = item.path if isinstance(look, View) else item.controls[look.index].path
-        return self._entry(self.cache.latents, entry, f"{path}: the encoded picture", lambda: self._pictures_again(look, entry))
+        return self._entry(self.cache.latents, entry, f"{path}: the encoded image", lambda: self._images_again(look, entry))
 
-    def _pictures_again(self, look: Look, entry: Entry) -> Tensors:
+    def _images_again(self, look: Look, entry: Entry) -> Tensors:
         encoding = self._known_encoding()
-        group: Sequence[Look] = next((group for group in self._picture_groups if look in group), [])
-        # The same picture may be a control of several targets, and then stands in a group of another name.
-        group = group or next((group for group in self._picture_groups if entry.key in self._keys(group)), [look])
+        group: Sequence[Look] = next((group for group in self._image_groups if look in group), [])
+        # The same image may be a control of several targets, and then stands in a group of another name.
+        group = group or next((group for group in self._image_groups if entry.key in self._keys(group)), [look])
         place = [encoding.latents_entry(one).key for one in group].index(entry.key)
         return encoding.encode_seen(encoding.see_all(group))[place]
 
@@ -437,12 +439,12 @@ class DataPipeline:
         return self._known_encoding().encode_texts(group)[group.index(text)]
 
     def _cached_rows(self, view: View, caption: str) -> Condition:
-        """The text of an instruction on the control pictures of a view."""
+        """The text of an instruction on the control images of a view."""
         return joined(self._rows_of(Rows(view, None)), [self._rows_of(Rows(view, caption))])
 
     def _rows_of(self, rows: Rows) -> Tensor:
-        what = "the text encoder's reading of its control pictures" if rows.text is None else f"instruction {rows.text!r}: its encoding"
-        named = f"{self.plan.pictures[rows.view.picture].path}: {what}"
+        what = "the text encoder's reading of its control images" if rows.text is None else f"instruction {rows.text!r}: its encoding"
+        named = f"{self.plan.images[rows.view.image].path}: {what}"
         return self._entry(self.cache.texts, self._known_encoding().rows_entry(rows), named, partial(self._rows_again, rows))["text"]
 
     def _rows_again(self, rows: Rows) -> Tensors:
@@ -477,5 +479,5 @@ def _longest(texts: Iterable[str], most: int = 32) -> list[str]:
 
 
 def joined(shared: Tensor, own: Sequence[Tensor]) -> Condition:
-    """The text part of a condition: the rows of the control pictures, then those of the one instruction."""
+    """The text part of a condition: the rows of the control images, then those of the one instruction."""
     return {"text": torch.cat([shared, *own])}

@@ -1,4 +1,4 @@
-"""One look at one picture, and at its control pictures: where it is cut, whether it is mirrored, and what pixels and mask come out."""
+"""One look at one image, and at its control images: where it is cut, whether it is mirrored, and what pixels and mask come out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sd_scripts.schema.dataset import DatasetOptions, Interpolation
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A picture at one of its training sizes. place is the (left, top) of the crop before mirroring; tint is a sample number or -1."""
+    """An image at one of its training sizes. place is the (left, top) of the crop before mirroring; tint is a sample number or -1."""
 
-    picture: int
+    image: int
     resolution: int
     place: tuple[int, int]
     mirrored: bool = False
@@ -33,9 +33,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """A control picture as it is seen with its target: the index-th of a picture; place and tint as in View."""
+    """A control image as it is seen with its target: the index-th of an image; place and tint as in View."""
 
-    picture: int
+    image: int
     resolution: int
     index: int
     place: tuple[int, int]
@@ -55,37 +55,37 @@ class Seen:
     mask: Tensor | None
 
 
-def cached_view(plan: Plan, seed: int, picture: int, resolution: int, mirrored: bool = False) -> View:
-    """The view that is cached: a random crop is drawn once for each picture, from its content."""
-    return View(picture, resolution, _place(plan, picture, resolution, seed, 0, f"crop/{plan.pictures[picture].identity}"), mirrored)
+def cached_view(plan: Plan, seed: int, image: int, resolution: int, mirrored: bool = False) -> View:
+    """The view that is cached: a random crop is drawn once for each image, from its content."""
+    return View(image, resolution, _place(plan, image, resolution, seed, 0, f"crop/{plan.images[image].identity}"), mirrored)
 
 
 def view_of(plan: Plan, seed: int, ref: SampleRef, cached: bool, fixed: bool = False) -> View:
     """The view of one sample; cached says whether its pixels are.
 
-    fixed: a random crop is the cached view's although pixels are not cached, because texts are kept that saw the control pictures so.
+    fixed: a random crop is the cached view's although pixels are not cached, because texts are kept that saw the control images so.
     Held-out samples are never mirrored, tinted or cut at random places of their own.
     """
-    options, mirrored = plan.subset_of(ref.picture).options, plan.is_mirrored(ref)
-    kept = cached_view(plan, seed, ref.picture, ref.resolution, mirrored)
+    options, mirrored = plan.subset_of(ref.image).options, plan.is_mirrored(ref)
+    kept = cached_view(plan, seed, ref.image, ref.resolution, mirrored)
     if cached or ref.step < 0:
         return kept
-    place = kept.place if fixed else _place(plan, ref.picture, ref.resolution, seed, ref.number, "crop")
+    place = kept.place if fixed else _place(plan, ref.image, ref.resolution, seed, ref.number, "crop")
     return replace(kept, place=place, tint=ref.number if options.color_aug else -1)
 
 
 def control_views(plan: Plan, view: View) -> tuple[ControlView, ...]:
-    """The control pictures of a view: at its crop where they share the target's cut, whole otherwise; mirrored and tinted with it."""
+    """The control images of a view: at its crop where they share the target's cut, whole otherwise; mirrored and tinted with it."""
     views = []
-    for index in range(len(plan.pictures[view.picture].controls)):
-        place = view.place if plan.shares_cut(view.picture, index) else (0, 0)
-        views.append(ControlView(view.picture, view.resolution, index, place, view.mirrored, view.tint))
+    for index in range(len(plan.images[view.image].controls)):
+        place = view.place if plan.shares_cut(view.image, index) else (0, 0)
+        views.append(ControlView(view.image, view.resolution, index, place, view.mirrored, view.tint))
     return tuple(views)
 
 
-def _place(plan: Plan, picture: int, resolution: int, seed: int, number: int, stream: str) -> tuple[int, int]:
-    across, down = plan.cut(picture, resolution).excess
-    if not plan.subset_of(picture).options.random_crop:
+def _place(plan: Plan, image: int, resolution: int, seed: int, number: int, stream: str) -> tuple[int, int]:
+    across, down = plan.cut(image, resolution).excess
+    if not plan.subset_of(image).options.random_crop:
         return across // 2, down // 2
     return (
         int(fraction_for(seed, number, f"{stream}/left") * (across + 1)),
@@ -94,15 +94,15 @@ def _place(plan: Plan, picture: int, resolution: int, seed: int, number: int, st
 
 
 def geometry_of(plan: Plan, view: View) -> Geometry:
-    """How the picture was cut, for the model's size condition; a mirrored picture counts its crop from its own left."""
-    item, cut = plan.pictures[view.picture], plan.cut(view.picture, view.resolution)
+    """How the image was cut, for the model's size condition; a mirrored image counts its crop from its own left."""
+    item, cut = plan.images[view.image], plan.cut(view.image, view.resolution)
     left = cut.excess[0] - view.place[0] if view.mirrored else view.place[0]
     return Geometry((item.width, item.height), (left, view.place[1]), cut.bucket)
 
 
 def facts_of(plan: Plan, view: View) -> dict[str, Any]:
     """Everything about a view that decides its pixels and mask, as plain JSON values."""
-    item, cut, options = plan.pictures[view.picture], plan.cut(view.picture, view.resolution), plan.subset_of(view.picture).options
+    item, cut, options = plan.images[view.image], plan.cut(view.image, view.resolution), plan.subset_of(view.image).options
     assert item.identity, "the dataset is verified before anything is cached"
     return {
         "picture": item.identity,
@@ -117,8 +117,8 @@ def facts_of(plan: Plan, view: View) -> dict[str, Any]:
 
 
 def facts_of_control(plan: Plan, view: ControlView) -> dict[str, Any]:
-    """The same about a control picture; where it is cut as a target with the same pixels is, the facts are the same, too."""
-    control, cut = plan.pictures[view.picture].controls[view.index], plan.control_cut(view.picture, view.resolution, view.index)
+    """The same about a control image; where it is cut as a target with the same pixels is, the facts are the same, too."""
+    control, cut = plan.images[view.image].controls[view.index], plan.control_cut(view.image, view.resolution, view.index)
     assert control.identity, "the dataset is verified before anything is cached"
     return {
         "picture": control.identity,
@@ -126,15 +126,15 @@ def facts_of_control(plan: Plan, view: ControlView) -> dict[str, Any]:
         "resized": list(cut.resized),
         "crop": list(view.place),
         "mirrored": view.mirrored,
-        "interpolation": plan.subset_of(view.picture).options.resize_interpolation,
+        "interpolation": plan.subset_of(view.image).options.resize_interpolation,
         "alpha": "white",
         "mask": "",
     }
 
 
 def see(plan: Plan, seed: int, view: View) -> Seen:
-    """Decodes, resizes and cuts. Raises TrainingError, naming the file, for a picture that has become unreadable."""
-    item, cut, options = plan.pictures[view.picture], plan.cut(view.picture, view.resolution), plan.subset_of(view.picture).options
+    """Decodes, resizes and cuts. Raises TrainingError, naming the file, for an image that has become unreadable."""
+    item, cut, options = plan.images[view.image], plan.cut(view.image, view.resolution), plan.subset_of(view.image).options
     rgb, mask = _decoded(item.path, (item.width, item.height), options.masked_loss and options.alpha_mask)
     if options.masked_loss and item.mask:
         try:
@@ -150,8 +150,8 @@ def see(plan: Plan, seed: int, view: View) -> Seen:
 
 
 def see_file(path: str, options: DatasetOptions) -> Tensor:
-    """Pixels (3, H, W) in [-1, 1] of a picture that is not of the data set, resized and cut, in its middle, as training does with its
-    pictures. Raises BadImage for one that cannot be read."""
+    """Pixels (3, H, W) in [-1, 1] of an image that is not of the data set, resized and cut, in its middle, as training does with its
+    images. Raises BadImage for one that cannot be read."""
     rgb = images.decode(path).rgb
     cut = cut_for((rgb.shape[1], rgb.shape[0]), rules_of(options)[0])
     place = (cut.excess[0] // 2, cut.excess[1] // 2)
@@ -159,10 +159,10 @@ def see_file(path: str, options: DatasetOptions) -> Tensor:
 
 
 def see_control(plan: Plan, seed: int, view: ControlView) -> Tensor:
-    """Pixels (3, H, W) of a control picture in [-1, 1]. Raises TrainingError, naming the file, for one that has become unreadable."""
-    control, cut = plan.pictures[view.picture].controls[view.index], plan.control_cut(view.picture, view.resolution, view.index)
+    """Pixels (3, H, W) of a control image in [-1, 1]. Raises TrainingError, naming the file, for one that has become unreadable."""
+    control, cut = plan.images[view.image].controls[view.index], plan.control_cut(view.image, view.resolution, view.index)
     rgb, _ = _decoded(control.path, (control.width, control.height), keep_alpha=False)
-    return _scaled(_cut(rgb, cut, view, plan.subset_of(view.picture).options.resize_interpolation, seed))
+    return _scaled(_cut(rgb, cut, view, plan.subset_of(view.image).options.resize_interpolation, seed))
 
 
 def _decoded(path: str, size: tuple[int, int], keep_alpha: bool) -> tuple[Pixels, Pixels | None]:

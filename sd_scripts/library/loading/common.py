@@ -31,7 +31,7 @@ from sd_scripts.schema.outside import json_of
 
 from .headers import LORA, VAE, Header, read_header, what_is
 from .source import Source, find
-from .weights import Entry, Finish, Reader, check, empty, entries, fill, folder_entries, leave_out
+from .weights import Finish, Reader, TensorEntry, check, empty, entries, fill, folder_entries, leave_out
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +107,10 @@ class FamilySpec:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundNetwork:
     """One network, and where its tensors are, by their names in the network."""
 
-    tensors: dict[str, tuple[Entry, Stored]]
+    tensors: dict[str, tuple[TensorEntry, Stored]]
     module: nn.Module
     """Made from the configuration, with empty weights."""
 
@@ -121,7 +121,7 @@ class Base:
 
     spec: FamilySpec
     source: Source
-    networks: dict[str, Found]
+    networks: dict[str, FoundNetwork]
     tokenizers: dict[str, Any]
     scheduler: Config
     index: Config
@@ -143,7 +143,7 @@ def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequ
     """
     words = {name: tokenizer for name, tokenizer in spec.tokenizers.items() if name in own}
     index = check_folder(spec, source, own)
-    networks: dict[str, Found] = {}
+    networks: dict[str, FoundNetwork] = {}
     problems: list[Problem] = []
     for name in own:
         folder = source.path / spec.parts[name].folder
@@ -167,7 +167,7 @@ def from_file(spec: FamilySpec, source: Source, header: Header, configs: Path, o
     """The base model in one file of the original layout that holds everything, with the configurations in the folder `configs`."""
     check_kind(spec, header, source)
     _tell_unread(spec, header, source)
-    networks: dict[str, Found] = {}
+    networks: dict[str, FoundNetwork] = {}
     for name in own:
         part = spec.parts[name]
         prefix = next((prefix for prefix in part.prefixes if header.starts(prefix)), part.prefixes[0])
@@ -226,12 +226,12 @@ def check_kind(spec: FamilySpec, header: Header, source: Source) -> None:
     if what in spec.files:
         return
     if what == LORA:
-        remedy = "LoRA files go into base_weights (merged first) or network_weights (trained further)"
+        advice = "LoRA files go into base_weights (merged first) or network_weights (trained further)"
     elif what in spec.belongs:
-        remedy = f"{what[0].upper()}{what[1:]} goes into {spec.belongs[what]}"
+        advice = f"{what[0].upper()}{what[1:]} goes into {spec.belongs[what]}"
     else:
-        remedy = f"Choose its own family, or {spec.files[0]}"
-    raise OptionError(f"{BASE}: {source.label} is {what}; you chose {spec.label}, which needs {spec.needs}. {remedy}")
+        advice = f"Choose its own family, or {spec.files[0]}"
+    raise OptionError(f"{BASE}: {source.label} is {what}; you chose {spec.label}, which needs {spec.needs}. {advice}")
 
 
 def check_folder(spec: FamilySpec, source: Source, own: Sequence[str]) -> Config:
@@ -262,7 +262,7 @@ def check_folder(spec: FamilySpec, source: Source, own: Sequence[str]) -> Config
 
 def given(
     spec: FamilySpec, name: str, option: str, value: str, variant: str | None, also: Sequence[str] = (), without: Collection[str] = ()
-) -> Found:
+) -> FoundNetwork:
     """The network that an option of its own names: a file in the original or the diffusers layout, its folder, a whole model, a hub id.
 
     also: what what_is calls further files that hold it, besides the network alone and the family's single files. Of a network in `without`
@@ -297,7 +297,7 @@ def given(
     return network(spec, name, config, tensors, option, source.label)
 
 
-def _check_latents(tensors: Mapping[str, Entry], config: Config, where: str, label: str) -> None:
+def _check_latents(tensors: Mapping[str, TensorEntry], config: Config, where: str, label: str) -> None:
     """Raises OptionError for a VAE with latents of another number of channels, the commonest mix-up of families."""
     entry = tensors.get("decoder.conv_in.weight")
     if entry is not None and len(entry.shape) == 4 and entry.shape[1] != config.get("latent_channels", 4):
@@ -307,19 +307,19 @@ def _check_latents(tensors: Mapping[str, Entry], config: Config, where: str, lab
         )
 
 
-def network_in_folder(spec: FamilySpec, name: str, folder: Path, variant: str | None, option: str, label: str) -> Found:
+def network_in_folder(spec: FamilySpec, name: str, folder: Path, variant: str | None, option: str, label: str) -> FoundNetwork:
     """A network in its own folder of the diffusers layout; label names the folder in messages."""
     config = read_json(folder / "config.json", option)
     return network(spec, name, config, folder_entries(folder, spec.parts[name].stem, variant, option, label), option, label)
 
 
-def structure(spec: FamilySpec, name: str, folder: Path, variant: str | None, option: str, label: str) -> Found:
+def structure(spec: FamilySpec, name: str, folder: Path, variant: str | None, option: str, label: str) -> FoundNetwork:
     """A network of which nobody reads the weights, from its own folder; parameters as of network_in_folder."""
     config = read_json(folder / "config.json", option)
-    return Found({}, empty(lambda: make(spec, name, config, option, label)))
+    return FoundNetwork({}, empty(lambda: make(spec, name, config, option, label)))
 
 
-def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, Entry], option: str, what: str) -> Found:
+def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, TensorEntry], option: str, what: str) -> FoundNetwork:
     """Matches tensors (names without prefix, original or diffusers layout) with those of the network. OptionError when they do not fit."""
     part = spec.parts[name]
     module = empty(lambda: make(spec, name, config, option, what))
@@ -334,7 +334,7 @@ def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, E
     used = {stored.name for stored in placed.values()} | set(part.extras(config_of(module))) | set(part.unread)
     found |= {key: entry.shape for key, entry in tensors.items() if key not in used}
     check(module, found, what, option)
-    return Found(pairs, module)
+    return FoundNetwork(pairs, module)
 
 
 _OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
@@ -342,7 +342,7 @@ _OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "
 _T5_EMBEDDING = ("shared.weight", "encoder.embed_tokens.weight")
 
 
-def _spelling(key: str, tensors: Mapping[str, Entry]) -> str:
+def _spelling(key: str, tensors: Mapping[str, TensorEntry]) -> str:
     """A tensor's name in a file: transformers before 5.6 wrote `text_model.`, old diffusers had other names in the VAE's attention.
 
     T5's one embedding has two names in the network and either of them in a file.
@@ -395,7 +395,7 @@ def dtypes_of(names: Iterable[str], dtype: Dtypes, vae_dtype: str) -> dict[str, 
 
 
 def read_networks(
-    found: Mapping[str, Found],
+    found: Mapping[str, FoundNetwork],
     label: str,
     device: torch.device,
     dtypes: Mapping[str, torch.dtype],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sd_scripts.families import FACTS
+from sd_scripts.families import OWN_SIGNS, SHARED_SIGNS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.facts import Sign, TensorNames
 from sd_scripts.schema.outside import json_of
@@ -117,7 +117,7 @@ UNKNOWN = "an unknown kind of file"
 
 def what_is(header: Header) -> str:
     """The kind of model in a file, as a noun for a sentence: "a VAE alone", "a LoRA file", ..., or "an unknown kind of file"."""
-    signs = (*_FIRST, *(sign for facts in FACTS.values() for sign in facts.signs), *_LAST)
+    signs = (*_FIRST, *(sign for signs in OWN_SIGNS.values() for sign in signs), *SHARED_SIGNS, *_LAST)
     return next((sign.what for sign in signs if sign.recognises(header)), UNKNOWN)
 
 
@@ -137,7 +137,6 @@ _FIRST = (
     Sign(LORA, lambda names: names.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
     Sign("a textual inversion", lambda names: names.starts("emb_params", "clip_g", "clip_l") and len(names.shapes) < 5),
     Sign("a ControlNet", lambda names: names.has(*_CONTROLS, "input_hint_block")),
-    Sign("a Chroma transformer", lambda names: names.has("distilled_guidance_layer.")),
     Sign("a HunyuanVideo transformer", lambda names: names.has("double_blocks.0.img_attn_qkv.")),
 )
 """What may have names of a family's files, too."""

@@ -43,6 +43,11 @@ class Source:
         return self.path.is_file()
 
 
+def toy_of(family: str) -> Path:
+    """Where the built-in model of a family is, if this copy has one."""
+    return Path(sd_scripts.toy.__file__).parent / "bases" / family
+
+
 def find(
     option: str, value: str, family: str, revision: str | None = None, variant: str | None = None, folders: Sequence[str] = ()
 ) -> Source:
@@ -51,7 +56,7 @@ def find(
     folders are the sub-folders whose weights are needed. Raises OptionError with a sentence for what is not there.
     """
     if value == "toy":
-        path = Path(sd_scripts.toy.__file__).parent / "bases" / family
+        path = toy_of(family)
         if not path.is_dir():
             raise OptionError(f"{option}: the built-in toy model is not in this copy; `python -m sd_scripts.toy.build {family}` makes it")
         return Source(path, "toy")

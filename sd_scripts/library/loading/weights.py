@@ -26,7 +26,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file, not read yet."""
 
     path: Path
@@ -37,7 +37,7 @@ class Entry:
     """How it is made of several tensors, where the file holds it in few bits."""
 
 
-def entries(header: Header, option: str, prefix: str = "") -> dict[str, Entry]:
+def entries(header: Header, option: str, prefix: str = "") -> dict[str, TensorEntry]:
     """The tensors of a file whose names start with prefix, by the rest of the name.
 
     Raises OptionError for weights in few bits of a form that cannot be read here.
@@ -46,7 +46,8 @@ def entries(header: Header, option: str, prefix: str = "") -> dict[str, Entry]:
     found = {name: shape for name, shape in header.shapes.items() if name.startswith(prefix) and name not in beside}
     found |= {name: one.shape for name, one in packed.items() if name.startswith(prefix)}
     return {
-        name[len(prefix) :]: Entry(header.path, stored.get(name, name), shape, option, packed.get(name)) for name, shape in found.items()
+        name[len(prefix) :]: TensorEntry(header.path, stored.get(name, name), shape, option, packed.get(name))
+        for name, shape in found.items()
     }
 
 
@@ -56,7 +57,7 @@ class Reader:
     def __init__(self) -> None:
         self._open: dict[Path, Get] = {}
 
-    def __call__(self, entry: Entry) -> Tensor:
+    def __call__(self, entry: TensorEntry) -> Tensor:
         """The tensor. Raises OptionError when the file cannot be read, and for what is no number."""
         try:
             if entry.path not in self._open:
@@ -75,7 +76,7 @@ class Reader:
         return tensor
 
 
-def _opened(entry: Entry) -> Get:
+def _opened(entry: TensorEntry) -> Get:
     with entry.path.open("rb") as file:
         if file.read(len(GGUF)) == GGUF:
             return GgufFile(entry.path, entry.option)
@@ -161,7 +162,7 @@ def check(module: nn.Module, found: Mapping[str, tuple[int, ...]], what: str, op
         logger.warning("%s: %d tensors of %s are not used, such as %s", option, len(extra), what, extra[0])
 
 
-def folder_entries(folder: Path, stem: str, variant: str | None, option: str, label: str) -> dict[str, Entry]:
+def folder_entries(folder: Path, stem: str, variant: str | None, option: str, label: str) -> dict[str, TensorEntry]:
     """The tensors of one network of a diffusers folder, from one file or several. label names the folder in messages.
 
     Raises OptionError when there are no safetensors weights (of that variant), and says what is there instead.

@@ -135,10 +135,10 @@ def write_folder(
             folder.mkdir()
             write_json(folder / "config.json", _written_config(part, module, dtype))
             _write_weights(folder, part, module, dtype, metadata if name == "backbone" else {}, shard_bytes)
-        if also is not None:
-            also(aside)
         for name, tokenizer in spec.tokenizers.items():
             write_tokenizer(aside / tokenizer.folder, parts.tokenizers[name])
+        if also is not None:
+            also(aside)
         scheduler = {key: value for key, value in parts.scheduler_config.items() if not key.startswith("_")}
         class_name = parts.scheduler_config["_class_name"]
         (aside / "scheduler").mkdir()

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.schema.memory import UNetMemoryOptions
 from sd_scripts.schema.runs import RunOptions
 
 from . import compiling, kernels, recomputing, swapping
@@ -38,10 +37,10 @@ class Arranged:
     """The code of parts.backbone, if it is compiled."""
 
 
-def arrange(parts: Parts, options: RunOptions, device: torch.device, shared_out: bool = False) -> Arranged:
-    """Does what the options say with parts.backbone, in place. shared_out: each process has a share of its weights there already."""
+def arrange(parts: Parts, options: RunOptions, device: torch.device, sharded: bool = False) -> Arranged:
+    """Does what the options say with parts.backbone, in place. sharded: each process has a share of its weights there already."""
     kernels.use_attention(parts.backbone, options.memory.attention_backend)
-    if isinstance(options.memory, UNetMemoryOptions) and options.memory.channels_last:
+    if options.memory.in_channels_last:
         # Convolutions give the layout of their weights to what they make, so inputs need none.
         parts.backbone.to(memory_format=torch.channels_last)
     if options.memory.gradient_checkpointing:
@@ -51,10 +50,10 @@ def arrange(parts: Parts, options: RunOptions, device: torch.device, shared_out:
         compilation = compiling.compile_network(parts.backbone, options.compile, device, options.memory.blocks_to_swap > 0)
     swap = BlockSwap(parts.backbone, device)
     if options.memory.blocks_to_swap:
-        swapping.check(swap, shared_out, options.optimizer.optimizer_type)
+        swapping.check(swap, sharded, options.optimizer.optimizer_type)
         swap.set(options.memory.blocks_to_swap)
         log.info("%s", swap.summary())
-    if not shared_out:
+    if not sharded:
         # Everything else: swapped blocks stay at home.
         parts.backbone.to(device)
     return Arranged(parts, swap, compilation)

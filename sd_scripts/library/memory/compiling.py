@@ -25,17 +25,18 @@ from torch import nn
 
 from sd_scripts.library.core.blocks import blocks_of
 from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.runs.events import Compiling
 from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError, Problem
 
-from .remedies import is_out_of_memory
+from .oom_advice import is_out_of_memory
 
 log = logging.getLogger("sd_scripts")
 
 MOST_VERSIONS = 64
-"""Of one piece of code: sizes of pictures, with and without gradient, with and without an adapter. torch's own limit is 8, beyond which it
+"""Of one piece of code: sizes of images, with and without gradient, with and without an adapter. torch's own limit is 8, beyond which it
 runs the plain code without a word."""
-REMEDY = "install one, choose another compile_backend, or turn compile off"
+ADVICE = "install one, choose another compile_backend, or turn compile off"
 _MARK = "_code_of_blocks"
 """Attribute of a network whose blocks are compiled."""
 _OF_NO_INTEREST = ("The .grad attribute of a Tensor that is not a leaf", "Dynamo detected a call to a `functools.lru_cache`")
@@ -64,7 +65,7 @@ def check(options: CompileOptions, device: torch.device) -> str:
         raise OptionError(Problem(name, f"{text} with compile_backend inductor" if name == "compile_backend" else text))
     missing = _missing(device) if options.compile_backend == "inductor" else ""
     if missing and not options.compile_fallback:
-        raise OptionError(Problem("compile_backend", f"compile_backend: inductor needs {missing}; {REMEDY}"))
+        raise OptionError(Problem("compile_backend", f"compile_backend: inductor needs {missing}; {ADVICE}"))
     return f"compile is off: inductor needs {missing}" if missing else ""
 
 
@@ -173,7 +174,7 @@ def plain_code(network: nn.Module) -> AbstractContextManager[object]:
 
 
 @dataclass
-class Made:
+class CompiledCode:
     """Code that was made."""
 
     graphs: int = 0
@@ -207,9 +208,9 @@ class _Watch:
         refused = sum(number for said, number in self._counters["unimplemented"].items() if "recompile limit exceeded" in said)
         return self._counters["stats"]["unique_graphs"], refused
 
-    def take(self) -> Made:
+    def take(self) -> CompiledCode:
         before, self._before = self._before, self._counted()
-        made = Made(self._before[0] - before[0], self._seconds, self._before[1] > before[1])
+        made = CompiledCode(self._before[0] - before[0], self._seconds, self._before[1] > before[1])
         self._seconds = 0.0
         return made
 
@@ -248,25 +249,24 @@ class Compilation:
         """versions: how many there will be of each piece, at most; None where nobody knows."""
         self.expected = None if versions is None else versions * self.pieces
 
-    def describe(self) -> dict[str, object]:
-        """The fields of the `compiling` event."""
+    def describe(self) -> Compiling:
+        """What will be compiled."""
         options = self.options
-        mode = {"mode": options.compile_mode} if options.compile_backend == "inductor" else {}
-        return {
-            "scope": self.scope,
-            "backend": options.compile_backend,
-            **mode,
-            "dynamic": options.compile_dynamic,
-            "expected": self.expected,
-            "limit": self.limit,
-        }
+        return Compiling(
+            scope=self.scope,
+            backend=options.compile_backend,
+            mode=options.compile_mode if options.compile_backend == "inductor" else None,
+            dynamic=options.compile_dynamic,
+            expected=self.expected,
+            limit=self.limit,
+        )
 
     def begin_batch(self) -> None:
         """The backward pass of all batches before is done: CUDA graphs may write over what they have left."""
         if self.options.records_addresses:
             torch.compiler.cudagraph_mark_step_begin()
 
-    def take(self) -> Made:
+    def take(self) -> CompiledCode:
         """What was compiled since the last call."""
         made = self._watch.take()
         self.graphs, self.seconds = self.graphs + made.graphs, self.seconds + made.seconds
@@ -276,7 +276,7 @@ class Compilation:
         """Stops counting."""
         self._watch.close()
 
-    def warnings(self, made: Made) -> list[str]:
+    def warnings(self, made: CompiledCode) -> list[str]:
         """What is worth saying about code that was just made, each once in a run."""
         found = {}
         if made.full:

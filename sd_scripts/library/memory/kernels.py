@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sd_scripts.families import FACTS
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.memory import MemoryOptions, UNetMemoryOptions
+from sd_scripts.schema.memory import MemoryOptions
 from sd_scripts.schema.runs import RunOptions
 
 BACKENDS = {
@@ -75,10 +75,10 @@ def check(options: RunOptions, device: torch.device, network: nn.Module | None =
     """Tries attention forward and backward, in the precision of the run: of this network, or of published ones of its kind before it is
     loaded.
 
-    Raises OptionError with the backends that work where the one that is named does not, and for a layout that cannot be shared out.
+    Raises OptionError with the backends that work where the one that is named does not, and for a layout that cannot be sharded.
     """
     memory = options.memory
-    if isinstance(memory, UNetMemoryOptions) and memory.channels_last and options.distributed.distributed_strategy == "fsdp2":
+    if memory.in_channels_last and options.distributed.distributed_strategy == "fsdp2":
         text = "channels_last: distributed_strategy fsdp2 cuts weights into rows, which this layout does not have; turn one of them off"
         raise OptionError(Problem("channels_last", text))
     name = memory.attention_backend
@@ -118,7 +118,7 @@ def _works(backend: SDPBackend, head: int, dtype: torch.dtype, device: torch.dev
 def head_sizes_of(network: nn.Module) -> tuple[int, ...]:
     """Numbers of each attention head that a diffusers network has, sorted."""
     attentions = [module for module in network.modules() if callable(getattr(module, "processor", None))]
-    return tuple(sorted({module.inner_dim // module.heads for module in attentions}))
+    return tuple(sorted({getattr(module, "head_dim", 0) or module.inner_dim // module.heads for module in attentions}))
 
 
 def _has_masks(options: RunOptions) -> bool:

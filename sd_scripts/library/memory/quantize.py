@@ -2,7 +2,7 @@
 
 Layers around the blocks keep their precision: they are 0.2 % of a transformer's weights, and everything passes through them. So do the
 convolutions of a U-Net, inside of its blocks too. Of a text encoder that sees, the visual part (8 %) stays as well, because its errors
-would be in every row that instructions on a picture share, and embeddings, which are looked up and not multiplied.
+would be in every row that instructions on an image share, and embeddings, which are looked up and not multiplied.
 
 qint8 and qfloat8 are those of optimum-quanto, fp8 and nf4 are our own (packed.py).
 """
@@ -40,7 +40,7 @@ def blocks_of(network: nn.Module) -> list[str]:
 
 
 @dataclass
-class Report:
+class QuantizationReport:
     """What quantising a network has done to its layers so far."""
 
     kind: str
@@ -98,9 +98,9 @@ def _fits(layer: nn.Linear, kind: str) -> bool:
     return kind != "qint8" or layer.in_features % 16 == 0
 
 
-def quantize_network(network: nn.Module, kind: str) -> Report:
+def quantize_network(network: nn.Module, kind: str) -> QuantizationReport:
     """Quantises a network that is loaded, block by block, and logs the errors."""
-    report = Report(kind, type(network).__name__)
+    report = QuantizationReport(kind, type(network).__name__)
     for name in Bar(blocks_of(network), desc=f"quantising {report.label}", unit="block", leave=False, delay=1):
         report.quantize(name, network.get_submodule(name))
     report.log()
@@ -122,7 +122,7 @@ def while_reading(networks: Mapping[str, nn.Module], kinds: Mapping[str, str]) -
 
     networks have no weights yet. kinds: the kind of each that is quantised.
     """
-    reports = {name: Report(kind, type(networks[name]).__name__) for name, kind in kinds.items()}
+    reports = {name: QuantizationReport(kind, type(networks[name]).__name__) for name, kind in kinds.items()}
     yield {name: (blocks_of(networks[name]), report.quantize) for name, report in reports.items()}
     for report in reports.values():
         report.log()

@@ -503,11 +503,11 @@ def check_number(number: int, count: int) -> None:
         raise OptionError(Problem("blocks_to_swap", text))
 
 
-def check(swap: BlockSwap, shared_out: bool, optimizer_type: str) -> None:
+def check(swap: BlockSwap, sharded: bool, optimizer_type: str) -> None:
     """Raises OptionError where blocks_to_swap cannot do what the options ask for: several processes that hold or train the same weights, an
-    optimizer that cannot move weights in host RAM. shared_out: the weights are, over the processes."""
+    optimizer that cannot move weights in host RAM. sharded: the weights are, over the processes."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    if shared_out:
+    if sharded:
         text = "fsdp2 shares the weights out over the processes already; set it to 0, or distributed_strategy to ddp"
     elif several and swap.trains_blocks:
         text = "blocks that are trained themselves cannot be swapped by several processes; set it to 0, or use one process"

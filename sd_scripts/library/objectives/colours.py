@@ -1,4 +1,4 @@
-"""A linear map from latents to luminance and two colours, fitted to what the run's own VAE makes of its own pictures.
+"""A linear map from latents to luminance and two colours, fitted to what the run's own VAE makes of its own images.
 
 A latent pixel says little more than the colour of the square it stands for, and it says that almost linearly; so a least-squares fit on a
 few thousand of them is enough, for any VAE.
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-NUM_PICTURES = 8
-"""Pictures of the run that the map is fitted to."""
+NUM_IMAGES = 8
+"""Images of the run that the map is fitted to."""
 LARGEST_SIDE = 32
 """Their middle, at most this many latent pixels wide and high, is decoded."""
 RED, GREEN, BLUE = 0.299, 0.587, 0.114
@@ -24,13 +24,13 @@ RED, GREEN, BLUE = 0.299, 0.587, 0.114
 def fit_colours(latents: Iterable[Tensor], decode: Callable[[Tensor], Tensor]) -> Tensor:
     """The map (3, C), float32 on the CPU, of latents (C, h, w) and decode: (1, C, h, w) -> (1, 3, H, W) in [-1, 1].
 
-    What is constant is left out: everything that the map is used for compares two pictures, or looks at differences from a mean.
+    What is constant is left out: everything that the map is used for compares two images, or looks at differences from a mean.
     """
     inputs, wanted = [], []
     for latent in latents:
         middle = _middle(latent).float()
-        picture = decode(middle[None]).float().cpu()
-        squares = F.adaptive_avg_pool2d(picture, (middle.shape[1], middle.shape[2]))[0]
+        image = decode(middle[None]).float().cpu()
+        squares = F.adaptive_avg_pool2d(image, (middle.shape[1], middle.shape[2]))[0]
         inputs.append(middle.cpu().flatten(1).T.double())
         wanted.append(squares.flatten(1).T.double())
     known, rgb = torch.cat(inputs), torch.cat(wanted)

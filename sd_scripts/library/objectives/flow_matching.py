@@ -49,7 +49,7 @@ class Curvature:
     start: int
 
     def is_due(self, step: int) -> bool:
-        """Whether a step has the term; held-out pictures (step -1) never have."""
+        """Whether a step has the term; held-out images (step -1) never have."""
         return step >= self.start and step % self.interval == 0
 
 
@@ -76,7 +76,7 @@ class FlowMatching:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each term where a sample has none of its own; 0 leaves it out."""
     prior_weight: float = 0.0
-    """Regularisation pictures: weight of the distance to the base model's velocity, in place of their pixels; 0 trains on their pixels."""
+    """Regularisation images: weight of the distance to the base model's velocity, in place of their pixels; 0 trains on their pixels."""
     curvature: Curvature | None = None
     guidance: Guidance | None = None
     latent_jitter: float = 0.0
@@ -177,7 +177,7 @@ class FlowMatching:
         return self.curvature.weight * elements.mean(dim=(1, 2, 3)) * (d > 0)
 
     def _terms(self, velocity: Tensor, wanted: Tensor, drawn: Drawn, batch: Batch) -> dict[str, Tensor]:
-        """Weight times value of each term that the run, a data set or a picture has, (B,) each."""
+        """Weight times value of each term that the run, a data set or an image has, (B,) each."""
         weights = {name: batch.terms.get(name, torch.tensor(usual)) for name, usual in self.weights.items()}
         active = [name for name, usual in self.weights.items() if usual or name in batch.terms]
         if not active:

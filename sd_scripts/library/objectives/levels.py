@@ -57,7 +57,7 @@ class FromAnchors:
     """The sampler's own noise levels, dealt to the samples like cards: N samples in a row get all N anchors, in a new order each time.
 
     So every micro-batch, process and resumed run knows the anchor of a sample from its number alone, and because the order of each N is
-    drawn anew, no pattern in the order of pictures (every second one a regularisation picture, say) can meet the same anchors always.
+    drawn anew, no pattern in the order of images (every second one a regularisation image, say) can meet the same anchors always.
     """
 
     sigmas: Tensor

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.dataset.weights import terms_of as term_weights
 from sd_scripts.library.core.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
 from sd_scripts.library.core.protocols import Kind, Path
-from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection
 
@@ -29,7 +27,7 @@ from .weights import anchor_weights, flow_weight_of, weight_of
 
 def density_of(options: ObjectiveOptions | FlowObjectiveOptions, sides: tuple[int, int]) -> Density:
     """The density that timestep_sampling names, for latents of these sides (h, w)."""
-    if isinstance(options, FlowObjectiveOptions):
+    if options.target == "velocity":
         if options.timestep_sampling == "mode":
             return mode(options.mode_scale)
         if options.timestep_sampling == "sigma":
@@ -96,10 +94,10 @@ def noise_of(options: ObjectiveOptions) -> Callable[[Tensor, noises.Draw], tuple
 
 def levels_of(options: FlowObjectiveOptions, path: Path, scheduler_config: Mapping[str, Any]) -> LevelsOf:
     """The noise levels that are trained. Raises OptionError for a model whose sampler has no fixed levels."""
-    if not isinstance(options, AnchoredFlowOptions) or options.objective == "flow":
+    if not options.num_anchors:
         return FromDensity(times_of(options, path), flow_weight_of(options))
     if scheduler_config.get("use_dynamic_shifting", False):
-        text = "objective: the model's sampler takes other steps for other sizes of pictures (use_dynamic_shifting); acrf cannot train that"
+        text = "objective: the model's sampler takes other steps for other sizes of images (use_dynamic_shifting); acrf cannot train that"
         raise OptionError(Problem("objective", f"{text}, choose flow"))
     # 1 is what diffusers takes for a configuration that does not say.
     shift = float(scheduler_config.get("shift", 1.0))
@@ -111,26 +109,16 @@ def levels_of(options: FlowObjectiveOptions, path: Path, scheduler_config: Mappi
     )
 
 
-def num_anchors(options: ObjectiveSection) -> int:
-    """How many samples in a row see every noise level that is trained; 0 where levels are not dealt."""
-    return options.turbo_steps if isinstance(options, AnchoredFlowOptions) and options.objective == "acrf" else 0
-
-
-def wants_empty_text(options: ObjectiveSection) -> bool:
-    """Whether the objective asks the network for its answer to the empty caption."""
-    return isinstance(options, AnchoredFlowOptions) and options.cfg_training_scale > 1
-
-
 def check_prior(options: ObjectiveSection, has_regularisation: bool) -> None:
-    """Raises OptionError where the objective compares regularisation pictures with the base model, and the data has none."""
-    if isinstance(options, FlowObjectiveOptions) and options.base_prior_weight and not has_regularisation:
-        text = "base_prior_weight compares with the base model on regularisation pictures, and the data set has none"
+    """Raises OptionError where the objective compares regularisation images with the base model, and the data has none."""
+    if options.prior_weight and not has_regularisation:
+        text = "base_prior_weight compares with the base model on regularisation images, and the data set has none"
         raise OptionError(Problem("base_prior_weight", f"{text}; add a subset with is_reg = true or reg_data_dir, or set it to 0"))
 
 
 def wants_colours(options: ObjectiveSection, own_terms: Collection[str]) -> bool:
-    """Whether a term of the loss looks at colours: of the run, or of own_terms that data sets and pictures have weights for."""
-    return any(weight > 0 or name in own_terms for name, weight in term_weights(options).items() if name in COLOUR_TERMS)
+    """Whether a term of the loss looks at colours: of the run, or of own_terms that data sets and images have weights for."""
+    return any(weight > 0 or name in own_terms for name, weight in options.term_weights.items() if name in COLOUR_TERMS)
 
 
 def check_styles(options: ObjectiveSection, styles: Collection[str]) -> None:
@@ -156,16 +144,16 @@ def flow_matching_of(
         interpretation_of(options),
         prior_weight=options.base_prior_weight,
     )
-    if not isinstance(options, AnchoredFlowOptions):
+    if not options.has_terms:
         return plain
     return replace(
         plain,
         terms=terms_of(options, colours),
-        weights=term_weights(options),
+        weights=options.term_weights,
         curvature=Curvature(options.curvature_weight, options.curvature_interval, options.curvature_start)
         if options.curvature_weight
         else None,
-        guidance=Guidance(options.cfg_training_scale, options.cfg_training_ratio) if wants_empty_text(options) else None,
+        guidance=Guidance(options.cfg_training_scale, options.cfg_training_ratio) if options.wants_empty_text else None,
         latent_jitter=options.latent_jitter,
     )
 
@@ -183,10 +171,10 @@ def make(
     colours (3, C) maps latents to luminance and two colours; terms that look at them cannot do without. Raises OptionError for weights and
     levels that the model cannot have.
     """
-    if isinstance(options, FlowObjectiveOptions):
+    if options.target == "velocity":
         assert kind == "velocity"
         return flow_matching_of(options, path, scheduler_config, colours)
-    assert isinstance(options, ObjectiveOptions), f"{type(options).__name__} makes an objective of its own"
+    assert options.target == "noise", f"{type(options).__name__} makes an objective of its own"
     return Regression(
         path,
         kind,

@@ -39,7 +39,7 @@ def offset(x0: Tensor, draw: Draw, options: ObjectiveOptions) -> Tensor:
 def multires(noise: Tensor, draw: Draw, iterations: int, discount: float) -> Tensor:
     """Noise (C, h, w) with coarser and coarser noise added, scaled back to unit deviation (Whitaker 2023, "Multi-resolution noise").
 
-    Level i is a normal picture with sides divided by r^i, r drawn from [2, 4) a level, enlarged bilinearly, times discount^i; a level
+    Level i is a normal image with sides divided by r^i, r drawn from [2, 4) a level, enlarged bilinearly, times discount^i; a level
     with a side of one latent pixel is the last. The deviation is taken over the sample (kohya takes it over the batch, which would
     make a sample depend on its neighbours).
     """

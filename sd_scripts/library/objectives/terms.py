@@ -21,7 +21,7 @@ from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 COLOUR_TERMS = ("lambda_struct", "lambda_light", "lambda_color", "lambda_tex")
 """Terms on luminance and colour, which need a map from latents to them."""
 MOST_SIGMA = 0.5
-"""Colour terms are 0 at noisier levels: there a predicted picture is a blur, whose light and structure nobody wants."""
+"""Colour terms are 0 at noisier levels: there a predicted image is a blur, whose light and structure nobody wants."""
 TINY = 1e-12
 """Below this a norm or variance counts as 0 and gets no gradient."""
 
@@ -105,7 +105,7 @@ def fine_error(seen: Compared, factor: int) -> Tensor:
 
 def coarse_difference(seen: Compared, factor: int, magnitude_weight: float) -> Tensor:
     """1 - cos of the coarse parts of the predicted and the true clean latent, plus magnitude_weight times the squared difference of their
-    norms, as root mean squares so that the size of the picture does not matter."""
+    norms, as root mean squares so that the size of the image does not matter."""
     predicted, area = coarse(seen.predicted_x0, seen.mask, factor)
     true, _ = coarse(seen.x0, seen.mask, factor)
     found = cosine_distance(predicted, true, area)
@@ -115,7 +115,7 @@ def coarse_difference(seen: Compared, factor: int, magnitude_weight: float) -> T
 
 
 def structure(seen: Compared, colours: Tensor) -> Tensor:
-    """1 - cos between the luminances of the predicted and the true picture, each without its mean."""
+    """1 - cos between the luminances of the predicted and the true image, each without its mean."""
     predicted, true = mapped(seen.predicted_x0, colours[:1]), mapped(seen.x0, colours[:1])
     return cosine_distance(predicted - _masked_mean(predicted, seen.mask), true - _masked_mean(true, seen.mask), seen.mask)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sd_scripts.schema.objective import SizeShift
+
 
 @dataclass(frozen=True)
 class Density:
@@ -49,14 +51,12 @@ def shifted(density: Density, shift: float) -> Density:
     )
 
 
-def resolution_shift(sides: tuple[int, int], most: tuple[int, float]) -> float:
-    """The shift e^mu of a model that is sampled by the image's size, at latent sides (h, w): mu is linear in the tokens, 0.5 at 256.
-
-    A token is a patch of 2 x 2 latents (Black Forest Labs, sampling.py, get_lin_function). most: tokens and mu at the other end of the
-    line.
-    """
-    tokens = (sides[0] // 2) * (sides[1] // 2)
-    return math.exp(0.5 + (most[1] - 0.5) * (tokens - 256) / (most[0] - 256))
+def resolution_shift(sides: tuple[int, int], line: SizeShift) -> float:
+    """The shift e^mu of a model that is sampled by the image's size, at latent sides (h, w): mu is linear in the tokens (Black Forest Labs,
+    sampling.py, get_lin_function)."""
+    tokens = (sides[0] // line.patch) * (sides[1] // line.patch)
+    (few, low), (many, high) = line.fewest, line.most
+    return math.exp(low + (high - low) * (tokens - few) / (many - few))
 
 
 def mode(scale: float) -> Density:

@@ -44,9 +44,9 @@ COMMUNICATION = ("gloo", "nccl", "connection", "broken pipe", "socket")
 class PeerLost(TrainingError):
     """Another process of the run has ended, or does not answer."""
 
-    def __init__(self, text: str, remedy: str = "") -> None:
+    def __init__(self, text: str, advice: str = "") -> None:
         super().__init__(text)
-        self.remedy = remedy
+        self.advice = advice
 
 
 def world_size() -> int:
@@ -184,7 +184,7 @@ class Peers:
             self.barrier()
 
     def progress(self) -> None:
-        """Shows those who may be waiting that this process gets on; cheap enough to be called for every picture."""
+        """Shows those who may be waiting that this process gets on; cheap enough to be called for every image."""
         self._progress += 1
         if self._exchanging_since is not None:
             self._exchanging_since = time.monotonic()
@@ -254,11 +254,11 @@ class Peers:
 
     # Ends.
 
-    def tell_end(self, text: str, remedy: str = "", stopped: bool = False) -> None:
+    def tell_end(self, text: str, advice: str = "", stopped: bool = False) -> None:
         """Tells the others, before this process ends early, why it does; stopped means that somebody asked it to."""
         if self.world > 1:
             with suppress(RuntimeError):
-                self._store.set(f"end/{self.rank}", json.dumps({"text": text, "remedy": remedy, "stopped": stopped}))
+                self._store.set(f"end/{self.rank}", json.dumps({"text": text, "advice": advice, "stopped": stopped}))
                 self._announce(self.rank)
 
     def lost(self) -> PeerLost | None:
@@ -290,11 +290,11 @@ class Peers:
         """Raises PeerLost or Stopped when a process has ended or said that it will."""
         self._look_for_ends()
         for rank, said in self._gone.items():
-            end: dict[str, Any] = json.loads(said) if said else {"text": "", "remedy": "", "stopped": False}
+            end: dict[str, Any] = json.loads(said) if said else {"text": "", "advice": "", "stopped": False}
             if end["stopped"]:
                 raise Stopped
             if end["text"]:
-                raise PeerLost(f"process {rank + 1} of {self.world} failed: {end['text']}", end["remedy"])
+                raise PeerLost(f"process {rank + 1} of {self.world} failed: {end['text']}", end["advice"])
             raise PeerLost(f"process {rank + 1} of {self.world} ended without a word: it was killed, or it crashed")
 
     def _look_for_ends(self) -> None:

@@ -1,8 +1,8 @@
 """Sharing out a network over the processes of a run, with PyTorch's FSDP2 (fully_shard).
 
-Of an adapter run only what is frozen is shared out: the adapter stays whole in every process, so its gradients are summed and its files
+Of an adapter run only what is frozen is sharded: the adapter stays whole in every process, so its gradients are summed and its files
 written as ever. Of a run that trains the network itself each process holds its share of weights, gradients, averages and optimizer state;
-states and files are written whole, so that they do not depend on the number of processes. A network that is shared out computes only
+states and files are written whole, so that they do not depend on the number of processes. A network that is sharded computes only
 when all processes call it together.
 """
 
@@ -50,11 +50,11 @@ def shard(backbone: nn.Module, whole: Collection[nn.Parameter], device: torch.de
             block.set_force_sum_reduction_for_comms(True)
     # diffusers' networks end in a reshaped tensor, which nothing here changes in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
-    log.info("the base is shared out over %d processes", num_processes)
+    log.info("the base is sharded over %d processes", num_processes)
 
 
 def is_sharded(network: nn.Module) -> bool:
-    """Whether the weights are shared out, so that all processes must call it together."""
+    """Whether the weights are sharded, so that all processes must call it together."""
     return isinstance(network, FSDPModule)
 
 
@@ -66,7 +66,7 @@ def check_optimizer(name: str) -> None:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This process's share of a tensor that is shared out, in the same memory; any other tensor itself."""
+    """This process's share of a tensor that is sharded, in the same memory; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -85,7 +85,7 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
         return torch.zeros((), device=tensors[0].device if tensors else None)
-    # Gradients of blocks that wait in main memory are there, the others' on a GPU; each group is one call.
+    # Gradients of blocks that wait in host RAM are there, the others' on a GPU; each group is one call.
     groups: dict[torch.device, list[Tensor]] = {}
     for tensor in filled:
         groups.setdefault(tensor.device, []).append(tensor)
@@ -108,19 +108,19 @@ def gathered(value: Any, keep: bool) -> Any:
     return value
 
 
-def shared_out(whole: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, shared out as `like` is; itself where `like` is not. Every process gives the same whole tensor."""
+def sharded(whole: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, sharded as `like` is; itself where `like` is not. Every process gives the same whole tensor."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def shared_out_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """A whole optimizer's state with the tensors of each shared weight shared out as the weight is."""
+def sharded_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """A whole optimizer's state with the tensors of each shared weight sharded as the weight is."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
 
     def fitted(weight: Tensor, value: Any) -> Any:
-        return shared_out(value, weight) if isinstance(value, Tensor) and value.shape == weight.shape else value
+        return sharded(value, weight) if isinstance(value, Tensor) and value.shape == weight.shape else value
 
     own_state = {
         number: {name: fitted(weights[number], value) for name, value in values.items()} if number < len(weights) else values
@@ -130,7 +130,7 @@ def shared_out_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str
 
 
 def skeleton_of(network: nn.Module) -> Callable[[Iterable[tuple[str, Tensor]]], nn.Module]:
-    """What builds a whole network of the same kind from named weights, for a diffusers model; asked for before it is shared out."""
+    """What builds a whole network of the same kind from named weights, for a diffusers model; asked for before it is sharded."""
     kind, config = type(network), dict(network.config)
 
     def build(weights: Iterable[tuple[str, Tensor]]) -> nn.Module:

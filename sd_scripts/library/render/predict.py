@@ -1,15 +1,14 @@
-"""One loaded model that makes pictures: its parts on their devices, adapters with strengths, and what is kept from call to call.
+"""One loaded model that makes images: its parts on their devices, adapters with strengths, and what is kept from call to call.
 
 `Predictor.predict` gives, bit for bit, what the family's own `preview` gives for the same input, whatever is kept from calls before.
 """
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,22 +17,25 @@ from torch import Tensor
 
 from sd_scripts import families
 from sd_scripts.dataset.buckets import area_size
-from sd_scripts.families.common.pictures import as_pictures, evaluating
 from sd_scripts.library.core.devices import device_of, precision_for
-from sd_scripts.library.core.protocols import Condition, EditingFamily, Parts, Preview, dtype_of
+from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview, dtype_of
 from sd_scripts.library.loading.common import tried
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.generate import samples_of
 from sd_scripts.schema.predict import PredictOptions
+from sd_scripts.schema.prompts import OPTION, Defaults, read_prompts
 
 from .predicting.adapters import Adapters, adapter_file
-from .predicting.kept import Kept
 from .predicting.memory import give_back
 from .predicting.thumbnails import Thumbnails
-from .sample import opened_control
+from .remembering import KeptTensors, remembering
+from .renderer import Renderer
+from .sample import opened_control, request_of
+from .wildcards import drawn
 
 CPU = torch.device("cpu")
 KEPT_BYTES = 256 * 2**20
-"""Text rows and encoded control pictures that are kept from call to call, in main memory; the least used go first."""
+"""Text rows and encoded control images that are kept from call to call, in host RAM; the least used go first."""
 MAX_SEED = 2**32
 
 
@@ -60,7 +62,7 @@ class Request:
 
     prompt: str
     images: tuple[Image.Image | str | Path, ...] = ()
-    """Control pictures, loaded or as files."""
+    """Control images, loaded or as files."""
     negative_prompt: str | None = " "
     """None turns guidance off, as true_cfg_scale = 1 does; an empty text is a negative prompt like any other."""
     steps: int = 40
@@ -70,6 +72,12 @@ class Request:
     num_images: int = 1
     lora: tuple[str, ...] = ()
     lora_weight: tuple[float, ...] = ()
+    sampler: str = "auto"
+    guidance: float = Preview.guidance
+    prompt_list: str = ""
+    """Prompts in kohya's form, in place of prompt; see schema.prompts. What their flags leave open is as above."""
+    wildcard_dir: str = ""
+    """See wildcards.py."""
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -82,17 +90,17 @@ class Progress:
     """A step that is done."""
 
     index: int
-    """Number of the picture, from 0."""
+    """Number of the image, from 0."""
     step: int
     """From 1."""
     steps: int
     clean: Tensor
-    """What the picture will be as far as can be told by now, scaled latents (C, h, w)."""
+    """What the image will be as far as can be told by now, scaled latents (C, h, w)."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """A finished picture and what made it."""
+class MadeImage:
+    """A finished image and what made it."""
 
     image: Image.Image
     preview: Preview
@@ -105,48 +113,49 @@ OnStep = Callable[[Progress], None]
 class Predictor:
     """A loaded model. Not for several threads at once."""
 
-    def __init__(self, family: EditingFamily, parts: Parts, devices: Devices | None = None, offload: bool = False) -> None:
-        """Takes over parts that are loaded, wherever they are. offload keeps each network in main memory while another one works."""
-        self.family, self.parts, self.devices, self.offload = family, parts, devices or Devices(), offload
+    def __init__(self, family: ModelFamily, parts: Parts, devices: Devices | None = None, offload: bool = False) -> None:
+        """Takes over parts that are loaded, wherever they are. offload keeps each network in host RAM while another one works."""
+        self.family, self.parts, self.devices = family, parts, devices or Devices()
         for name, module in parts.modules().items():
             module.to(CPU if offload else self.devices.of(name))
         self.adapters = Adapters(parts, dtype_of(parts.backbone))
-        self.kept = Kept(KEPT_BYTES)
+        self.kept = KeptTensors(KEPT_BYTES)
+        knowing = remembering(family, self.kept, state=lambda: self.adapters.on_text_encoders)
+        self.renderer = Renderer(knowing, parts, working={name: self.devices.of(name) for name in parts.modules()})
         self.thumbnails = Thumbnails(family, parts)
 
     @classmethod
     def load(cls, options: PredictOptions) -> Predictor:
         """The model that options name. Raises OptionError for what cannot be read and for devices that are not here."""
         devices = devices_for(options)
-        chosen = families.editor_of(families.family(options.family))
-        assert chosen is not None, f"{options.family} does not edit"
+        chosen = families.family(options.family)
         together = len(set(devices.names().values())) == 1 and not options.loading.offload
         dtype = precision_for(options.loading.precision, devices.transformer)
-        parts = chosen.load(options.model, devices.transformer if together else CPU, dtype)
+        parts = chosen.load(options.loads, devices.transformer if together else CPU, dtype)
         made = cls(chosen, parts, devices, options.loading.offload)
         give_back()
         return made
 
     @property
     def controls(self) -> tuple[int, int]:
-        """Fewest and most control pictures of a request."""
+        """Fewest and most control images of a request."""
         return self.family.num_controls(self.parts)
 
     def predict(self, request: Request, on_step: OnStep | None = None) -> list[Image.Image]:
-        """The pictures, one for each seed. Raises OptionError with every problem of the request."""
-        return [made.image for made in self.pictures(request, on_step)]
+        """The images, one for each seed. Raises OptionError with every problem of the request."""
+        return [made.image for made in self.images(request, on_step)]
 
-    def pictures(self, request: Request, on_step: OnStep | None = None) -> Iterator[Made]:
-        """The pictures one after the other, as soon as each is finished. Each is made alone, so a seed always gives the same one."""
+    def images(self, request: Request, on_step: OnStep | None = None) -> Iterator[MadeImage]:
+        """The images one after the other, as soon as each is finished. Each is made alone, so a seed always gives the same one."""
         yield from self.rendered(self.prepared(request), request.lora, request.weights, on_step)
 
     def prepared(self, request: Request, others: Sequence[tuple[Sequence[str], Sequence[float]]] = ()) -> list[Preview]:
         """What the family will be asked to render, one for each seed. others: files and strengths of adapters that will be used as well.
 
-        Raises OptionError with every problem: pictures that cannot be read or are too many, sizes off the grid, adapters that do not fit.
+        Raises OptionError with every problem: images that cannot be read or are too many, sizes off the grid, adapters that do not fit.
         """
         problems: list[Problem] = []
-        controls = tried(problems, lambda: read_pictures(request.images)) or []
+        controls = tried(problems, lambda: read_images(request.images)) or []
         problems += self._problems(request)
         for files, weights in ((request.lora, request.weights), *others):
             problems += self.adapters.problems(files, weights)
@@ -154,37 +163,65 @@ class Predictor:
             raise OptionError(list(dict.fromkeys(problems)))
         width, height = request.size or self.default_size(controls)
         first = secrets.randbelow(MAX_SEED) if request.seed is None else request.seed
-        guided = request.negative_prompt is not None
-        return [
-            Preview(
-                prompt=request.prompt,
-                negative_prompt=request.negative_prompt or "",
-                width=width,
-                height=height,
-                seed=first + index,
-                steps=request.steps,
-                cfg_scale=request.true_cfg_scale if guided else 1.0,
-                controls=tuple(controls),
+        plain = Preview(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt or "",
+            width=width,
+            height=height,
+            seed=first,
+            steps=request.steps,
+            cfg_scale=1.0 if request.negative_prompt is None else request.true_cfg_scale,
+            sampler=request.sampler,
+            guidance=request.guidance,
+            controls=tuple(controls),
+        )
+        asked = self._listed(plain, request.prompt_list) if request.prompt_list else [plain]
+        return [_drawn(replace(one, seed=one.seed + index), request.wildcard_dir) for one in asked for index in range(request.num_images)]
+
+    def _listed(self, plain: Preview, prompt_list: str) -> list[Preview]:
+        """The prompts of a list; what their flags leave open is as in `plain`. Raises OptionError with every problem and its line."""
+        samples = samples_of(self.family.name)
+        names = {"sample_prompts": prompt_list, "sample_steps": plain.steps, "sample_cfg_scale": plain.cfg_scale}
+        names |= {"sample_negative_prompt": plain.negative_prompt, "sample_sampler": plain.sampler, "sample_guidance_scale": plain.guidance}
+        size = plain.width, plain.height
+        options = samples.model_construct(
+            **{name: value for name, value in names.items() if name in samples.model_fields}, sample_size=size
+        )
+        try:
+            specs = read_prompts(Defaults(options, size, self.family.grid, plain.seed))
+            found = [request_of(spec) for spec in specs]
+        except OptionError as err:
+            # Training has another option in its place.
+            raise OptionError([Problem("prompt_list", one.message.replace(OPTION, "prompt_list")) for one in err.problems]) from err
+        problems: list[Problem] = []
+        for one in found:
+            problems += self._control_problems(len(one.controls or plain.controls))
+        if problems or not found:
+            raise OptionError(
+                list(dict.fromkeys(problems)) or [Problem("prompt_list", "prompt_list: there is no prompt in it; write one a line")]
             )
-            for index in range(request.num_images)
-        ]
+        return [replace(one, controls=one.controls or plain.controls) for one in found]
 
     def rendered(
         self, previews: Sequence[Preview], lora: Sequence[str], weights: Sequence[float], on_step: OnStep | None = None
-    ) -> Iterator[Made]:
-        """The pictures of `prepared` with these adapter files on the model. Raises OptionError for a file that does not fit."""
+    ) -> Iterator[MadeImage]:
+        """The images of `prepared` with these adapter files on the model. Raises OptionError for a file that does not fit."""
         self.adapters.put_on(lora, weights)
         for index, preview in enumerate(previews):
-            yield Made(self._picture(preview, index, on_step), preview)
+            told = None if on_step is None else partial(_tell, on_step, index)
+            yield MadeImage(self.renderer.render([preview], told)[0], preview)
 
     def default_size(self, controls: Sequence[Image.Image]) -> tuple[int, int]:
-        """(width, height) of a picture whose request has no size: the model's own area in the shape of the last control picture."""
-        return area_size(controls[-1].size if controls else (1, 1), self.parts.settings["area"])
+        """(width, height) of an image whose request has no size: the model's own, in the shape of the last control image."""
+        width, height = self.family.usual_size(self.parts)
+        return area_size(controls[-1].size, width * height) if controls else (width, height)
 
     def described(self) -> dict[str, object]:
         """What is loaded, and where."""
+        version = self.parts.settings.get("model_version", self.family.version(self.parts).modelspec)
         return {
-            "model_version": self.parts.settings["model_version"],
+            "model_version": version,
+            "family": self.family.name,
             "devices": self.devices.names(),
             "precision": str(dtype_of(self.parts.backbone)).removeprefix("torch."),
             "controls": list(self.controls),
@@ -194,105 +231,46 @@ class Predictor:
         """Lets go of the networks and of everything kept; the predictor cannot be used any more."""
         self.adapters.take_off()
         self.kept.clear()
-        del self.parts, self.adapters, self.thumbnails
+        del self.parts, self.adapters, self.renderer, self.thumbnails
         give_back()
+
+    def _control_problems(self, count: int) -> list[Problem]:
+        """What is wrong with this number of control images."""
+        fewest, most = self.controls
+        if fewest <= count <= most:
+            return []
+        wanted = f"{fewest} to {most} control images" if most > fewest else ("no", "one")[most] + " control image"
+        version = self.parts.settings.get("model_version", "")
+        said = f"{self.parts.source} is model_version {version}, which takes {wanted}" if version else f"{self.parts.source} takes {wanted}"
+        return [Problem("images", f"images: {count} given, but {said}")]
 
     def _problems(self, request: Request) -> list[Problem]:
         """What is wrong with a request for this model, apart from its files."""
-        problems = []
-        fewest, most = self.controls
-        count, version = len(request.images), self.parts.settings["model_version"]
-        if not fewest <= count <= most:
-            wanted = f"{fewest} to {most} control pictures" if most > fewest else ("no", "one")[most] + " control picture"
-            problems.append(
-                Problem("images", f"images: {count} given, but {self.parts.source} is model_version {version}, which takes {wanted}")
-            )
+        problems = [] if request.prompt_list else self._control_problems(len(request.images))
         if request.size is not None:
             problems += size_problems(request.size, self.family.grid)
         return problems
 
-    @torch.no_grad()
-    def _picture(self, preview: Preview, index: int, on_step: OnStep | None) -> Image.Image:
-        with evaluating(self.parts):
-            pixels = [self.family.control_pixels(self.parts, control) for control in preview.controls]
-            latents = self._control_latents(preview, pixels)
-            captions = [preview.prompt, *([preview.negative_prompt] if preview.cfg_scale > 1 else [])]
-            rows = self._text_rows(preview, pixels, captions)
-            conditions = [{"text": text, **latents} for text in rows]
-            watch = self._watching(preview, index, on_step) if on_step is not None else None
-            with self._working("backbone"):
-                found = self.family.draw(self.parts, [preview], conditions[:1], conditions[1:] or None, watch)
-            with self._working("vae"):
-                return as_pictures(self.family.decode(self.parts, found))[0]
 
-    def _control_latents(self, preview: Preview, pixels: Sequence[Tensor]) -> Condition:
-        """control_0, control_1, ...: the encoded control pictures."""
-        found: Condition = {}
-        for number, (control, tensor) in enumerate(zip(preview.controls, pixels, strict=True)):
+def _tell(on_step: Callable[[Progress], None], index: int, step: int, steps: int, clean: Tensor) -> None:
+    on_step(Progress(index, step, steps, clean[0].float().cpu()))
 
-            def encoded(tensor: Tensor = tensor) -> Tensor:
-                with self._working("vae"):
-                    return self.family.encode_pictures(self.parts, tensor[None])[0].cpu()
 
-            found[f"control_{number}"] = self.kept.get(("latents", fingerprint(control)), encoded)
-        return found
-
-    def _text_rows(self, preview: Preview, pixels: Sequence[Tensor], captions: Sequence[str]) -> list[Tensor]:
-        """Text rows (L, D) of each caption on the control pictures."""
-        pictures = tuple(fingerprint(control) for control in preview.controls)
-        keys = [("text", self.adapters.on_text_encoders, pictures, caption) for caption in captions]
-        missing = [caption for key, caption in dict(zip(keys, captions)).items() if key not in self.kept]
-        fresh: dict[str, Tensor] = {}
-        if missing:
-            with self._working("te1"):
-                fresh = {caption: rows.cpu() for caption, rows in zip(missing, self._encoded(pixels, missing), strict=True)}
-        return [self.kept.get(key, lambda caption=caption: fresh[caption]) for key, caption in zip(keys, captions)]
-
-    def _encoded(self, pixels: Sequence[Tensor], captions: Sequence[str]) -> list[Tensor]:
-        """Text rows (L, D) of captions; those on control pictures share one pass over the pictures."""
-        if not pixels:
-            return [condition["text"] for condition in self.family.encode_prompts(self.parts, captions)]
-        prefix, suffixes = self.family.encode_instructions(self.parts, pixels, captions)
-        return [torch.cat([prefix, suffix]) for suffix in suffixes]
-
-    def _watching(self, preview: Preview, index: int, on_step: OnStep) -> Callable[[int, int, Tensor], None]:
-        """The family's step function that tells on_step, with the clean picture as the last two steps see it."""
-        sigmas, before = self.family.sigmas(self.parts, preview), self.family.start([preview])[0]
-
-        def watch(step: int, steps: int, latents: Tensor) -> None:
-            nonlocal before
-            now = latents[0].detach().float().cpu()
-            # x_t moves along v = noise - x0 by the change of sigma, so x0 = x_t - sigma v.
-            fell = sigmas[step - 1] - sigmas[step]
-            clean = now + (now - before) * (sigmas[step] / fell) if fell > 0 else now
-            before = now
-            on_step(Progress(index, step, steps, clean))
-
-        return watch
-
-    @contextmanager
-    def _working(self, name: str) -> Iterator[None]:
-        """The network is on its device within the block; with offload it goes back to main memory afterwards."""
-        module, device = self.parts.modules()[name], self.devices.of(name)
-        if not self.offload or device == CPU:
-            yield
-            return
-        module.to(device)
-        try:
-            yield
-        finally:
-            module.to(CPU)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+def _drawn(preview: Preview, folder: str) -> Preview:
+    """With the wildcards of its texts drawn from its seed. Raises OptionError."""
+    prompt, negative = (drawn(getattr(preview, name), folder, preview.seed, name) for name in ("prompt", "negative_prompt"))
+    return replace(preview, prompt=prompt, negative_prompt=negative)
 
 
 def check_without_model(request: Request, grid: int, others: Sequence[Sequence[str]] = ()) -> None:
     """What can be told before anything is loaded. Raises OptionError with every file that is not there or cannot be read, and for a size
     off the family's grid. others: further adapter files."""
     problems: list[Problem] = []
-    tried(problems, lambda: read_pictures(request.images))
+    tried(problems, lambda: read_images(request.images))
     for name in dict.fromkeys(file for files in (request.lora, *others) for file in files):
         tried(problems, lambda name=name: adapter_file(name))
+    for text in (request.prompt, request.negative_prompt or "", request.prompt_list):
+        tried(problems, lambda text=text: drawn(text, request.wildcard_dir, 0, ""))
     if request.size is not None:
         problems += size_problems(request.size, grid)
     if problems:
@@ -313,8 +291,8 @@ def devices_for(options: PredictOptions) -> Devices:
     return Devices(transformer, vae, encoder)
 
 
-def read_pictures(given: Sequence[Image.Image | str | Path]) -> list[Image.Image]:
-    """Control pictures, upright, in RGB. Raises OptionError naming every file that cannot be read."""
+def read_images(given: Sequence[Image.Image | str | Path]) -> list[Image.Image]:
+    """Control images, upright, in RGB. Raises OptionError naming every file that cannot be read."""
     problems: list[Problem] = []
     found = [
         item.convert("RGB") if isinstance(item, Image.Image) else tried(problems, lambda item=item: opened_control(str(item), "images"))
@@ -326,15 +304,10 @@ def read_pictures(given: Sequence[Image.Image | str | Path]) -> list[Image.Image
 
 
 def size_problems(size: tuple[int, int], grid: int) -> list[Problem]:
-    """What is wrong with the size of a picture."""
+    """What is wrong with the size of an image."""
     if not any(side % grid for side in size):
         return []
     nearest = ",".join(str(max(grid, round(side / grid) * grid)) for side in size)
     return [
         Problem("size", f"size: {size[0]}x{size[1]} is off the model's grid; both sides are multiples of {grid}. The nearest is {nearest}")
     ]
-
-
-def fingerprint(image: Image.Image) -> str:
-    """Says whether two RGB pictures are the same."""
-    return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()

@@ -10,17 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from PIL import Image, PngImagePlugin
 
 from sd_scripts.dataset.images import BadImage, decode
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.families.common.pictures import visiting
-from sd_scripts.library.core.protocols import ModelFamily, Parts, Preview
+from sd_scripts.library.core.protocols import Preview
+from sd_scripts.runs.events import Previewed, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.prompts import OPTION, PromptSpec
+
+from .renderer import Renderer, at_once
 
 MAX_SEED = 2**32
 """Seeds that are drawn stay below this, so that they can be typed again."""
@@ -28,14 +29,8 @@ GAP = 2
 """Pixels between the images of a grid."""
 
 
-def at_once(size: tuple[int, int]) -> int:
-    """How many pictures of this (width, height) are rendered together: four small ones, or one of 1024 x 1024, which gains no speed from
-    company but would need its memory again for each."""
-    return max(1, min(4, 1024 * 1024 // (size[0] * size[1])))
-
-
 def request_of(spec: PromptSpec) -> Preview:
-    """The prompt as the family takes it, its control pictures upright in RGB. Raises OptionError for one that cannot be read."""
+    """The prompt as the family takes it, its control images upright in RGB. Raises OptionError for one that cannot be read."""
     controls = tuple(opened_control(file) for file in spec.controls)
     return Preview(
         spec.prompt,
@@ -52,14 +47,14 @@ def request_of(spec: PromptSpec) -> Preview:
 
 
 def opened_control(file: str, option: str = OPTION) -> Image.Image:
-    """A control picture, upright, in RGB. Raises OptionError, naming the file, for one that cannot be read."""
+    """A control image, upright, in RGB. Raises OptionError, naming the file, for one that cannot be read."""
     try:
         return Image.fromarray(decode(Path(file).expanduser()).rgb)
     except BadImage as err:
-        raise OptionError(Problem(option, f"{option}: the control picture {file} {err}; put it right, or name another one")) from err
+        raise OptionError(Problem(option, f"{option}: the control image {file} {err}; put it right, or name another one")) from err
 
 
-def save_picture(
+def save_image(
     image: Image.Image,
     path: Path,
     request: Preview,
@@ -71,7 +66,7 @@ def save_picture(
 ) -> None:
     """Writes a PNG whose text says what made it, in the line that other tools read (`parameters`) and as JSON (`request`).
 
-    controls: files of the request's control pictures, of which the names are written down. adapters: name, weight and sha256 of each file
+    controls: files of the request's control images, of which the names are written down. adapters: name, weight and sha256 of each file
     that is on the model. more: settings that a Preview has no place for, by name.
     """
     settings = {
@@ -101,10 +96,9 @@ def save_picture(
 
 @dataclass(frozen=True)
 class Previews:
-    """The prompts of a run and where their pictures go. A picture that cannot be rendered is a warning, never the end of the run."""
+    """The prompts of a run and where their images go. An image that cannot be rendered is a warning, never the end of the run."""
 
-    family: ModelFamily
-    parts: Parts
+    renderer: Renderer
     prompts: Sequence[PromptSpec]
     run: RunDirectory
     name: str
@@ -114,22 +108,20 @@ class Previews:
     agreed: Callable[[list[int]], list[int]] = list
     """Gives the first process's choice of prompts to all that render together."""
     progress: Callable[[], None] = lambda: None
-    """Called after each batch of pictures, for those who wait."""
-    tiled: bool = False
-    """Whether pictures are decoded in tiles."""
+    """Called after each batch of images, for those who wait."""
 
     def path(self, step: int, index: int) -> Path:
         return self.run.samples / f"{self.name}-{step:06d}-{index:02d}.png"
 
     def render(self, step: int, missing_only: bool = False) -> None:
-        """Renders all prompts for a step, those of equal size and settings together; missing_only leaves out pictures that exist."""
+        """Renders all prompts for a step, those of equal size and settings together; missing_only leaves out images that exist."""
         chosen = list(range(len(self.prompts)))
         if missing_only:
             chosen = self.agreed([index for index in chosen if not self.path(step, index).exists()])
         wanted = [(index, request) for index in chosen if (request := self._request(step, index)) is not None]
         if not wanted:
             return
-        with Bar(total=len(wanted), desc=f"sample step {step}", unit="picture", leave=False, disable=not self.saves) as bar:
+        with Bar(total=len(wanted), desc=f"sample step {step}", unit="image", leave=False, disable=not self.saves) as bar:
             for batch in _batches(wanted):
                 self._render_batch(step, batch)
                 bar.update(len(batch))
@@ -139,48 +131,44 @@ class Previews:
         """Renders the batch of previews with most pixels in one step, into nowhere; says what it was. Raises what rendering raises."""
         wanted = list(enumerate(request_of(spec) for spec in self.prompts))
         batch = max(_batches(wanted), key=lambda batch: len(batch) * batch[0][1].width * batch[0][1].height)
-        self._rendered([replace(request, steps=1) for _, request in batch])
+        self.renderer.render([replace(request, steps=1) for _, request in batch])
         self.progress()
         first = batch[0][1]
         return f"{len(batch)} preview{'s' if len(batch) > 1 else ''} of {first.width} x {first.height}"
 
-    def _rendered(self, requests: list[Preview]) -> list[Image.Image]:
-        # Samplers may draw from the global generators; training must not notice that somebody looked.
-        with torch.random.fork_rng(), visiting(self.parts, self.tiled) as parts:
-            return self.family.preview(parts, requests)
-
     def _request(self, step: int, index: int) -> Preview | None:
-        """The request of a prompt; None, after a warning, when one of its control pictures cannot be read any more."""
+        """The request of a prompt; None, after a warning, when one of its control images cannot be read any more."""
         try:
             return request_of(self.prompts[index])
         except OptionError as err:
-            self.run.log("warning", text=f"step {step}: preview {index} could not be rendered: {err}; training goes on")
+            self.run.log(Warned(text=f"step {step}: preview {index} could not be rendered: {err}; training goes on"))
             return None
 
     def _render_batch(self, step: int, batch: list[tuple[int, Preview]]) -> None:
         try:
-            images = self._rendered([request for _, request in batch])
+            images = self.renderer.render([request for _, request in batch])
             for (index, request), image in zip(batch, images, strict=True) if self.saves else ():
-                save_picture(image, self.path(step, index), request, self.parts.source, step, self.prompts[index].controls)
+                save_image(image, self.path(step, index), request, self.renderer.parts.source, step, self.prompts[index].controls)
                 self.run.log(
-                    "sample",
-                    step=step,
-                    index=index,
-                    file=f"samples/{self.path(step, index).name}",
-                    prompt=request.prompt,
-                    seed=request.seed,
+                    Previewed(
+                        step=step,
+                        index=index,
+                        file=f"samples/{self.path(step, index).name}",
+                        prompt=request.prompt,
+                        seed=request.seed,
+                    )
                 )
         # Anything a sampler, a decoder or a full disk can raise: a preview never ends the run, and the log says why it is missing.
         except Exception as err:
             numbers = ", ".join(str(index) for index, _ in batch)
             reason = str(err).strip().splitlines()[:1] or [type(err).__name__]
-            self.run.log("warning", text=f"step {step}: preview {numbers} could not be rendered: {reason[0]}; training goes on")
+            self.run.log(Warned(text=f"step {step}: preview {numbers} could not be rendered: {reason[0]}; training goes on"))
 
 
 def _batches(wanted: list[tuple[int, Preview]]) -> Iterator[list[tuple[int, Preview]]]:
     def alike(item: tuple[int, Preview]) -> tuple[object, ...]:
         request = item[1]
-        controls = tuple(picture.size for picture in request.controls)
+        controls = tuple(image.size for image in request.controls)
         return (request.width, request.height, request.steps, request.cfg_scale, request.sampler, request.guidance, controls)
 
     for _, group in groupby(sorted(wanted, key=lambda item: (alike(item), item[0])), key=alike):

@@ -22,7 +22,7 @@ from sd_scripts.library.adapters.reading import adapters_of, place_of, refusal, 
 from sd_scripts.library.adapters.recognising import architecture_in_header
 from sd_scripts.library.core.protocols import StateDict
 from sd_scripts.library.loading.headers import LORA, read_header, what_is
-from sd_scripts.library.loading.source import find
+from sd_scripts.library.loading.source import find, toy_of
 from sd_scripts.library.train.metadata import CONFIG
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
@@ -164,7 +164,8 @@ def base_of(file: TensorFile, base_model: str | None) -> str | None:
     """The model that base_model names; for `toy` the built-in one that the names in the file fit best."""
     if base_model != TOY:
         return base_model
-    folders = dict.fromkeys(built_in(one, "base_model") for one in architectures().values())
+    known = [one for one in architectures().values() if toy_of(one.spec.name).is_dir()]
+    folders = dict.fromkeys(built_in(one, "base_model") for one in known or architectures().values())
     return max(folders, key=lambda folder: _fit(file, open_model(folder, "base_model").layers))
 
 

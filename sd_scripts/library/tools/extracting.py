@@ -20,13 +20,13 @@ from sd_scripts.schema.tools import ExtractSection
 from .adapters import DTYPES, in_precision, network_texts, with_alpha
 from .low_rank import Limit, clamped, decompose, squared_error, squared_norm
 from .merging import divided, matrices
-from .models import TOY, Model, built_in, open_model
+from .models import TOY, ModelOnDisk, built_in, open_model
 from .report import Report, size_text, table
 from .tensor_files import Spool
 
 
 @dataclass
-class Found:
+class Extracted:
     """What was extracted, by matrix, and what could not be. Energies are squared norms."""
 
     changes: dict[str, Change] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Change:
 def extract(options: ExtractSection) -> Report:
     """Writes the LoRA file. Raises OptionError, and writes nothing, when the models do not belong together or do not differ."""
     base, tuned, target = _opened(options)
-    names, found = base.layers.names, Found()
+    names, found = base.layers.names, Extracted()
     modules = _modules(base, tuned, options, found)
     layers = [name for name in base.layers.modules if name.partition(".")[0] in modules]
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -90,7 +90,7 @@ def extract(options: ExtractSection) -> Report:
     return _report(base, tuned, target, found)
 
 
-def _opened(options: ExtractSection) -> tuple[Model, Model, Path]:
+def _opened(options: ExtractSection) -> tuple[ModelOnDisk, ModelOnDisk, Path]:
     problems: list[Problem] = []
     models = []
     for option, value in (("model_tuned", options.model_tuned), ("model_org", options.model_org)):
@@ -115,7 +115,7 @@ def _opened(options: ExtractSection) -> tuple[Model, Model, Path]:
     return base, tuned, target
 
 
-def _modules(base: Model, tuned: Model, options: ExtractSection, found: Found) -> list[str]:
+def _modules(base: ModelOnDisk, tuned: ModelOnDisk, options: ExtractSection, found: Extracted) -> list[str]:
     """The networks that are extracted: the backbone, and text encoders that differ enough."""
     modules = ["backbone"]
     for module in _networks(base)[1:]:
@@ -133,11 +133,11 @@ def _modules(base: Model, tuned: Model, options: ExtractSection, found: Found) -
     return modules
 
 
-def _networks(model: Model) -> list[str]:
+def _networks(model: ModelOnDisk) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in model.layers.modules))
 
 
-def difference(base: Model, tuned: Model, layers: Sequence[str]) -> Tensor:
+def difference(base: ModelOnDisk, tuned: ModelOnDisk, layers: Sequence[str]) -> Tensor:
     """What tuning added to the weights of these layers, one below the other: (outputs, inputs x kernel), float32."""
     rows = []
     for name in layers:
@@ -147,13 +147,15 @@ def difference(base: Model, tuned: Model, layers: Sequence[str]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _is_same(base: Model, tuned: Model, layer: str) -> bool:
+def _is_same(base: ModelOnDisk, tuned: ModelOnDisk, layer: str) -> bool:
     """Whether both models have a layer in the same place of the same file, as models do that share files by links."""
     a, b = base.place(layer), tuned.place(layer)
     return a.slot.start == b.slot.start and a.stored == b.stored and a.slot.path.samefile(b.slot.path)
 
 
-def _extract(base: Model, tuned: Model, layers: Sequence[str], options: ExtractSection, found: Found, spool: Spool) -> dict[str, str]:
+def _extract(
+    base: ModelOnDisk, tuned: ModelOnDisk, layers: Sequence[str], options: ExtractSection, found: Extracted, spool: Spool
+) -> dict[str, str]:
     """Adds the LoRA of these layers, which have a low rank together; header texts of its layout, none where nothing was added."""
     if all(_is_same(base, tuned, name) for name in layers):
         found.same += len(layers)
@@ -186,7 +188,7 @@ def _extract(base: Model, tuned: Model, layers: Sequence[str], options: ExtractS
     return texts
 
 
-def _other_differences(base: Model, tuned: Model, modules: Sequence[str], layers: Sequence[str], found: Found) -> None:
+def _other_differences(base: ModelOnDisk, tuned: ModelOnDisk, modules: Sequence[str], layers: Sequence[str], found: Extracted) -> None:
     """Counts changes of what no LoRA changes: norms, biases, embeddings."""
     weights = {f"{name}.weight" for name in layers}
     for name, place in Bar(base.places.items(), desc="comparing norms and biases", delay=2, leave=False):
@@ -198,7 +200,7 @@ def _other_differences(base: Model, tuned: Model, modules: Sequence[str], layers
             found.left_out[name] = energy
 
 
-def _header(base: Model, tuned: Model, options: ExtractSection, found: Found) -> dict[str, str]:
+def _header(base: ModelOnDisk, tuned: ModelOnDisk, options: ExtractSection, found: Extracted) -> dict[str, str]:
     ranks = [change.rank for change in found.changes.values() if not change.wide]
     wide = [change.rank for change in found.changes.values() if change.wide]
     version = base.layers.architecture.version
@@ -213,7 +215,7 @@ def _header(base: Model, tuned: Model, options: ExtractSection, found: Found) ->
     }
 
 
-def _report(base: Model, tuned: Model, target: Path, found: Found) -> Report:
+def _report(base: ModelOnDisk, tuned: ModelOnDisk, target: Path, found: Extracted) -> Report:
     ranks = [change.rank for change in found.changes.values()]
     lines = [
         f"extracted {len(ranks)} layers of {tuned.label} over {base.label} ({base.layers.architecture.label}): {target.name}, "

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.runs.safetensors_header import replace_texts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import written_aside
-from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import MetadataSection
 
 from .report import Report
-from .tensor_files import TensorFile, copy_bytes, open_file
+from .tensor_files import open_file
 
 _SHOWN = 500
 """Longer texts are cut where they are shown; the JSON report has them whole."""
@@ -31,7 +30,9 @@ def edit(options: MetadataSection) -> Report:
         target = file.path if options.save_to is None else Path(options.save_to).expanduser()
         if target.suffix != ".safetensors":
             raise OptionError(f"save_to: {target.name} has to end with .safetensors")
-        replace_texts(file, target, texts)
+        size = file.path.stat().st_size - file.data_start
+        with Bar(total=size, desc=f"writing {target.name}", unit="B", unit_scale=True, delay=2, leave=False) as bar:
+            replace_texts(file.path, target, texts, lambda block: bar.update(len(block)))
         lines.append(f"written: {target.name}; every tensor is byte for byte the same")
     return Report([*lines, *shown(texts)], {"metadata": {key: decoded(text) for key, text in sorted(texts.items())}})
 
@@ -51,25 +52,6 @@ def _edited(texts: Mapping[str, str], options: MetadataSection) -> dict[str, str
     if problems:
         raise OptionError(problems)
     return kept | options.keys_to_set
-
-
-def replace_texts(file: TensorFile, target: Path, texts: Mapping[str, str]) -> None:
-    """Writes the file with other texts, aside, and puts it in its place; the order and the bytes of the tensors stay."""
-    with file.path.open("rb") as source:
-        header = json_of(source.read(file.data_start)[8:])
-    header.pop("__metadata__", None)
-    content = {"__metadata__": dict(texts), **header} if texts else header
-    raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
-    size = file.path.stat().st_size - file.data_start
-    bar = Bar(total=size, desc=f"writing {target.name}", unit="B", unit_scale=True, delay=2, leave=False)
-    with bar, written_aside(target) as aside, aside.open("wb") as new:
-        new.write(len(raw).to_bytes(8, "little") + raw)
-
-        def advance(block: bytes) -> None:
-            bar.update(len(block))
-
-        copy_bytes(file.path, file.data_start, size, new, advance)
 
 
 def decoded(text: str) -> Any:

@@ -23,7 +23,7 @@ from sd_scripts.schema.tools import MergeSection
 
 from .adapters import DTYPES, AdapterFile, base_of, header_of_new, is_of_encoder, on_layers, open_adapter
 from .low_rank import squared_distance
-from .models import TOY, Model, open_model, published, without_text_encoders
+from .models import TOY, ModelOnDisk, open_model, published, without_text_encoders
 from .report import Report, size_text
 from .tensor_files import Planned, Slot, TensorFile, rounded, write
 
@@ -60,7 +60,7 @@ class Tally:
 class Merge:
     """Files with their strengths, on a model, and the precision of the result (None keeps that of each tensor)."""
 
-    model: Model
+    model: ModelOnDisk
     files: Sequence[tuple[AdapterFile, float]]
     dtype: torch.dtype | None
     tally: Tally = field(default_factory=Tally)
@@ -173,7 +173,7 @@ def _opened(options: MergeSection) -> Merge:
     return merge
 
 
-def _on_model(value: str, model: Model) -> AdapterFile:
+def _on_model(value: str, model: ModelOnDisk) -> AdapterFile:
     """A file on the layers of a model; what is for text encoders that the model does not have is left out only where that was asked for."""
     opened = open_adapter(value, "models")
     if model.without_text_encoders:
@@ -203,7 +203,7 @@ def _check_base(merge: Merge) -> None:
         )
 
 
-def _check_target(model: Model, target: Path) -> None:
+def _check_target(model: ModelOnDisk, target: Path) -> None:
     """Raises OptionError for a place where the result would destroy something or could not be found again."""
     if model.path.is_dir():
         if target.resolve().is_relative_to(model.path.resolve()) or model.path.resolve().is_relative_to(target.resolve()):
@@ -222,7 +222,9 @@ def _check_space(target: Path, size: int) -> None:
         raise OptionError(f"save_to: the result takes {size_text(size)}, but only {size_text(free)} are free on the disk of {target.name}")
 
 
-def _write_folder(model: Model, target: Path, plans: Mapping[Path, Mapping[str, Planned]], texts: Mapping[Path, Mapping[str, str]]) -> None:
+def _write_folder(
+    model: ModelOnDisk, target: Path, plans: Mapping[Path, Mapping[str, Planned]], texts: Mapping[Path, Mapping[str, str]]
+) -> None:
     """The folder with its merged weights; other files are copied, apart from further copies of the old weights."""
     rewritten = {path.parent for path in plans} | {model.path}
     files = sorted(path for path in model.path.rglob("*") if path.is_file())

@@ -17,7 +17,7 @@ from sd_scripts.library.adapters.names import networks_of
 from sd_scripts.library.loading.common import (
     Config,
     FamilySpec,
-    Found,
+    FoundNetwork,
     class_in,
     config_of,
     configs_for,
@@ -27,7 +27,7 @@ from sd_scripts.library.loading.common import (
 )
 from sd_scripts.library.loading.headers import LORA, Header, read_header, what_is
 from sd_scripts.library.loading.source import find
-from sd_scripts.library.loading.weights import Entry, entries
+from sd_scripts.library.loading.weights import TensorEntry, entries
 from sd_scripts.schema.errors import OptionError
 
 from .tensor_files import Slot, TensorFile, open_file
@@ -67,7 +67,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelOnDisk:
     """A model on disk."""
 
     path: Path
@@ -88,7 +88,7 @@ class Model:
         return self.places[f"{layer}.weight"]
 
 
-def open_model(value: str, option: str) -> Model:
+def open_model(value: str, option: str) -> ModelOnDisk:
     """The model in a file (original or diffusers layout, whole or the network alone) or diffusers folder. OptionError for anything else."""
     path = Path(value).expanduser()
     if path.is_dir():
@@ -100,7 +100,7 @@ def open_model(value: str, option: str) -> Model:
     paths = dict.fromkeys(entry.path for one in found.values() for entry, _ in one.tensors.values())
     files = {path: open_file(path, option) for path in paths}
     places = {f"{name}.{key}": _place(*pair, files) for name, one in found.items() for key, pair in one.tensors.items()}
-    return Model(path, _layers(architecture, {name: one.module for name, one in found.items()}), places, tuple(files.values()))
+    return ModelOnDisk(path, _layers(architecture, {name: one.module for name, one in found.items()}), places, tuple(files.values()))
 
 
 def known(conjunction: str) -> str:
@@ -114,7 +114,7 @@ def built_in(architecture: Architecture, option: str) -> str:
     return str(find(option, TOY, architecture.spec.name).path)
 
 
-def _place(entry: Entry, stored: Stored, files: Mapping[Path, TensorFile]) -> Place:
+def _place(entry: TensorEntry, stored: Stored, files: Mapping[Path, TensorFile]) -> Place:
     slots, packed = files[entry.path].slots, entry.packed
     return Place(slots[entry.name], stored, None if packed is None else lambda: packed.numbers(lambda name: slots[name].read()))
 
@@ -131,7 +131,7 @@ def published(architecture: str) -> Layers:
     return _layers(found, networks_of(found, found.spec.configs))
 
 
-def _in_folder(path: Path, option: str) -> tuple[Architecture, dict[str, Found]]:
+def _in_folder(path: Path, option: str) -> tuple[Architecture, dict[str, FoundNetwork]]:
     """A diffusers folder, or the folder of its UNet or transformer alone."""
     alone = class_in(path, option)
     if alone is not None:
@@ -155,21 +155,21 @@ def _in_folder(path: Path, option: str) -> tuple[Architecture, dict[str, Found]]
     }
 
 
-def _network_in(spec: FamilySpec, name: str, folder: Path, option: str, label: str) -> Found:
+def _network_in(spec: FamilySpec, name: str, folder: Path, option: str, label: str) -> FoundNetwork:
     stem = spec.parts[name].stem
     plain = any((folder / f"{stem}.{ending}").is_file() for ending in ("safetensors", "safetensors.index.json"))
     variant = "fp16" if not plain and any(folder.glob(f"{stem}*fp16*")) else None
     return network_in_folder(spec, name, folder, variant, option, label)
 
 
-def _in_file(path: Path, option: str) -> tuple[Architecture, dict[str, Found]]:
+def _in_file(path: Path, option: str) -> tuple[Architecture, dict[str, FoundNetwork]]:
     header = read_header(path, option)
     what = what_is(header)
     architecture = next((one for one in architectures().values() if what in one.files), None)
     if architecture is None:
         hint = "; LoRA files go into models" if what == LORA else ""
         raise OptionError(f"{option}: {path.name} is {what}; a model of {known('or')} is needed{hint}")
-    found: dict[str, Found] = {}
+    found: dict[str, FoundNetwork] = {}
     for name, part in architecture.spec.parts.items():
         prefixes = [prefix for prefix in part.prefixes if header.starts(prefix)]
         if not architecture.carries_adapters(name) or (name != "backbone" and not prefixes):
@@ -192,7 +192,7 @@ def _config(architecture: Architecture, name: str, header: Header, shapes: Mappi
     return read_json((beside if is_own else configs_for(architecture.spec, header.path) / part.folder) / "config.json", option)
 
 
-def without_text_encoders(model: Model) -> Model:
+def without_text_encoders(model: ModelOnDisk) -> ModelOnDisk:
     """The same model, its backbone alone; the names of the text encoders' layers are still known."""
     modules = {name: module for name, module in model.layers.modules.items() if name.startswith("backbone.")}
     return replace(model, layers=replace(model.layers, modules=modules), without_text_encoders=True)

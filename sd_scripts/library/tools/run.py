@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from sd_scripts.families import TOOLS
+from sd_scripts.runs.importing import uncollected
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.tools import ToolOptions
@@ -23,7 +24,7 @@ from sd_scripts.schema.tools import ToolOptions
 log = logging.getLogger("sd_scripts")
 
 
-class Cancelled(BaseException):
+class ToolCancelled(BaseException):
     """A signal asked the process to end; what was written aside is removed on the way out."""
 
 
@@ -45,13 +46,14 @@ def start(options: ToolOptions) -> int:
     try:
         with ended_by_signals():
             _spare_inputs(options)
-            work = getattr(importlib.import_module(module), function)
+            with uncollected("torch"):
+                work = getattr(importlib.import_module(module), function)
             report = work(getattr(options, next(iter(type(options).model_fields))))
             if options.report.report is not None:
                 report.write(Path(options.report.report).expanduser())
     except OptionError as err:
         flat.fail(err, options.script)
-    except (Cancelled, KeyboardInterrupt):
+    except (ToolCancelled, KeyboardInterrupt):
         log.info("cancelled; files that were finished stay, and no other was changed")
         return 130
     except OSError as err:
@@ -89,7 +91,7 @@ def ended_by_signals() -> Iterator[None]:
     """While the block runs, SIGTERM raises Cancelled, so that half-written files are removed."""
 
     def cancel(number: int, frame: FrameType | None) -> None:
-        raise Cancelled
+        raise ToolCancelled
 
     before = signal.signal(signal.SIGTERM, cancel)
     try:

@@ -17,12 +17,11 @@ from torch import Tensor
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.core.safetensors_file import DTYPES, data_of, header_of
 from sd_scripts.library.loading.headers import read_header
+from sd_scripts.runs.safetensors_header import copy_bytes, not_told
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, written_aside
 from sd_scripts.schema.outside import json_of
 
-BLOCK_BYTES = 1 << 24
-"""How much of a file is copied at a time."""
 _TORCH = {code: dtype for dtype, code in DTYPES.items()}
 HASHES = {"sshs_model_hash": 64, "sshs_legacy_hash": 8, "modelspec.hash_sha256": 66}
 """Header texts that follow from the tensors, and their lengths."""
@@ -67,23 +66,6 @@ class Slot:
     def copy_to(self, file: BinaryIO, told: Callable[[bytes], None]) -> None:
         """Writes the stored bytes to a file, a block at a time; told hears each of them."""
         copy_bytes(self.path, self.start, self.num_bytes, file, told)
-
-
-def _not_told(block: bytes) -> None:
-    """Nobody wants to hear of the bytes."""
-
-
-def copy_bytes(path: Path, start: int, size: int, file: BinaryIO, told: Callable[[bytes], None] = _not_told) -> None:
-    """Writes a part of a file to another one, a block at a time; told hears each of them."""
-    with path.open("rb") as source:
-        source.seek(start)
-        while size > 0:
-            block = source.read(min(size, BLOCK_BYTES))
-            if not block:
-                raise OptionError(f"{path.name} ends too early; it was changed while it was read")
-            told(block)
-            file.write(block)
-            size -= len(block)
 
 
 @dataclass(frozen=True)
@@ -156,7 +138,7 @@ def write(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[str, str
         for name in order:
             planned = tensors[name]
             if isinstance(planned.make, Slot):
-                planned.make.copy_to(file, digest.update if hashed else _not_told)
+                planned.make.copy_to(file, digest.update if hashed else not_told)
             else:
                 data = _checked(name, planned, planned.make())
                 if hashed:

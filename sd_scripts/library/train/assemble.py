@@ -12,22 +12,23 @@ from torch import Tensor, nn
 from sd_scripts import families
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.full import WholeNetwork, train_whole
-from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.adapters.network import AdapterNetwork
 from sd_scripts.library.core.protocols import Parts, Samples
 from sd_scripts.library.memory.arranging import Arranged, arrange
-from sd_scripts.library.memory.code_versions import versions_of
-from sd_scripts.library.memory.ladder import ladder_of
+from sd_scripts.library.memory.oom_fallback import fallback_of
+from sd_scripts.library.memory.recompile_count import recompile_count
 from sd_scripts.library.memory.swapping import BlockSwap
 from sd_scripts.library.objectives import make as objectives
-from sd_scripts.library.objectives.colours import NUM_PICTURES, fit_colours
+from sd_scripts.library.objectives.colours import NUM_IMAGES, fit_colours
 from sd_scripts.library.parallel.sharding import check_optimizer, shard, skeleton_of
+from sd_scripts.library.render.renderer import Renderer
 from sd_scripts.library.render.sample import Previews
+from sd_scripts.runs.events import RunStarted, Warned
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import NetworkOptions
 
 from . import stepping
 from .checkpoint import Checkpointer, read_state
-from .conditioned import Model
+from .conditioned import TrainedModel
 from .describing import dataset_facts
 from .editing import encoder_devices
 from .environment import start_trackers
@@ -78,7 +79,7 @@ def assemble(loaded: Loaded) -> Trainer:
     process.resources.callback(exporter.finish_uploads)
     colours = _colours(loaded)
     learner = Learner(
-        Model(family=prepared.family, parts=parts, network=network, data=loaded.data, compilation=arranged.compilation),
+        TrainedModel(family=prepared.family, parts=parts, network=network, data=loaded.data, compilation=arranged.compilation),
         prepared.family.objective(options.objective, parts.path, parts.kind, parts.scheduler_config, colours),
         optimizer,
         options.training,
@@ -87,7 +88,7 @@ def assemble(loaded: Loaded) -> Trainer:
         stepping.stepping_of(options.memory, optimizer, options.training.seed),
     )
     trainer = Trainer(
-        Steps(learner, ladder_of(options, arranged, learner, process.warn) if options.memory.oom_ladder else None),
+        Steps(learner, fallback_of(options, arranged, learner, process.warn) if options.memory.oom_fallback else None),
         checkpointer=Checkpointer(process.run, options.output, prepared.identity, epoch_of, prepared.total_steps),
         export=exporter,
         samples=_samples(loaded),
@@ -102,11 +103,11 @@ def assemble(loaded: Loaded) -> Trainer:
     return trainer
 
 
-def _network(prepared: Prepared, parts: Parts) -> tuple[Network | WholeNetwork, WholeBackbone | None]:
+def _network(prepared: Prepared, parts: Parts) -> tuple[AdapterNetwork | WholeNetwork, WholeBackbone | None]:
     """What is trained, and with the model's own sharded weights what makes a whole network of them."""
     options, process = prepared.options, prepared.process
-    network: Network | WholeNetwork
-    if isinstance(options.network, NetworkOptions):
+    network: AdapterNetwork | WholeNetwork
+    if options.method == "network":
         targets = prepared.family.adapter_targets(parts, options.network.wants_convolutions)
         network = attach(parts, options.network, targets, options.training.seed)
     else:
@@ -132,9 +133,9 @@ def _announce_compiling(prepared: Prepared, arranged: Arranged) -> None:
     made, process, options = arranged.compilation, prepared.process, prepared.options
     if made is None:
         return
-    made.expect(versions_of(options, prepared.plan.sizes()))
+    made.expect(recompile_count(options, prepared.plan.sizes()))
     if process.is_main:
-        process.log("compiling", **made.describe())
+        process.log(made.describe())
         most = (
             "as many graphs as sizes and lengths of texts turn out to need" if made.expected is None else f"at most {made.expected} graphs"
         )
@@ -148,7 +149,7 @@ def _colours(loaded: Loaded) -> Tensor | None:
         return None
     home, device = next(vae.parameters()).device, encoder_devices(prepared.options.model, prepared.process.device)[0]
     vae.to(device)
-    latents = loaded.data.first_latents(NUM_PICTURES)
+    latents = loaded.data.first_latents(NUM_IMAGES)
     colours = fit_colours(latents, lambda latents: prepared.family.decode(loaded.parts, latents.to(device)))
     vae.to(home)
     return colours
@@ -171,8 +172,9 @@ def _samples(loaded: Loaded) -> Samples | None:
         )
     if not prepared.prompts:
         return None
-    name, tiled = options.output.output_name, options.memory.vae_tiling
-    return Previews(loaded.previewing, loaded.parts, prepared.prompts, process.run, name, peers.is_first, agreed, peers.progress, tiled)
+    renderer = Renderer(loaded.previewing, loaded.parts, options.memory.vae_tiling)
+    name = options.output.output_name
+    return Previews(renderer, prepared.prompts, process.run, name, peers.is_first, agreed, peers.progress)
 
 
 def _go_on(prepared: Prepared, trainer: Trainer) -> None:
@@ -188,7 +190,7 @@ def _go_on(prepared: Prepared, trainer: Trainer) -> None:
     if folder.parent == run.state:
         trainer.checkpointer.saved_step = manifest["step"]
         if prepared.process.is_main and (dropped := trainer.checkpointer.drop_states_after(manifest["step"])):
-            run.log("warning", text=f"training goes back to step {manifest['step']}; later states are removed: {dropped}")
+            run.log(Warned(text=f"training goes back to step {manifest['step']}; later states are removed: {dropped}"))
 
 
 def _say_started(prepared: Prepared, trainer: Trainer) -> None:
@@ -198,22 +200,23 @@ def _say_started(prepared: Prepared, trainer: Trainer) -> None:
         return
     described = plan.describe()
     process.log(
-        "started",
-        steps=prepared.total_steps,
-        start_step=trainer.step,
-        epochs=plan.epoch_of(prepared.total_steps - 1) + 1,
-        images=described["pictures"],
-        batch=plan.global_batch_size,
-        seed=options.training.seed,
-        pid=os.getpid(),
-        script=options.script,
+        RunStarted(
+            steps=prepared.total_steps,
+            start_step=trainer.step,
+            epochs=plan.epoch_of(prepared.total_steps - 1) + 1,
+            images=described["images"],
+            batch=plan.global_batch_size,
+            seed=options.training.seed,
+            pid=os.getpid(),
+            script=options.script,
+        )
     )
     log.info(
-        "%s: steps %d to %d, %d pictures, batch %d, %s trained weights, %s, %s",
+        "%s: steps %d to %d, %d images, batch %d, %s trained weights, %s, %s",
         trainer.run.path,
         trainer.step,
         prepared.total_steps,
-        described["pictures"],
+        described["images"],
         plan.global_batch_size,
         f"{sum(weight.numel() for weight in trainer.learner.weights.values()):,}",
         options.training.mixed_precision,

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sd_scripts.library.core.errors import TrainingError
+from sd_scripts.runs.events import FileSaved
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.states import FORMAT, BrokenState, check_state, sha256, state_folders
 from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory
@@ -162,7 +163,7 @@ def ends_period(epochs_done: Callable[[int], int], step: int, every: int) -> boo
 
 @dataclass(frozen=True)
 class Identity:
-    """What a state belongs to: options that matter for training, pictures and captions, and how many processes wrote it."""
+    """What a state belongs to: options that matter for training, images and captions, and how many processes wrote it."""
 
     fingerprint: str
     dataset: str
@@ -202,7 +203,7 @@ class Checkpointer:
                 raise
             fsync_directory(self._run.state)
         self.saved_step = step
-        self._run.log("saved", step=step, what="state", file=f"state/{target.name}")
+        self._run.log(FileSaved(step=step, what="state", file=f"state/{target.name}"))
         for old in state_folders(self._run.state)[: -self._options.save_last_n_states]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -272,13 +273,18 @@ class Checkpointer:
         return self._options.save_best
 
     @property
+    def patience(self) -> int | None:
+        """How many held-out losses in a row may be no lower than the lowest one; None for any number."""
+        return self._options.early_stop_patience
+
+    @property
     def best_path(self) -> Path:
         """That file (or folder); no rule removes it."""
         return self._run.path / f"{self._options.output_name}-best{self._options.ending}"
 
     def exported(self, step: int, path: Path) -> None:
         """Logs a file that was written, and removes those that save_last_n_steps and save_last_n_epochs no longer keep."""
-        self._run.log("saved", step=step, what="export", file=path.name)
+        self._run.log(FileSaved(step=step, what="export", file=path.name))
         ending = self._options.ending
         for old in self._run.path.glob(f"{_escaped(self._options.output_name)}-[0-9]*{ending}"):
             number = old.name.removesuffix(ending).removeprefix(f"{self._options.output_name}-")

@@ -14,7 +14,7 @@ from sd_scripts.library.memory.compiling import Compilation
 from sd_scripts.library.parallel.sharding import is_sharded
 
 
-class Data(Protocol):
+class BatchSource(Protocol):
     """Batches by number. trained_encoders: text encoders whose part the conditions lack, because it changes with every step."""
 
     trained_encoders: Sequence[str]
@@ -27,13 +27,13 @@ class Data(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class TrainedModel:
     """What is trained: a network on or in the parts of a family, and the batches that it is shown."""
 
     family: ModelFamily
     parts: Parts
     network: Network
-    data: Data
+    data: BatchSource
     compilation: Compilation | None = None
     """The code of the backbone, if it is made."""
 

@@ -1,4 +1,4 @@
-"""What a run says about its model and pictures: facts for the header of saved files, and summaries for people."""
+"""What a run says about its model and images: facts for the header of saved files, and summaries for people."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.plan import Plan
+from sd_scripts.families import bases
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Sources
-from sd_scripts.library.data.pipeline import Kept
+from sd_scripts.library.data.pipeline import KeptEntries
 from sd_scripts.runs.resume import Start
 from sd_scripts.schema.runs import RunOptions
 
@@ -24,13 +25,13 @@ def base_facts(family: ModelFamily, parts: Parts) -> BaseFacts:
 
 
 def dataset_facts(plan: Plan, total_steps: int) -> DatasetFacts:
-    """What the saved file's header says about the pictures."""
-    own = [index for index in plan.trained_pictures() if not plan.subset_of(index).is_reg]
-    members = Counter(plan.pictures[index].subset for index in own)
+    """What the saved file's header says about the images."""
+    own = [index for index in plan.trained_images() if not plan.subset_of(index).is_reg]
+    members = Counter(plan.images[index].subset for index in own)
     tags = Counter(
         part.strip()
         for index in own
-        for part in plan.pictures[index].caption.split(plan.subset_of(index).options.caption_separator)
+        for part in plan.images[index].caption.split(plan.subset_of(index).options.caption_separator)
         if part.strip()
     )
     described = plan.describe()
@@ -51,21 +52,21 @@ def dataset_facts(plan: Plan, total_steps: int) -> DatasetFacts:
     )
 
 
-def lines_about_pictures(plan: Plan) -> list[str]:
-    """How many pictures there are, at which sizes they are shown, and with which control pictures."""
+def lines_about_images(plan: Plan) -> list[str]:
+    """How many images there are, at which sizes they are shown, and with which control images."""
     described = plan.describe()
     rows = plan.table()
     lines = [
-        f"pictures: {described['pictures']}, regularisation {described['regularisation']}, held out {described['validation']}",
+        f"images: {described['images']}, regularisation {described['regularisation']}, held out {described['validation']}",
         "samples an epoch by size: " + ", ".join(f"{row.width}x{row.height}{_from(row.controls)}: {row.samples}" for row in rows),
     ]
-    used = [*plan.trained_pictures(), *plan.held_out]
-    counts = Counter(len(plan.pictures[index].controls) for index in used)
+    used = [*plan.trained_images(), *plan.held_out]
+    counts = Counter(len(plan.images[index].controls) for index in used)
     if any(counts):
-        pairs = [(index, number) for index in used for number in range(len(plan.pictures[index].controls))]
+        pairs = [(index, number) for index in used for number in range(len(plan.images[index].controls))]
         shared = sum(plan.shares_cut(index, number) for index, number in pairs)
         told = ", ".join(f"{count} pairs with {number}" for number, count in sorted(counts.items()))
-        lines.append(f"control pictures: {told}; {shared} cut as their targets, {len(pairs) - shared} at a size of their own")
+        lines.append(f"control images: {told}; {shared} cut as their targets, {len(pairs) - shared} at a size of their own")
     return lines
 
 
@@ -73,7 +74,7 @@ def _from(controls: Sequence[tuple[int, int]]) -> str:
     return f" from {' + '.join(f'{width}x{height}' for width, height in controls)}" if controls else ""
 
 
-def about_caches(kept: Sequence[Kept], folder: Path) -> str:
+def about_caches(kept: Sequence[KeptEntries], folder: Path) -> str:
     """How many entries the caches hold for a run, and what they take."""
     parts = [f"{one.what} {one.num_entries} entries of {_size(one.num_bytes)}" for one in kept]
     entries, size = sum(one.num_entries for one in kept), _size(sum(one.num_bytes for one in kept))
@@ -90,10 +91,10 @@ def about_start(
     total_steps: int,
     start: Start,
     num_previews: int,
-    num_class_pictures: int,
+    num_class_images: int,
     sources: Sources | None = None,
 ) -> str:
-    """What a start would do, for --dry_run. num_class_pictures: how many would be made first; sources: what evaluations transfer."""
+    """What a start would do, for --dry_run. num_class_images: how many would be made first; sources: what evaluations transfer."""
     if start.finished:
         begins = f"{start.run.path if start.run else ''} is finished already, so nothing would be trained"
     elif start.state is not None:
@@ -103,13 +104,16 @@ def about_start(
     about_tests = () if sources is None else sources.warnings
     lines = [
         f"{options.label}: {options.model.pretrained_model_name_or_path or 'a new model'}",
-        *lines_about_pictures(plan),
+        *lines_about_images(plan),
         f"steps: {total_steps} of {plan.global_batch_size} samples, {plan.steps_of_epochs(1)} in the first epoch",
         f"starts: {begins}",
         f"precision: {options.training.mixed_precision} on {devices()[0]['name'] if devices() else 'the CPU'}",
         *([f"previews: {num_previews}"] if sources is None else sources.lines(plan)),
-        *([f"class pictures: {num_class_pictures} will be made before training"] if num_class_pictures else []),
-        *(f"note: {text}" for text in (*start.warnings, *plan.warnings, *findings_of_length(plan, total_steps), *about_tests)),
+        *([f"class images: {num_class_images} will be made before training"] if num_class_images else []),
+        *(
+            f"note: {text}"
+            for text in (*bases.notes(options), *start.warnings, *plan.warnings, *findings_of_length(plan, total_steps), *about_tests)
+        ),
         "Nothing was started (--dry_run).",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a run on edit pairs asks for beside any other run: sizes of control pictures, devices of encoders, pictures for previews."""
+"""What a run on edit pairs asks for beside any other run: sizes of control images, devices of encoders, images for previews."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from sd_scripts.schema.prompts import OPTION, PromptSpec
 
 
 def control_area(family: ModelFamily, model: ModelOptions) -> int | None:
-    """Pixels of a control picture as the VAE gets it, found without loading the model; None for models that take none."""
+    """Pixels of a control image as the VAE gets it, found without loading the model; None for models that take none."""
     editor = editor_of(family)
     return None if editor is None else editor.control_area(model)
 
 
 def control_size(family: ModelFamily, model: ModelOptions) -> Callable[[Size], Size] | None:
-    """The size at which a model takes a control picture of a given size; None for models that take none."""
+    """The size at which a model takes a control image of a given size; None for models that take none."""
     area = control_area(family, model)
     return None if area is None else partial(area_size, area=area)
 
 
 def check_control_area(family: ModelFamily, model: ModelOptions, parts: Parts) -> None:
-    """Raises OptionError when the loaded model takes control pictures of another area than was found without loading it."""
+    """Raises OptionError when the loaded model takes control images of another area than was found without loading it."""
     found, area = control_area(family, model), parts.settings.get("control_area")
     if found is not None and area != found:
         side = round(area**0.5)
-        text = f"control_resolution: {parts.source} was made for pictures of about {side} x {side}; set control_resolution to {side}"
+        text = f"control_resolution: {parts.source} was made for images of about {side} x {side}; set control_resolution to {side}"
         raise OptionError(Problem("control_resolution", text))
 
 
@@ -54,8 +54,8 @@ def encoder_devices(model: ModelOptions, default: torch.device) -> tuple[torch.d
 
 
 def with_controls(prompts: Sequence[PromptSpec], plan: Plan) -> list[PromptSpec]:
-    """The prompts with control pictures: those that name none take those of the pairs in turn, held-out pairs first."""
-    pairs = [plan.pictures[index].controls for index in (*plan.held_out, *plan.trained_pictures())]
+    """The prompts with control images: those that name none take those of the pairs in turn, held-out pairs first."""
+    pairs = [plan.images[index].controls for index in (*plan.held_out, *plan.trained_images())]
     pairs = [controls for controls in pairs if controls]
     if not pairs:
         return list(prompts)
@@ -66,12 +66,12 @@ def with_controls(prompts: Sequence[PromptSpec], plan: Plan) -> list[PromptSpec]
 
 
 def check_prompts(prompts: Sequence[PromptSpec], family: ModelFamily, parts: Parts) -> None:
-    """Raises OptionError for prompts with more or fewer control pictures than the model takes."""
+    """Raises OptionError for prompts with more or fewer control images than the model takes."""
     fewest, most = family.num_controls(parts)
     allowed = "none" if most == 0 else str(most) if fewest == most else f"{fewest} to {most}"
     version = parts.settings.get("model_version", parts.source)
     problems = [
-        Problem(OPTION, f"{OPTION}: prompt {number} has {len(spec.controls)} control pictures (--ci), and {version} takes {allowed}")
+        Problem(OPTION, f"{OPTION}: prompt {number} has {len(spec.controls)} control images (--ci), and {version} takes {allowed}")
         for number, spec in enumerate(prompts, 1)
         if not fewest <= len(spec.controls) <= most
     ]

@@ -1,6 +1,6 @@
 """The exponential moving average of the trained weights, and showing it instead of them for a while.
 
-Of weights that are shared out over processes each keeps the average of its share.
+Of weights that are sharded over processes each keeps the average of its share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.core.protocols import StateDict
-from sd_scripts.library.parallel.sharding import own, shared_out
+from sd_scripts.library.parallel.sharding import own, sharded
 
 
 class MovingAverage:
@@ -39,7 +39,7 @@ class MovingAverage:
             average.lerp_(weight.float(), 1 - self.decay_at(step))
 
     def state_dict(self) -> StateDict:
-        """The average of each weight by its name, shared out as the weights are."""
+        """The average of each weight by its name, sharded as the weights are."""
         return dict(self._average)
 
     @torch.no_grad()
@@ -48,7 +48,7 @@ class MovingAverage:
         if state.keys() != self._average.keys():
             raise ValueError("the saved moving average belongs to other weights")
         for name, average in self._average.items():
-            own(average).copy_(own(shared_out(state[name], average)))
+            own(average).copy_(own(sharded(state[name], average)))
 
     @contextmanager
     def shown(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Processes, devices, precision and trackers of one start, as its options ask for them. Knows no networks and no pictures."""
+"""Processes, devices, precision and trackers of one start, as its options ask for them. Knows no networks and no images."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.runs.events import EpochDone
 from sd_scripts.schema.files import write_atomically
 
 from .checkpoint import room_for
@@ -151,7 +152,8 @@ class EpochTable(Observer):
                 self.log.append()
             else:
                 self.log.write(row)
-        self._process.log("epoch", step=step, **row)
+        parts = {name.removeprefix("loss_"): value for name, value in row.items() if name.startswith("loss_") and name != "loss_total"}
+        self._process.log(EpochDone(step=step, epoch=before + 1, loss=row["loss_total"], parts=parts, lr=row["lr"], seconds=row["seconds"]))
 
     def state_dict(self) -> dict[str, Any]:
         return self.log.state_dict()

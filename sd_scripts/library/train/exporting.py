@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from sd_scripts.library.adapters.files import export
 from sd_scripts.library.adapters.full import WholeNetwork
-from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.adapters.network import AdapterNetwork
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.parallel.peers import Peers
 from sd_scripts.library.parallel.sharding import gathered
 from sd_scripts.runs import hub
+from sd_scripts.runs.events import Uploaded
 from sd_scripts.runs.rundir import RunDirectory
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .checkpoint import room_for
@@ -37,7 +37,7 @@ class Exporter:
     options: RunOptions
     family: ModelFamily
     parts: Parts
-    network: Network | WholeNetwork
+    network: AdapterNetwork | WholeNetwork
     facts: DatasetFacts
     epoch_of: Callable[[int], int]
     run: RunDirectory
@@ -45,11 +45,11 @@ class Exporter:
     warn: Callable[[str], None]
     """Takes sentences for the log, from any thread."""
     whole_backbone: Callable[[Iterable[tuple[str, Tensor]]], nn.Module] | None = None
-    """Makes a whole network of the weights of one that is shared out and trained."""
+    """Makes a whole network of the weights of one that is sharded and trained."""
     _uploads: hub.Uploads | None = field(default=None, init=False)
 
     def __call__(self, path: Path, step: int) -> None:
-        """Writes the file or folder `path`; a network that is shared out is gathered for it, which all processes must do together."""
+        """Writes the file or folder `path`; a network that is sharded is gathered for it, which all processes must do together."""
         output, parts = self.options.output, self.parts
         if self.whole_backbone is not None:
             weights = [(name, gathered(tensor, keep=self.peers.is_first)) for name, tensor in parts.backbone.state_dict().items()]
@@ -59,11 +59,10 @@ class Exporter:
             return
         texts = build(self.options, base_facts(self.family, parts), step=step, epoch=self.epoch_of(step), dataset=self.facts)
         with room_for(f"{path.name}", path.parent):
-            if isinstance(output, AdapterOutputOptions):
-                assert isinstance(self.network, Network)
+            if self.options.method == "network":
+                assert isinstance(self.network, AdapterNetwork)
                 export(self.network, parts, path, save_model_as=output.save_model_as, precision=output.save_precision, metadata=texts)
             else:
-                assert isinstance(output, ModelOutputOptions)
                 self.family.save(parts, path, output.save_model_as, SAVED[output.save_precision], texts)
         if output.huggingface_repo_id is not None:
             if self._uploads is None:
@@ -72,7 +71,7 @@ class Exporter:
 
     def _uploaded(self, address: str) -> None:
         log.info("uploaded %s", address)
-        self.run.log("uploaded", text=address)
+        self.run.log(Uploaded(text=address))
 
     def finish_uploads(self) -> None:
         """Waits for what is still being uploaded."""

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from sd_scripts.library.core.protocols import Batch
 from sd_scripts.library.memory.compiling import Compilation
-from sd_scripts.library.memory.ladder import Ladder
-from sd_scripts.library.memory.remedies import is_out_of_memory
+from sd_scripts.library.memory.oom_advice import is_out_of_memory
+from sd_scripts.library.memory.oom_fallback import OomFallback
+from sd_scripts.runs.events import Compiled
 
 from .learner import Learner
 from .meter import StepLog
@@ -20,9 +21,9 @@ Result = TypeVar("Result")
 class Steps:
     """The steps of a learner, as the loop takes them."""
 
-    def __init__(self, learner: Learner, ladder: Ladder | None = None) -> None:
-        """ladder: what to do when a step has no memory, apart from ending the run."""
-        self.learner, self.ladder = learner, ladder
+    def __init__(self, learner: Learner, fallback: OomFallback | None = None) -> None:
+        """fallback: what to do when a step has no memory, apart from ending the run."""
+        self.learner, self.fallback = learner, fallback
         self._process = learner.process
 
     @property
@@ -30,19 +31,19 @@ class Steps:
         return self.learner.model.compilation
 
     def step(self, step: int) -> StepLog:
-        """Learner.step, done again with one more option of the ladder each time that memory runs out before the weights are moved; its
-        times are without what compiling took."""
+        """Learner.step, done again with one more memory option each time that memory runs out before the weights are moved; its times
+        are without what compiling took."""
         while True:
             try:
                 log = self._or_with_plain_code(lambda: self.learner.step(step))
                 return log.without_compiling(self.tell_compiled(step + 1))
             except (RuntimeError, MemoryError) as err:
-                if self.ladder is None or self.learner.moving or not is_out_of_memory(err):
+                if self.fallback is None or self.learner.moving or not is_out_of_memory(err):
                     raise
                 # Its frames keep the graph.
                 failed = err.with_traceback(None)
             self.learner.optimizer.zero_grad(set_to_none=True)
-            if not self.ladder.pull(f"step {step + 1}"):
+            if not self.fallback.turn_on_next(f"step {step + 1}"):
                 raise failed
 
     def try_out(self, batch: Batch) -> None:
@@ -66,8 +67,8 @@ class Steps:
             return 0.0
         made = self._compilation.take()
         if made.graphs and self._process.is_main:
-            fields = {"graphs": made.graphs, "seconds": round(made.seconds, 3), "total": self._compilation.graphs}
-            self._process.log("compiled", step=step, **fields)
+            seconds, total = round(made.seconds, 3), self._compilation.graphs
+            self._process.log(Compiled(step=step, graphs=made.graphs, seconds=seconds, total=total))
         for text in self._compilation.warnings(made):
             self._warn(text)
         return made.seconds

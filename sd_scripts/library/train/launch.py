@@ -15,10 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts import programs
 from sd_scripts.families import RUNS
 from sd_scripts.library.core.errors import OutOfMemory, TrainingError
+from sd_scripts.runs.early_checks import check_early, check_settings, missing_packages
+from sd_scripts.runs.events import RunFailed, RunFinished, RunStopped
+from sd_scripts.runs.importing import uncollected
 from sd_scripts.runs.launcher import REFUSED_FILE
-from sd_scripts.runs.preflight import check_early, check_settings, missing_packages
 from sd_scripts.runs.rundir import RunDirectory, RunFolderLost
 from sd_scripts.runs.stopping import Stopped, StopRequest
 from sd_scripts.schema import flat
@@ -35,11 +38,12 @@ OTHER_OPTIONS = "change these options and start again"
 
 
 def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
-    """Trains what the command line asks for. Ends the process: 0 finished, stopped or nothing to do; 1 failed; 2 wrong options."""
+    """Trains what the command line asks for. Ends the process: 0 finished, stopped or nothing to do; 1 failed; 2 wrong options; 130 stopped
+    before the answer of --estimate or --dry_run."""
     run = RUNS[family, method]
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        asked = flat.parse_cli(run, arguments)
+        asked = flat.parse_cli(run, arguments, programs.of_config_file)
         if asked.dry_run:
             check_settings(asked.options)
             asked = replace(asked, notes=(*asked.notes, *map(str, missing_packages(asked.options))))
@@ -73,7 +77,7 @@ def _log_refusal(arguments: Sequence[str], err: OptionError) -> None:
     given = [value for name, value in itertools.pairwise(arguments) if name == "--run_dir"]
     if _rank() == 0 and given and Path(given[-1]).is_dir():
         with suppress(OSError):
-            RunDirectory(Path(given[-1])).log("failed", step=0, text=str(err), remedy=OTHER_OPTIONS, refused=True)
+            RunDirectory(Path(given[-1])).log(RunFailed(step=0, text=str(err), advice=OTHER_OPTIONS, refused=True))
 
 
 def start(asked: flat.Invocation) -> int:
@@ -89,12 +93,13 @@ def start(asked: flat.Invocation) -> int:
     process: Process | None = None
     try:
         with stop.listening():
-            from . import session
-            from .process import Process
-
-            if asked.estimate:
+            with uncollected("torch"):
                 from sd_scripts.library.memory.forecast.answers import for_estimate
 
+                from . import session
+                from .process import Process
+
+            if asked.estimate:
                 asked = for_estimate(asked)
             process = Process.begin(asked, stop)
             if asked.estimate or asked.dry_run or asked.cache_only:
@@ -110,10 +115,10 @@ def start(asked: flat.Invocation) -> int:
                 said = session.fill_caches(process, asked)
                 if _rank() == 0:
                     sys.stdout.write(said + "\n")
-                process.last_word("finished", text=said)
+                process.last_word(RunFinished(text=said))
                 return 0
             ending = session.train(process, asked)
-            process.last_word("finished" if ending.finished else "stopped", text=ending.text)
+            process.last_word((RunFinished if ending.finished else RunStopped)(text=ending.text))
             return 0
     except Stopped:
         return _stopped(process, asked)
@@ -125,56 +130,59 @@ def start(asked: flat.Invocation) -> int:
 
 
 def _stopped(process: Process | None, asked: flat.Invocation) -> int:
+    if asked.estimate or asked.dry_run:
+        log.error("stopped before there was an answer")
+        return 130
     if process is not None:
         lost = process.peers.lost()
         if lost is not None:
             # A launcher asks the others to stop when one process has ended; why that one did is what counts.
             return _failed(process, lost, asked)
         process.peers.tell_end("stopped", stopped=True)
-        process.last_word("stopped", text="stopped; what is cached and saved stays")
+        process.last_word(RunStopped(text="stopped; what is cached and saved stays"))
     log.info("stopped")
     return 0
 
 
 def _failed(process: Process | None, err: Exception, asked: flat.Invocation) -> int:
     """The sentence on the console, the `failed` event, and the exit code of an error."""
-    text, remedy, code = _one_line(err), "the whole error is in console.log; please report it", 1
+    text, advice, code = _one_line(err), "the whole error is in console.log; please report it", 1
     lost = _is_lost(err)
     if isinstance(err, OptionError):
         _mark_refusal()
-        text, remedy, code = str(err), OTHER_OPTIONS, 2
+        text, advice, code = str(err), OTHER_OPTIONS, 2
         if _rank() == 0:
             sys.stderr.write(f"{asked.options.script}: nothing was trained:\n" + "".join(f"  - {problem}\n" for problem in err.problems))
     elif isinstance(err, ImportError):
         # Nothing below may be importable then either.
-        remedy = "bash setup.sh doctor names the package that is wrong, bash setup.sh install brings it back"
-        log.error("a package this needs cannot be imported; %s", remedy, exc_info=err)
+        advice = "bash setup.sh doctor names the package that is wrong, bash setup.sh install brings it back"
+        log.error("a package this needs cannot be imported; %s", advice, exc_info=err)
     elif lost is not None:
         assert process is not None
-        text, remedy = process.about_loss(lost), lost.remedy
+        text, advice = process.about_loss(lost), lost.advice
         if process.peers.speaks:
             sys.stderr.write(f"{text}\n")
     elif isinstance(err, RunFolderLost):
-        text, remedy = str(err), "bring the folder back and start again, or start a new run"
-        log.error("%s; %s", text, remedy)
+        text, advice = str(err), "bring the folder back and start again, or start a new run"
+        log.error("%s; %s", text, advice)
     elif _is_out_of_memory(err):
         text = str(err) if isinstance(err, OutOfMemory) else "the device has no memory left"
-        remedy = _advice(process, asked)
-        sys.stderr.write(f"{text}. What would help most: {remedy}\n")
+        advice = _advice(process, asked)
+        sys.stderr.write(f"{text}. What would help most: {advice}\n")
         log.debug("out of memory", exc_info=err)
     elif isinstance(err, TrainingError):
-        text, remedy = str(err), ""
+        text, advice = str(err), ""
         sys.stderr.write(f"{text}\n")
     else:
         log.error("unexpected error", exc_info=err)
     if process is not None:
         if lost is None:
-            process.peers.tell_end(text, remedy)
+            process.peers.tell_end(text, advice)
         if process.peers.speaks or "distributed_timeout" in text:
-            process.last_word("failed", text=text, remedy=remedy, refused=code == 2)
+            process.last_word(RunFailed(text=text, advice=advice, refused=code == 2))
     elif process is None and _rank() == 0 and asked.run_dir is not None and asked.run_dir.is_dir():
         with suppress(OSError):
-            RunDirectory(asked.run_dir).log("failed", step=0, text=text, remedy=remedy, refused=code == 2)
+            RunDirectory(asked.run_dir).log(RunFailed(step=0, text=text, advice=advice, refused=code == 2))
     return code
 
 
@@ -182,12 +190,12 @@ def _advice(process: Process | None, asked: flat.Invocation) -> str:
     """What to change after running out of memory."""
     if process is None:
         return "a smaller model"
-    from sd_scripts.library.memory.remedies import levers
+    from sd_scripts.library.memory.oom_advice import oom_advice
 
     from .environment import with_global_batch, with_precision
 
     options = with_global_batch(with_precision(asked.options, process.device), process.peers.world)
-    return "; ".join(levers(options, process.device.type == "cuda", process.work))
+    return "; ".join(oom_advice(options, process.device.type == "cuda", process.work))
 
 
 def _is_lost(err: Exception) -> PeerLost | None:
@@ -200,7 +208,7 @@ def _is_lost(err: Exception) -> PeerLost | None:
 
 
 def _is_out_of_memory(err: Exception) -> bool:
-    from sd_scripts.library.memory.remedies import is_out_of_memory
+    from sd_scripts.library.memory.oom_advice import is_out_of_memory
 
     return is_out_of_memory(err)
 

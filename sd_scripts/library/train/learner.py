@@ -16,16 +16,17 @@ from torch import Tensor
 from sd_scripts.library.core.errors import NonFiniteLoss
 from sd_scripts.library.core.protocols import Batch, Objective
 from sd_scripts.library.core.rng import seed_for
-from sd_scripts.library.memory.ladder import pieces_of
-from sd_scripts.library.parallel.processes import add_up, broadcast
-from sd_scripts.library.parallel.sharding import is_sharded, own, shared_out, shared_out_optimizer_state, total_norm
+from sd_scripts.library.memory.oom_fallback import pieces_of
+from sd_scripts.library.parallel.collectives import all_reduce, broadcast
+from sd_scripts.library.parallel.sharding import is_sharded, own, sharded, sharded_optimizer_state, total_norm
+from sd_scripts.runs.orders import Asked
 from sd_scripts.schema.training import TrainingOptions
 
 from .checkpoint import State, mismatch
-from .conditioned import Model
+from .conditioned import TrainedModel
 from .ema import MovingAverage
 from .meter import Sections, StepLog, marks_of
-from .nonfinite import Shown, write_report
+from .nonfinite import ShownMicroBatch, times_among, write_report
 from .optim import restore
 from .process import Process
 from .stepping import Stepping
@@ -40,7 +41,7 @@ class Learner:
 
     def __init__(
         self,
-        model: Model,
+        model: TrainedModel,
         objective: Objective,
         optimizer: torch.optim.Optimizer,
         options: TrainingOptions,
@@ -59,8 +60,8 @@ class Learner:
         """Whether the weights are between two steps, so that nothing of them may be saved."""
         self.pieces = 1
         """In how many parts each micro-batch goes through the network."""
-        self.samples_wanted: Callable[[], bool] = lambda: False
-        """Whether somebody wants to see now what the network can do, as this process knows; all are told with the sums of a step."""
+        self.wanted: Callable[[int], Asked] = lambda step: Asked.NOTHING
+        """What somebody wants after a step, as this process knows; all are told with the sums of the step."""
         precision = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(options.mixed_precision)
         self._autocast = lambda: torch.autocast(process.device.type, dtype=precision) if precision is not None else nullcontext()
         self.scaler = torch.amp.GradScaler(process.device.type, enabled=precision is torch.float16)
@@ -73,7 +74,7 @@ class Learner:
     def step(self, step: int) -> StepLog:
         """One optimizer step over the global batch of `step`. Raises NonFiniteLoss before the weights are touched."""
         process, rank = self.process, self.process.accelerator.process_index
-        sections, shown = Sections(marks_of(process.device)), list[Shown]()
+        sections, shown = Sections(marks_of(process.device)), list[ShownMicroBatch]()
         micro_batches = self.options.gradient_accumulation_steps
         sums: dict[str, Tensor] = {}
         for micro in range(micro_batches):
@@ -87,7 +88,7 @@ class Learner:
                     with self._autocast():
                         denoiser = self.model.denoiser(piece)
                         losses = self.objective(denoiser, piece, self.options.seed)
-                    shown.append(Shown.of(piece, losses.loss, denoiser.seen))
+                    shown.append(ShownMicroBatch.of(piece, losses.loss, denoiser.seen))
                     share = losses.loss.sum() / self.timetable.global_batch
                     if self._fused:
                         self._begin_moving(step, share, micro == micro_batches - 1 and number == len(pieces) - 1, shown)
@@ -95,23 +96,23 @@ class Learner:
                     for name, value in {"loss": losses.loss, **losses.parts}.items():
                         sums[name] = sums.get(name, 0) + value.detach().sum().float() / self.timetable.global_batch
         with sections.of("fwd_bwd"):
-            for name, asked in (("stop", process.stop.requested()), ("asked", self.samples_wanted())):
+            for name, asked in (("stop", process.stop.requested()), ("asked", self.wanted(step))):
                 sums[name] = torch.tensor(float(asked), device=process.device)
             gradients = [] if self._fused else self._gradients()
             with process.peers.exchanging():
-                add_up([] if self._fused else [weight.grad for weight in self._whole], sums, process.accelerator)
+                all_reduce([] if self._fused else [weight.grad for weight in self._whole], sums, process.accelerator)
                 if self.scaler.is_enabled():
                     self.scaler.unscale_(self.optimizer)
                 norm = total_norm(gradients) if self.stepping is None else self.stepping.finish()
                 # The one place where the loop waits for the device.
                 *values, grad_norm = torch.stack([*sums.values(), norm.to(process.device)]).tolist()
         found = dict(zip(sums, values))
-        stop, asked, loss = found.pop("stop") > 0, found.pop("asked") > 0, found.pop("loss")
+        stop, asked, loss = found.pop("stop") > 0, Asked(round(found.pop("asked"))), found.pop("loss")
         with sections.of("opt_step"):
             overflowed = self._move(step, loss, grad_norm, gradients, shown)
         return StepLog(loss, grad_norm, found, sections.all(), overflowed, stop, asked, sections.marks)
 
-    def _move(self, step: int, loss: float, grad_norm: float, gradients: list[Tensor], shown: Sequence[Shown]) -> bool:
+    def _move(self, step: int, loss: float, grad_norm: float, gradients: list[Tensor], shown: Sequence[ShownMicroBatch]) -> bool:
         """Moves the weights; in fp16 a step whose scaled gradients overflowed is left out, which is what the return value says."""
         finite_loss, finite_norm = loss - loss == 0, grad_norm - grad_norm == 0
         overflowed = self.scaler.is_enabled() and finite_loss and not finite_norm
@@ -157,7 +158,7 @@ class Learner:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         return [weight.grad for weight in self.weights.values()]
 
-    def _begin_moving(self, step: int, loss: Tensor, last: bool, shown: Sequence[Shown]) -> None:
+    def _begin_moving(self, step: int, loss: Tensor, last: bool, shown: Sequence[ShownMicroBatch]) -> None:
         """Before a backward pass of a step whose last one moves the weights: its loss must be a number by now.
 
         Raises NonFiniteLoss while the weights are whole. From the last pass on they are not until the step is over, so an error leaves no
@@ -172,7 +173,7 @@ class Learner:
             self.moving = True
             self.stepping.begin(step)
 
-    def _not_finite(self, step: int, loss: float, grad_norm: float, shown: Sequence[Shown]) -> NonFiniteLoss:
+    def _not_finite(self, step: int, loss: float, grad_norm: float, shown: Sequence[ShownMicroBatch]) -> NonFiniteLoss:
         """Writes what is known of a step whose loss or gradient is no number, and makes the error."""
         facts = {
             "step": step,
@@ -197,14 +198,16 @@ class Learner:
         try:
             with torch.random.fork_rng(), held, self.together():
                 for piece in pieces_of(batch, self.pieces):
-                    (self.losses(piece, self.options.seed).sum() / self.timetable.global_batch).backward()
+                    (self.losses(piece, self.options.seed)[0].sum() / self.timetable.global_batch).backward()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
 
-    def losses(self, batch: Batch, seed: int) -> Tensor:
-        """The loss of each sample (B,) of a batch on the device."""
+    def losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor | None]:
+        """The loss of each sample (B,) of a batch on the device, and the times (B,) in [0, 1] where they are known."""
+        denoiser = self.model.denoiser(batch)
         with self._autocast():
-            return self.objective(self.model.denoiser(batch), batch, seed).loss
+            loss = self.objective(denoiser, batch, seed).loss
+        return loss, times_among(denoiser.seen, len(batch.numbers))
 
     def together(self) -> AbstractContextManager[None]:
         """Around what all processes do together when the network is sharded, and the first one alone otherwise."""
@@ -228,8 +231,8 @@ class Learner:
         if found := mismatch(state["weights"], self.weights):
             raise ValueError(f"it holds other weights than this run trains: {found}")
         for name, weight in self.weights.items():
-            own(weight).copy_(own(shared_out(state["weights"][name], weight)))
-        restore(self.optimizer, shared_out_optimizer_state(self.optimizer, state["optimizer"]))
+            own(weight).copy_(own(sharded(state["weights"][name], weight)))
+        restore(self.optimizer, sharded_optimizer_state(self.optimizer, state["optimizer"]))
         if self.average is not None:
             self.average.load_state_dict(state["average"] or state["weights"])
         if self.scaler.is_enabled() and state["loop"]["scaler"]:

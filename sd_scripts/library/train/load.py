@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from sd_scripts import families
 from sd_scripts.library.core.blocks import blocks_of
@@ -15,7 +16,7 @@ from sd_scripts.library.data.cache import open_caches
 from sd_scripts.library.data.pipeline import DataPipeline
 from sd_scripts.library.memory import kernels, swapping
 from sd_scripts.library.objectives import make as objectives
-from sd_scripts.library.render.prompt_texts import with_known_texts
+from sd_scripts.library.render.remembering import with_known_texts
 from sd_scripts.runs.resume import Start
 from sd_scripts.schema.files import write_atomically
 
@@ -47,12 +48,7 @@ def load(prepared: Prepared) -> Loaded:
     if process.device.type != "cpu" and data.cached_encoders and prepared.sources is None and process.peers.is_first:
         # While the encoders are where they are fast, and before the network needs the room.
         previewing = with_known_texts(family, parts, prepared.prompts, data.cached_encoders)
-    if options.dataset.cache_latents:
-        parts.vae.to(CPU)
-    for name in data.cached_encoders:
-        parts.text_encoders[name].to(CPU)
-    if process.device.type == "cuda":
-        torch.cuda.empty_cache()
+    _leave(*(parts.text_encoders[name] for name in data.cached_encoders))
     return Loaded(prepared=prepared, parts=parts, data=data, previewing=previewing)
 
 
@@ -72,7 +68,7 @@ def networks(found: Read, *, start: Start | None = None, tested: tuple[tuple[int
         parts = maker.build(options.model, beginning, CPU, dtypes_of_run(options), without)
     else:
         parts = found.parts or loaded(found.process, options, maker, without)
-    held_out = [plan.cut(picture, 0).bucket for picture in plan.held_out]
+    held_out = [plan.cut(image, 0).bucket for image in plan.held_out]
     maker.check_sizes(parts, list(dict.fromkeys((*sizes, *held_out, *tested))))
     maker.check_captions(parts, plan.captions())
     factor = maker.latent_factor(parts)
@@ -100,7 +96,10 @@ def _files(found: Read, family: NewFamily, start: Start | None) -> dict[str, str
 
 
 def fill(found: Read, parts: Parts) -> DataPipeline:
-    """Brings the encoders to their devices, and the caches to what this run needs."""
+    """Brings the encoders to their devices, and the caches to what this run needs.
+
+    Text encoders come when the VAE has made all latents and is gone: the two need not fit on the device together.
+    """
     options, process = found.options, found.process
     check_control_area(found.family, options.model, parts)
     process.working("cache")
@@ -113,8 +112,8 @@ def fill(found: Read, parts: Parts) -> DataPipeline:
         options.training.seed,
         num_steps=found.total_steps,
         trained_encoders=trained_encoders(options, parts),
-        empty_text=objectives.wants_empty_text(options.objective),
-        validation_samples=objectives.num_anchors(options.objective),
+        empty_text=options.objective.wants_empty_text,
+        validation_samples=options.objective.num_anchors,
         rank=process.accelerator.process_index,
         world=process.accelerator.num_processes,
         barrier=process.peers.barrier,
@@ -123,7 +122,20 @@ def fill(found: Read, parts: Parts) -> DataPipeline:
     process.resources.callback(data.close)
     vae_device, text_encoder_device = encoder_devices(options.model, process.device)
     parts.vae.to(vae_device)
-    for encoder in parts.text_encoders.values():
-        encoder.to(text_encoder_device)
-    data.prepare(parts, process.cached)
+
+    def before_texts() -> None:
+        if options.dataset.cache_latents:
+            _leave(parts.vae)
+        for encoder in parts.text_encoders.values():
+            encoder.to(text_encoder_device)
+
+    data.prepare(parts, process.cached, before_texts)
     return data
+
+
+def _leave(*networks: nn.Module) -> None:
+    """Networks that are needed no more leave the device, and their memory with them."""
+    for network in networks:
+        network.to(CPU)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -17,11 +17,9 @@ from sd_scripts.families import FACTS
 from sd_scripts.library.core.diffusion import anchor_sigmas
 from sd_scripts.library.core.protocols import Kind, StateDict, TrainingAdapter, Version
 from sd_scripts.library.core.safetensors_file import serialise
-from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.fields import show_of
 from sd_scripts.schema.network import NetworkOptions, TextNetworkOptions
-from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection, RegressionOptions
-from sd_scripts.schema.output import AdapterOutputOptions
+from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
@@ -50,10 +48,10 @@ class BaseFacts:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What the header says about the pictures; folders are numbered, not named."""
+    """What the header says about the images; folders are numbered, not named."""
 
     num_train_images: int = 0
-    """Pictures of an epoch, repeats counted."""
+    """Images of an epoch, repeats counted."""
     num_reg_images: int = 0
     num_validation_images: int = 0
     num_batches_per_epoch: int = 0
@@ -62,11 +60,11 @@ class DatasetFacts:
     num_epochs: int = 0
     dataset_hash: str = ""
     subsets: tuple[tuple[int, int], ...] = ()
-    """(repeats, pictures) of each training folder."""
+    """(repeats, images) of each training folder."""
     tag_frequency: Mapping[str, int] = field(default_factory=dict)
     """How often each part of a caption occurs."""
     buckets: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """Pictures of each bucket (width, height), repeats counted."""
+    """Images of each bucket (width, height), repeats counted."""
 
 
 def build(
@@ -127,7 +125,7 @@ def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     texts = {"ss_base_model_version": base.version.kohya}
     if base.version.is_v2 is not None:
         texts["ss_v2"] = str(base.version.is_v2)
-    if not isinstance(network, NetworkOptions):
+    if options.method != "network":
         return texts
     module = _NETWORK_MODULES.get(network.network_type) or FACTS[options.family].lora_module
     arguments = {"algo": "locon" if network.network_type == "dora" else network.network_type} if network.network_type != "lora" else {}
@@ -159,7 +157,7 @@ def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[s
     output = options.output
     width, height = options.dataset.resolution
     architecture, layout = base.version.modelspec, base.version.layout
-    adapter = isinstance(output, AdapterOutputOptions)
+    adapter = options.method == "network"
     texts = {
         "sai_model_spec": "1.0.1",
         "architecture": f"{architecture}/lora" if adapter else architecture,
@@ -167,7 +165,7 @@ def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[s
         "title": output.metadata_title or output.output_name,
         "resolution": f"{width}x{height}",
         "prediction_type": _PREDICTION[base.kind],
-        "timestep_range": _timestep_range(options.objective),
+        "timestep_range": "{},{}".format(*options.objective.times),
         "date": date,
         "author": output.metadata_author,
         "description": output.metadata_description,
@@ -181,11 +179,6 @@ def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[s
 
 _REGRESSION = ("loss_type", "huber_schedule", "huber_scale", "huber_c")
 """Options of the distance between prediction and target."""
-
-
-def _timestep_range(objective: ObjectiveSection) -> str:
-    """First and last of the 1000 steps that training sees."""
-    return f"{objective.min_timestep},{objective.max_timestep}" if isinstance(objective, RegressionOptions) else "0,1000"
 
 
 def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: str | None) -> dict[str, str]:
@@ -218,15 +211,15 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
         "prior_loss_weight": options.dataset.prior_loss_weight,
         "training_comment": output.training_comment,
     }
-    if isinstance(objective, RegressionOptions):
+    if objective.target != "own":
         values |= {name: getattr(objective, name) for name in _REGRESSION}
     if options.model.pretrained_model_name_or_path is not None:
         values |= {"sd_model_name": Path(base).name, "new_sd_model_hash": base_hash}
-    if isinstance(network, NetworkOptions):
+    if options.method == "network":
         values |= {"network_dropout": network.network_dropout or None, "scale_weight_norms": network.scale_weight_norms}
-    if isinstance(objective, FlowObjectiveOptions):
+    if objective.target == "velocity":
         values |= {name: getattr(objective, name) for name in _FLOW}
-    return _kohya(values | options.model.header_values() | (_noise(objective) if isinstance(objective, ObjectiveOptions) else {}))
+    return _kohya(values | options.model.header_values() | (_noise(objective) if objective.target == "noise" else {}))
 
 
 _FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_sampling", "sigmoid_scale", "model_prediction_type") + (
@@ -235,12 +228,12 @@ _FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_
 
 
 def _anchors(options: RunOptions, base: BaseFacts) -> dict[str, str]:
-    """The noise levels that acrf has trained, in the sampler's order: pictures are made with as many steps, at these."""
+    """The noise levels that acrf has trained, in the sampler's order: images are made with as many steps, at these."""
     objective = options.objective
-    if not isinstance(objective, AnchoredFlowOptions):
+    if not objective.has_terms:
         return {}
     texts = {"ss_scheduler_shift": str(base.shift)}
-    if objective.objective == "acrf":
+    if objective.num_anchors:
         texts["ss_turbo_steps"] = str(objective.turbo_steps)
         texts["ss_acrf_sigmas"] = json.dumps(anchor_sigmas(objective.turbo_steps, base.shift))
     return texts

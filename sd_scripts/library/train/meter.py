@@ -16,7 +16,9 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from sd_scripts.runs.rundir import Event, RunDirectory
+from sd_scripts.runs.events import Event, PhaseBegun, SessionOver
+from sd_scripts.runs.orders import Asked
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.sessions import Sessions
 
 PAUSES = ("save", "sample", "validate")
@@ -53,8 +55,8 @@ class StepLog:
     seconds: dict[str, float] = field(default_factory=dict)
     overflowed: bool = False
     stop: bool = False
-    asked: bool = False
-    """Somebody wants samples after this step."""
+    asked: Asked = Asked.NOTHING
+    """What somebody wants after this step."""
     marks: Marks = field(default_factory=dict)
     compile_seconds: float = 0.0
     """Spent in compiling, which is in none of the sections."""
@@ -133,7 +135,7 @@ class Phases:
         if self._name:
             self._seconds[self._name] = self._seconds.get(self._name, 0.0) + now - self._start
         if self.run is not None:
-            self.run.log("phase", name=name, seconds=round(now - self._start, 3) if self._name else 0.0)
+            self.run.log(PhaseBegun(name=name, seconds=round(now - self._start, 3) if self._name else 0.0))
         self._name, self._start = name, now
 
     def seconds(self) -> dict[str, float]:
@@ -178,7 +180,7 @@ class Meter:
         self.trained_seconds += log.seconds["step_total"]
         self.compile_seconds += log.compile_seconds
         if not warming_up and not log.compile_seconds:
-            # An exponential mean, corrected for its beginning. A median would leave out the larger sizes where pictures differ in size.
+            # An exponential mean, corrected for its beginning. A median would leave out the larger sizes where images differ in size.
             self._sum, self._weight = DECAY * self._sum + log.seconds["step_total"], DECAY * self._weight + 1.0
 
     def paused(self, phases: Mapping[str, float]) -> None:
@@ -214,8 +216,8 @@ class Meter:
             pauses += self._paused[name] / max(1, times) * (len(due) - bisect_right(due, step))
         return self.seconds_per_step * (self._total_steps - step) + pauses
 
-    def point(self, step: int, peak: float) -> dict[str, float]:
-        """The fields of a `step` event for the steps since the last one, which are then forgotten. peak: GiB, see peak_gib.
+    def point(self, step: int, peak: float) -> dict[str, Any]:
+        """The fields of a `StepDone` for the steps since the last one, which are then forgotten. peak: GiB, see peak_gib.
 
         The GPU's own times, `<section>_gpu`, are those of the steps of the event before, so that nobody waits for them.
         """
@@ -234,34 +236,30 @@ class Meter:
             "eta_seconds": round(self.eta_seconds(step), 1),
             **self._session(),
             "peak_gib": round(peak, 3),
-            **parts,
+            "parts": parts,
         }
 
-    def _session(self) -> dict[str, float]:
+    def _session(self) -> dict[str, Any]:
         return {
             "step_in_session": self.steps,
             "trained_seconds": round(self.trained_seconds, 3),
             "paused_seconds": round(self.paused_seconds, 3),
         }
 
-    def summary(self, earlier: Iterable[Event]) -> dict[str, float]:
-        """The fields of the `session` event, among them save_seconds, sample_seconds, validate_seconds and compile_seconds.
-
-        earlier: the whole event log so far, with the sessions before.
-        """
+    def summary(self, step: int, earlier: Iterable[Event]) -> SessionOver:
+        """What this session took. earlier: the whole event log so far, with the sessions before."""
+        pauses: dict[str, Any] = {f"{name}_seconds": round(spent, 3) for name, spent in self._paused.items()}
+        over = SessionOver(step=step, **self._session(), **pauses, compile_seconds=round(self.compile_seconds, 3))
         sessions = Sessions()
-        sessions.take(earlier)
-        sessions.take([{"kind": "session", **self._session()}])
+        sessions.take([*earlier, over])
         total = sessions.total
-        return {
-            **self._session(),
-            **{f"{name}_seconds": round(spent, 3) for name, spent in self._paused.items()},
-            "compile_seconds": round(self.compile_seconds, 3),
-            "sessions": sessions.count,
-            "total_steps_done": total.steps,
-            "total_trained_seconds": round(total.trained_seconds, 3),
-            "total_paused_seconds": round(total.paused_seconds, 3),
-        }
+        return replace(
+            over,
+            sessions=sessions.count,
+            total_steps_done=total.steps,
+            total_trained_seconds=round(total.trained_seconds, 3),
+            total_paused_seconds=round(total.paused_seconds, 3),
+        )
 
 
 def largest(value: float, accelerator: Accelerator) -> float:

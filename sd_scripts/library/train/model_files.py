@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from sd_scripts.dataset.pictures import Progress
+from sd_scripts.dataset.records import Progress
 from sd_scripts.library.loading.source import find
 from sd_scripts.schema import flat
 from sd_scripts.schema.files import write_atomically

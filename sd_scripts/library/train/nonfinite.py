@@ -1,4 +1,4 @@
-"""What is kept of a step whose loss or gradient is not a finite number: a report of its samples, and copies of their pictures."""
+"""What is kept of a step whose loss or gradient is not a finite number: a report of its samples, and copies of their images."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from sd_scripts.library.core.protocols import Batch
 from sd_scripts.schema.files import write_atomically, written_aside
 
-MOST_PICTURES = 64
+MOST_IMAGES = 64
 """Copied by each process."""
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownMicroBatch:
     """One micro-batch that was trained on, with the loss of each sample (B,), and the times (B,) in [0, 1] where they are known."""
 
     batch: Batch
@@ -28,13 +28,18 @@ class Shown:
     times: Tensor | None
 
     @classmethod
-    def of(cls, batch: Batch, loss: Tensor, seen: Sequence[Tensor]) -> Shown:
+    def of(cls, batch: Batch, loss: Tensor, seen: Sequence[Tensor]) -> ShownMicroBatch:
         """seen: the times that the network was called with. Conditions and references, which may be large, are let go."""
         kept = replace(batch, conditions=[], towards=[], references=[])
-        return cls(kept, loss.detach(), next((t.detach() for t in seen if len(t) == len(batch.numbers)), None))
+        return cls(kept, loss.detach(), times_among(seen, len(batch.numbers)))
 
 
-def write_report(folder: Path, shown: Sequence[Shown], process: int, facts: Mapping[str, object]) -> Path | None:
+def times_among(seen: Sequence[Tensor], count: int) -> Tensor | None:
+    """The times (count,) of a batch's samples among those that a network was called with; None where it was called with none."""
+    return next((t.detach() for t in seen if len(t) == count), None)
+
+
+def write_report(folder: Path, shown: Sequence[ShownMicroBatch], process: int, facts: Mapping[str, object]) -> Path | None:
     """Writes the samples of one process into `folder`, and what holds for the whole step; the folder, or None where nothing can be written.
 
     report.json is that of the first process, report-<process>.json that of another. Numbers that are not finite are texts in it.
@@ -51,7 +56,7 @@ def write_report(folder: Path, shown: Sequence[Shown], process: int, facts: Mapp
                     {
                         "number": number,
                         "file": one.batch.names[row],
-                        "picture": _copied(folder, Path(one.batch.names[row]), number) if len(samples) < MOST_PICTURES else None,
+                        "image": _copied(folder, Path(one.batch.names[row]), number) if len(samples) < MOST_IMAGES else None,
                         "caption": one.batch.captions[row] if one.batch.captions else None,
                         "loss": float(one.loss[row]),
                         "time": None if one.times is None else float(one.times[row]),
@@ -71,13 +76,13 @@ def write_report(folder: Path, shown: Sequence[Shown], process: int, facts: Mapp
     return None
 
 
-def _copied(folder: Path, picture: Path, number: int) -> str | None:
-    """The name of the copy of a picture; None where there is no such file."""
-    if not picture.is_file():
+def _copied(folder: Path, image: Path, number: int) -> str | None:
+    """The name of the copy of an image; None where there is no such file."""
+    if not image.is_file():
         return None
-    name = f"{number:08d}-{picture.name}"
+    name = f"{number:08d}-{image.name}"
     with written_aside(folder / name) as aside:
-        shutil.copyfile(picture, aside)
+        shutil.copyfile(image, aside)
     return name
 
 

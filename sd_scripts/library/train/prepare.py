@@ -17,19 +17,20 @@ import torch
 
 from sd_scripts import families
 from sd_scripts.dataset import plan as plans
-from sd_scripts.dataset import weights as loss_weights
 from sd_scripts.dataset.contents import FILE as IMAGES
 from sd_scripts.dataset.contents import contents_of
 from sd_scripts.dataset.findings import findings_of_length
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import read_dataset
+from sd_scripts.families import bases
 from sd_scripts.library.core.protocols import ModelFamily, Parts, Sources
 from sd_scripts.library.memory import compiling, kernels, swapping
 from sd_scripts.library.memory.forecast import answers as forecasts
-from sd_scripts.library.memory.ladder import check_alone
+from sd_scripts.library.memory.oom_fallback import check_alone
 from sd_scripts.library.objectives import make as objectives
-from sd_scripts.library.render.class_pictures import ClassPictures
-from sd_scripts.library.render.class_pictures import wanted as wanted_class_pictures
+from sd_scripts.library.render.class_images import ClassImages
+from sd_scripts.library.render.class_images import wanted as wanted_class_images
+from sd_scripts.library.render.renderer import Renderer
 from sd_scripts.runs import resume
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
@@ -73,7 +74,7 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown(Read):
+class WithPreviews(Read):
     """And by what it shows its progress."""
 
     prompts: tuple[PromptSpec, ...]
@@ -86,12 +87,12 @@ class Shown(Read):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared(Shown):
+class Prepared(WithPreviews):
     """Everything that is known before the model is loaded; nothing is left to do where start.finished."""
 
     start: resume.Start
     identity: Identity
-    forecast: forecasts.Beside | None
+    forecast: forecasts.ForecastComparison | None
     """What this run is expected to take of a GPU, as the first process has written it down."""
 
 
@@ -100,6 +101,8 @@ def prepare(process: Process, asked: flat.Invocation) -> Prepared:
     resolved, parts = with_class_images(process, resolved_options(process, asked))
     found = shown(read(process, asked, resolved, parts=parts))
     uncompiled = check(found)
+    for note in bases.notes(resolved) if process.is_main else ():
+        log.info("%s", note)
     prepared = _begun(found)
     if prepared.start.finished:
         return prepared
@@ -124,7 +127,7 @@ def with_class_images(process: Process, options: RunOptions) -> tuple[RunOptions
     """Prior preservation: the base model makes what is missing of num_class_images, in the first process. The options that name them, and
     the model where it had to be loaded."""
     family = families.family(options.family)
-    wanted, parts = wanted_class_pictures(options, family.grid), None
+    wanted, parts = wanted_class_images(options, family.grid), None
     if wanted is None:
         return options, None
     if wanted.requests and process.is_main:
@@ -134,17 +137,17 @@ def with_class_images(process: Process, options: RunOptions) -> tuple[RunOptions
     return _with_class_folder(options, wanted.folder), parts
 
 
-def _made(process: Process, options: RunOptions, family: ModelFamily, wanted: ClassPictures) -> Parts:
+def _made(process: Process, options: RunOptions, family: ModelFamily, wanted: ClassImages) -> Parts:
     """Makes class images; the model that did, all of it on the CPU."""
     parts = loaded(process, options, family)
     if family.num_controls(parts)[0] > 0:
-        text = f"num_class_images: {parts.source} edits pictures and makes none from text alone; set it to 0"
+        text = f"num_class_images: {parts.source} edits images and makes none from text alone; set it to 0"
         raise OptionError(Problem("num_class_images", text))
     swap = swapping.BlockSwap(parts.backbone, process.device)
     swap.set(options.memory.blocks_to_swap)
     parts.backbone.to(process.device)
     process.phases.enter("cache")
-    wanted.make(family, parts, process.cached, options.memory.vae_tiling)
+    wanted.make(Renderer(family, parts, options.memory.vae_tiling), process.cached)
     swap.end()
     parts.backbone.to(CPU)
     return parts
@@ -167,7 +170,7 @@ def begin_loading(process: Process, options: RunOptions) -> None:
 
 def expecting_class_images(options: RunOptions) -> tuple[RunOptions, int]:
     """The options with the class images that are there, and how many a start would make."""
-    wanted = wanted_class_pictures(options, families.family(options.family).grid)
+    wanted = wanted_class_images(options, families.family(options.family).grid)
     if wanted is None:
         return options, 0
     return _with_class_folder(options, wanted.folder if wanted.folder.is_dir() else None), len(wanted.requests)
@@ -186,7 +189,7 @@ def read(process: Process, asked: flat.Invocation, options: RunOptions, *, missi
     family = families.family(options.family)
     process.phases.enter("scan")
     folder = plans.cache_folder(options.dataset, options.output.output_dir)
-    # The first process fills the index of pictures, the others read it.
+    # The first process fills the index of images, the others read it.
     with process.peers.first_before_others(), Bars(process.checked, shown=process.is_main) as bars:
         dataset = read_dataset(options.dataset, folder, bars, controls=options.model.controls)
     plan = plans.make_plan(
@@ -197,13 +200,16 @@ def read(process: Process, asked: flat.Invocation, options: RunOptions, *, missi
         processes=process.accelerator.num_processes,
         accumulation=options.training.gradient_accumulation_steps,
         control_size=control_size(family, options.model),
-        terms=loss_weights.terms_of(options.objective),
+        terms=options.objective.term_weights,
     )
     if options.output.save_best and not plan.held_out:
-        raise OptionError(Problem("save_best", "save_best: no picture is held out, so no loss is the lowest; set a validation_split"))
-    # Class pictures that are not made yet will be there.
+        raise OptionError(Problem("save_best", "save_best: no image is held out, so no loss is the lowest; set a validation_split"))
+    if options.output.early_stop_patience is not None and not options.output.save_best:
+        text = "early_stop_patience: without save_best the file of the lowest held-out loss is not kept; set save_best as well"
+        raise OptionError(Problem("early_stop_patience", text))
+    # Class images that are not made yet will be there.
     if not options.dataset.num_class_images:
-        objectives.check_prior(options.objective, any(plan.subset_of(picture).is_reg for picture in plan.trained_pictures()))
+        objectives.check_prior(options.objective, any(plan.subset_of(image).is_reg for image in plan.trained_images()))
     objectives.check_styles(options.objective, plan.captions())
     return Read(
         process=process,
@@ -220,14 +226,14 @@ def read(process: Process, asked: flat.Invocation, options: RunOptions, *, missi
 # What is shown.
 
 
-def shown(found: Read) -> Shown:
+def shown(found: Read) -> WithPreviews:
     """With the prompts of previews, or what is evaluated instead. Raises OptionError."""
     sources, evaluator = None, families.evaluator_of(found.family)
     prompts = prompts_of(found)
     if evaluator is not None:
         with found.process.peers.first_before_others():
             sources = evaluator.sources(found.options, found.plan, found.cache_folder)
-    return Shown(**vars(found), prompts=prompts, sources=sources)
+    return WithPreviews(**vars(found), prompts=prompts, sources=sources)
 
 
 def prompts_of(found: Read) -> tuple[PromptSpec, ...]:
@@ -237,7 +243,7 @@ def prompts_of(found: Read) -> tuple[PromptSpec, ...]:
     return tuple(with_controls(prompts, found.plan))
 
 
-def check(found: Shown) -> str:
+def check(found: WithPreviews) -> str:
     """What can be wrong with options and this machine before a model is loaded; why nothing is compiled, where the options say that such a
     run trains all the same. Raises OptionError."""
     options, process = found.options, found.process
@@ -251,7 +257,7 @@ def check(found: Shown) -> str:
 # Where it begins.
 
 
-def wanted_of(found: Shown | Read, files: Callable[[], dict[str, str]] = dict) -> resume.Wanted:
+def wanted_of(found: WithPreviews | Read, files: Callable[[], dict[str, str]] = dict) -> resume.Wanted:
     """What resuming goes by; files looks at those of the model."""
     options, plan = found.options, found.plan
     return resume.Wanted(
@@ -272,7 +278,7 @@ def files_of(found: Read) -> dict[str, str]:
         return model_files(found.options, found.cache_folder, bars)
 
 
-def _begun(found: Shown) -> Prepared:
+def _begun(found: WithPreviews) -> Prepared:
     """Chooses where to start, in the first process, and opens the run folder."""
     process, wanted = found.process, wanted_of(found, lambda: files_of(found))
     identity = Identity(wanted.fingerprint, found.plan.dataset_hash, process.accelerator.num_processes)
@@ -292,7 +298,7 @@ def _begun(found: Shown) -> Prepared:
     return Prepared(**vars(found), start=start, identity=identity, forecast=None)
 
 
-def _open_for(found: Shown, start: resume.Start, wanted: resume.Wanted) -> resume.Start:
+def _open_for(found: WithPreviews, start: resume.Start, wanted: resume.Wanted) -> resume.Start:
     """The first process: makes the folder where there is none, and writes down with what this start trains."""
     options, process, plan = found.options, found.process, found.plan
     run = start.run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, found.asked.options)
@@ -307,7 +313,7 @@ def _open_for(found: Shown, start: resume.Start, wanted: resume.Wanted) -> resum
         fingerprint=wanted.fingerprint,
         settings=wanted.settings,
         model_files=wanted.model_files(),
-        dataset={"dataset_hash": plan.dataset_hash, "pictures": described["pictures"], "regularisation": described["regularisation"]},
+        dataset={"dataset_hash": plan.dataset_hash, "images": described["images"], "regularisation": described["regularisation"]},
         seed=options.training.seed,
         processes=process.accelerator.num_processes,
         ranks=process.peers.everybody,
@@ -319,7 +325,7 @@ def _open_for(found: Shown, start: resume.Start, wanted: resume.Wanted) -> resum
     return replace(start, run=run)
 
 
-def _forecast(prepared: Prepared) -> forecasts.Beside | None:
+def _forecast(prepared: Prepared) -> forecasts.ForecastComparison | None:
     """What this run will take of a GPU, written down by the first process; elsewhere there is nothing to run out of."""
     process = prepared.process
     if process.device.type != "cuda" or not process.is_main or process.run is None:

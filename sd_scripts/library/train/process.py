@@ -7,15 +7,16 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
 
-from sd_scripts.library.memory.remedies import Work
+from sd_scripts.library.memory.oom_advice import Work
 from sd_scripts.library.parallel.peers import PeerLost, Peers
+from sd_scripts.runs.events import Cached, Event, LastWord, RunFailed, Warned
 from sd_scripts.runs.resume import RunLock
-from sd_scripts.runs.rundir import LAST_WORDS, RunDirectory
+from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.states import state_folders
 from sd_scripts.runs.stopping import StopRequest, is_for_earlier_start
 from sd_scripts.schema import flat
@@ -101,16 +102,16 @@ class Process:
         """What this process does from here on."""
         self.work = work
 
-    def log(self, kind: str, **fields: Any) -> None:
+    def log(self, event: Event) -> None:
         """An event of the run, whose folder is open."""
         assert self.run is not None
-        self.run.log(kind, **fields)
+        self.run.log(event)
 
     def warn(self, text: str) -> None:
         """A sentence for the log, from any thread."""
         log.warning("%s", text)
         if self.run is not None:
-            self.run.log("warning", text=text)
+            self.run.log(Warned(text=text))
 
     def checked(self, what: str, done: int, total: int) -> None:
         """Progress of long work before the loop: a chance to stop."""
@@ -120,24 +121,20 @@ class Process:
     def cached(self, what: str, done: int, total: int) -> None:
         """The same of what is encoded, which the event log tells too."""
         if self.run is not None and self.is_main:
-            self.run.log("cached", what=what, done=done, total=total)
+            self.run.log(Cached(what=what, done=done, total=total))
         self.checked(what, done, total)
 
     # The end.
 
-    def last_word(self, kind: str, text: str, remedy: str = "", refused: bool = False) -> None:
-        """Logs the one last event of this start; refused: the same options would fail again.
-
-        A full disk may have no room for it; the console has said it then.
-        """
-        assert kind in LAST_WORDS, kind
+    def last_word(self, word: LastWord) -> None:
+        """Logs the one last event of this start. A full disk may have no room for it; the console has said it then."""
         run = self.run
-        if run is None or (kind != "failed" and not self.is_main):
+        if run is None or not (self.is_main or isinstance(word, RunFailed)):
             return
-        if any(event["kind"] in LAST_WORDS and event.get("time", 0) >= self.started for event in run.events()[0]):
+        if any(isinstance(event, LastWord) and event.time >= self.started for event in run.history()):
             return
         with suppress(OSError):
-            run.log(kind, step=self.steps_done(), text=text, remedy=remedy, **({"refused": True} if refused else {}))
+            run.log(replace(word, step=self.steps_done()))
 
     def about_loss(self, err: PeerLost) -> str:
         """The sentence about a process that is gone, and what is left."""
@@ -150,7 +147,7 @@ class Process:
         if self.peers.speaks or "distributed_timeout" in str(err):
             text = self.about_loss(err)
             sys.stderr.write(f"{text}\n")
-            self.last_word("failed", text=text, remedy=err.remedy)
+            self.last_word(RunFailed(text=text, advice=err.advice))
 
     def close(self) -> None:
         """Gives everything back that outlives a process."""

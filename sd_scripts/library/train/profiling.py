@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from sd_scripts.runs.events import Profiled, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.files import write_atomically, written_aside
 
@@ -41,7 +42,7 @@ class StepProfiler(Observer):
         """Ends the recording, at the end of a session too, and writes what there is."""
         if self._num_steps and not self._recorded:
             text = f"profile: this session ended before its step {STEPS_BEFORE + 1}, the first to be recorded"
-            self._run.log("warning", text=text)
+            self._run.log(Warned(text=text))
         if self._profile is None:
             return
         recorded, self._profile = self._profile, None
@@ -59,4 +60,4 @@ class StepProfiler(Observer):
         head = f"{self._recorded} steps up to step {step}, by"
         tables = [f"{head} {order}\n{averages.table(sort_by=order, row_limit=ROWS)}" for order in orders]
         write_atomically(top, "\n".join(tables))
-        self._run.log("profiled", step=step, steps=self._recorded, files=[f"profile/{path.name}" for path in (trace, top)])
+        self._run.log(Profiled(step=step, steps=self._recorded, files=[f"profile/{path.name}" for path in (trace, top)]))

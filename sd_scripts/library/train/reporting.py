@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from sd_scripts.dataset.progress import Bar
+from sd_scripts.runs.events import StepDone, Warned
 
 from .learner import Learner
 from .meter import Meter, StepLog, largest, peak_gib
 
 
-class Report:
+class SessionLog:
     """The log of one session."""
 
     def __init__(self, learner: Learner) -> None:
@@ -32,7 +33,7 @@ class Report:
         bar.update()
         self.meter.add(log, warming_up)
         if log.overflowed and process.is_main:
-            process.log("warning", text=f"step {step}: a gradient overflowed in fp16; the step was left out, the loss scale halved")
+            process.log(Warned(text=f"step {step}: a gradient overflowed in fp16; the step was left out, the loss scale halved"))
         if step % learner.options.log_every_n_steps and not last:
             return
         # Of the process that took most: together they need a machine on which each has that much.
@@ -44,8 +45,8 @@ class Report:
         averaged = {} if learner.average is None else {"ema_decay": learner.average.decay_at(step - 1)}
         point = self.meter.point(step, peak) | scaled | averaged
         point["lr"] = learner.learning_rate()
-        process.log("step", step=step, epoch=self._table.epochs_done(step - 1), **point)
-        process.accelerator.log(point, step=step)
+        process.log(StepDone(step=step, epoch=self._table.epochs_done(step - 1), **point))
+        process.accelerator.log(point | point.pop("parts"), step=step)
         bar.set_postfix(loss=f"{point['loss']:.4f}", refresh=False)
 
     def sum_up(self, step: int) -> None:
@@ -55,4 +56,4 @@ class Report:
             self.paused()
             # A disk that is full now must not hide why.
             with suppress(OSError):
-                run.log("session", step=step, **self.meter.summary(run.events()[0]))
+                run.log(self.meter.summary(step, run.history()))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from sd_scripts.library.memory import compiling, kernels, rehearsal
+from sd_scripts.library.memory import compiling, kernels, preflight
 from sd_scripts.library.memory.forecast import answers as forecasts
 from sd_scripts.runs import resume
-from sd_scripts.runs.preflight import missing_packages
+from sd_scripts.runs.early_checks import missing_packages
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
@@ -28,7 +28,7 @@ log = logging.getLogger("sd_scripts")
 
 
 @dataclass(frozen=True)
-class Ending:
+class TrainingEnding:
     """How training ended that did not fail."""
 
     finished: bool
@@ -39,7 +39,7 @@ class Ending:
     step: int
 
 
-def train(process: Process, asked: flat.Invocation) -> Ending:
+def train(process: Process, asked: flat.Invocation) -> TrainingEnding:
     """Trains to the last step, or until somebody asks it to stop."""
     prepared = prepare(process, asked)
     total, run = prepared.total_steps, prepared.start.run
@@ -47,19 +47,20 @@ def train(process: Process, asked: flat.Invocation) -> Ending:
     if prepared.start.finished:
         text = f"{run.path} was finished already ({total} steps); more max_train_steps make it longer, resume = none starts a new run"
         log.info("%s", text)
-        return Ending(True, text, run, total)
+        return TrainingEnding(True, text, run, total)
     loaded = load(prepared)
     trainer = assemble(loaded)
     process.steps_done = lambda: trainer.step
     process.working("train")
     with kernels.chosen(prepared.options.memory, process.device), compiling.explained():
-        if rehearsal.is_wanted(prepared.options.memory, process.device) and trainer.step < total:
-            rehearsal.rehearse(trainer, loaded.data, process.working)
+        if preflight.is_wanted(prepared.options.memory, process.device) and trainer.step < total:
+            preflight.run(trainer, loaded.data, process.working)
         finished = trainer.fit()
     if prepared.forecast is not None:
         prepared.forecast.measured(peak_gib(process.device))
     process.resources.close()
-    return Ending(finished, f"{trainer.step} of {total} steps are done", run, trainer.step)
+    text = f"{trainer.step} of {total} steps are done" + (f"; {trainer.ended_early}" if trainer.ended_early else "")
+    return TrainingEnding(finished, text, run, trainer.step)
 
 
 def fill_caches(process: Process, asked: flat.Invocation) -> str:

@@ -4,7 +4,7 @@ fused_backward_pass  each weight is moved as soon as its gradient is complete, a
 full_bf16            a weight in bf16 is brought to float32, moved there, and rounded stochastically back, so that an update smaller than
                      the distance of two numbers counts on average; the optimizer's state is float32
 
-The optimizer knows the same weights by the same numbers as ever, so states of runs with and without these levers are the same.
+The optimizer knows the same weights by the same numbers as ever, so states of runs with and without these memory options are the same.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Stepping:
         self._step: int | None = None
         """The step whose backward pass is running."""
         self._drops = False
-        # Gradients of weights in main memory and on a GPU arrive in threads of their own.
+        # Gradients of weights in host RAM and on a GPU arrive in threads of their own.
         self._lock = threading.Lock()
 
     def watch(self, weights: Mapping[str, nn.Parameter]) -> None:

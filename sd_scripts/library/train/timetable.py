@@ -1,4 +1,4 @@
-"""When what happens in a run: saves, previews, validation, learning rates. Follows from the options and the pictures alone."""
+"""When what happens in a run: saves, previews, validation, learning rates. Follows from the options and the images alone."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Timetable:
     max_grad_norm: float
     state_on_train_end: bool
     names_of: Callable[[int], list[str]]
-    """Files of all pictures of a step, over all processes, for messages."""
+    """Files of all images of a step, over all processes, for messages."""
 
 
 def timetable_of(options: RunOptions, plan: Plan, total_steps: int) -> Timetable:
-    """The timetable of a run of this length on these pictures."""
+    """The timetable of a run of this length on these images."""
     samples, data, optimizer = options.samples, options.dataset, options.optimizer
     epochs_done = plan.epoch_of
 
@@ -58,5 +58,5 @@ def timetable_of(options: RunOptions, plan: Plan, total_steps: int) -> Timetable
         global_batch=plan.global_batch_size,
         max_grad_norm=optimizer.max_grad_norm,
         state_on_train_end=options.output.save_state_on_train_end,
-        names_of=lambda step: [plan.pictures[ref.picture].path for ref in plan.global_batch(step)],
+        names_of=lambda step: [plan.images[ref.image].path for ref in plan.global_batch(step)],
     )

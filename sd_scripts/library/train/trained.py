@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .environment import DTYPES
@@ -17,7 +16,7 @@ def dtypes_of_run(options: RunOptions) -> dict[str, torch.dtype]:
     their own, see stepping.trained_dtype, the others that of mixed_precision, which is decided by now."""
     network = options.network
     trained: list[str] = []
-    if not isinstance(network, NetworkOptions):
+    if options.method != "network":
         trained = [*(["backbone"] if network.train_unet else []), *(["te1", "te2"] if network.train_text_encoder else [])]
     own, precision = trained_dtype(options.memory), DTYPES[options.training.mixed_precision]
     return {name: own if name in trained else precision for name in ("backbone", "te1", "te2", "te3")}

@@ -7,6 +7,7 @@ number of steps, on any number of processes.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -19,15 +20,20 @@ from sd_scripts.library.core.errors import NonFiniteLoss
 from sd_scripts.library.core.protocols import Samples
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.memory.compiling import plain_code
-from sd_scripts.library.memory.remedies import is_out_of_memory
+from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.parallel.sharding import gathered
+from sd_scripts.runs.events import MOST_SAMPLES, FileSaved, Validated, Warned
+from sd_scripts.runs.orders import Asked
 from sd_scripts.runs.rundir import RunFolderLost
 
 from .checkpoint import Checkpointer, NoRoomLeft, State
 from .fallbacks import Steps
 from .meter import PAUSES
 from .observing import Observer
-from .reporting import Report
+from .reporting import SessionLog
+
+PAUSE_SECONDS = 0.2
+"""Between two looks whether a pause is over."""
 
 
 class Due(NamedTuple):
@@ -60,6 +66,9 @@ class Trainer:
                 report.begin(total, self._planned())
                 for observer in self.observers:
                     observer.begin(self.step)
+                if self._main:
+                    # Of a session before.
+                    self.run.orders.take_back(Asked.PAUSE)
                 self._between_steps(again=True)
                 report.meter.compile_seconds += self.steps.tell_compiled(self.step)
                 first, stopped = self.step, False
@@ -76,9 +85,18 @@ class Trainer:
                         phases.enter("train")
                     for observer in self.observers:
                         observer.after_step(self.step, log)
-                    report.add(self.step, log, bar, warming_up=self.step == first + 1, last=log.stop or self.step == total)
-                    stopped = log.stop and self.step < total
+                    report.add(
+                        self.step,
+                        log,
+                        bar,
+                        warming_up=self.step == first + 1,
+                        last=log.stop or Asked.STOP in log.asked or self.step == total,
+                    )
+                    stopped = (log.stop or Asked.STOP in log.asked) and self.step < total
                     self._between_steps(stopping=stopped, asked=log.asked)
+                    if Asked.PAUSE in log.asked and not stopped and self.step < total:
+                        self._pause()
+                    stopped = stopped or bool(self.ended_early)
                     report.paused()
                 self._end_observers()
             except BaseException as err:
@@ -109,15 +127,19 @@ class Trainer:
         assert self.process.run is not None
         self.run = self.process.run
         self.checkpointer, self.export, self.samples, self.observers = checkpointer, export, samples, tuple(observers)
-        self.report = Report(self.learner)
+        self.report = SessionLog(self.learner)
         self.step = 0
         """Optimizer steps done; the only state of the loop itself."""
         self.best: tuple[float, int] | None = None
         """Lowest held-out loss whose file is kept, and its step; see save_best."""
+        self.waited = 0
+        """Held-out losses since then that were not lower."""
+        self.ended_early = ""
+        """Why training ends before its last step, in words; see early_stop_patience."""
         self._main = self.process.is_main
         self._takes_part = self._main or self.learner.sharded
         """Whether this process computes previews and held-out losses: alone, or because the others need its share of the network."""
-        self.learner.samples_wanted = self._asked_for_samples
+        self.learner.wanted = self._wanted
 
     def _end_observers(self) -> None:
         for observer in self.observers:
@@ -145,20 +167,34 @@ class Trainer:
                 planned[name].append(step)
         return planned
 
-    def _asked_for_samples(self) -> bool:
-        """Whether somebody wants to see now what the network can do; the first process looks, and tells the others in a step's sums."""
-        return self._main and self.samples is not None and self.run.evaluation_requested()
+    def _wanted(self, step: int) -> Asked:
+        """What somebody wants after a step; the first process looks, and tells the others in the step's sums."""
+        asked = self.run.orders.asked(step + 1) if self._main else Asked.NOTHING
+        return asked if self.samples is not None else asked & ~Asked.SAMPLES
 
-    def _between_steps(self, again: bool = False, stopping: bool = False, asked: bool = False) -> None:
+    def _pause(self) -> None:
+        """Waits until the pause is taken back, or somebody wants the run to end: then it does after one more step."""
+        self.process.phases.enter("pause")
+        while self._main and Asked.PAUSE in self.run.orders.asked() and not self.process.stop.requested():
+            self.process.peers.progress()
+            time.sleep(PAUSE_SECONDS)
+        self.process.peers.barrier()
+        self.process.phases.enter("train")
+
+    def _between_steps(self, again: bool = False, stopping: bool = False, asked: Asked = Asked.NOTHING) -> None:
         """Validates, saves and samples what is due after `self.step` steps; again: only what a killed process did not come to.
 
-        asked: samples are wanted, due or not.
+        asked: what is wanted, due or not. A pause is one from which the run can go on, so it begins with a state.
         """
         step = self.step
         ended = step >= self.timetable.total_steps
         exports, state, samples, validates = self._due(step)
-        samples = samples or asked
-        state = not again and (stopping or state)
+        samples = samples or Asked.SAMPLES in asked
+        exports = exports or Asked.SAVE in asked
+        state = not again and (stopping or state or bool(asked & (Asked.SAVE | Asked.PAUSE)))
+        if self._main:
+            # Before they are followed: what is asked meanwhile is for the next step.
+            self.run.orders.take_back(asked & ~Asked.PAUSE)
         validates = not again and validates
         if again and exports:
             exports = self.process.peers.same_text("" if self.checkpointer.export_path(step).exists() else "missing") == "missing"
@@ -167,8 +203,9 @@ class Trainer:
         if validates:
             with self.learner.averaged():
                 self._validate()
+            self.ended_early = "" if ended else self._lost_patience()
         # After validation, so that a state knows which file is the best.
-        if state:
+        if state or self.ended_early:
             self._save_state()
         with self.learner.averaged() if exports or samples else nullcontext():
             if exports and self._takes_part:
@@ -183,7 +220,7 @@ class Trainer:
                     self.samples.render(step, missing_only=again)
         # Those who had nothing to do wait here, however long it takes, and not in the next sum of gradients, which has a limit.
         self.process.peers.barrier()
-        if not (again or ended or stopping):
+        if not (again or ended or stopping or self.ended_early):
             self.process.phases.enter("train")
 
     def _save_state(self) -> None:
@@ -210,19 +247,23 @@ class Trainer:
         process, learner, model = self.process, self.learner, self.learner.model
         process.phases.enter("validate")
         seed, total, count = seed_for(learner.options.seed, 0, "validation"), 0.0, 0
+        samples: list[list[float]] = []
         model.network.train(False)
         try:
             batches = model.data.validation_batches()
             for make in Bar(batches, desc="validate", unit="batch", leave=False, disable=not self._main) if self._takes_part else ():
                 batch = make().to(process.device)
                 with learner.together(), plain_code(model.parts.backbone):
-                    loss = learner.losses(batch, seed)
+                    loss, times = learner.losses(batch, seed)
                 process.peers.progress()
                 total, count = total + float(loss.sum()), count + len(batch.names)
+                if times is not None:
+                    pairs = zip(times.tolist(), loss.tolist(), strict=True)
+                    samples += [[round(time, 5), float(f"{value:.6g}")] for time, value in pairs]
         finally:
             model.network.train()
         if count and self._main:
-            self.run.log("validation", step=self.step, loss=total / count)
+            self.run.log(Validated(step=self.step, loss=total / count, samples=samples[:MOST_SAMPLES]))
             process.accelerator.log({"validation_loss": total / count}, step=self.step)
         if count and self.checkpointer.keeps_best:
             self._keep_best(total / count)
@@ -232,12 +273,25 @@ class Trainer:
         better = math.isfinite(loss) and (self.best is None or loss < self.best[0])
         if self.learner.sharded:
             better = self.process.peers.same_text("better" if better else "") == "better"
+        self.waited = 0 if better else self.waited + 1
         if better:
             path = self.checkpointer.best_path
             self._export(path)
             self.best = (loss, self.step)
             if self._main:
-                self.run.log("saved", step=self.step, what="best", file=path.name, loss=loss)
+                self.run.log(FileSaved(step=self.step, what="best", file=path.name, loss=loss))
+
+    def _lost_patience(self) -> str:
+        """Why training ends now, in all processes, when the held-out loss has not become lower for long; "" when it goes on."""
+        patience, said = self.checkpointer.patience, ""
+        if patience is None:
+            return ""
+        if self._main and self.best is not None and self.waited >= patience:
+            loss, step = self.best
+            times = "one held-out loss" if self.waited == 1 else f"{self.waited} held-out losses"
+            said = f"{times} since step {step} not lower than its {loss:.4g}; {self.checkpointer.best_path.name} is of that step"
+            self.run.log(Warned(text=f"step {self.step}: training ends early: {said} (early_stop_patience = {patience})"))
+        return self.process.peers.same_text(said)
 
     def try_out_samples(self) -> str:
         """Renders the largest previews of the run as short as possible, into nowhere; says what they were, nothing without previews."""
@@ -254,7 +308,7 @@ class Trainer:
         When the network is sharded all processes must call it together.
         """
         kept = {observer.kept: observer.state_dict() for observer in self.observers if observer.kept}
-        loop = {"step": self.step, "scaler": self.learner.scaler.state_dict(), "best": self.best, **kept}
+        loop = {"step": self.step, "scaler": self.learner.scaler.state_dict(), "best": self.best, "waited": self.waited, **kept}
         return {name: gathered(group, keep=self._main) for name, group in {**self.learner.state_dict(), "loop": loop}.items()}
 
     def load_state_dict(self, state: State) -> None:
@@ -267,6 +321,7 @@ class Trainer:
                 observer.load_state_dict(state["loop"].get(observer.kept), self.step)
         best = state["loop"].get("best")
         self.best = best if best is not None and self.checkpointer.best_path.exists() else None
+        self.waited = state["loop"].get("waited", 0) if self.best is not None else 0
 
     def _rescue(self, err: BaseException) -> None:
         """After an error: saves the last good step's state, unless the weights were being moved or nothing new was done."""

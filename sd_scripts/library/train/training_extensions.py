@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.parallel.peers import Peers, join
-from sd_scripts.library.parallel.sharding import gathered, own, shared_out, shared_out_optimizer_state
+from sd_scripts.library.parallel.sharding import gathered, own, sharded, sharded_optimizer_state
+from sd_scripts.runs.events import Event, FileSaved, RunFinished, RunStarted, StepDone, Warned
 from sd_scripts.runs.resume import RunLock, runs_named
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.states import newest_whole, state_folders
@@ -116,13 +117,13 @@ class TrainingExtensions:
     def log_training_start(self, total_epochs: int, total_steps: int) -> None:
         """The loop begins; total_steps counts from the first start of the run."""
         self._event(
-            "started",
-            step=self._step,
-            steps=total_steps,
-            start_step=self._step,
-            epochs=total_epochs,
-            pid=os.getpid(),
-            script=Path(sys.argv[0]).name,
+            RunStarted(
+                steps=total_steps,
+                start_step=self._step,
+                epochs=total_epochs,
+                pid=os.getpid(),
+                script=Path(sys.argv[0]).name,
+            )
         )
         self._say(f"{self.run_dir}: steps {self._step} to {total_steps}, epochs {self._epoch} to {total_epochs}")
         self._last = time.perf_counter()
@@ -137,20 +138,19 @@ class TrainingExtensions:
         now = time.perf_counter()
         seconds = (now - self._last) / max(1, step - self._step)
         self._step, self._last = step, now
-        rate = {} if lr is None else {"lr": lr}
         left = seconds * (total_steps - step)
-        self._event("step", step=step, epoch=self._epoch, loss=loss, **rate, seconds=round(seconds, 5), eta_seconds=round(left, 1))
+        self._event(StepDone(step=step, epoch=self._epoch, loss=loss, lr=lr, step_total=round(seconds, 5), eta_seconds=round(left, 1)))
 
     def log_warning(self, text: str) -> None:
         """Something that a person should know."""
         if self.is_main_process:
             log.warning("%s", text)
-            self._event("warning", text=text)
+            self._event(Warned(text=text))
 
     def log_training_complete(self, step: int) -> None:
         """The loop has come to its end. The others may leave now; the folder is free for another start."""
         self._peers.barrier()
-        self._event("finished", step=step, text=f"{step} steps are done")
+        self._event(RunFinished(step=step, text=f"{step} steps are done"))
         self._say(f"finished after {step} steps: {self.run_dir}")
         self.close()
 
@@ -214,7 +214,7 @@ class TrainingExtensions:
 
         with room_for(path.name, path.parent), written_aside(path) as aside:
             save_file({name: converted(tensor) for name, tensor in weights.items()}, aside, metadata={"format": "pt"})
-        self._event("saved", step=step, what="export", file=path.name)
+        self._event(FileSaved(step=step, what="export", file=path.name))
 
     # Inside.
 
@@ -263,8 +263,8 @@ class TrainingExtensions:
     @torch.no_grad()
     def _restore(self, state: State, network: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         for name, tensor in _kept(network).items():
-            own(tensor).copy_(own(shared_out(state["weights"][name], tensor)))
-        optimizer.load_state_dict(shared_out_optimizer_state(optimizer, state["optimizer"]["state"]))
+            own(tensor).copy_(own(sharded(state["weights"][name], tensor)))
+        optimizer.load_state_dict(sharded_optimizer_state(optimizer, state["optimizer"]["state"]))
         if scheduler is not None:
             scheduler.load_state_dict(state["scheduler"]["state"])
         loop = state["loop"]
@@ -299,10 +299,10 @@ class TrainingExtensions:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
 
-    def _event(self, kind: str, **fields: object) -> None:
+    def _event(self, event: Event) -> None:
         if self.is_main_process:
             with suppress(OSError):
-                self._opened().log(kind, **fields)
+                self._opened().log(event)
 
     def _say(self, text: str) -> None:
         if self.is_main_process:

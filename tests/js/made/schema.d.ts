@@ -20,7 +20,7 @@ export interface Spec {
   fold?: string;
   range?: string;
   unit?: string;
-  path?: boolean;
+  path?: "file" | "folder";
   basic?: boolean;
   optional?: boolean;
   required?: boolean;
@@ -32,7 +32,7 @@ export interface Block {
   fields: number[];
 }
 
-export interface Way {
+export interface TrainingMode {
   name: string;
   label: string;
   about: string;
@@ -47,6 +47,7 @@ declare const schema: {
   fields: Spec[];
   runs: Record<string, { label: string; script: string; groups: { title: string; blocks: Block[] }[] }>;
   families: Record<string, string>;
-  ways: Way[];
+  modes: TrainingMode[];
+  former: Record<string, string>;
 };
 export default schema;

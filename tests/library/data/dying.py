@@ -25,8 +25,8 @@ def _at_call(calls_to_live: int) -> Callable[[], None]:
     return die_in_time
 
 
-def fill_pictures(root: Path, calls_to_live: int, options: DatasetOptions) -> None:
-    """The caches of pictures and captions."""
+def fill_images(root: Path, calls_to_live: int, options: DatasetOptions) -> None:
+    """The caches of images and captions."""
     family = standin_family.SmallFamily(batch_effect=0.01)
     family.on_encode = _at_call(calls_to_live)
     standin_family.pipeline_for(options, root, family).prepare(family.tiny())

@@ -30,13 +30,13 @@ class CountingEdit(QwenEdit):
     """The real family, which counts what its encoders are given."""
 
     def __init__(self) -> None:
-        self.pictures = self.sets = self.texts = 0
+        self.images = self.sets = self.texts = 0
         self.on_encode: Callable[[], None] = lambda: None
 
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        self.pictures += len(pixels)
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        self.images += len(pixels)
         self.on_encode()
-        return super().encode_pictures(parts, pixels)
+        return super().encode_images(parts, pixels)
 
     def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
         self.sets, self.texts = self.sets + 1, self.texts + len(captions)
@@ -45,14 +45,14 @@ class CountingEdit(QwenEdit):
 
 
 def draw(path: Path, size: tuple[int, int], seed: int) -> None:
-    """A smooth random picture."""
+    """A smooth random image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     coarse = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8))
     coarse.resize(size, Image.Resampling.BICUBIC).save(path)
 
 
 def pair(root: Path, name: str, size: tuple[int, int], controls: Sequence[tuple[tuple[int, int], int]], caption: str, seed: int) -> None:
-    """A target and its control pictures, (size, seed) each, in the folders of root."""
+    """A target and its control images, (size, seed) each, in the folders of root."""
     draw(root / "target" / f"{name}.png", size, seed)
     (root / "target" / f"{name}.txt").write_text(caption)
     for index, (side, number) in enumerate(controls):
@@ -60,7 +60,7 @@ def pair(root: Path, name: str, size: tuple[int, int], controls: Sequence[tuple[
 
 
 def pairs(root: Path) -> Path:
-    """Six pairs: two with one control picture at twice the target's size, two with a second one of another shape, two wide ones."""
+    """Six pairs: two with one control image at twice the target's size, two with a second one of another shape, two wide ones."""
     for index in range(6):
         size = (96, 64) if index >= 4 else (80, 80)
         controls = [((2 * size[0], 2 * size[1]), 100 + index)] + ([((60, 90), 200 + index)] if index in (1, 2) else [])

@@ -45,7 +45,7 @@ class SmallFamily:
 
     def __init__(self, batch_effect: float = 0.0) -> None:
         self.batch_effect = batch_effect
-        self.encoded_pictures = self.encoded_texts = 0
+        self.encoded_images = self.encoded_texts = 0
         self.on_encode: Callable[[], None] = lambda: None
 
     def tiny(self) -> Parts:
@@ -54,8 +54,8 @@ class SmallFamily:
         parts.settings["max_token_length"] = 75
         return parts
 
-    def encode_pictures(self, parts: Parts, pixels: Tensor) -> Tensor:
-        self.encoded_pictures += len(pixels)
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        self.encoded_images += len(pixels)
         self.on_encode()
         assert pixels.shape[-1] % 8 == 0 and pixels.shape[-2] % 8 == 0 and pixels.abs().max() <= 1
         return parts.vae(pixels).float() + self.batch_effect * pixels.mean()

@@ -1,4 +1,4 @@
-"""What a batch tells an objective beyond pictures and captions: kind of sample, its weights, where in the run, and the empty caption."""
+"""What a batch tells an objective beyond images and captions: kind of sample, its weights, where in the run, and the empty caption."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_weights_of_terms_reach_the_samples_of_their_data_set(options: DatasetOp
     pipeline.close()
 
 
-def test_held_out_pictures_are_shown_until_there_are_enough_samples_and_belong_to_no_step(options: DatasetOptions, root: Path) -> None:
+def test_held_out_images_are_shown_until_there_are_enough_samples_and_belong_to_no_step(options: DatasetOptions, root: Path) -> None:
     family = SmallFamily()
     own = changed(options, validation_split=0.3)
     once = pipeline_for(own, root, family)

@@ -155,7 +155,7 @@ def test_tokenizers_are_told_apart_by_their_words() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"picture": "q"}, "the picture changed"),
+        ({"picture": "q"}, "the image changed"),
         ({"encoder": "f"}, "the VAE changed"),
         ({"bucket": [32, 32], "resized": [32, 40], "crop": [0, 4]}, "the resolution changed"),
         ({"crop": [0, 0]}, "the crop changed"),
@@ -171,13 +171,13 @@ def test_notes_say_why_something_is_encoded_again(tmp_path: Path, change: dict[s
     again = Notes(tmp_path / "notes.sqlite")
     found = again.reasons("latents", [entry_of({**FACTS, **change}, name) for name in ("a.png", "b.png", "new.png")])
     assert found == Counter({reason: 2, "": 1})
-    assert tell("latents", found) == [f"2 pictures are encoded again: {reason}"]
+    assert tell("latents", found) == [f"2 images are encoded again: {reason}"]
     assert again.reasons("text", [entry_of(FACTS, "a.png")]) == Counter({"": 1})
 
 
 def test_damaged_notes_only_cost_the_reasons(tmp_path: Path, caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests) -> None:
     file = tmp_path / "notes.sqlite"
-    entries = [entry_of(FACTS, f"picture {number}.png") for number in range(100)]
+    entries = [entry_of(FACTS, f"image {number}.png") for number in range(100)]
     notes = Notes(file)
     notes.write("latents", entries)
     notes.close()

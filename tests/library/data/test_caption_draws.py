@@ -34,8 +34,8 @@ def captions(options: DatasetOptions, root: Path, workers: int, order: list[int]
 
 
 def test_dropped_words_do_not_depend_on_workers_or_order(options: DatasetOptions, root: Path) -> None:
-    for picture in sorted((root / "data").glob("*.png")):
-        picture.with_suffix(".txt").write_text(f"a {picture.stem} beside two trees, under one blue sky, at noon")
+    for image in sorted((root / "data").glob("*.png")):
+        image.with_suffix(".txt").write_text(f"a {image.stem} beside two trees, under one blue sky, at noon")
     order = list(range(STEPS))
     base = captions(options, root, 0, order)
     texts = [text for step in base.values() for text in step]

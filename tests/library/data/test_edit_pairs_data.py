@@ -80,7 +80,7 @@ def test_whatever_is_cached_the_batches_are_the_same_bit_for_bit(
         pipeline.close()
 
 
-def test_kept_texts_saw_untinted_pictures_and_so_do_live_ones(options: QwenImageDatasetOptions, root: Path) -> None:
+def test_kept_texts_saw_untinted_images_and_so_do_live_ones(options: QwenImageDatasetOptions, root: Path) -> None:
     options = changed(options, color_aug=True, cache_latents=False)
     cached, live = ready(options, root), ready(changed(options, **LIVE), root)
     assert_same_bits(batches(cached, 6), batches(live, 6))
@@ -88,20 +88,20 @@ def test_kept_texts_saw_untinted_pictures_and_so_do_live_ones(options: QwenImage
     for batch in batches(live):
         for name, condition in zip(batch.names, batch.conditions):
             shown.setdefault(name, set()).add(condition["control_0"].numpy().tobytes())
-    assert max(map(len, shown.values())) > 1, "control pictures are tinted with their targets"
+    assert max(map(len, shown.values())) > 1, "control images are tinted with their targets"
 
 
-def test_a_batch_has_the_control_pictures_and_the_whole_text_of_each_sample(options: QwenImageDatasetOptions, root: Path) -> None:
+def test_a_batch_has_the_control_images_and_the_whole_text_of_each_sample(options: QwenImageDatasetOptions, root: Path) -> None:
     family, pipeline = QwenEdit(), ready(options, root)
     for step in range(6):
         batch, refs = pipeline.micro_batch(step, 0, 0), pipeline.plan.micro_batch(step, 0, 0)
         for row, (ref, condition, caption) in enumerate(zip(refs, batch.conditions, batch.captions, strict=True)):
-            item, view = pipeline.plan.pictures[ref.picture], cached_view(pipeline.plan, 5, ref.picture, ref.resolution)
+            item, view = pipeline.plan.images[ref.image], cached_view(pipeline.plan, 5, ref.image, ref.resolution)
             assert set(condition) == {"text", *(f"control_{index}" for index in range(len(item.controls)))}
             views = control_views(pipeline.plan, view)
             pixels = [see_control(pipeline.plan, 5, one) for one in views]
-            for index, picture in enumerate(pixels):
-                wanted = family.encode_pictures(tiny(), picture[None])[0]
+            for index, image in enumerate(pixels):
+                wanted = family.encode_images(tiny(), image[None])[0]
                 torch.testing.assert_close(condition[f"control_{index}"], wanted, atol=1e-5, rtol=0)
             prefix, (suffix,) = family.encode_instructions(tiny(), pixels, [caption])
             torch.testing.assert_close(condition["text"], torch.cat([prefix, suffix]), atol=1e-5, rtol=0)
@@ -109,7 +109,7 @@ def test_a_batch_has_the_control_pictures_and_the_whole_text_of_each_sample(opti
     assert {len(condition) for batch in batches(pipeline) for condition in batch.conditions} == {2, 3}
 
 
-def test_a_control_picture_of_the_targets_aspect_shows_the_same_place_mirrored_with_it(tmp_path: Path) -> None:
+def test_a_control_image_of_the_targets_aspect_shows_the_same_place_mirrored_with_it(tmp_path: Path) -> None:
     draw(tmp_path / "data" / "target" / "a.png", (150, 80), 3)
     (tmp_path / "data" / "control").mkdir()
     (tmp_path / "data" / "control" / "a.png").write_bytes((tmp_path / "data" / "target" / "a.png").read_bytes())
@@ -143,33 +143,33 @@ def test_kept_texts_have_the_encoders_precision(options: QwenImageDatasetOptions
 # What is an entry of its own, and what is not.
 
 
-def test_one_instruction_on_two_pictures_gives_two_entries_and_one_picture_in_two_pairs_one(tmp_path: Path) -> None:
+def test_one_instruction_on_two_images_gives_two_entries_and_one_image_in_two_pairs_one(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         pair(data, name, (64, 64), [((64, 64), 50 + seed)], "make the circle red", ord(name))
     family = CountingEdit()
     pipeline = ready(options_for(data, train_batch_size=1), tmp_path, family)
-    assert (family.pictures, family.sets, family.texts) == (3 + 2, 2, 2)
+    assert (family.images, family.sets, family.texts) == (3 + 2, 2, 2)
     texts = {Path(batch.names[0]).stem: batch.conditions[0]["text"] for batch in batches(pipeline)}
     assert torch.equal(texts["a"], texts["b"]) and not torch.equal(texts["a"], texts["c"])
     counts = {kept.what: kept.num_entries for kept in pipeline.kept()}
-    assert counts == {"pictures": 5, "instructions": 4}
+    assert counts == {"images": 5, "instructions": 4}
     assert all(kept.on_disk and kept.num_bytes > 0 for kept in pipeline.kept())
 
 
-def test_a_picture_that_is_a_target_and_a_control_picture_is_kept_once(tmp_path: Path) -> None:
+def test_an_image_that_is_a_target_and_a_control_image_is_kept_once(tmp_path: Path) -> None:
     data = tmp_path / "data"
     pair(data, "a", (64, 64), [((64, 64), 7)], "one", 8)
     pair(data, "b", (64, 64), [((64, 64), 8)], "two", 7)
     family = CountingEdit()
     ready(options_for(data), tmp_path, family)
-    assert family.pictures == 2
+    assert family.images == 2
 
 
-def test_all_texts_of_a_set_of_control_pictures_take_one_look_at_them(options: QwenImageDatasetOptions, root: Path) -> None:
+def test_all_texts_of_a_set_of_control_images_take_one_look_at_them(options: QwenImageDatasetOptions, root: Path) -> None:
     family = CountingEdit()
     ready(changed(options, **RANDOM, flip_aug=True), root, family)
-    # Mirrored pictures are other pictures: two sets for each pair. Variants and the empty text are in the same calls.
+    # Mirrored images are other images: two sets for each pair. Variants and the empty text are in the same calls.
     assert family.sets == 12 and family.texts > 24
 
 
@@ -210,7 +210,7 @@ def test_everything_that_decides_a_text_is_in_its_key(tmp_path: Path, change: st
         return {pipeline._encoding.rows_entry(rows).key for group in groups for rows in group}  # type: ignore[attr-defined]
 
     shared = keys(before) & keys(after, change == "mirror")
-    # Another caption shares the rows of the control pictures, and nothing else shares anything.
+    # Another caption shares the rows of the control images, and nothing else shares anything.
     assert len(shared) == (1 if change == "caption" else 0)
 
 
@@ -221,7 +221,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.safetensors")}
 
 
-@pytest.mark.parametrize("calls_to_live", [2, 12])
+@pytest.mark.parametrize("calls_to_live", [2, pytest.param(12, marks=pytest.mark.long)])
 def test_a_killed_cache_is_finished_with_the_same_bits(options: QwenImageDatasetOptions, root: Path, calls_to_live: int) -> None:
     options = changed(options, vae_batch_size=2, **RANDOM)
     whole = ready(changed(options, cache_dir=str(root / "whole")), root / "whole")
@@ -247,11 +247,11 @@ def test_several_processes_share_the_work(options: QwenImageDatasetOptions, root
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [family.pictures for family in families] == [7, 7] and [family.sets for family in families] == [3, 3]
+    assert [family.images for family in families] == [7, 7] and [family.sets for family in families] == [3, 3]
     alone = CountingEdit()
     both = [part.micro_batch(step, 0, rank) for step in range(6) for rank, part in enumerate(pipelines)]
     whole = [ready(options, root, alone).micro_batch(step, 0, 0) for step in range(6)]
-    assert (alone.pictures, alone.sets) == (0, 0)
+    assert (alone.images, alone.sets) == (0, 0)
     texts = [[condition["text"] for batch in made for condition in batch.conditions] for made in (both, whole)]
     assert len(texts[0]) == 12 and all(torch.equal(one, other) for one, other in zip(*texts, strict=True))
 
@@ -266,8 +266,8 @@ def test_the_reason_for_encoding_again_is_told(options: QwenImageDatasetOptions,
     assert told_after(options, root) == []
     draw(root / "data" / "control" / "p0.png", (160, 160), 77)
     assert told_after(options, root) == [
-        "1 picture is encoded again: the picture changed",
-        "1 instruction is encoded again: a control picture changed",
+        "1 image is encoded again: the image changed",
+        "1 instruction is encoded again: a control image changed",
     ]
     parts = QwenEdit().tiny()
     with torch.no_grad():
@@ -276,7 +276,7 @@ def test_the_reason_for_encoding_again_is_told(options: QwenImageDatasetOptions,
     assert told_after(options, root) == []
     parts = QwenEdit().tiny()
     parts.processor.image_processor.do_normalize = False
-    assert told_after(options, root, parts) == ["6 instructions are encoded again: the settings of the model's picture processor changed"]
+    assert told_after(options, root, parts) == ["6 instructions are encoded again: the settings of the model's image processor changed"]
     assert told_after(options, root) == []
     parts = QwenEdit().tiny()
     parts.settings["max_token_length"] = 32
@@ -285,7 +285,7 @@ def test_the_reason_for_encoding_again_is_told(options: QwenImageDatasetOptions,
     ]
     assert told_after(options, root) == []
     assert told_after(changed(options, resolution=(48, 48)), root)[-1] == (
-        "6 instructions are encoded again: the size or the cut of a control picture changed"
+        "6 instructions are encoded again: the size or the cut of a control image changed"
     )
 
 
@@ -307,11 +307,11 @@ def test_damaged_entries_are_repaired_with_the_same_bits_and_told(options: QwenI
     assert contents(root / "cache") == before
     assert len(told) == len(before) and all("it is encoded again" in text for text in told)
     control = str(root / "data" / "control" / "p3.png")
-    assert any(text.startswith(f"{control}: the encoded picture is ") for text in told)
-    assert any("p3.png: the text encoder's reading of its control pictures is " in text for text in told)
+    assert any(text.startswith(f"{control}: the encoded image is ") for text in told)
+    assert any("p3.png: the text encoder's reading of its control images is " in text for text in told)
 
 
-# Numbers of control pictures, and models without.
+# Numbers of control images, and models without.
 
 
 def refusal(options: QwenImageDatasetOptions, root: Path, version: str, most: int = 3) -> str:
@@ -320,14 +320,14 @@ def refusal(options: QwenImageDatasetOptions, root: Path, version: str, most: in
     return str(caught.value)
 
 
-def test_pictures_with_too_many_or_no_control_pictures_are_named(options: QwenImageDatasetOptions, root: Path, tmp_path: Path) -> None:
+def test_images_with_too_many_or_no_control_images_are_named(options: QwenImageDatasetOptions, root: Path, tmp_path: Path) -> None:
     words = refusal(options, root, "edit")
-    assert "2 of 6 pictures have more than 1 control picture, which is what edit takes" in words and "p1.png" in words and "p2.png" in words
+    assert "2 of 6 images have more than 1 control image, which is what edit takes" in words and "p1.png" in words and "p2.png" in words
     draw(root / "plain" / "x.png", (64, 64), 1)
     words = refusal(changed(options, train_data_dir=str(root / "plain")), root, "edit-2509")
-    assert "1 of 1 pictures have no control picture, and edit-2509 edits pictures" in words and "x.png" in words
+    assert "1 of 1 images have no control image, and edit-2509 edits images" in words and "x.png" in words
     words = refusal(options, root, "image")
-    assert "6 of 6 pictures have control pictures, and image makes pictures from text alone" in words and "model_version = image" in words
+    assert "6 of 6 images have control images, and image makes images from text alone" in words and "model_version = image" in words
 
 
 def test_text_to_image_keeps_whole_texts_as_other_families_do(options: QwenImageDatasetOptions, root: Path) -> None:
@@ -339,7 +339,7 @@ def test_text_to_image_keeps_whole_texts_as_other_families_do(options: QwenImage
     for condition, caption in zip(batch.conditions, batch.captions):
         assert set(condition) == {"text"}
         assert torch.equal(condition["text"], QwenEdit().encode_prompts(parts, [caption])[0]["text"])
-    assert {kept.what for kept in cached.kept()} == {"pictures", "captions"}
+    assert {kept.what for kept in cached.kept()} == {"images", "captions"}
 
 
 # Masks and fingerprints.

@@ -1,4 +1,4 @@
-"""The batch that takes most memory: the largest pictures that the run shows, with the longest text that it shows."""
+"""The batch that takes most memory: the largest images that the run shows, with the longest text that it shows."""
 
 from __future__ import annotations
 
@@ -42,19 +42,17 @@ def check(pipeline: DataPipeline, name: str, steps: int) -> None:
     longest = max(length for batch in before for length in rows(batch, name))
     assert rows(found, name) == [longest] * len(found.numbers)
     assert (found.step, found.progress) == (steps - 1, (steps - 1) / steps)
-    assert words.startswith(f"a batch of {len(found.numbers)} picture") and f"{found.x0.shape[-1] * 8} x {found.x0.shape[-2] * 8}" in words
+    assert words.startswith(f"a batch of {len(found.numbers)} image") and f"{found.x0.shape[-1] * 8} x {found.x0.shape[-2] * 8}" in words
     for step, batch in enumerate(before):
         again = pipeline.micro_batch(step, 0, 0)
         assert torch.equal(again.x0, batch.x0) and rows(again, name) == rows(batch, name) and again.captions == batch.captions
 
 
 @pytest.mark.parametrize("values", [{}, {"cache_latents": False, "cache_text_encoder_outputs": False}, {"flip_aug": True}])
-def test_it_has_the_largest_pictures_and_the_longest_text_of_the_run(
-    options: DatasetOptions, root: Path, values: dict[str, object]
-) -> None:
+def test_it_has_the_largest_images_and_the_longest_text_of_the_run(options: DatasetOptions, root: Path, values: dict[str, object]) -> None:
     chosen = DatasetOptions.model_validate({**options.model_dump(), "additional_resolutions": (32, 48), **values})
     family = Wordy()
-    longest = random.choice(sorted((root / "pictures").rglob("*.png")) or sorted(root.rglob("*.png")))
+    longest = random.choice(sorted((root / "images").rglob("*.png")) or sorted(root.rglob("*.png")))
     longest.with_suffix(".txt").write_text("a very long caption " * random.randint(5, 9))
     pipeline = standin_family.pipeline_for(chosen, root, family, num_steps=STEPS)
     pipeline.prepare(family.tiny())
@@ -73,12 +71,12 @@ def test_buckets_that_give_no_step_do_not_count(options: DatasetOptions, root: P
 
 
 @pytest.mark.parametrize("values", [{}, {"cache_latents": False, "cache_text_encoder_outputs": False}])
-def test_pairs_have_their_control_pictures_with_it(tmp_path: Path, values: dict[str, object]) -> None:
+def test_pairs_have_their_control_images_with_it(tmp_path: Path, values: dict[str, object]) -> None:
     data = pairs_in_small.pairs(tmp_path)
     pipeline = pairs_in_small.ready(pairs_in_small.options_for(data, **values), tmp_path, num_steps=12)
     found, words = pipeline.heaviest()
     shown = [pipeline.micro_batch(step, 0, 0) for step in range(12)]
-    assert area(found) == max(map(area, shown)) and "with control pictures of" in words
+    assert area(found) == max(map(area, shown)) and "with control images of" in words
     alike = [batch for batch in shown if area(batch) == area(found)]
     assert min(rows(found, "text")) >= max(length for batch in alike for length in rows(batch, "text"))
     parts = families.family("qwen_edit").tiny()

@@ -22,7 +22,7 @@ from sd_scripts.library.data.prefetch import Prefetcher
 from sd_scripts.library.data.views import cached_view, geometry_of, see
 from sd_scripts.schema.dataset import DatasetOptions
 from tests.forked import forked
-from tests.library.data.dying import fill_pictures
+from tests.library.data.dying import fill_images
 from tests.library.data.standin_family import SmallFamily, pipeline_for
 
 RANDOM_CAPTIONS = {"shuffle_caption": True, "caption_tag_dropout_rate": 0.2, "caption_dropout_rate": 0.3, "caption_variants": 3}
@@ -72,6 +72,17 @@ def test_cached_batches_equal_live_ones(options: DatasetOptions, root: Path, val
         assert_equal(one(), other(), 1e-5)
 
 
+def test_all_latents_are_there_before_the_text_encoders_are_called(options: DatasetOptions, root: Path) -> None:
+    family, order = SmallFamily(), []
+    parts = family.tiny()
+    parts.vae.register_forward_pre_hook(lambda *_: order.append("VAE"))
+    for encoder in parts.text_encoders.values():
+        encoder.register_forward_pre_hook(lambda *_: order.append("text encoder"))
+    pipeline_for(options, root, family).prepare(parts, before_texts=lambda: order.append("turn"))
+    turn = order.index("turn")
+    assert set(order[:turn]) == {"VAE"} and set(order[turn:]) == {"turn", "text encoder"}, order
+
+
 def test_caches_in_memory_equal_those_on_disk(options: DatasetOptions, root: Path) -> None:
     on_disk = ready(options, root)
     in_memory = ready(changed(options, cache_latents_to_disk=False, cache_text_encoder_outputs_to_disk=False), root / "b" / "..")
@@ -86,9 +97,9 @@ def test_the_batch_holds_what_the_plan_says(options: DatasetOptions, root: Path)
         assert batch.numbers.tolist() == [ref.number for ref in refs] and batch.x0.dtype == torch.float32
         assert batch.x0.shape == (2, 4, refs[0].bucket[1] // 8, refs[0].bucket[0] // 8)
         for ref, name, caption, condition in zip(refs, batch.names, batch.captions, batch.conditions):
-            item = pipeline.plan.pictures[ref.picture]
+            item = pipeline.plan.images[ref.image]
             assert name == item.path and caption == item.caption
-            cut = pipeline.plan.cut(ref.picture, ref.resolution)
+            cut = pipeline.plan.cut(ref.image, ref.resolution)
             assert condition["size"].tolist() == [item.width, item.height, cut.excess[0] // 2, cut.excess[1] // 2, *cut.bucket]
 
 
@@ -114,16 +125,16 @@ def test_processes_and_accumulation_share_one_global_batch(options: DatasetOptio
         assert torch.equal(batch.x0, torch.cat([part.x0 for part in parts]))
 
 
-def test_mirrored_pictures_are_about_half_and_truly_mirrored(options: DatasetOptions, root: Path) -> None:
+def test_mirrored_images_are_about_half_and_truly_mirrored(options: DatasetOptions, root: Path) -> None:
     pipeline = ready(changed(options, flip_aug=True, random_crop=True, vae_batch_size=4), root)
     plan = pipeline.plan
     off_centre = 0
-    for picture, item in enumerate(plan.pictures):
-        views = [cached_view(plan, 5, picture, 0, flag) for flag in (False, True)]
+    for image, item in enumerate(plan.images):
+        views = [cached_view(plan, 5, image, 0, flag) for flag in (False, True)]
         straight, mirrored = (see(plan, 5, view) for view in views)
         assert torch.equal(straight.pixels.flip(-1), mirrored.pixels)
-        cut = plan.cut(picture, 0)
-        whole = images.resize(images.decode(item.path).rgb, cut.resized, plan.subset_of(picture).options.resize_interpolation)
+        cut = plan.cut(image, 0)
+        whole = images.resize(images.decode(item.path).rgb, cut.resized, plan.subset_of(image).options.resize_interpolation)
         for view, shown in zip(views, (straight, mirrored), strict=True):
             left, top = geometry_of(plan, view).crop
             seen_there = (whole[:, ::-1] if view.mirrored else whole)[top : top + cut.bucket[1], left : left + cut.bucket[0]]
@@ -151,7 +162,7 @@ def test_a_random_crop_is_drawn_once_when_cached_and_each_time_when_live(options
     assert max(len(found) for found in places[False].values()) > 2
 
 
-def test_color_aug_changes_live_pictures_from_sample_to_sample(options: DatasetOptions, root: Path) -> None:
+def test_color_aug_changes_live_images_from_sample_to_sample(options: DatasetOptions, root: Path) -> None:
     options = changed(options, color_aug=True, train_batch_size=1, **LIVE)
     pipeline = ready(options, root)
     shown = {}
@@ -161,7 +172,7 @@ def test_color_aug_changes_live_pictures_from_sample_to_sample(options: DatasetO
     assert all(not torch.equal(*pair) and (pair[0] - pair[1]).abs().max() < 1 for pair in shown.values())
 
 
-def test_regularisation_pictures_carry_their_weight(options: DatasetOptions, root: Path) -> None:
+def test_regularisation_images_carry_their_weight(options: DatasetOptions, root: Path) -> None:
     (root / "reg").mkdir()
     Image.new("RGB", (80, 80), "gray").save(root / "reg" / "r.png")
     pipeline = ready(changed(options, reg_data_dir=str(root / "reg"), prior_loss_weight=0.5), root)
@@ -185,14 +196,14 @@ def test_with_trained_text_encoders_the_text_is_left_to_the_trainer(options: Dat
 def masks(root: Path) -> Path:
     rng = np.random.default_rng(1)
     (root / "masks").mkdir()
-    for index in range(10):  # the eleventh picture has none
+    for index in range(10):  # the eleventh image has none
         Image.fromarray(rng.integers(0, 2, (8, 8), dtype=np.uint8) * 255).resize((96, 96), 0).save(root / "masks" / f"{index:02d}.png")
     return root / "masks"
 
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("normalise", [False, True])
-def test_masks_follow_their_pictures_to_latent_size(options: DatasetOptions, root: Path, masks: Path, live: bool, normalise: bool) -> None:
+def test_masks_follow_their_images_to_latent_size(options: DatasetOptions, root: Path, masks: Path, live: bool, normalise: bool) -> None:
     values = {"masked_loss": True, "conditioning_data_dir": str(masks), "normalize_masked_loss": normalise, "flip_aug": True}
     pipeline = ready(changed(options, **values, **(LIVE if live else {})), root)
     whole = 0
@@ -207,8 +218,8 @@ def test_masks_follow_their_pictures_to_latent_size(options: DatasetOptions, roo
     assert whole == 2  # the one without a mask, twice in two epochs
 
 
-def test_a_mask_is_cut_like_its_picture(options: DatasetOptions, root: Path) -> None:
-    # The picture is its own mask, so both must show the same places.
+def test_a_mask_is_cut_like_its_image(options: DatasetOptions, root: Path) -> None:
+    # The image is its own mask, so both must show the same places.
     grey = Image.fromarray(np.random.default_rng(2).integers(0, 256, (12, 10), dtype=np.uint8)).resize((130, 100), Image.Resampling.BICUBIC)
     for folder in ("one", "own"):
         (root / folder).mkdir()
@@ -259,7 +270,7 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_killed_cache_is_finished_with_the_same_bits(options: DatasetOptions, root: Path, calls_to_live: int) -> None:
     options = changed(options, **RANDOM_CAPTIONS, flip_aug=True, vae_batch_size=3, text_encoder_batch_size=8)
     whole = ready(changed(options, cache_dir=str(root / "whole")), root / "whole", SmallFamily(batch_effect=0.01))
-    killed = forked(fill_pictures, root, calls_to_live, options)
+    killed = forked(fill_images, root, calls_to_live, options)
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
     before = contents(root / "cache")
@@ -280,10 +291,10 @@ def test_only_what_is_missing_is_encoded(options: DatasetOptions, root: Path) ->
     family, told = SmallFamily(), []
     again = pipeline_for(options, root, family, warn=told.append)
     again.prepare(family.tiny())
-    assert (family.encoded_pictures, family.encoded_texts) == (3, 0)
-    assert told == ["3 pictures are encoded again: its cache file is gone"]
+    assert (family.encoded_images, family.encoded_texts) == (3, 0)
+    assert told == ["3 images are encoded again: its cache file is gone"]
     again.prepare(family.tiny())
-    assert family.encoded_pictures == 3
+    assert family.encoded_images == 3
 
 
 def told_after(options: DatasetOptions, root: Path, change: object = None, **values: object) -> list[str]:
@@ -301,7 +312,7 @@ def test_the_reason_for_encoding_again_is_told(options: DatasetOptions, root: Pa
     assert told_after(options, root) == []
     assert told_after(options, root) == []
     Image.new("RGB", (96, 96), "teal").save(root / "data" / "00.png")
-    assert told_after(options, root) == ["1 picture is encoded again: the picture changed"]
+    assert told_after(options, root) == ["1 image is encoded again: the image changed"]
 
     def another(name: str) -> object:
         def change(parts: object) -> None:
@@ -311,13 +322,13 @@ def test_the_reason_for_encoding_again_is_told(options: DatasetOptions, root: Pa
 
         return change
 
-    assert told_after(options, root, another("vae")) == ["11 pictures are encoded again: the VAE changed"]
+    assert told_after(options, root, another("vae")) == ["11 images are encoded again: the VAE changed"]
     assert told_after(options, root, another("text")) == ["11 captions are encoded again: the text encoder changed"]
     assert told_after(options, root) == []
-    assert told_after(options, root, resolution=(32, 32)) == ["11 pictures are encoded again: the resolution changed"]
+    assert told_after(options, root, resolution=(32, 32)) == ["11 images are encoded again: the resolution changed"]
     monkeypatch.setattr("sd_scripts.library.data.encoding.CODE_REVISION", 10**6)
     assert told_after(options, root, resolution=(32, 32)) == [
-        "11 pictures are encoded again: the code revision changed",
+        "11 images are encoded again: the code revision changed",
         "11 captions are encoded again: the code revision changed",
     ]
 
@@ -327,7 +338,7 @@ def test_changed_captions_are_encoded_and_nothing_else(options: DatasetOptions, 
     (root / "data" / "04.txt").write_text("something new")
     family = SmallFamily()
     pipeline = ready(changed(options, text_encoder_batch_size=1), root, family)
-    assert (family.encoded_pictures, family.encoded_texts) == (0, 1)
+    assert (family.encoded_images, family.encoded_texts) == (0, 1)
     assert any("something new" in pipeline.micro_batch(step, 0, 0).captions for step in range(15))
 
 
@@ -367,11 +378,11 @@ def test_several_processes_share_the_work(options: DatasetOptions, root: Path) -
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sum(family.encoded_pictures for family in families) == 11 and max(family.encoded_pictures for family in families) == 4
+    assert sum(family.encoded_images for family in families) == 11 and max(family.encoded_images for family in families) == 4
     assert sum(family.encoded_texts for family in families) == 11
     family = SmallFamily()
     alone = ready(options, root, family)
-    assert family.encoded_pictures == 0
+    assert family.encoded_images == 0
     assert alone.micro_batch(0, 0, 0).names
 
 
@@ -382,15 +393,15 @@ def test_progress_of_both_caches_reaches_the_callback(options: DatasetOptions, r
     assert ("latents", 11, 11) in seen and ("text", 11, 11) in seen
 
 
-def test_a_picture_that_changes_during_the_run_is_named(options: DatasetOptions, root: Path) -> None:
+def test_an_image_that_changes_during_the_run_is_named(options: DatasetOptions, root: Path) -> None:
     pipeline = ready(changed(options, **LIVE, max_data_loader_n_workers=0), root)
     for path in (root / "data").glob("*.png"):
         path.write_bytes(b"gone bad")
-    with pytest.raises(TrainingError, match=r"\.png is not a picture"):
+    with pytest.raises(TrainingError, match=r"\.png is not an image"):
         pipeline.micro_batch(0, 0, 0)
 
 
-def test_a_picture_that_cannot_be_encoded_stops_with_its_name(options: DatasetOptions, root: Path) -> None:
+def test_an_image_that_cannot_be_encoded_stops_with_its_name(options: DatasetOptions, root: Path) -> None:
     family = SmallFamily()
     pipeline = pipeline_for(options, root, family)
     (root / "data" / "03.png").unlink()

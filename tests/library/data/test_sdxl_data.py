@@ -82,7 +82,7 @@ def test_cached_batches_of_sdxl_equal_live_ones(folder: Path, tmp_path: Path, pa
 
 def test_a_turned_photograph_trains_upright(folder: Path, tmp_path: Path, parts: Parts) -> None:
     plan = pipeline(folder, tmp_path, parts, cache_latents=False, cache_text_encoder_outputs=False).plan
-    sizes = {picture.name: (picture.width, picture.height) for picture in plan.pictures}
+    sizes = {image.name: (image.width, image.height) for image in plan.images}
     assert sizes["turned.jpg"] == sizes["rocket.jpg"][::-1]
 
 

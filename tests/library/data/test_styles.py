@@ -1,4 +1,4 @@
-"""Which style a sample takes on, and which pictures it is compared with: draws of its number alone, on real batches."""
+"""Which style a sample takes on, and which images it is compared with: draws of its number alone, on real batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = LgtModelOptions(vae="toy", base_channels=8, channel_multipliers=(1, 2), 
 
 
 def made(root: Path, counts: dict[str, int], **values: object) -> LgtDatasetOptions:
-    """Folders of styles with so many pictures of several sizes each."""
+    """Folders of styles with so many images of several sizes each."""
     for number, (style, count) in enumerate(counts.items()):
         draw(root / "data" / style, count, seed=number)
     small = {"resolution": (64, 64), "min_bucket_reso": 16, "bucket_reso_steps": 16, "train_batch_size": 2, "num_references": 5}
@@ -73,28 +73,28 @@ def test_references_are_of_the_wanted_style_and_of_one_size(tmp_path: Path) -> N
     for number in range(60):
         for goal in draws.styles:
             views = draws.references(number, goal)
-            assert len(views) == 5 and {plan.pictures[view.picture].caption for view in views} == {goal}
-            assert len({plan.cut(view.picture, view.resolution).bucket for view in views}) == 1
-            several |= {view.picture for view in views if goal == "large"}
-    assert len(several) > 25, "every picture of a style has its turn"
-    average = Counter(plan.pictures[view.picture].caption for number in range(200) for view in draws.references(number, "")[:1])
-    assert set(average) == set(draws.styles), "the average is of all styles, each as likely, however many pictures it has"
+            assert len(views) == 5 and {plan.images[view.image].caption for view in views} == {goal}
+            assert len({plan.cut(view.image, view.resolution).bucket for view in views}) == 1
+            several |= {view.image for view in views if goal == "large"}
+    assert len(several) > 25, "every image of a style has its turn"
+    average = Counter(plan.images[view.image].caption for number in range(200) for view in draws.references(number, "")[:1])
+    assert set(average) == set(draws.styles), "the average is of all styles, each as likely, however many images it has"
     assert all(abs(count - 200 / 3) < 31 for count in average.values())
 
 
-def test_held_out_pictures_are_no_references(tmp_path: Path) -> None:
+def test_held_out_images_are_no_references(tmp_path: Path) -> None:
     options = made(tmp_path, {"a": 10, "b": 10}, validation_split=0.3)
     plan = plan_of(options, tmp_path)
     draws = StyleDraws(plan, options, 3)
-    shown = {view.picture for number in range(100) for goal in ("a", "b", "") for view in draws.references(number, goal)}
+    shown = {view.image for number in range(100) for goal in ("a", "b", "") for view in draws.references(number, goal)}
     assert plan.held_out and not shown & set(plan.held_out)
-    assert not {view.picture for view in draws.examples("a", 99)} & set(plan.held_out)
+    assert not {view.image for view in draws.examples("a", 99)} & set(plan.held_out)
 
 
-def test_examples_are_different_pictures_and_always_the_same(tmp_path: Path) -> None:
+def test_examples_are_different_images_and_always_the_same(tmp_path: Path) -> None:
     options = made(tmp_path, {"a": 10, "b": 2})
     draws = draws_of(options, tmp_path)
-    assert len({view.picture for view in draws.examples("a", 6)}) == 6 and len(draws.examples("b", 6)) == 2
+    assert len({view.image for view in draws.examples("a", 6)}) == 6 and len(draws.examples("b", 6)) == 2
     assert draws.examples("a", 4) == draws_of(options, tmp_path).examples("a", 6)[:4]
 
 
@@ -108,7 +108,7 @@ def assert_equal(one: Batch, other: Batch) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_a_batch_has_goals_conditions_and_latents_of_real_pictures(on_disk: bool, tmp_path: Path) -> None:
+def test_a_batch_has_goals_conditions_and_latents_of_real_images(on_disk: bool, tmp_path: Path) -> None:
     options = made(tmp_path, {"dark": 5, "light": 5}, caption_dropout_rate=0.4, cache_latents_to_disk=on_disk)
     pipeline = pipeline_of(options, tmp_path)
     own = {style: torch.cat([latents.flatten() for latents in pipeline.latents_of_style(style, 99)]) for style in ("dark", "light")}

@@ -228,7 +228,7 @@ def test_a_caption_that_fills_the_length_and_an_empty_one_are_read() -> None:
 # The network
 
 
-def test_a_word_changes_the_picture_through_attention_and_through_the_mean() -> None:
+def test_a_word_changes_the_image_through_attention_and_through_the_mean() -> None:
     parts = built()
     x_t = torch.randn(1, 3, 32, 32)
     before, after = asked(parts, ["red star"], x_t), asked(parts, ["blue star"], x_t)
@@ -288,7 +288,7 @@ def test_every_weight_is_used_and_attention_is_where_and_as_wide_as_asked(change
     modules = {"unet": parts.backbone, "te1": parts.text_encoders["te1"]}
     for module in modules.values():
         module.requires_grad_(True).train()
-    x0 = DDPM.encode_pictures(parts, torch.rand(2, 3, height, width) * 2 - 1)
+    x0 = DDPM.encode_images(parts, torch.rand(2, 3, height, width) * 2 - 1)
     texts = DDPM.encode_prompts(parts, ["red star", "a blue ring at the left"])
     told = [{**text, ESTIMATE: row} for text, row in zip(texts, x0, strict=True)]
     DDPM.denoise(parts, torch.randn(x0.shape), torch.rand(2), told).square().mean().backward()
@@ -347,10 +347,10 @@ def test_weights_follow_from_the_seed_alone_and_what_is_left_out_has_none() -> N
 def test_pixels_are_their_own_latents() -> None:
     parts = built()
     pixels = torch.rand(2, 3, 16, 24) * 2 - 1
-    assert torch.equal(DDPM.encode_pictures(parts, pixels), pixels)
+    assert torch.equal(DDPM.encode_images(parts, pixels), pixels)
     assert torch.equal(DDPM.decode(parts, pixels * 2), (pixels * 2).clamp(-1, 1))
     with pytest.raises(ValueError, match="not multiples of 8"):
-        DDPM.encode_pictures(parts, torch.zeros(1, 3, 12, 16))
+        DDPM.encode_images(parts, torch.zeros(1, 3, 12, 16))
 
 
 @pytest.mark.parametrize("beta_schedule", ["linear", "scaled_linear", "cosine"])

@@ -1,4 +1,4 @@
-"""FLUX against diffusers' own pipeline: packing, prompts, masks, clock and sign, whole pictures."""
+"""FLUX against diffusers' own pipeline: packing, prompts, masks, clock and sign, whole images."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch.testing import assert_close
 
 from sd_scripts.families import family as family_of
+from sd_scripts.families.common.double_stream import TEXT_STEP, batched_texts, positions
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.flux import loading
-from sd_scripts.families.flux.model import TEXT_STEP, batched_texts, positions
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Geometry, Parts, Preview
 from sd_scripts.schema.errors import OptionError
@@ -125,14 +125,14 @@ def test_what_stands_in_the_padding_makes_no_difference(parts, monkeypatch):
 @pytest.mark.parametrize("lengths, longest", [([5, 5], 5), ([3, 64], 64), ([1, 65, 20], 128)])
 def test_a_batch_has_as_few_lengths_as_possible_and_a_mask_only_with_padding(lengths, longest):
     texts = [normal(length, 4) for length in lengths]
-    joined, mask = batched_texts(texts, num_picture_tokens=7)
+    joined, mask = batched_texts(texts, num_image_tokens=7)
     assert joined.shape == (len(lengths), longest, 4)
     for row, text in zip(joined, texts):
         assert torch.equal(row[: len(text)], text) and not row[len(text) :].any()
     if len(set(lengths)) == 1:
         assert mask is None
     else:
-        assert longest % TEXT_STEP == 0 and mask is not None and mask.shape == (len(lengths), 1, 1, longest + 7)
+        assert longest % TEXT_STEP == 0 and mask is not None and mask.shape == (len(lengths), longest + 7)
         assert mask.sum(dim=-1).flatten().tolist() == [length + 7 for length in lengths]
 
 
@@ -140,10 +140,10 @@ def test_latents_are_shifted_and_scaled_as_the_pipeline_undoes_it(parts):
     pixels = torch.rand((1, 3, 32, 48), generator=GENERATOR) * 2 - 1
     with torch.no_grad():
         mean = parts.vae.encode(pixels).latent_dist.mean
-    latents = FLUX.encode_pictures(parts, pixels)
+    latents = FLUX.encode_images(parts, pixels)
     assert latents.shape == (1, 16, 4, 6)
     assert_close(latents, (mean - 0.1159) * 0.3611)
-    # Undone as the pipeline does it; a last bit lost there and back is more than this in the picture.
+    # Undone as the pipeline does it; a last bit lost there and back is more than this in the image.
     undone = latents / 0.3611 + 0.1159
     assert_close(undone, mean)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_latents_are_shifted_and_scaled_as_the_pipeline_undoes_it(parts):
     assert_close(FLUX.decode(parts, latents), decoded, atol=1e-5, rtol=0)
 
 
-def test_the_sizes_of_a_picture_are_no_condition():
+def test_the_sizes_of_an_image_are_no_condition():
     assert FLUX.size_condition(Geometry((100, 50), (3, 4), (64, 32))) == {}
 
 
@@ -241,14 +241,14 @@ def test_one_euler_step_through_denoise_is_one_step_of_the_pipeline(parts, make)
 
 @pytest.mark.parametrize("make", [lambda parts: parts, schnell])
 @pytest.mark.parametrize("cfg_scale", [1.0, 4.0])
-def test_a_preview_is_the_pipelines_picture(parts, make, cfg_scale):
+def test_a_preview_is_the_pipelines_image(parts, make, cfg_scale):
     parts = make(parts)
     requests = [
         Preview("a red star", width=64, height=48, seed=11, steps=4, cfg_scale=cfg_scale, guidance=2.0),
         Preview("a blue ring", negative_prompt="ugly", width=64, height=48, seed=12, steps=4, cfg_scale=cfg_scale, guidance=2.0),
     ]
     ours = FLUX.render(parts, requests)
-    for picture, one in zip(ours, requests):
+    for image, one in zip(ours, requests):
         theirs = flux_pipeline_of(parts)(
             one.prompt,
             negative_prompt=one.negative_prompt,
@@ -262,7 +262,7 @@ def test_a_preview_is_the_pipelines_picture(parts, make, cfg_scale):
             output_type="pt",
         ).images[0]
         assert_close(FLUX.render(parts, [one])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
-        assert_close(picture / 2 + 0.5, theirs, atol=5e-5, rtol=0)
+        assert_close(image / 2 + 0.5, theirs, atol=5e-5, rtol=0)
 
 
 def test_a_preview_hides_the_padding_of_prompts_and_negative_prompts(parts):

@@ -95,7 +95,7 @@ def rms(difference: Tensor) -> float:
 # Gaussian styles.
 
 
-def test_inversion_finds_the_noise_and_transfer_the_picture(parts: Parts, gaussians: Gaussians) -> None:
+def test_inversion_finds_the_noise_and_transfer_the_image(parts: Parts, gaussians: Gaussians) -> None:
     x = 0.7 + 0.4 * latents()
     settings = Settings(steps=400, sampler="midpoint")
     noise = invert(gaussians, parts, x, ["flat", "flat"], settings)
@@ -136,7 +136,7 @@ def test_guidance_of_one_is_the_style_itself_and_equal_velocities_make_it_irrele
     assert set(gaussians.rows) == {1}, "one row without guidance"
     one = generate(gaussians, parts, state, ["flat", "line"], [1, 2], Settings(6, cfg_scale=1.0 + 1e-9))
     assert_close(one, plain, atol=1e-5, rtol=0)
-    assert set(gaussians.rows) == {1, 2}, "guidance is one forward of two rows a picture"
+    assert set(gaussians.rows) == {1, 2}, "guidance is one forward of two rows an image"
     assert rms(generate(gaussians, parts, state, ["flat", "line"], [1, 2], Settings(6, cfg_scale=2.0)) - plain) > 0.1
     same = [generate(gaussians, parts, state, ["", ""], [1, 2], Settings(6, cfg_scale=scale)) for scale in (1.0, 3.0)]
     assert_close(*same, atol=1e-4, rtol=0)
@@ -252,7 +252,7 @@ def test_the_number_of_network_calls_is_what_is_told(start: Any, sampler: Method
 
 
 @pytest.mark.parametrize("options", [{}, {"start": "noise", "strength": 0.6, "cfg_scale": 2.0, "temperature": 0.5}], ids=["plain", "all"])
-def test_a_picture_is_the_same_to_the_bit_whatever_it_is_transferred_with(options: dict[str, Any], parts: Parts) -> None:
+def test_an_image_is_the_same_to_the_bit_whatever_it_is_transferred_with(options: dict[str, Any], parts: Parts) -> None:
     x, settings = latents(3), Settings(3, **options)
     targets = ["line", "flat 0.5, night 0.5", ""]
     together = transfer(Lgt(), parts, x, ["flat", "line", "night"], targets, [7, 8, 9], settings)
@@ -261,7 +261,7 @@ def test_a_picture_is_the_same_to_the_bit_whatever_it_is_transferred_with(option
     assert len(transfer(Lgt(), parts, x[:0], [], [], [], settings)) == 0
 
 
-def test_the_same_style_gives_the_picture_back_and_another_does_not(parts: Parts) -> None:
+def test_the_same_style_gives_the_image_back_and_another_does_not(parts: Parts) -> None:
     x = latents(1)
 
     def error(steps: int, target: str = "flat") -> float:
@@ -299,7 +299,7 @@ def test_transfer_leaves_modes_gradients_and_the_global_generator_alone(parts: P
         parts.backbone.eval()
 
 
-def test_an_untrained_model_gives_the_picture_back_exactly(parts: Parts) -> None:
+def test_an_untrained_model_gives_the_image_back_exactly(parts: Parts) -> None:
     zero = Lgt().tiny()
     zero.backbone.conv_out.weight.zero_()
     zero.backbone.conv_out.bias.zero_()
@@ -307,10 +307,10 @@ def test_an_untrained_model_gives_the_picture_back_exactly(parts: Parts) -> None
     assert torch.equal(transfer(Lgt(), zero, x, ["flat"] * 2, ["line"] * 2, [1, 2], Settings(5)), x)
 
 
-# The style that a picture has.
+# The style that an image has.
 
 
-def test_the_source_is_the_style_that_explains_the_picture_best(parts: Parts, gaussians: Gaussians) -> None:
+def test_the_source_is_the_style_that_explains_the_image_best(parts: Parts, gaussians: Gaussians) -> None:
     names = list(STYLES) * 2
     x = torch.cat([m + s * torch.randn(1, 16, 8, 8) for m, s in (STYLES[name] for name in names)])
     assert guess_source(gaussians, parts, x) == names
@@ -321,16 +321,16 @@ def test_the_guess_is_the_least_error_of_the_velocity_over_the_styles(parts: Par
     """Against a loop that asks for one noise level at a time."""
     family, x = Lgt(), latents(3)
     wanted = []
-    for picture in x:
+    for image in x:
         errors = {}
         for style in parts.settings["styles"]:
             found = []
             for number, time in enumerate((0.2, 0.35, 0.5, 0.65, 0.8)):
-                noise = torch.randn(picture.shape, generator=rng_for(0, number, "guess"))
-                noisy = (1 - time) * picture + time * noise
+                noise = torch.randn(image.shape, generator=rng_for(0, number, "guess"))
+                noisy = (1 - time) * image + time * noise
                 with torch.no_grad():
                     v = family.denoise(parts, noisy[None], torch.tensor([time]), family.encode_prompts(parts, [style]))[0]
-                found.append((v - (noise - picture)).square().mean().item())
+                found.append((v - (noise - image)).square().mean().item())
             errors[style] = sum(found)
         wanted.append(min(errors, key=errors.__getitem__))
     assert guess_source(family, parts, x) == wanted

@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit against diffusers' pipelines and transformer, on tiny models: templates, rows, batches of any shapes, pictures."""
+"""Qwen-Image-Edit against diffusers' pipelines and transformer, on tiny models: templates, rows, batches of any shapes, images."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ from torch.testing import assert_close
 
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common.packing import packed, unpacked
+from sd_scripts.families.common.samplers import schedule
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.qwen_edit import loading
 from sd_scripts.families.qwen_edit import prompts as qwen_prompts
@@ -43,7 +44,7 @@ def version(request) -> str:
     return request.param
 
 
-def picture(width: int = 64, height: int = 64) -> Image.Image:
+def image(width: int = 64, height: int = 64) -> Image.Image:
     return Image.fromarray(torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=GENERATOR).numpy())
 
 
@@ -52,12 +53,12 @@ def pixels_of(one: Image.Image) -> Tensor:
 
 
 def controls_for(parts: Parts, most: int = 2) -> list[Image.Image]:
-    return [picture() for _ in range(min(most, QWEN.num_controls(parts)[1]))]
+    return [image() for _ in range(min(most, QWEN.num_controls(parts)[1]))]
 
 
 @contextmanager
 def three_axes(parts: Parts) -> Iterator[None]:
-    """Within the block the text encoder is told which tokens are pictures, as transformers 5 wants it and diffusers forgets it."""
+    """Within the block the text encoder is told which tokens are images, as transformers 5 wants it and diffusers forgets it."""
 
     def told(module, arguments, named):
         ids = named.get("input_ids")
@@ -72,18 +73,18 @@ def three_axes(parts: Parts) -> Iterator[None]:
         handle.remove()
 
 
-def rows_of_pipeline(parts: Parts, pictures: list[Image.Image], caption: str) -> Tensor:
+def rows_of_pipeline(parts: Parts, images: list[Image.Image], caption: str) -> Tensor:
     pipeline = qwen_pipeline_of(parts)
-    more = {} if parts.processor is None else {"image": pictures if parts.settings["model_version"] != "edit" else pictures[0]}
+    more = {} if parts.processor is None else {"image": images if parts.settings["model_version"] != "edit" else images[0]}
     with torch.no_grad(), three_axes(parts):
         rows, mask = pipeline.encode_prompt(prompt=[caption], device=torch.device("cpu"), **more)
     assert mask is None
     return rows[0]
 
 
-def rows_of_ours(parts: Parts, pictures: list[Image.Image], caption: str) -> Tensor:
+def rows_of_ours(parts: Parts, images: list[Image.Image], caption: str) -> Tensor:
     with torch.no_grad():
-        prefix, (suffix,) = QWEN.encode_instructions(parts, [pixels_of(one) for one in pictures], [caption])
+        prefix, (suffix,) = QWEN.encode_instructions(parts, [pixels_of(one) for one in images], [caption])
     return torch.cat([prefix, suffix])
 
 
@@ -117,19 +118,19 @@ def test_the_settings_that_rows_depend_on_tell_the_versions_apart():
 def test_rows_are_those_of_the_pipeline_with_positions_on_three_axes(version):
     parts = QWEN.tiny_version(version)
     for most_pixels, caption in zip((3600, 3600, 20000, 200000), CAPTIONS, strict=True):
-        pictures = [picture(96, 32) if index else picture() for index, _ in enumerate(controls_for(parts))]
-        seen = pictures
+        images = [image(96, 32) if index else image() for index, _ in enumerate(controls_for(parts))]
+        seen = images
         if parts.processor is not None:
             parts.processor.image_processor.size["longest_edge"] = most_pixels
         if version != "edit":
             # diffusers' pipeline resizes for the text encoder before encode_prompt.
-            seen = [one.resize(plus.calculate_dimensions(384 * 384, one.width / one.height), Image.Resampling.LANCZOS) for one in pictures]
-        assert_close(rows_of_ours(parts, pictures, caption), rows_of_pipeline(parts, seen, caption), atol=3e-6, rtol=1e-6)
+            seen = [one.resize(plus.calculate_dimensions(384 * 384, one.width / one.height), Image.Resampling.LANCZOS) for one in images]
+        assert_close(rows_of_ours(parts, images, caption), rows_of_pipeline(parts, seen, caption), atol=3e-6, rtol=1e-6)
 
 
 def test_plain_positions_would_give_other_rows():
     parts = QWEN.tiny()
-    shown = [picture(), picture()]
+    shown = [image(), image()]
     with torch.no_grad():
         plain, _ = qwen_pipeline_of(parts).encode_prompt(prompt=["red"], image=shown, device=torch.device("cpu"))
     assert (rows_of_ours(parts, shown, "red") - plain[0]).abs().max() > 1e-3
@@ -153,63 +154,63 @@ def test_positions_are_the_text_encoders_own():
 def test_a_transformers_with_other_positions_is_noticed(monkeypatch):
     encoder = QWEN.tiny().text_encoders["te1"]
     monkeypatch.setattr(encoder.model, "get_rope_index", lambda ids, image_grid_thw: (torch.arange(ids.shape[1]).expand(3, 1, -1), None))
-    with pytest.raises(OptionError, match="gives pictures other positions than Qwen-Image was trained with"):
+    with pytest.raises(OptionError, match="gives images other positions than Qwen-Image was trained with"):
         qwen_prompts.check_positions(encoder)
 
 
-def test_rows_of_the_pictures_are_shared_and_an_instruction_is_encoded_the_same_in_any_company():
+def test_rows_of_the_images_are_shared_and_an_instruction_is_encoded_the_same_in_any_company():
     for version in ("edit", "edit-2509"):
         parts = QWEN.tiny_version(version)
-        pictures = [pixels_of(one) for one in controls_for(parts)]
+        images = [pixels_of(one) for one in controls_for(parts)]
         with torch.no_grad():
-            prefix, suffixes = QWEN.encode_instructions(parts, pictures, CAPTIONS)
+            prefix, suffixes = QWEN.encode_instructions(parts, images, CAPTIONS)
             for caption, suffix in zip(CAPTIONS, suffixes, strict=True):
-                alone, (own,) = QWEN.encode_instructions(parts, pictures, [caption])
+                alone, (own,) = QWEN.encode_instructions(parts, images, [caption])
                 assert torch.equal(alone, prefix) and torch.equal(own, suffix)
         assert suffixes[2].shape == (5, 32), "an empty instruction has the five closing rows"
-        other, _ = QWEN.encode_instructions(parts, [pixels_of(picture()) for _ in pictures], CAPTIONS[:1])
+        other, _ = QWEN.encode_instructions(parts, [pixels_of(image()) for _ in images], CAPTIONS[:1])
         assert not torch.allclose(other, prefix)
 
 
-def test_an_instruction_without_pictures_shares_no_rows():
+def test_an_instruction_without_images_shares_no_rows():
     parts = QWEN.tiny_version("image")
     prefix, suffixes = QWEN.encode_instructions(parts, [], CAPTIONS)
     texts = QWEN.encode_prompts(parts, CAPTIONS)
     assert prefix.shape == (0, 32)
     assert all(torch.equal(suffix, text["text"]) for suffix, text in zip(suffixes, texts, strict=True))
-    with pytest.raises(OptionError, match="edit reads an instruction only together with its control picture"):
+    with pytest.raises(OptionError, match="edit reads an instruction only together with its control image"):
         QWEN.encode_prompts(QWEN.tiny_version("edit"), ["red"])
 
 
-def test_instructions_are_cut_at_the_limit_and_marks_of_pictures_are_refused(caplog):
+def test_instructions_are_cut_at_the_limit_and_marks_of_images_are_refused(caplog):
     qwen_prompts._tell_of_cut.cache_clear()
     for version in ("edit-2509", "image"):
         parts = QWEN.tiny_version(version)
         parts.settings["max_token_length"] = 16
-        pictures = [pixels_of(one) for one in controls_for(parts)]
+        images = [pixels_of(one) for one in controls_for(parts)]
         word = parts.tokenizers["te1"].decode([300])
         with torch.no_grad():
-            _, (long, short) = QWEN.encode_instructions(parts, pictures, ["x" * 300, "x" * 16])
+            _, (long, short) = QWEN.encode_instructions(parts, images, ["x" * 300, "x" * 16])
         assert len(long) == 16 + 5 and torch.equal(long, short), word
         with pytest.raises(OptionError, match="image_pad"):
-            QWEN.encode_instructions(parts, pictures, ["<|image_pad|>"])
+            QWEN.encode_instructions(parts, images, ["<|image_pad|>"])
     assert sum("longer than 16 tokens are cut" in record.message for record in caplog.records) == 1
 
 
-def test_pictures_that_leave_no_room_for_an_instruction_are_refused():
+def test_images_that_leave_no_room_for_an_instruction_are_refused():
     parts = QWEN.tiny_version("edit")
     parts.processor.image_processor.size = {"shortest_edge": 3136, "longest_edge": 10**8}
-    with pytest.raises(OptionError, match=r"control_resolution: control pictures of 3584 x 1008 fill \d+ of the 4096 text positions"):
+    with pytest.raises(OptionError, match=r"control_resolution: control images of 3584 x 1008 fill \d+ of the 4096 text positions"):
         QWEN.encode_instructions(parts, [torch.zeros(3, 1008, 3584)], ["red"])
     with pytest.raises(OptionError, match="4096 positions"):
         QWEN.denoise(parts, torch.zeros(1, 16, 8, 8), torch.tensor([0.5]), [{"text": torch.zeros(4095, 32)}])
     QWEN.denoise(parts, torch.zeros(1, 16, 8, 8), torch.tensor([0.5]), [{"text": torch.zeros(4094, 32)}])
 
 
-def test_latents_and_pictures_are_those_of_the_pipeline(version):
+def test_latents_and_images_are_those_of_the_pipeline(version):
     parts = QWEN.tiny_version(version)
-    shown = pixels_of(picture(96, 64))[None]
-    latents = QWEN.encode_pictures(parts, shown)
+    shown = pixels_of(image(96, 64))[None]
+    latents = QWEN.encode_images(parts, shown)
     plain = parts.vae.encode(shown[:, :, None]).latent_dist.mode()
     mean, std = (torch.tensor(row).view(1, 16, 1, 1, 1) for row in (parts.vae.config.latents_mean, parts.vae.config.latents_std))
     assert latents.shape == (1, 16, 8, 12) and torch.equal(latents, ((plain - mean) / std)[:, :, 0])
@@ -257,7 +258,7 @@ def test_any_mixture_of_shapes_in_a_batch_equals_single_runs(version_of_plus):
         assert_close(together[i], alone[0], atol=1e-6, rtol=1e-5)
 
 
-def test_control_pictures_and_their_order_matter_and_zero_cond_t_holds_them_at_time_zero():
+def test_control_images_and_their_order_matter_and_zero_cond_t_holds_them_at_time_zero():
     x_t, one = torch.randn((1, 16, 8, 8), generator=GENERATOR), condition(9, (8, 8), (8, 8))
     turned = {**one, "control_0": one["control_1"], "control_1": one["control_0"]}
     for version in ("edit-2509", "edit-2511"):
@@ -286,7 +287,7 @@ def test_times_reach_the_transformer_unrounded_in_bfloat16(zero_cond_t):
 
 
 def call(pipeline: diffusers.DiffusionPipeline, parts: Parts, request: Preview, **more) -> Tensor:
-    """The pipeline's picture of a request, (3, H, W) in [0, 1], from the rows that we encode."""
+    """The pipeline's image of a request, (3, H, W) in [0, 1], from the rows that we encode."""
     positive, negative = QWEN.conditions_of(parts, [request])
     if request.controls:
         more["image"] = list(request.controls) if parts.settings["model_version"] != "edit" else request.controls[0]
@@ -306,9 +307,9 @@ def call(pipeline: diffusers.DiffusionPipeline, parts: Parts, request: Preview, 
 
 
 @pytest.mark.parametrize("cfg_scale", [1.0, 4.0])
-def test_pictures_are_bit_for_bit_those_of_the_pipeline(version, cfg_scale):
+def test_images_are_bit_for_bit_those_of_the_pipeline(version, cfg_scale):
     parts = QWEN.tiny_version(version)
-    # edit has its area of a million pixels in the code: it is given latents of control pictures instead.
+    # edit has its area of a million pixels in the code: it is given latents of control images instead.
     request = Preview(
         "make it red",
         "dull",
@@ -329,12 +330,12 @@ def test_pictures_are_bit_for_bit_those_of_the_pipeline(version, cfg_scale):
     assert torch.equal((QWEN.render(parts, [request])[0] / 2 + 0.5).clamp(0, 1), theirs)
 
 
-def test_the_whole_way_from_words_and_pictures_is_the_pipelines():
+def test_the_whole_way_from_words_and_images_is_the_pipelines():
     parts = QWEN.tiny()
-    request = Preview("make it red", " ", 64, 64, seed=7, steps=2, cfg_scale=4.0, controls=(picture(96, 96), picture()))
+    request = Preview("make it red", " ", 64, 64, seed=7, steps=2, cfg_scale=4.0, controls=(image(96, 96), image()))
     with pytest.MonkeyPatch.context() as patch, three_axes(parts):
         patch.setattr(plus, "VAE_IMAGE_SIZE", 64 * 64)
-        # A picture at its own size already: the text encoder is shown what the VAE is given.
+        # An image at its own size already: the text encoder is shown what the VAE is given.
         sized = tuple(one.resize(QWEN.control_size(parts, one.size), Image.Resampling.LANCZOS) for one in request.controls)
         theirs = qwen_pipeline_of(parts)(
             image=list(sized),
@@ -351,7 +352,7 @@ def test_the_whole_way_from_words_and_pictures_is_the_pipelines():
     assert_close(QWEN.render(parts, [request])[0] / 2 + 0.5, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_a_batch_of_requests_gives_the_pictures_of_single_ones():
+def test_a_batch_of_requests_gives_the_images_of_single_ones():
     parts = QWEN.tiny()
     shown = controls_for(parts, 3)
     requests = [
@@ -370,11 +371,11 @@ def test_noise_is_of_the_seed_alone():
     assert torch.equal(both[0], torch.randn((1, 1, 16, 8, 6), generator=torch.Generator().manual_seed(5))[0, 0])
 
 
-def test_one_step_goes_straight_from_noise_to_picture():
-    scheduler = qwen_sampling.schedule("auto", loading.published_scheduler(), 1, 4096, torch.device("cpu"))
+def test_one_step_goes_straight_from_noise_to_image():
+    scheduler = schedule("auto", loading.published_scheduler(), 1, 4096, torch.device("cpu"))
     assert scheduler.sigmas.tolist() == [1.0, 0.0]
     parts = QWEN.tiny()
-    request = Preview("red", "", 64, 64, 4, 1, 1.0, controls=(picture(),))
+    request = Preview("red", "", 64, 64, 4, 1, 1.0, controls=(image(),))
     (positive,), _ = QWEN.conditions_of(parts, [request])
     start = qwen_sampling.noise([4], 8, 8)
     expected = start - QWEN.denoise(parts, start, torch.ones(1), [positive])
@@ -382,7 +383,7 @@ def test_one_step_goes_straight_from_noise_to_picture():
 
 
 def test_the_published_schedule_has_the_published_figures():
-    sigmas = qwen_sampling.schedule("auto", loading.published_scheduler(), 20, 4096, torch.device("cpu")).sigmas
+    sigmas = schedule("auto", loading.published_scheduler(), 20, 4096, torch.device("cpu")).sigmas
     assert len(sigmas) == 21
     assert_close(sigmas[[0, 1, 2, 18, 19, 20]], torch.tensor([1.0, 0.9722, 0.943, 0.1138, 0.02, 0.0]), atol=1e-4, rtol=0)
 
@@ -408,10 +409,10 @@ def test_every_step_is_told_and_may_end_the_rendering():
     ("version_given", "count", "words"),
     [("edit", 0, "0 were given, but Qwen-Image edit takes 1"), ("edit-2509", 4, "takes 1 to 3"), ("image", 1, "takes 0")],
 )
-def test_a_number_of_control_pictures_that_the_model_does_not_take_is_refused(version_given, count, words):
+def test_a_number_of_control_images_that_the_model_does_not_take_is_refused(version_given, count, words):
     parts = QWEN.tiny_version(version_given)
     with pytest.raises(OptionError, match=words):
-        QWEN.render(parts, [Preview("red", width=64, height=64, steps=1, controls=tuple(picture() for _ in range(count)))])
+        QWEN.render(parts, [Preview("red", width=64, height=64, steps=1, controls=tuple(image() for _ in range(count)))])
 
 
 @pytest.mark.parametrize(
@@ -430,7 +431,7 @@ def test_sizes_follow_the_published_rule(ratio, large, small):
     assert QWEN.control_size(parts, (round(ratio * 3600), 3600)) == large
     assert area_size((round(1000 * ratio), 1000), qwen_templates.CONDITION_AREA) == small == plus.calculate_dimensions(384 * 384, ratio)
     assert area_size((6400, 64), 64 * 64)[1] == 16, "no side is ever 0"
-    assert area_size((80, 48), 64 * 64) == (80, 48), "small models do not squeeze pictures out of shape"
+    assert area_size((80, 48), 64 * 64) == (80, 48), "small models do not squeeze images out of shape"
 
 
 def test_adapters_go_on_the_fourteen_layers_of_a_block_that_have_a_gradient():

@@ -1,4 +1,4 @@
-"""Stable Diffusion 1.x and 2.x against diffusers' own pipeline: prompts, layers, whole pictures; layers that get adapters."""
+"""Stable Diffusion 1.x and 2.x against diffusers' own pipeline: prompts, layers, whole images; layers that get adapters."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -45,8 +45,8 @@ def texts(parts: Parts, captions: list[str]) -> torch.Tensor:
         return torch.stack([condition["prompt_embeds"] for condition in SD.encode_prompts(parts, captions)])
 
 
-def picture(parts: Parts, one: Preview, scheduler=None) -> torch.Tensor:
-    """The pipeline's picture, in [0, 1]."""
+def image(parts: Parts, one: Preview, scheduler=None) -> torch.Tensor:
+    """The pipeline's image, in [0, 1]."""
     pipeline = sd_pipeline_of(parts, scheduler)
     return pipeline(
         one.prompt,
@@ -106,15 +106,15 @@ def test_latents_have_the_scale_of_sd(parts):
     pixels = torch.rand((1, 3, 32, 48), generator=GENERATOR) * 2 - 1
     with torch.no_grad():
         mean = parts.vae.encode(pixels).latent_dist.mean
-    assert_close(SD.encode_pictures(parts, pixels), mean * 0.18215)
+    assert_close(SD.encode_images(parts, pixels), mean * 0.18215)
 
 
 @pytest.mark.parametrize("kind, zero_snr", [("epsilon", False), ("v_prediction", False), ("v_prediction", True), ("flow", False)])
-def test_a_preview_is_the_pipelines_picture(parts, kind, zero_snr):
+def test_a_preview_is_the_pipelines_image(parts, kind, zero_snr):
     parts = of_kind(parts, kind, zero_snr)
     one = Preview("a red star", negative_prompt="ugly", width=64, height=48, seed=11, steps=4, cfg_scale=5.0, sampler="euler")
     scheduler = FlowEuler.from_config(FLOW_SCHEDULER) if kind == "flow" else EulerDiscreteScheduler.from_config(parts.scheduler_config)
-    theirs = picture(parts, one, scheduler)
+    theirs = image(parts, one, scheduler)
     assert_close(SD.render(parts, [one])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
     other = replace(one, prompt="a blue ring", negative_prompt="", seed=12)
     # Convolutions of a batch round otherwise in the last bit, and 5 steps with guidance enlarge that.
@@ -125,7 +125,7 @@ def test_a_preview_is_the_pipelines_picture(parts, kind, zero_snr):
 def test_every_sampler_renders_as_the_pipeline_does_with_it(sampler):
     parts = SD.tiny()
     one = Preview("a red star", width=32, height=32, seed=5, steps=3, cfg_scale=1.0, sampler=sampler)
-    theirs = picture(parts, one, scheduler_for(sampler, parts.scheduler_config))
+    theirs = image(parts, one, scheduler_for(sampler, parts.scheduler_config))
     assert_close(SD.render(parts, [one])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
 
 
@@ -154,7 +154,7 @@ def test_schedulers_of_the_first_months_are_read_as_the_pipeline_reads_them(samp
     ours = SD.render(parts, [one])[0] / 2 + 0.5
     scheduler = scheduler_for(sampler, parts.scheduler_config)
     with pytest.warns(FutureWarning, match="is outdated") if "steps_offset" in scheduler.config else nullcontext():
-        theirs = picture(parts, one, scheduler)
+        theirs = image(parts, one, scheduler)
     assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""SDXL against diffusers' own pipeline: prompts, sizes, clock and sign, whole pictures."""
+"""SDXL against diffusers' own pipeline: prompts, sizes, clock and sign, whole images."""
 
 from dataclasses import replace
 
@@ -91,7 +91,7 @@ def test_latents_are_scaled_and_shifted_as_the_vae_says(parts):
 
     def check(shift: torch.Tensor, factor: torch.Tensor) -> None:
         scaled = (mean - shift) * factor
-        assert_close(SDXL.encode_pictures(parts, pixels), scaled)
+        assert_close(SDXL.encode_images(parts, pixels), scaled)
         # Undone in float32, as the pipeline does it: there and back a latent may move by its last bit, of which the decoder makes more
         # than the comparison allows. That the way back is right is the next line, that a wrong one would be seen the line after.
         latents = scaled / factor + shift
@@ -114,8 +114,8 @@ def test_latents_are_scaled_and_shifted_as_the_vae_says(parts):
 def test_the_vae_keeps_its_precision_under_autocast(parts):
     pixels = torch.rand((1, 3, 32, 32), generator=GENERATOR)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = SDXL.encode_pictures(parts, pixels)
-    assert torch.equal(inside, SDXL.encode_pictures(parts, pixels))
+        inside = SDXL.encode_images(parts, pixels)
+    assert torch.equal(inside, SDXL.encode_images(parts, pixels))
 
 
 def test_a_network_in_half_precision_denoises_float_latents(parts):
@@ -181,7 +181,7 @@ def test_one_euler_step_of_a_flow_model_through_denoise_is_one_step_of_the_pipel
 
 @pytest.mark.parametrize("kind, zero_snr", [("epsilon", False), ("v_prediction", True)])
 @pytest.mark.parametrize("zeros", [True, False])
-def test_a_preview_is_the_pipelines_picture(parts, kind, zero_snr, zeros):
+def test_a_preview_is_the_pipelines_image(parts, kind, zero_snr, zeros):
     parts = of_kind(parts, kind, zero_snr)
     parts.settings["force_zeros_for_empty_prompt"] = zeros
     requests = [
@@ -189,7 +189,7 @@ def test_a_preview_is_the_pipelines_picture(parts, kind, zero_snr, zeros):
         Preview("a blue ring", negative_prompt="ugly", width=64, height=48, seed=12, steps=4, cfg_scale=5.0),
     ]
     ours = SDXL.render(parts, requests)
-    for picture, one in zip(ours, requests):
+    for image, one in zip(ours, requests):
         theirs = pipeline_of(parts)(
             one.prompt,
             negative_prompt=one.negative_prompt or None,
@@ -202,7 +202,7 @@ def test_a_preview_is_the_pipelines_picture(parts, kind, zero_snr, zeros):
         ).images[0]
         assert_close(SDXL.render(parts, [one])[0] / 2 + 0.5, theirs, atol=1e-5, rtol=0)
         # Convolutions of a batch round otherwise in the last bit, and 5 steps with guidance enlarge that.
-        assert_close(picture / 2 + 0.5, theirs, atol=5e-5, rtol=0)
+        assert_close(image / 2 + 0.5, theirs, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -250,10 +250,10 @@ def test_zero_terminal_snr_models_are_sampled_from_pure_noise(parts):
 def test_samplers_of_one_equation_agree_on_a_trained_zero_terminal_snr_model():
     toy = SDXL.load(SdxlModelOptions(pretrained_model_name_or_path="toy"), torch.device("cpu"), torch.float32)
     one = Preview("a red circle at the top left", width=64, height=64, seed=3, steps=16, cfg_scale=3.0)
-    pictures = {name: SDXL.render(toy, [replace(one, sampler=name)]) for name in ("ddim", "euler", "dpmsolver++")}
+    images = {name: SDXL.render(toy, [replace(one, sampler=name)]) for name in ("ddim", "euler", "dpmsolver++")}
     # DDIM is Euler's method in another variable (Song et al. 2021); DPM-Solver++ is of second order.
-    assert (pictures["ddim"] - pictures["euler"]).abs().mean() < 5e-3
-    assert (pictures["ddim"] - pictures["dpmsolver++"]).abs().mean() < 3e-2
+    assert (images["ddim"] - images["euler"]).abs().mean() < 5e-3
+    assert (images["ddim"] - images["dpmsolver++"]).abs().mean() < 3e-2
 
 
 def test_preview_sides_off_the_grid_are_refused(parts):

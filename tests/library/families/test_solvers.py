@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from sd_scripts.families.ddpm.options import DDPM_SAMPLERS, DdpmSampler
-from sd_scripts.families.ddpm.solvers import PICTURE, Denoise, Level, clock_of, level_at, levels_of, num_calls, sigmas_of, solve, stepper
+from sd_scripts.families.ddpm.solvers import IMAGE, Denoise, Level, clock_of, level_at, levels_of, num_calls, sigmas_of, solve, stepper
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.diffusion import NoiseSchedulePath
 from sd_scripts.schema.errors import OptionError
@@ -119,8 +119,8 @@ def published_grid(sampler: str, path: NoiseSchedulePath, steps: int) -> list[Le
         return trailing
     if sampler == "dpmsolver++":
         ks = np.linspace(0, path.num_steps - 1, steps + 1).round()[::-1][:-1].astype(int)
-        return [*(level_at(path, int(k)) for k in ks), PICTURE]
-    return [*trailing[:-1], level_at(path, 0), PICTURE]
+        return [*(level_at(path, int(k)) for k in ks), IMAGE]
+    return [*trailing[:-1], level_at(path, 0), IMAGE]
 
 
 @pytest.mark.parametrize("sampler", SPREADS)
@@ -129,7 +129,7 @@ def test_the_spread_of_what_is_drawn_is_that_of_the_table(sampler: DdpmSampler) 
     found = []
     for steps in GRID_SIZES:
         levels = published_grid(sampler, path, steps)
-        # The map from all noise to the picture is affine: each kind of noise alone gives its share of the spread.
+        # The map from all noise to the image is affine: each kind of noise alone gives its share of the spread.
         places = torch.eye(steps + 1, dtype=torch.float64)
         drawn = iter(places[1:])
         noisy = solved(sampler, gaussian, places[0], levels, lambda drawn=drawn: next(drawn))
@@ -280,9 +280,9 @@ def test_single_precision_stays_and_is_enough() -> None:
 
 
 @pytest.mark.parametrize("sampler", DDPM_SAMPLERS)
-def test_the_first_step_from_pure_noise_knows_the_picture_only(sampler: DdpmSampler) -> None:
+def test_the_first_step_from_pure_noise_knows_the_image_only(sampler: DdpmSampler) -> None:
     levels = levels_of(path_of(ZERO_SNR), 1, "trailing")
-    assert levels == [Level(0.0, 1.0), PICTURE]
+    assert levels == [Level(0.0, 1.0), IMAGE]
     assert_close(solved(sampler, gaussian, fresh(4), levels), torch.full((4,), MU, dtype=torch.float64), atol=1e-12, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""Z-Image against diffusers' own pipeline: captions, clock and sign, anchors, whole pictures."""
+"""Z-Image against diffusers' own pipeline: captions, clock and sign, anchors, whole images."""
 
 from dataclasses import replace
 
@@ -110,7 +110,7 @@ def test_latents_are_shifted_and_scaled_as_the_pipeline_undoes_it(parts):
     pixels = torch.rand((1, 3, 32, 48), generator=GENERATOR) * 2 - 1
     with torch.no_grad():
         mean = parts.vae.encode(pixels).latent_dist.mean
-    latents = ZIMAGE.encode_pictures(parts, pixels)
+    latents = ZIMAGE.encode_images(parts, pixels)
     assert latents.shape == (1, 16, 4, 6)
     assert_close(latents, (mean - 0.1159) * 0.3611)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_the_sampler_asks_the_network_at_the_anchors(parts, steps, shift, monkey
     assert_close(pipeline.scheduler.sigmas[:-1], torch.tensor(anchor_sigmas(steps, shift)), atol=1e-6, rtol=0)
 
 
-def test_one_step_with_the_true_velocity_is_the_clean_picture_and_the_pipelines_sign_is_ours(parts, monkeypatch):
+def test_one_step_with_the_true_velocity_is_the_clean_image_and_the_pipelines_sign_is_ours(parts, monkeypatch):
     z, noise = normal(1, 16, 8, 8), torch.randn((1, 16, 8, 8), generator=torch.Generator().manual_seed(5))
     # A network that knows: Z-Image says x0 - noise.
     monkeypatch.setattr(parts.backbone, "forward", lambda x, clock, text, **named: ([(z - noise)[0].unsqueeze(1)] * len(x),))
@@ -178,9 +178,9 @@ def test_previews_are_those_of_the_pipeline_to_the_last_bit(parts, cfg_scale):
     request = Preview("a red star", "blurry", width=96, height=64, seed=11, steps=3, cfg_scale=cfg_scale)
     assert_close(ZIMAGE.render(parts, [request]), theirs(parts, request), atol=1e-6, rtol=0)
     with torch.no_grad():
-        pictures = ZIMAGE.preview(parts, [request])
+        images = ZIMAGE.preview(parts, [request])
     expected = (theirs(parts, request)[0] / 2 + 0.5).permute(1, 2, 0).numpy()
-    assert np.array_equal(np.asarray(pictures[0]), (expected * 255).round().astype("uint8"))
+    assert np.array_equal(np.asarray(images[0]), (expected * 255).round().astype("uint8"))
 
 
 def test_guidance_uses_the_negative_prompt_and_nothing_else_does(parts):

@@ -12,7 +12,7 @@ from sd_scripts.families.sdxl.model import Sdxl
 from sd_scripts.families.zimage.model import ZImage
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.adapters.names import names_of
-from sd_scripts.library.adapters.network import Network
+from sd_scripts.library.adapters.network import AdapterNetwork
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.schema.network import NetworkOptions
 from tests.small_models import flux_pipeline_of, pipeline_of, sd_pipeline_of
@@ -22,12 +22,12 @@ def family_of(parts: Parts) -> ModelFamily:
     return {"sdxl": Sdxl, "flux": Flux, "sd1": Sd, "sd2": Sd, "qwen_edit": QwenEdit, "zimage": ZImage}[names_of(parts).architecture.name]()
 
 
-def attached(parts: Parts, options: NetworkOptions, seed: int = 0) -> Network:
+def attached(parts: Parts, options: NetworkOptions, seed: int = 0) -> AdapterNetwork:
     return attach(parts, options, family_of(parts).adapter_targets(parts, options.wants_convolutions), seed)
 
 
-def shaken(network: Network, seed: int = 1) -> Network:
-    """Random values in every tensor, large enough that the picture changes and small enough that it stays a picture."""
+def shaken(network: AdapterNetwork, seed: int = 1) -> AdapterNetwork:
+    """Random values in every tensor, large enough that the image changes and small enough that it stays an image."""
     rng = torch.Generator().manual_seed(seed)
     state = network.state()
     for key, tensor in state.items():
@@ -44,8 +44,8 @@ def diffusers_pipeline(parts: Parts) -> DiffusionPipeline:
 
 
 def render(parts: Parts, prompt: str = "a red star") -> torch.Tensor:
-    """A picture (1, 3, 64, 64) in [0, 1] by diffusers' own pipeline."""
-    return picture(diffusers_pipeline(parts), prompt)
+    """An image (1, 3, 64, 64) in [0, 1] by diffusers' own pipeline."""
+    return image(diffusers_pipeline(parts), prompt)
 
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def zimage_output(parts: Parts, rng: torch.Generator) -> torch.Tensor:
 
 
 @torch.no_grad()
-def picture(pipe: DiffusionPipeline, prompt: str = "a red star") -> torch.Tensor:
+def image(pipe: DiffusionPipeline, prompt: str = "a red star") -> torch.Tensor:
     rng = torch.Generator().manual_seed(3)
     if hasattr(pipe, "transformer"):
         noise = torch.randn(1, 16, pipe.transformer.config.in_channels, generator=rng)

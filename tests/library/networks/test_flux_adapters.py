@@ -16,7 +16,7 @@ from sd_scripts.library.adapters.maths import KINDS, low_rank_update
 from sd_scripts.library.adapters.merge import apply, merge_into
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError
-from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, flux_output, outputs, picture, render, shaken
+from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, flux_output, image, outputs, render, shaken
 
 LAYOUTS = ("kohya", "diffusers", "comfyui")
 Q, K, V = (f"backbone.transformer_blocks.0.attn.to_{side}" for side in "qkv")
@@ -124,8 +124,11 @@ def test_separate_matrices_become_a_block_diagonal_of_three_and_four_times_the_r
     assert all(torch.equal(found[name].tensors[rest], tensor) for name in trained for rest, tensor in trained[name].tensors.items())
 
 
-FILES = [(kind, False, LAYOUTS) for kind in KINDS]
-FILES += [(kind, True, ("kohya", "comfyui") if kind == "lora" else ("kohya",)) for kind in KINDS]
+LONG = pytest.mark.long
+# Split matrices are of the layers, whatever is put on them: of two kinds always.
+FILES = [pytest.param(kind, False, LAYOUTS) for kind in KINDS]
+FILES += [pytest.param("lora", True, ("kohya", "comfyui"))]
+FILES += [pytest.param(kind, True, ("kohya",), marks=[LONG] * (kind != "lokr")) for kind in KINDS if kind != "lora"]
 
 
 @pytest.mark.parametrize(("kind", "split_qkv", "layouts"), FILES)
@@ -159,7 +162,7 @@ def test_applying_a_file_does_what_the_live_adapter_does_and_comes_off_again(
 @pytest.mark.parametrize(
     "changes", [{}, {"network_alpha": 4.0}, {"rank_stabilized": True}, {"split_qkv": True}, {"single_dim": 2, "img_attn_dim": 8}]
 )
-def test_diffusers_paints_the_same_picture_from_the_file_as_the_trained_model(
+def test_diffusers_paints_the_same_image_from_the_file_as_the_trained_model(
     changes: dict, flux: Parts, flux_twin: Parts, tmp_path: Path
 ) -> None:
     # diffusers' FLUX pipeline takes adapters of CLIP, not of T5.
@@ -167,9 +170,9 @@ def test_diffusers_paints_the_same_picture_from_the_file_as_the_trained_model(
     file = tmp_path / "lora.safetensors"
     export(network, flux, file, save_model_as="diffusers", precision="float")
     fresh = diffusers_pipeline(flux_twin)
-    before = picture(fresh)
+    before = image(fresh)
     fresh.load_lora_weights(file)
-    after = picture(fresh)
+    after = image(fresh)
     assert (render(flux) - after).abs().max() < 1e-4
     assert (before - after).abs().max() > 1e-2
 
@@ -193,7 +196,14 @@ def test_an_adapter_of_some_layers_of_a_target_leaves_the_others_alone(flux: Par
         put_on.detach()
 
 
-@pytest.mark.parametrize(("kind", "layout"), [*((kind, "kohya") for kind in KINDS), ("lora", "diffusers"), ("loha", "comfyui")])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        *(pytest.param(kind, "kohya", marks=[LONG] * (kind in ("lora", "loha"))) for kind in KINDS),
+        ("lora", "diffusers"),
+        ("loha", "comfyui"),
+    ],
+)
 def test_training_starts_from_a_file_and_its_sizes_may_come_from_it(
     kind: str, layout: str, flux: Parts, flux_twin: Parts, tmp_path: Path
 ) -> None:

@@ -91,7 +91,14 @@ def test_a_saved_file_does_what_the_live_adapter_does_merged_too(kind: str, qwen
             assert (outputs(twin) - live).abs().max() < 1e-6 * max(1.0, float(live.abs().max()))
 
 
-@pytest.mark.parametrize("changes", [{}, {"network_alpha": 12.0}, {"rank_stabilized": True}, {"network_reg_dims": ("img_mlp=8",)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(pytest.param(changes, marks=pytest.mark.long) for changes in ({}, {"network_alpha": 12.0})),
+        {"rank_stabilized": True},
+        {"network_reg_dims": ("img_mlp=8",)},
+    ],
+)
 def test_diffusers_pipeline_does_with_the_file_what_the_trained_model_does(
     changes: dict, qwen: Parts, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:

@@ -16,7 +16,7 @@ from sd_scripts.library.adapters.merge import apply, merge_into
 from sd_scripts.library.adapters.names import names_of
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.network import UNetNetworkOptions
-from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, outputs, picture, render, shaken
+from tests.library.networks.adapters_in_small import attached, diffusers_pipeline, image, outputs, render, shaken
 
 Pair = tuple[Parts, Parts]
 
@@ -27,8 +27,10 @@ def options_for(kind: str = "lora", **changes: object) -> UNetNetworkOptions:
     return UNetNetworkOptions(**{**usual, **conv, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"rank_stabilized": True, "conv_dim": None, "conv_alpha": None}])
-def test_diffusers_paints_the_same_picture_from_the_file_as_the_trained_model(
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"rank_stabilized": True, "conv_dim": None, "conv_alpha": None}, marks=pytest.mark.long)]
+)
+def test_diffusers_paints_the_same_image_from_the_file_as_the_trained_model(
     changes: dict, sd_pair: Pair, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     parts, twin = sd_pair
@@ -40,7 +42,7 @@ def test_diffusers_paints_the_same_picture_from_the_file_as_the_trained_model(
             file, fresh = tmp_path / f"{layout}.safetensors", diffusers_pipeline(copy.deepcopy(twin))
             export(network, parts, file, save_model_as=layout, precision="float")
             fresh.load_lora_weights(file)
-            assert (live - picture(fresh)).abs().max() < 1e-4
+            assert (live - image(fresh)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(

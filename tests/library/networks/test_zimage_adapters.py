@@ -72,6 +72,7 @@ def test_every_trained_tensor_gets_a_gradient(kind: str, zimage: Parts) -> None:
     assert not [key for key, tensor in parameters.items() if tensor.grad is None or not tensor.grad.any()]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_file_does_what_the_live_adapter_does_merged_too(
@@ -84,8 +85,16 @@ def test_a_saved_file_does_what_the_live_adapter_does_merged_too(
     assert near(outputs(zimage_twin), live)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("changes", [{}, {"network_alpha": 12.0}, {"rank_stabilized": True}, {"network_reg_dims": ("w1=8",)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(pytest.param(changes, marks=pytest.mark.long) for changes in ({}, {"network_alpha": 12.0})),
+        {"rank_stabilized": True},
+        {"network_reg_dims": ("w1=8",)},
+    ],
+)
 def test_diffusers_pipeline_does_with_the_file_what_the_trained_model_does(
     layout: str, changes: dict, zimage: Parts, zimage_twin: Parts, tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ from scipy import stats
 from torch import Tensor
 
 from sd_scripts.dataset.config import Subset
-from sd_scripts.dataset.pictures import Dataset, Picture
 from sd_scripts.dataset.plan import Plan, make_plan
+from sd_scripts.dataset.records import Dataset, ImageInfo
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Batch, Losses
 from sd_scripts.library.objectives import noise as noises
@@ -166,25 +166,25 @@ def test_each_n_samples_in_a_row_get_all_n_anchors_in_changing_order(steps: int)
     assert levels.anchor_of(5, 17) == dealt[17]
 
 
-def plan_with_regularisation(batch_size: int, pictures: int = 6) -> Plan:
+def plan_with_regularisation(batch_size: int, images: int = 6) -> Plan:
     """A real plan: two bucket sizes, as many regularisation samples as training samples."""
     sizes = [(64, 64), (96, 48)]
     options = DatasetOptions(train_data_dir=".", resolution=(64, 64), min_bucket_reso=16, bucket_reso_steps=16, bucket_no_upscale=False)
     found = [
-        Picture(f"/{subset}/{index}.png", f"{index}.png", subset, *sizes[index % 2], "a", 1, 0, identity=f"{subset}/{index}")
+        ImageInfo(f"/{subset}/{index}.png", f"{index}.png", subset, *sizes[index % 2], "a", 1, 0, identity=f"{subset}/{index}")
         for subset in (0, 1)
-        for index in range(pictures)
+        for index in range(images)
     ]
     dataset = Dataset((Subset(Path("0"), options), Subset(Path("1"), options, is_reg=True)), tuple(found))
     return make_plan(dataset, options, seed=4, grid=16, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-def test_training_and_regularisation_pictures_both_see_all_anchors_alike(batch_size: int) -> None:
+def test_training_and_regularisation_images_both_see_all_anchors_alike(batch_size: int) -> None:
     """On the samples of a real plan; each count is compared with what an even share would scatter by at most."""
     plan, levels = plan_with_regularisation(batch_size), anchors_of(acrf())
     refs = list(plan.samples(4000 // batch_size))
-    seen = Counter((plan.subset_of(ref.picture).is_reg, levels.anchor_of(4, ref.number)) for ref in refs)
+    seen = Counter((plan.subset_of(ref.image).is_reg, levels.anchor_of(4, ref.number)) for ref in refs)
     for is_reg in (False, True):
         counts = [seen[is_reg, anchor] for anchor in range(8)]
         assert stats.chisquare(counts).pvalue > 1e-6
@@ -193,7 +193,7 @@ def test_training_and_regularisation_pictures_both_see_all_anchors_alike(batch_s
 
 
 @pytest.mark.parametrize("period", [2, 4, 8])
-def test_a_pattern_in_the_order_of_pictures_does_not_meet_the_same_anchors_always(period: int) -> None:
+def test_a_pattern_in_the_order_of_images_does_not_meet_the_same_anchors_always(period: int) -> None:
     levels = anchors_of(acrf())
     counts = Counter(levels.anchor_of(1, number) for number in range(0, 500 * period, period))
     assert stats.chisquare([counts[anchor] for anchor in range(8)]).pvalue > 1e-6
@@ -376,7 +376,7 @@ def test_flow_matching_is_the_regression_of_the_velocity_in_every_family(given: 
 # Prior, curvature, guidance, jitter.
 
 
-def test_regularisation_pictures_are_held_to_the_base_model_and_to_nothing_else() -> None:
+def test_regularisation_images_are_held_to_the_base_model_and_to_nothing_else() -> None:
     is_reg = torch.tensor([False, True, True, False])
     batch = replace(batch_of(4), regularisation=is_reg, weights=torch.tensor([1.0, 0.5, 2.0, 1.0]))
     options = {**EVERYTHING, "base_prior_weight": 0.7, "free_stream_ratio": 1.0, "jitter_scale": 0.0}
@@ -394,7 +394,7 @@ def test_regularisation_pictures_are_held_to_the_base_model_and_to_nothing_else(
     assert [len(x) for what, x, _ in network.told if what == "base"] == [2]
 
 
-def test_without_regularisation_pictures_in_the_batch_the_base_is_not_asked() -> None:
+def test_without_regularisation_images_in_the_batch_the_base_is_not_asked() -> None:
     objective = acrf(base_prior_weight=1.0)
     for regularisation in (None, torch.zeros(4, dtype=torch.bool)):
         _, _, network = trained(objective, replace(batch_of(4), regularisation=regularisation))
@@ -403,7 +403,7 @@ def test_without_regularisation_pictures_in_the_batch_the_base_is_not_asked() ->
     assert torch.equal(trained(objective, batch_of(4))[0].loss, plain.loss)
 
 
-def test_a_network_that_is_shared_out_is_called_equally_often_by_all_processes() -> None:
+def test_a_network_that_is_sharded_is_called_equally_often_by_all_processes() -> None:
     objective = acrf(base_prior_weight=1.0, cfg_training_scale=4.0, cfg_training_ratio=0.5)
     for batch in (batch_of(1, first=number) for number in range(12)):
         for regularisation in (None, torch.tensor([True]), torch.tensor([False])):
@@ -439,7 +439,7 @@ def test_curvature_is_the_second_difference_along_the_samples_own_path() -> None
     assert torch.allclose(gradient, weight.grad, rtol=1e-4)
 
 
-def test_curvature_comes_every_so_many_steps_from_its_start_and_never_on_held_out_pictures() -> None:
+def test_curvature_comes_every_so_many_steps_from_its_start_and_never_on_held_out_images() -> None:
     objective = acrf(curvature_weight=1.0, curvature_interval=3, curvature_start=4)
     asked = [len(trained(objective, replace(batch_of(2), step=step))[2].told) for step in range(-1, 10)]
     assert asked == [1, 1, 1, 1, 1, 1, 1, 3, 1, 1, 3]

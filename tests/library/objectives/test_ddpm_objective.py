@@ -54,12 +54,12 @@ def test_losses_of_a_zero_and_of_the_best_prediction_are_the_published_levels(
     assert isinstance(path, NoiseSchedulePath)
     made = FAMILY.objective(DdpmObjectiveOptions(min_snr_gamma=5.0), path, "v_prediction")
     assert isinstance(made, Regression)
-    # Errors are squares of linear forms, so picture and noise of one deviation up or down integrate them exactly; every step once.
-    picture, noise = torch.tensor([1.0, 1.0, -1.0, -1.0]) * variance**0.5, torch.tensor([1.0, -1.0, 1.0, -1.0])
+    # Errors are squares of linear forms, so image and noise of one deviation up or down integrate them exactly; every step once.
+    image, noise = torch.tensor([1.0, 1.0, -1.0, -1.0]) * variance**0.5, torch.tensor([1.0, -1.0, 1.0, -1.0])
     steps = path.times(torch.arange(path.num_steps))
     exact = replace(made, times=lambda u, sides: steps, noise=lambda x0, draw: (noise.view(1, 1, 4), noise.view(1, 1, 4)))
     count = path.num_steps
-    batch = Batch(picture.view(1, 1, 1, 4).expand(count, 1, 1, 4), [{}] * count, torch.arange(count), torch.ones(count), [""] * count)
+    batch = Batch(image.view(1, 1, 1, 4).expand(count, 1, 1, 4), [{}] * count, torch.arange(count), torch.ones(count), [""] * count)
     for is_best, wanted in ((False, zero), (True, best)):
         losses = exact(Linear(path, variance, is_best), batch, 0)
         assert (f"{losses.loss.double().mean():.5f}", f"{losses.parts['unweighted'].double().mean():.5f}") == wanted

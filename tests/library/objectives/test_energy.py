@@ -14,7 +14,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from sd_scripts import families
-from sd_scripts.dataset.weights import terms_of
 from sd_scripts.families.lgt.edges import edge_difference, edge_map
 from sd_scripts.families.lgt.energy import Energy
 from sd_scripts.families.lgt.options import INTEGRATORS, LgtObjectiveOptions
@@ -55,7 +54,7 @@ def condition(goal: str) -> Condition:
 
 
 def batch_of(numbers: Sequence[int], goals: Sequence[str], sides: tuple[int, int] = (8, 8), references: int = 3) -> Batch:
-    """Pictures and references follow from the sample number, as in a run."""
+    """Images and references follow from the sample number, as in a run."""
     return Batch(
         x0=torch.stack([normal(4, *sides, seed=number) for number in numbers]),
         conditions=[condition(STYLES[number % 2]) for number in numbers],
@@ -197,7 +196,7 @@ def expected_parts(options: LgtObjectiveOptions, batch: Batch, network: Network)
         for size, weight in zip(options.swd_scales, options.swd_scale_weights or [1.0] * 9, strict=False):
             along = directions(4 * size * size, options.num_projections, rng_for(0, first, f"directions/{size}")).double()
             ours = torch.cat([windows(ends[other], size) for other in together])
-            theirs = torch.cat([windows(picture.double(), size) for other in together for picture in batch.references[other]])
+            theirs = torch.cat([windows(image.double(), size) for other in together for image in batch.references[other]])
             total += weight * float(np.mean(ot.wasserstein_1d((ours @ along).numpy(), (theirs @ along).numpy(), p=2)))
         found["swd"].append(total)
     return found
@@ -342,7 +341,7 @@ def test_back_translation_tells_the_flow_the_edges_of_what_the_model_draws_in_th
     assert 0 < len(rows) < count
     others = [number for number in range(count) if number not in rows]
     assert torch.equal(maps[others], own[others])
-    # The way from noise to the picture in two steps, each asking twice, in the wanted style.
+    # The way from noise to the image in two steps, each asking twice, in the wanted style.
     assert [t[0].item() for _, t, _ in network.asked] == [1.0, 0.75, 0.5, 0.25, network.asked[-1][1][0].item()]
     assert network.asked[0][2] == [float(1 + STYLES.index(batch.goals[row])) for row in rows]
     noise = [torch.randn(4, 6, 6, generator=rng_for(0, row, "back-translation noise")) for row in rows]
@@ -411,7 +410,7 @@ def test_references_may_have_other_sizes_and_numbers_than_the_samples(pooling):
     for row, rows in enumerate([[0, 1], [0, 1], [2]] if pooling == "style" else [[0], [1], [2]]):
         along = directions(36, 64, rng_for(0, rows[0], "directions/3")).double()
         ours = torch.cat([windows(batch.x0[other].double(), 3) for other in rows]) @ along
-        theirs = torch.cat([windows(picture.double(), 3) for other in rows for picture in references[other]]) @ along
+        theirs = torch.cat([windows(image.double(), 3) for other in rows for image in references[other]]) @ along
         assert found[row].item() == pytest.approx(float(np.mean(ot.wasserstein_1d(ours.numpy(), theirs.numpy(), p=2))), rel=1e-3)
 
 
@@ -564,7 +563,7 @@ def test_inversion_brings_the_same_style_back_and_gets_no_gradient():
     assert network.with_gradient == [True, False, False, False, True, True, True], "the flow, the way out, the way back"
 
 
-def test_the_energy_joins_at_its_step_and_is_always_there_for_held_out_pictures():
+def test_the_energy_joins_at_its_step_and_is_always_there_for_held_out_images():
     batch = batch_of([0, 1], ["flat", "line"])
     found = {}
     for step in (0, 9, 10, -1):
@@ -616,6 +615,6 @@ def test_weights_of_styles_that_are_not_there_are_named():
 
 def test_it_has_no_levels_texts_priors_or_colours_of_its_own():
     options = LgtObjectiveOptions()
-    assert (objectives.num_anchors(options), objectives.wants_empty_text(options), terms_of(options)) == (0, False, {})
+    assert (options.num_anchors, options.wants_empty_text, options.term_weights) == (0, False, {})
     assert not objectives.wants_colours(options, ())
     objectives.check_prior(options, has_regularisation=False)

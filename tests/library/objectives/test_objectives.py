@@ -142,7 +142,7 @@ def test_the_times_of_every_sampling_that_a_flow_model_offers_are_tested() -> No
     assert {name for names in offered for name in names} == {name.split()[0] for name in CLOSED_FORMS}
 
 
-def test_larger_pictures_are_trained_at_noisier_times_with_flux_shift() -> None:
+def test_larger_images_are_trained_at_noisier_times_with_flux_shift() -> None:
     times = times_of(FluxFlowObjectiveOptions(timestep_sampling="flux_shift"), FLOW)
     u = torch.rand(1000, generator=fresh(), dtype=torch.float64)
     assert (times(u, (128, 128)) > times(u, (64, 64))).all()
@@ -301,11 +301,11 @@ def test_the_other_weights_equal_their_formulas() -> None:
     assert torch.allclose(
         make(ObjectiveOptions(debiased_estimation_loss=True), DDPM, "v_prediction").weight(t).double(), 1 / (snr + 1), **close
     )
-    # The same loss, told of the picture instead of the noise.
-    of_picture = make(ObjectiveOptions(debiased_estimation_loss=True), ZERO_SNR, "sample").weight
+    # The same loss, told of the image instead of the noise.
+    of_image = make(ObjectiveOptions(debiased_estimation_loss=True), ZERO_SNR, "sample").weight
     zero_snr = ZERO_SNR.alphas_cumprod[ZERO_SNR.steps(t)]
-    assert torch.allclose(of_picture(t).double(), (zero_snr / (1 - zero_snr)).clamp(max=1000).sqrt(), **close)
-    assert of_picture(torch.ones(1)).item() == 0
+    assert torch.allclose(of_image(t).double(), (zero_snr / (1 - zero_snr)).clamp(max=1000).sqrt(), **close)
+    assert of_image(torch.ones(1)).item() == 0
     like = make(ObjectiveOptions(scale_v_pred_loss_like_noise_pred=True), DDPM, "v_prediction").weight(t).double()
     assert torch.allclose(like, snr / (snr + 1), **close)
     added = make(ObjectiveOptions(v_pred_like_loss=0.5), DDPM, "epsilon").weight(t).double()

@@ -20,8 +20,8 @@ def white(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=seeded(seed))
 
 
-def like_pictures(*shape: int, seed: int = 0) -> Tensor:
-    """White latents blurred and brought back to deviation 1, with a mean of their own, as those of pictures have."""
+def like_images(*shape: int, seed: int = 0) -> Tensor:
+    """White latents blurred and brought back to deviation 1, with a mean of their own, as those of images have."""
     latents = blurred(white(*shape, seed=seed), 3)
     return latents / latents.std() + 0.5
 
@@ -37,7 +37,7 @@ def reference(latents: NDArray[np.float64], size: int, positions: list[int]) -> 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_it_is_the_mean_squared_difference_of_the_cosines(size):
-    found, source = like_pictures(2, 3, 6, 5, seed=1), like_pictures(2, 3, 6, 5, seed=2)
+    found, source = like_images(2, 3, 6, 5, seed=1), like_images(2, 3, 6, 5, seed=2)
     positions = torch.stack([chosen_positions(30, 12, seeded(seed)) for seed in (1, 2)])
     for chosen in (None, positions):
         values = self_similarity(found, source, size, chosen)
@@ -56,17 +56,17 @@ def test_positions_are_drawn_without_repetition_and_are_all_where_there_are_few(
 
 
 def test_descriptors_have_length_one_and_no_common_direction():
-    found = descriptors(like_pictures(2, 4, 8, 8), 3)
+    found = descriptors(like_images(2, 4, 8, 8), 3)
     assert found.shape == (2, 64, 36)
     assert torch.allclose(found.norm(dim=-1), torch.ones(2, 64), atol=1e-6)
-    # A constant picture has none, and still a finite gradient.
+    # A constant image has none, and still a finite gradient.
     flat = torch.ones(1, 4, 8, 8, requires_grad=True)
-    self_similarity(flat, like_pictures(1, 4, 8, 8), 3).sum().backward()
+    self_similarity(flat, like_images(1, 4, 8, 8), 3).sum().backward()
     assert torch.isfinite(flat.grad).all()
 
 
-def test_the_same_picture_is_at_nothing_and_a_little_noise_at_little():
-    source = like_pictures(4, 4, 16, 16)
+def test_the_same_image_is_at_nothing_and_a_little_noise_at_little():
+    source = like_images(4, 4, 16, 16)
     assert self_similarity(source, source, 3).max().item() == 0
     levels = [self_similarity(source + noise * white(4, 4, 16, 16, seed=1), source, 3).mean().item() for noise in (0.1, 0.3, 1.0, 3.0)]
     assert levels == sorted(levels)
@@ -82,7 +82,7 @@ def test_white_latents_compared_pixel_by_pixel_have_the_published_level(channels
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_chance_is_the_mean_over_rearrangements_of_the_descriptors(size):
-    source = like_pictures(1, 4, 8, 8)
+    source = like_images(1, 4, 8, 8)
     unit = descriptors(source, size)[0]
     cosines = unit @ unit.T
     orders = [torch.randperm(64, generator=seeded(seed)) for seed in range(400)]
@@ -101,7 +101,7 @@ def test_descriptors_of_white_latents_have_a_level_of_their_own():
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_negative_and_turned_channels_are_seen_by_the_blurred_difference_alone(size):
     """All angles between places stay as they are, so no descriptor can tell: neither patches nor centring. The anchor w_low can."""
-    source = like_pictures(4, 4, 16, 16)
+    source = like_images(4, 4, 16, 16)
     rotation = torch.linalg.qr(white(4, 4, seed=3))[0]
     for changed in (-source, torch.einsum("kc,bchw->bkhw", rotation, source)):
         assert self_similarity(changed, source, size).max().item() < 1e-10
@@ -113,7 +113,7 @@ def test_a_negative_and_turned_channels_are_seen_by_the_blurred_difference_alone
 
 def test_patches_and_centring_see_other_brightness_at_single_places():
     """Uncentred single pixels do not: their angles stay when each is multiplied by a positive number of its own."""
-    source = like_pictures(4, 4, 16, 16)
+    source = like_images(4, 4, 16, 16)
     gains = torch.exp(0.5 * white(4, 1, 16, 16, seed=5))
     unit, changed = ((x / x.norm(dim=1, keepdim=True)).flatten(2).transpose(1, 2) for x in (source, gains * source))
     assert (unit @ unit.transpose(1, 2) - changed @ changed.transpose(1, 2)).square().mean().item() < 1e-10
@@ -122,7 +122,7 @@ def test_patches_and_centring_see_other_brightness_at_single_places():
 
 
 def test_the_gradient_is_that_of_finite_differences():
-    source = like_pictures(2, 2, 4, 4).double()
+    source = like_images(2, 2, 4, 4).double()
     positions = torch.stack([chosen_positions(16, 9, seeded(seed)) for seed in (1, 2)])
     found = white(2, 2, 4, 4, seed=1).double().requires_grad_()
     for size in (1, 3):
@@ -131,7 +131,7 @@ def test_the_gradient_is_that_of_finite_differences():
 
 
 def test_it_is_computed_in_32_bits_inside_autocast():
-    found, source = like_pictures(2, 4, 8, 8, seed=1), like_pictures(2, 4, 8, 8, seed=2)
+    found, source = like_images(2, 4, 8, 8, seed=1), like_images(2, 4, 8, 8, seed=2)
     with torch.autocast("cpu", torch.bfloat16):
         inside = self_similarity(found, source, 3)
     assert torch.equal(inside, self_similarity(found, source, 3))

@@ -21,7 +21,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def as_latents(points: Tensor) -> Tensor:
-    """Points (n, d) as one picture whose pixels they are."""
+    """Points (n, d) as one image whose pixels they are."""
     return points.T.reshape(1, points.shape[1], -1, 1)
 
 
@@ -153,8 +153,8 @@ def test_projections_are_those_of_the_windows_inside(size):
     along = torch.stack([directions(4 * size * size, 6, seeded(seed)) for seed in (1, 2)])
     found = projected(latents, along, size)
     assert found.shape == (2, 6, 3 * (9 - size + 1) * (7 - size + 1))
-    for pictures, vectors, values in zip(latents, along, found, strict=True):
-        windows = F.unfold(pictures, size).transpose(1, 2).flatten(0, 1)
+    for images, vectors, values in zip(latents, along, found, strict=True):
+        windows = F.unfold(images, size).transpose(1, 2).flatten(0, 1)
         assert torch.allclose(values, (windows @ vectors).T, atol=1e-5)
 
 
@@ -166,8 +166,8 @@ def test_sets_of_equal_and_of_different_shapes_are_what_each_is_alone():
     along = [directions(27, 7, seeded(seed)) for seed in range(4)]
     together = sliced_wasserstein(found, wanted, along, 3)
 
-    def windows(pictures: list[Tensor]) -> Tensor:
-        return torch.cat([F.unfold(one, 3).transpose(1, 2).flatten(0, 1) for one in pictures])
+    def windows(images: list[Tensor]) -> Tensor:
+        return torch.cat([F.unfold(one, 3).transpose(1, 2).flatten(0, 1) for one in images])
 
     expected = [by_pot(windows([one]), windows(others), vectors) for one, others, vectors in zip(found, wanted, along, strict=True)]
     assert together.tolist() == pytest.approx(expected, rel=1e-4)

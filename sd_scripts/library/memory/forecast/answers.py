@@ -18,13 +18,14 @@ from sd_scripts.families.common.made import CONFIGS as VAE_CONFIGS
 from sd_scripts.library.core.protocols import Beginning, ModelFamily, Parts
 from sd_scripts.library.train.environment import CPU, with_global_batch
 from sd_scripts.runs.command import shown
+from sd_scripts.runs.events import ForecastChecked, Forecasted
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.prompts import PromptSpec
 from sd_scripts.schema.runs import RunOptions
 
 from .estimate import Forecaster
-from .fitting import Plan, plan_for
+from .fitting import FitPlan, plan_for
 from .structure import EVERYTHING, is_absent, settle
 from .values import CARDS, GIB, Bucket, Forecast, Questions, Size
 
@@ -120,21 +121,21 @@ class Estimate:
         return "\n".join([table(forecast, self._options), "", verdict(forecast, here)])
 
 
-class Beside:
+class ForecastComparison:
     """The forecast of a run in its event log, and what was measured beside it at the end."""
 
     def __init__(self, run: RunDirectory, forecast: Forecast) -> None:
         self._run, self._forecast = run, forecast
         parts = {name: round(size / GIB, 3) for name, size in forecast.worst.parts.items()}
         phases = {phase.name: round(phase.total / GIB, 3) for phase in forecast.phases}
-        run.log("forecast", gib=round(forecast.total / GIB, 3), card_gib=round(forecast.on_card / GIB, 3), phases=phases, parts=parts)
+        run.log(Forecasted(gib=round(forecast.total / GIB, 3), card_gib=round(forecast.on_card / GIB, 3), phases=phases, parts=parts))
         log.info("forecast: %.1f GiB of tensors, most of all in %s", forecast.total / GIB, forecast.worst.name)
 
     def measured(self, peak_gib: float) -> None:
         """Writes the most that the device's tensors have taken beside the forecast."""
         forecast = self._forecast.total / GIB
         error = round(100 * (forecast / peak_gib - 1), 1) if peak_gib else None
-        self._run.log("forecast_checked", gib=round(forecast, 3), measured_gib=round(peak_gib, 3), error_percent=error)
+        self._run.log(ForecastChecked(gib=round(forecast, 3), measured_gib=round(peak_gib, 3), error_percent=error))
         log.info("memory: %.2f GiB were forecast, %.2f GiB were the most that tensors took", forecast, peak_gib)
 
 
@@ -146,10 +147,10 @@ def beside(
     prompts: Sequence[PromptSpec],
     sources: Sequence[Size],
     processes: int,
-) -> Beside | None:
+) -> ForecastComparison | None:
     """Forecasts a run that is starting, in a few seconds; None, with a line in the log, where that does not work."""
     try:
-        return Beside(run, Estimate(family, options, plan, prompts, False, sources, processes).forecaster(options))
+        return ForecastComparison(run, Estimate(family, options, plan, prompts, False, sources, processes).forecaster(options))
     # Whatever a model may do on the meta device, it is no reason not to train it.
     except Exception as err:
         log.warning("the memory of this run could not be forecast (%s: %s)", type(err).__name__, str(err).partition("\n")[0])
@@ -210,7 +211,7 @@ def _reason(forecast: Forecast, card: int) -> str:
     return f"it fits on the card, but the {forecast.host / GIB:.1f} GiB of host RAM are more than this machine has"
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: FitPlan) -> list[str]:
     """A plan for people: what each change spares, and the options to take over as flags and as TOML."""
     card, need = plan.card / GIB, plan.forecast.on_card / GIB
     if not plan.steps:
@@ -234,7 +235,7 @@ def plan_lines(plan: Plan) -> list[str]:
     return [*lines, "", "As flags:", f"  {flags}", "In the TOML file:", *toml]
 
 
-def plan_as_json(plan: Plan) -> dict[str, Any]:
+def plan_as_json(plan: FitPlan) -> dict[str, Any]:
     """A plan for programs."""
     steps = [{"options": step.options, "cost": step.cost, "before": step.before, "after": step.after} for step in plan.steps]
     return {"card": plan.card, "fits": plan.fits, "changes": plan.changes, "steps": steps, "forecast": plan.forecast.as_json()}

@@ -16,13 +16,12 @@ import psutil
 import torch
 
 from sd_scripts.families import FACTS
-from sd_scripts.families.common.pictures import TILE
+from sd_scripts.families.common.images import TILE
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.library.memory.swapping import spread
-from sd_scripts.library.render.sample import at_once
+from sd_scripts.library.render.renderer import at_once
 from sd_scripts.library.train.editing import control_size
 from sd_scripts.library.train.trained import dtypes_of_run, trained_encoders
-from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .accounting import rounded
@@ -98,11 +97,11 @@ class Forecaster:
         """What of these options is measured, a key of its model, and the scales for it."""
         memory = options.memory.model_copy(
             update={
-                "blocks_to_swap": 0, "gradient_checkpointing_cpu_offload": False, "oom_ladder": False, "attention_backend": "auto",
+                "blocks_to_swap": 0, "gradient_checkpointing_cpu_offload": False, "oom_fallback": False, "attention_backend": "auto",
                 "cuda_allow_tf32": False, "cuda_cudnn_benchmark": False, "vae_tiling": False,
             }
         )  # fmt: skip
-        # What is held in few bits, and the size of control pictures, are arithmetic and a question.
+        # What is held in few bits, and the size of control images, are arithmetic and a question.
         plain = {"transformer_quantization": "none", "text_encoder_quantization": "none", "control_resolution": None}
         model = options.model.model_copy(update={name: value for name, value in plain.items() if hasattr(options.model, name)})
         measured = options.model_copy(update={"memory": memory, "compile": type(options.compile)(), "model": model})
@@ -133,21 +132,29 @@ class Forecaster:
     # Phases.
 
     def _caching(self, options: RunOptions) -> Phase | None:
+        """The VAE makes all latents and leaves before the text encoders come, each if it is on this card; what is not cached stays."""
         data = options.dataset
         if not (data.cache_latents or data.cache_text_encoder_outputs):
             return None
         _, key, scales = self._weigh(options)
         bucket = self._bucket(options)
-        sizes = (bucket.size, *bucket.controls)
-        largest = max(sizes, key=lambda size: size[0] * size[1])
-        batch = str(data.vae_batch_size)
-        encoding = self._once(
-            ("encode", key, batch, str(largest)), "the VAE while it encodes", lambda: scales.encoding(largest, data.vae_batch_size)
-        )
-        captions = data.text_encoder_batch_size
-        reading = self._once(("read", key, str(captions)), "the text encoders", lambda: scales.reading(captions))
-        parts = {"VAE": scales.vae, "text encoders": _encoders(options, scales), "activations": max(encoding, reading), "cuBLAS": WORKSPACE}
-        return phase("caching", f"{_named(largest)} in batches of {batch}, captions in batches of {captions}", parts)
+        largest = max((bucket.size, *bucket.controls), key=lambda size: size[0] * size[1])
+        latents, captions = data.vae_batch_size, data.text_encoder_batch_size
+        vae_there, text_there = (name in (None, "cuda", "cuda:0") for name in options.model.encoder_devices)
+        vae = {"VAE": scales.vae} if vae_there else {}
+        stages: list[dict[str, int]] = []
+        if data.cache_latents and vae_there:
+            encoding = self._once(
+                ("encode", key, str(latents), str(largest)), "the VAE while it encodes", lambda: scales.encoding(largest, latents)
+            )
+            stages.append({**vae, "activations": encoding})
+        if data.cache_text_encoder_outputs and text_there:
+            reading = self._once(("read", key, str(captions)), "the text encoders", lambda: scales.reading(captions))
+            stages.append({**({} if data.cache_latents else vae), "text encoders": _encoders(options, scales), "activations": reading})
+        if not stages:
+            return None
+        parts = max(stages, key=lambda stage: sum(stage.values())) | {"cuBLAS": WORKSPACE}
+        return phase("caching", f"{_named(largest)} in batches of {latents}, captions in batches of {captions}", parts)
 
     def _training(self, options: RunOptions) -> Phase:
         measured, key, scales = self._weigh(options)
@@ -171,8 +178,8 @@ class Forecaster:
         offloaded = self._offloaded(options, one)
         activations = one.activations - min(one.gradients, one.activations) - offloaded
         base = frozen - min(home, frozen) if one.frozen else 0
-        adapts = isinstance(options.network, NetworkOptions)
-        # An adapter stays whole in every process; what is trained of the network itself is shared out with the rest.
+        adapts = options.method == "network"
+        # An adapter stays whole in every process; what is trained of the network itself is sharded with the rest.
         shares, gathered = self._shared(options, one)
         own = 1 if adapts else shares
         parts = {
@@ -233,14 +240,14 @@ class Forecaster:
         steps = self._once(
             ("draw", key, str((found, controls))), f"a preview of {_named(size)}", lambda: scales.drawing(size, batch, cfg_scale, controls)
         )
-        # Evaluations decode one picture at a time.
+        # Evaluations decode one image at a time.
         decoded_at_once = batch if self._questions.evaluation is None else 1
         tiled = options.memory.vae_tiling
         piece = (min(width, TILE), min(height, TILE)) if tiled else size
         decoding = self._once(
             ("decode", key, str((piece, decoded_at_once))), "the VAE while it decodes", lambda: scales.decoding(piece, decoded_at_once)
         )
-        # Rows of tiles and the picture that they become, three float32 a pixel each.
+        # Rows of tiles and the image that they become, three float32 a pixel each.
         decoding += 2 * 3 * 4 * decoded_at_once * width * height if tiled else 0
         stays = {name: size for name, size in self._training(options).parts.items() if name not in ("activations", "gradients")}
         vae = {"VAE": scales.vae}
@@ -269,7 +276,7 @@ class Forecaster:
         return Bucket(size, tuple(size if one == bucket.size else self._control(one, options) for one in bucket.controls))
 
     def _control(self, size: tuple[int, int], options: RunOptions) -> tuple[int, int]:
-        """The size of a control picture with the sides of this one."""
+        """The size of a control image with the sides of this one."""
         sized = control_size(self._family, options.model)
         return size if sized is None else sized(size)
 

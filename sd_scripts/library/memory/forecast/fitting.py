@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitPlan:
     """What to change so that a run fits."""
 
     card: int
@@ -61,13 +61,15 @@ class Plan:
         return found
 
 
-def plan_for(card: int, options: RunOptions, predict: Predict) -> Plan:
+def plan_for(card: int, options: RunOptions, predict: Predict) -> FitPlan:
     """The plan for a card of so many bytes; without steps where the run fits as it is. It may not fit with every change made."""
     asked, forecast = options, predict(options)
     steps: list[Step] = []
     for change in _CHANGES:
         if forecast.fits(card):
             break
+        if forecast.on_card <= card and change not in _SPARE_HOST_RAM:
+            continue
         for values, cost in change(options, forecast, predict, card):
             changed = with_values(options, values)
             if changed is None:
@@ -79,7 +81,7 @@ def plan_for(card: int, options: RunOptions, predict: Predict) -> Plan:
             options, forecast = changed, found
             if forecast.fits(card):
                 break
-    plan = Plan(card, options, forecast, tuple(steps))
+    plan = FitPlan(card, options, forecast, tuple(steps))
     return _told_again(_relaxed(_pruned(plan, asked, predict), predict), asked, predict) if plan.fits else plan
 
 
@@ -94,18 +96,18 @@ def _helps(before: Forecast, after: Forecast, card: int) -> bool:
     return before.on_card - after.on_card > WORTH_IT or trains_in_less
 
 
-def _pruned(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
+def _pruned(plan: FitPlan, asked: RunOptions, predict: Predict) -> FitPlan:
     """The plan without changes that later ones have made needless, those that cost most left out first."""
     for needless in reversed(plan.steps[:-1]):
         kept = [step for step in plan.steps if step is not needless]
         values = {name: value for step in kept for name, value in step.options.items()}
         options = with_values(asked, values)
         if options is not None and predict(options).fits(plan.card):
-            plan = Plan(plan.card, options, predict(options), tuple(kept))
+            plan = FitPlan(plan.card, options, predict(options), tuple(kept))
     return plan
 
 
-def _relaxed(plan: Plan, predict: Predict) -> Plan:
+def _relaxed(plan: FitPlan, predict: Predict) -> FitPlan:
     """The same plan with as few swapped blocks as the changes that came later allow."""
     if not any("blocks_to_swap" in step.options for step in plan.steps):
         return plan
@@ -113,10 +115,10 @@ def _relaxed(plan: Plan, predict: Predict) -> Plan:
     options = with_values(plan.options, {"blocks_to_swap": fewest})
     assert options is not None
     steps = tuple(replace(step, options={"blocks_to_swap": fewest}) if "blocks_to_swap" in step.options else step for step in plan.steps)
-    return Plan(plan.card, options, predict(options), steps)
+    return FitPlan(plan.card, options, predict(options), steps)
 
 
-def _told_again(plan: Plan, asked: RunOptions, predict: Predict) -> Plan:
+def _told_again(plan: FitPlan, asked: RunOptions, predict: Predict) -> FitPlan:
     """The same plan with what each step spares, counted anew."""
     steps, options = [], asked
     for step in plan.steps:
@@ -153,9 +155,9 @@ Tried = Iterator[tuple[dict[str, Any], str]]
 
 def _caches(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
     data = options.dataset
-    if "cache_latents" in type(data).model_fields and not data.cache_latents:
+    if not data.cache_latents:
         yield {"cache_latents": True}, "same result; crops are drawn once"
-    if "cache_text_encoder_outputs" in type(data).model_fields and not data.cache_text_encoder_outputs:
+    if data.caches_texts and not data.cache_text_encoder_outputs:
         yield {"cache_text_encoder_outputs": True}, "same result"
 
 
@@ -186,7 +188,7 @@ def _swap(options: RunOptions, forecast: Forecast, predict: Predict, card: int) 
     if most <= now:
         return
     trained = "" if options.method == "network" else " and the optimizer works in host RAM"
-    cost = f"same result; some of the speed, less with larger pictures{trained}"
+    cost = f"same result; some of the speed, less with larger images{trained}"
     yield {"blocks_to_swap": _fewest(options, predict, card, most)}, cost
 
 
@@ -225,7 +227,7 @@ def _tables(options: RunOptions, forecast: Forecast, predict: Predict, card: int
         yield {"modulation_table": True}, "the same but for times, which are multiples of 1/1000; see what host RAM it takes"
 
 
-def _whole_weights(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
+def _full_finetune(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
     if options.method == "network":
         return
     accumulates = options.training.gradient_accumulation_steps > 1
@@ -252,7 +254,7 @@ def _fewer_bits(options: RunOptions, forecast: Forecast, predict: Predict, card:
 
 def _vae(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
     if options.model.vae_dtype == "float" and forecast.worst.name != "training" and FACTS[options.family].network.vae_in_16_bits:
-        yield {"vae_dtype": "bf16"}, "the VAE in bf16: pictures change below what is seen"
+        yield {"vae_dtype": "bf16"}, "the VAE in bf16: images change below what is seen"
 
 
 def _resolution(options: RunOptions, forecast: Forecast, predict: Predict, card: int) -> Tried:
@@ -295,9 +297,11 @@ _CHANGES = (
     _batch,
     _tables,
     _text_encoder,
-    _whole_weights,
+    _full_finetune,
     _vae,
     _fewer_bits,
     _controls,
     _resolution,
 )
+_SPARE_HOST_RAM = (_full_finetune, _text_encoder, _fewer_bits, _vae)
+"""What is tried where the card has room enough and the machine has not."""

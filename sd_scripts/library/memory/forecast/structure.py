@@ -17,7 +17,7 @@ from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, 
 from sd_scripts.library.loading.common import BASE, dtypes_of
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.source import find
-from sd_scripts.schema.model import BaseModelOptions, ModelOptions
+from sd_scripts.schema.model import ModelOptions
 
 from .accounting import META
 
@@ -39,7 +39,6 @@ def structure_of(family: ModelFamily, options: ModelOptions, dtypes: dict[str, t
     Raises OptionError for a model that is there and cannot be read. Quantisation and merged files change no structure and are left out, and
     so is a training adapter that is not on this disk.
     """
-    assert isinstance(options, BaseModelOptions)
     asked, published = options, cast("PublishedFamily", family)
     plain: dict[str, Any] = {"base_weights": (), "base_weights_multiplier": (), "transformer_quantization": "none"}
     off = {"text_encoder_quantization": "none", "training_adapter": None, "training_adapter_multiplier": 1.0, "modulation_table": False}
@@ -106,17 +105,17 @@ def is_absent(name: str | None) -> bool:
 
 
 def latents_of(family: ModelFamily, parts: Parts, size: tuple[int, int], batch: int) -> Tensor:
-    """Latents (batch, C, h, w) of pictures of this (width, height), float32, on the meta device."""
+    """Latents (batch, C, h, w) of images of this (width, height), float32, on the meta device."""
     with torch.no_grad():
-        return family.encode_pictures(parts, torch.empty(batch, 3, size[1], size[0], device=META)).float()
+        return family.encode_images(parts, torch.empty(batch, 3, size[1], size[0], device=META)).float()
 
 
 def conditions_of(
     family: ModelFamily, parts: Parts, size: tuple[int, int], batch: int, caption: str, controls: Mapping[str, Tensor]
 ) -> list[Condition]:
-    """What a batch of pictures of this (width, height) is conditioned on, on the meta device, for captions as long as this one.
+    """What a batch of images of this (width, height) is conditioned on, on the meta device, for captions as long as this one.
 
-    controls: latents of the control pictures of each, by their names in a condition.
+    controls: latents of the control images of each, by their names in a condition.
     """
     told = {name: tensor.to(META) for name, tensor in family.size_condition(Geometry(size, (0, 0), size)).items()} | dict(controls)
     return [{**text, **told} for text in family.texts_like(parts, caption, batch, len(controls))]

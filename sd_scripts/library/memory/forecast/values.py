@@ -14,7 +14,7 @@ WORKSPACE = 32 * 2**20
 GAPS = 0.05
 """Of the tensors' memory, what lies idle between them in PyTorch's segments of 2 and 20 MiB, and what a driver keeps of a card."""
 PROCESS = 2 * GIB
-"""Host RAM of a process that trains, without networks: PyTorch, CUDA and diffusers, pictures of the next batches."""
+"""Host RAM of a process that trains, without networks: PyTorch, CUDA and diffusers, images of the next batches."""
 CARDS = (8, 12, 16, 24, 32, 48, 80)
 """GiB of common cards."""
 
@@ -41,7 +41,7 @@ class Questions:
     evaluation: tuple[Size, int, float] | None = None
     """Of style transfer: (width, height) of the largest source, number of styles and cfg_scale."""
     num_controls: int = 0
-    """Control pictures of a preview."""
+    """Control images of a preview."""
 
 
 @dataclass(frozen=True)

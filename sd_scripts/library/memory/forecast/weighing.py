@@ -23,7 +23,6 @@ from sd_scripts.library.train.environment import DTYPES
 from sd_scripts.library.train.optim import STATE_BYTES, make_optimizer
 from sd_scripts.library.train.stepping import trained_dtype
 from sd_scripts.library.train.trained import trained_encoders
-from sd_scripts.schema.network import NetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 from .accounting import META, AsOnDevice, Ledger, backward, bytes_of, optimizer_bytes, rounded
@@ -113,7 +112,7 @@ class Scales:
         return bytes_of(self.parts.vae.parameters())
 
     def encoding(self, size: Size, batch: int) -> int:
-        """The most that the VAE has besides its weights while it encodes pictures of this size."""
+        """The most that the VAE has besides its weights while it encodes images of this size."""
         with self._mode(None), Ledger() as ledger:
             self._sides[size] = latents_of(self.family, self.parts, size, batch).shape
         return int(ledger.peak)
@@ -128,20 +127,20 @@ class Scales:
         return int(ledger.peak)
 
     def latents(self, size: Size, batch: int) -> Tensor:
-        """Latents (batch, C, h, w) of pictures of this size."""
+        """Latents (batch, C, h, w) of images of this size."""
         if size not in self._sides:
             with self._mode(None), Ledger():
                 self._sides[size] = latents_of(self.family, self.parts, size, 1).shape
         return torch.empty(batch, *self._sides[size][1:], device=META)
 
     def _conditions(self, parts: Parts, size: Size, batch: int, controls: Sequence[Size]) -> list[Condition]:
-        """What a batch is conditioned on, with latents of control pictures of these sizes."""
+        """What a batch is conditioned on, with latents of control images of these sizes."""
         told = {f"control_{index}": self.latents(control, 1)[0] for index, control in enumerate(controls)}
         with self._mode(None), Ledger():
             return conditions_of(self.family, parts, size, batch, self.questions.caption, told)
 
     def drawing(self, size: Size, batch: int, cfg_scale: float, controls: Sequence[Size]) -> int:
-        """The most that a preview's steps have besides weights. controls: (width, height) of its control pictures."""
+        """The most that a preview's steps have besides weights. controls: (width, height) of its control images."""
         both = 2 if cfg_scale not in (0, 1) and FACTS[self.family.name].network.guided_together else 1
         with torch.no_grad(), self._mode(None):
             latents = self.latents(size, batch)
@@ -151,7 +150,7 @@ class Scales:
         return int(ledger.peak)
 
     def decoding(self, size: Size, batch: int) -> int:
-        """The most that the VAE has besides its weights while it decodes pictures of this size."""
+        """The most that the VAE has besides its weights while it decodes images of this size."""
         with torch.no_grad(), self._mode(None), Ledger() as ledger:
             self.family.decode(self.parts, self.latents(size, batch))
         return int(ledger.peak)
@@ -162,7 +161,7 @@ class Scales:
         options: without swapping, quantisation, offloaded activations and compilation.
         """
         parts = self.make()
-        if isinstance(options.network, NetworkOptions):
+        if options.method == "network":
             targets = self.family.adapter_targets(parts, options.network.wants_convolutions)
             # Else each matrix of the adapter would be filled with zeros on the CPU first.
             with META:

@@ -1,1 +1,1 @@
-"""Prediction beyond one picture: requests and events, the worker of the studio and its twin inside one process."""
+"""Prediction beyond one image: requests and events, the worker of the studio and its twin inside one process."""

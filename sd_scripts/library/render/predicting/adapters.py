@@ -18,7 +18,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 
 
 @dataclass(frozen=True)
-class AdapterFile:
+class AdapterSnapshot:
     """An adapter file as it is now: one that is written anew is another one."""
 
     path: Path
@@ -32,7 +32,7 @@ class Adapters:
     def __init__(self, parts: Parts, dtype: torch.dtype) -> None:
         """dtype is the precision that their values are held in."""
         self._parts, self._dtype = parts, dtype
-        self._files: tuple[AdapterFile, ...] = ()
+        self._files: tuple[AdapterSnapshot, ...] = ()
         self._on: AppliedAdapters | None = None
 
     def problems(self, files: Sequence[str], weights: Sequence[float]) -> list[Problem]:
@@ -76,7 +76,7 @@ class Adapters:
         return (*self._files, *self._on.weights) if any(self._on.weights) else ()
 
 
-def adapter_file(name: str) -> AdapterFile:
+def adapter_file(name: str) -> AdapterSnapshot:
     """The file of that name. Raises OptionError when it is not there, or of a kind that is not opened."""
     path = Path(name).expanduser()
     if not path.is_file():
@@ -86,7 +86,7 @@ def adapter_file(name: str) -> AdapterFile:
             Problem("lora", f"lora: {path.name} is not a .safetensors file; files of other kinds can run code when they are read")
         )
     stat = path.stat()
-    return AdapterFile(path, stat.st_size, stat.st_mtime_ns)
+    return AdapterSnapshot(path, stat.st_size, stat.st_mtime_ns)
 
 
 def content_hash(name: str) -> str:

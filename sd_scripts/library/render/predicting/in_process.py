@@ -7,19 +7,17 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.predict import PredictOptions
 
-from .orders import order_of
+from .orders import Read, order_of
 from .work import Event, Workbench, failed
 
 
 class InProcess:
     """Gives the events of serve.py from its requests. Several requests at once wait for one another, in the order of arrival."""
 
-    def __init__(self, kind: type[PredictOptions], defaults: Mapping[str, object] | None = None) -> None:
-        """kind: the options of the family whose models it loads. defaults: values of options that requests leave out, such as
-        pretrained_model_name_or_path."""
-        self._kind, self._defaults = kind, dict(defaults or {})
+    def __init__(self, read: Read, defaults: Mapping[str, object] | None = None) -> None:
+        """read: makes options of what requests say. defaults: values that requests leave out, such as pretrained_model_name_or_path."""
+        self._read, self._defaults = read, dict(defaults or {})
         self._bench: Workbench | None = None
         self._lock = threading.Condition()
         self._waiting: list[threading.Event] = []
@@ -32,7 +30,7 @@ class InProcess:
         """
         if self._bench is None:
             self._bench = Workbench()
-        self._bench.load(order_of(self._kind, {"id": "load", "prompt": "-"}, self._defaults))
+        self._bench.load(order_of(self._read, {"id": "load", "prompt": "-"}, self._defaults))
 
     def submit(self, request: Mapping[str, object]) -> Iterator[Event]:
         """The events of a predict request, the last of which is done, failed or cancelled. Closing the iterator cancels the request."""
@@ -84,7 +82,7 @@ class InProcess:
     def _work(self, ident: str, request: Mapping[str, object], events: queue.SimpleQueue[Event | None], cancelled: threading.Event) -> None:
         try:
             try:
-                order = order_of(self._kind, {**request, "id": ident}, self._defaults)
+                order = order_of(self._read, {**request, "id": ident}, self._defaults)
             except OptionError as err:
                 events.put(failed(ident, err))
                 return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.predict import PredictOptions
+from sd_scripts.schema.fields import Options
+from sd_scripts.schema.predict import LoadingSection, PredictOptions
 
 _OWN_KEYS = ("op", "id", "variants", "preview_every")
 _VARIANT_KEYS = ("lora", "lora_weight", "label")
@@ -26,25 +27,35 @@ class Variant:
     lora_weight: tuple[float, ...]
 
 
+class _Adapters(Options):
+    """What a variant says, as it is checked."""
+
+    script = label = ""
+    loading: LoadingSection = LoadingSection()
+
+
 @dataclass(frozen=True)
-class Order:
+class PredictOrder:
     """A predict request."""
 
     id: str
     options: PredictOptions
     variants: tuple[Variant, ...]
     compares: bool
-    """Whether variants were asked for, and with them a picture of all."""
+    """Whether variants were asked for, and with them an image of all."""
     preview_every: int
 
     @property
-    def model(self) -> PredictOptions:
+    def model(self) -> tuple[str, object, object]:
         """The options that decide what is loaded; equal for orders that one loaded model serves."""
-        loading = self.options.loading.model_copy(update={"lora": (), "lora_weight": ()})
-        return type(self.options)(model=self.options.model, loading=loading, predict=type(self.options.predict)(serve=True))
+        return self.options.family, self.options.loads, self.options.loading.model_copy(update={"lora": (), "lora_weight": ()})
 
 
-def order_of(kind: type[PredictOptions], given: Mapping[str, object], defaults: Mapping[str, object]) -> Order:
+Read = Callable[[Mapping[str, object]], PredictOptions]
+"""Checked options of flat values. Raises OptionError with every problem."""
+
+
+def order_of(read: Read, given: Mapping[str, object], defaults: Mapping[str, object]) -> PredictOrder:
     """The order in a predict request. defaults: values of options that the request leaves out. Raises OptionError with every problem."""
     problems: list[Problem] = []
     values = {**defaults, **{key: value for key, value in given.items() if key not in _OWN_KEYS}}
@@ -52,26 +63,20 @@ def order_of(kind: type[PredictOptions], given: Mapping[str, object], defaults: 
         values = {key: value for key, value in values.items() if key not in _PER_REQUEST or key in given}
     options = None
     try:
-        options = flat.build(kind, values)
+        options = read(values)
     except OptionError as err:
         problems += err.problems
-    variants = _variants(kind, given, options, defaults, problems)
+    variants = _variants(given, options, problems)
     preview_every = given.get("preview_every", 1)
     if not isinstance(preview_every, int) or isinstance(preview_every, bool) or preview_every < 0:
         problems.append(Problem("preview_every", f"preview_every: {preview_every!r} is not a whole number of steps, 0 or more"))
     if problems or options is None:
         raise OptionError(problems)
     assert isinstance(preview_every, int)
-    return Order(str(given["id"]), options, variants, "variants" in given, preview_every)
+    return PredictOrder(str(given["id"]), options, variants, "variants" in given, preview_every)
 
 
-def _variants(
-    kind: type[PredictOptions],
-    given: Mapping[str, object],
-    options: PredictOptions | None,
-    defaults: Mapping[str, object],
-    problems: list[Problem],
-) -> tuple[Variant, ...]:
+def _variants(given: Mapping[str, object], options: PredictOptions | None, problems: list[Problem]) -> tuple[Variant, ...]:
     if "variants" not in given:
         return () if options is None else (variant_of(options),)
     asked = given["variants"]
@@ -88,9 +93,8 @@ def _variants(
             problems.append(
                 Problem("variants", f"variants: number {number} has {', '.join(unknown)}; lora, lora_weight and label are known")
             )
-        values = {**defaults, "serve": True, **{key: item.get(key, []) for key in _PER_REQUEST}}
         try:
-            loading = flat.build(kind, values, from_cli=True).loading
+            loading = flat.build(_Adapters, {key: item.get(key, []) for key in _PER_REQUEST}).loading
         except OptionError as err:
             problems += [Problem("variants", f"variants: number {number}: {problem}") for problem in err.problems]
             continue

@@ -2,14 +2,15 @@
 
 Standard output carries events and nothing else; what libraries print, and lines for people, go to standard error. One request is worked on
 at a time, in the order of arrival. The worker ends when standard input closes (what runs is cancelled), on `quit`, and on SIGTERM.
-Pictures travel as paths of files on this machine. Unknown keys of a request are refused with a sentence, unknown events are to be ignored.
+Images travel as paths of files on this machine. Unknown keys of a request are refused with a sentence, unknown events are to be ignored.
 
 Requests
 --------
 
-`{"op": "predict", "id": "a1", ...}`: make pictures. `id` is any text that is not in use. All other keys are optional:
+`{"op": "predict", "id": "a1", ...}`: make images. `id` is any text that is not in use. All other keys are optional:
 
-* every option of the family's `predict_options.py` under its flat name:
+* every option of the script under its flat name; of generate.py those of the family that `draw_with`, `family` and the files tell
+  (`sd_scripts/schema/generate.py`), of a family's own script those of its `predict_options.py`:
   `prompt`, `images`, `negative_prompt`, `steps`, `true_cfg_scale`, `seed`, `size`
   ([width, height]), `num_images`, `out` (folder of the files), `lora`, `lora_weight`, and those of the model:
   `pretrained_model_name_or_path`, `model_version`, `vae`, `text_encoder`, `control_resolution`, `transformer_quantization`,
@@ -17,7 +18,7 @@ Requests
   A key that is absent has its value from the worker's command line, or else its default. The model is loaded with the first request and
   again only when one of its options changes; other adapters or strengths never load it again.
 * `variants`: compare mode, a list of `{"lora": [...], "lora_weight": [...], "label": "..."}` in place of lora and lora_weight; `{}` is the
-  base model alone. Every variant makes the same pictures from the same seeds; label defaults to the names of its files.
+  base model alone. Every variant makes the same images from the same seeds; label defaults to the names of its files.
 * `preview_every`: steps between two thumbnails, 0 for none; 1 when absent.
 
 `{"op": "cancel", "id": "a1"}`: ends that request, between two steps when it runs, at once while it waits.
@@ -33,18 +34,18 @@ Every event has `event`, and `id` where it belongs to a request. Each predict re
 * `{"event": "queued", "id", "ahead": 2}`: accepted; `ahead` requests are before it. Sent again whenever that number changes; 0 is next.
 * `{"event": "loading", "id", "text": "toy"}`, then `{"event": "loaded", "id", "model_version": "edit-2509", "seconds": 3.1,
   "devices": {"transformer": "cuda:0", "vae": "cpu", "text_encoder": "cpu"}, "precision": "bf16", "controls": [1, 3]}`: only when the model
-  is loaded. `controls`: fewest and most control pictures of this model.
-* `{"event": "started", "id", "size": [1024, 768], "seeds": [7], "steps": 40, "pictures": 2, "variants": ["base", "my lora"]}`: checked and
-  under way. `pictures` counts over all variants.
-* `{"event": "step", "id", "step": 3, "steps": 40, "variant": 0, "done": 0, "pictures": 2, "seconds": 1.2,
-  "preview": "data:image/jpeg;..."}`: one step more of the picture at hand. `done`: pictures that are finished. `seconds`: since the start
-  of the request. `preview`: a thumbnail of what the picture will be, or null.
-* `{"event": "picture", "id", "file": "/…/1.png", "seed": 7, "variant": 0, "index": 0, "width": 1024, "height": 768}`: a picture is written.
+  is loaded. `controls`: fewest and most control images of this model.
+* `{"event": "started", "id", "size": [1024, 768], "seeds": [7], "steps": 40, "images": 2, "variants": ["base", "my lora"]}`: checked and
+  under way. `images` counts over all variants.
+* `{"event": "step", "id", "step": 3, "steps": 40, "variant": 0, "done": 0, "images": 2, "seconds": 1.2,
+  "preview": "data:image/jpeg;..."}`: one step more of the image at hand. `done`: images that are finished. `seconds`: since the start
+  of the request. `preview`: a thumbnail of what the image will be, or null.
+* `{"event": "image", "id", "file": "/…/1.png", "seed": 7, "variant": 0, "index": 0, "width": 1024, "height": 768}`: an image is written.
 * `{"event": "warning", "id", "text"}`: something is less than was asked for.
 * `{"event": "done", "id", "files": [...], "seeds": [...], "variants": [{"label", "lora", "lora_weight", "files": [...]}], "grid": null,
-  "size": [1024, 768], "seconds": 9.5}`: `files` in the order of variants, then of seeds. `grid`: one picture of all, in compare mode:
+  "size": [1024, 768], "seconds": 9.5}`: `files` in the order of variants, then of seeds. `grid`: one image of all, in compare mode:
   variants are its columns, seeds its rows.
-* `{"event": "failed", "id", "text", "problems": [{"option": "steps", "message": "..."}], "remedy": ""}`: sentences for a person; `problems`
+* `{"event": "failed", "id", "text", "problems": [{"option": "steps", "message": "..."}], "advice": ""}`: sentences for a person; `problems`
   where options are wrong, empty otherwise. `id` is null for a line that is no request.
 * `{"event": "cancelled", "id", "files": [...]}`: `files` that were finished before.
 * `{"event": "freed", "id"}`: the model is gone from memory.
@@ -66,13 +67,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from sd_scripts.library.tools.run import Cancelled, ended_by_signals
-from sd_scripts.schema import flat
+from sd_scripts.library.tools.run import ToolCancelled, ended_by_signals
+from sd_scripts.runs.importing import uncollected
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
-from sd_scripts.schema.predict import PredictOptions
 
-from .orders import Order, order_of
+from .orders import PredictOrder, Read, order_of
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +81,10 @@ PROTOCOL = 1
 MAX_LINE_CHARACTERS = 1 << 20
 
 
-def serve(options: PredictOptions) -> int:
-    """Answers requests until standard input closes; options are the defaults of what requests leave out. Returns the exit code."""
-    defaults = {name: value for name, value in flat.changed(options).items() if name != "serve"}
+def serve(read: Read, defaults: Mapping[str, object]) -> int:
+    """Answers requests until standard input closes; defaults are for what requests leave out. Returns the exit code."""
     with _events_alone() as out:
-        worker = Worker(type(options), out, defaults)
+        worker = Worker(read, out, defaults)
         lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
         reader = threading.Thread(target=worker.read, args=(lines,), name="requests", daemon=True)
         try:
@@ -93,7 +92,7 @@ def serve(options: PredictOptions) -> int:
                 worker.greet()
                 reader.start()
                 worker.work()
-        except (Cancelled, KeyboardInterrupt):
+        except (ToolCancelled, KeyboardInterrupt):
             return 130
         except BrokenPipeError:
             log.info("nobody reads the events any more")
@@ -103,11 +102,11 @@ def serve(options: PredictOptions) -> int:
 class Worker:
     """Reads requests in one thread and works on them, one after the other, in another: the one that calls `work`."""
 
-    def __init__(self, kind: type[PredictOptions], out: IO[str], defaults: Mapping[str, object]) -> None:
-        """kind: the options of the family whose models it loads."""
-        self._kind, self._out, self._defaults = kind, out, defaults
+    def __init__(self, read: Read, out: IO[str], defaults: Mapping[str, object]) -> None:
+        """read: makes options of what requests say."""
+        self._read, self._out, self._defaults = read, out, defaults
         self._write_lock, self._lock = threading.Lock(), threading.Lock()
-        self._queue: queue.SimpleQueue[Order | _Free | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[PredictOrder | _Free | None] = queue.SimpleQueue()
         self._waiting: list[str] = []
         """Predict requests that have not begun, in their order; one that is cancelled meanwhile leaves."""
         self._running: str | None = None
@@ -134,7 +133,8 @@ class Worker:
 
     def work(self) -> None:
         """Works until everything is to end."""
-        from .work import Workbench
+        with uncollected("torch"):
+            from .work import Workbench
 
         bench = Workbench()
         while (item := self._queue.get()) is not None and not self._end.is_set():
@@ -202,7 +202,7 @@ class Worker:
             self._refuse(None, f"id: {ident} is in use; give every request its own")
             return
         try:
-            order = order_of(self._kind, given, self._defaults)
+            order = order_of(self._read, given, self._defaults)
         except OptionError as err:
             problems = [{"option": problem.option, "message": str(problem)} for problem in err.problems]
             self._refuse(ident, str(err), problems)
@@ -232,7 +232,7 @@ class Worker:
             self.tell({"event": "queued", "id": ident, "ahead": ahead})
 
     def _refuse(self, ident: str | None, text: str, problems: list[dict[str, str]] | None = None) -> None:
-        self.tell({"event": "failed", "id": ident, "text": text, "problems": problems or [], "remedy": ""})
+        self.tell({"event": "failed", "id": ident, "text": text, "problems": problems or [], "advice": ""})
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,27 @@
-"""What the worker does with an order: load the model when it is another one, make the pictures, write them, and tell every step."""
+"""What the worker does with an order: load the model when it is another one, make the images, write them, and tell every step."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from sd_scripts.library.memory.remedies import is_out_of_memory
+from sd_scripts.dataset import table
+from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.render.predict import Predictor, Progress, Request, check_without_model
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.files import new_picture, written_aside
-from sd_scripts.schema.predict import PredictOptions
+from sd_scripts.schema.files import new_image, written_aside
 
-from . import pictures
+from . import output_images
 from .memory import give_back
-from .orders import Order, Variant
+from .orders import PredictOrder, Variant
 from .thumbnails import data_url
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ MEMORY_OPTIONS = (
 )
 
 
-class Cancelled(Exception):
+class PredictionCancelled(Exception):
     """Somebody asked for the prediction to end."""
 
 
@@ -42,18 +44,18 @@ class Workbench:
 
     def __init__(self) -> None:
         self._predictor: Predictor | None = None
-        self._model: PredictOptions | None = None
+        self._model: object = None
 
-    def carry_out(self, order: Order, emit: Emit, cancelled: Callable[[], bool]) -> None:
+    def carry_out(self, order: PredictOrder, emit: Emit, cancelled: Callable[[], bool]) -> None:
         """Does what the order asks for and emits its events, the last of which is done, failed or cancelled."""
         job = _Job(order, emit, cancelled)
         try:
             job.check()
-            check_without_model(request_of(order), order.options.model.grid, [variant.lora for variant in order.variants])
+            check_without_model(request_of(order), order.options.loads.grid, [variant.lora for variant in order.variants])
             predictor = self._loaded(order, job)
             job.check()
             job.run(predictor)
-        except Cancelled:
+        except PredictionCancelled:
             job.tell("cancelled", files=job.files)
         except OptionError as err:
             emit(failed(order.id, err))
@@ -64,7 +66,7 @@ class Workbench:
                 self.free()
             emit(failed(order.id, err))
 
-    def load(self, order: Order) -> None:
+    def load(self, order: PredictOrder) -> None:
         """Loads the model that an order names, if it is not the one at hand. Raises what loading raises."""
         self._loaded(order, _Job(order, emit=lambda _event: None, cancelled=lambda: False))
 
@@ -79,7 +81,7 @@ class Workbench:
         """Whether a model is loaded."""
         return self._predictor is not None
 
-    def _loaded(self, order: Order, job: _Job) -> Predictor:
+    def _loaded(self, order: PredictOrder, job: _Job) -> Predictor:
         """The model of the order; loaded when it is not the one at hand."""
         if self._predictor is None or self._model != order.model:
             self.free()
@@ -94,7 +96,7 @@ class Workbench:
 class _Job:
     """An order under way."""
 
-    order: Order
+    order: PredictOrder
     emit: Emit
     cancelled: Callable[[], bool]
     files: list[str] = field(default_factory=list)
@@ -106,32 +108,34 @@ class _Job:
     def check(self) -> None:
         """Raises Cancelled when somebody asked for the end."""
         if self.cancelled():
-            raise Cancelled
+            raise PredictionCancelled
 
     def run(self, predictor: Predictor) -> None:
-        """Makes and writes all pictures."""
+        """Makes and writes all images."""
         order, variants = self.order, self.order.variants
         asked = predictor.prepared(request_of(order), [(variant.lora, variant.lora_weight) for variant in variants])
         seeds, size = [preview.seed for preview in asked], [asked[0].width, asked[0].height]
         labels, steps, total = [variant.label for variant in variants], asked[0].steps, len(variants) * len(asked)
-        self.tell("started", size=size, seeds=seeds, steps=steps, pictures=total, variants=labels)
+        self.tell("started", size=size, seeds=seeds, steps=steps, images=total, variants=labels)
         rows: list[list[Image.Image]] = [[] for _ in asked]
         for number, variant in enumerate(variants):
             watch = self._watching(predictor, number, total)
             for index, made in enumerate(predictor.rendered(asked, variant.lora, variant.lora_weight, watch)):
                 suffix = f"-{number + 1}" if order.compares else ""
-                path = pictures.save(made, order.options.predict.out, predictor.parts.source, variant, order.options.predict.images, suffix)
+                path = output_images.save(
+                    made, order.options.predict.out, predictor.parts.source, variant, request_of(order).images, suffix
+                )
                 self.files.append(str(path))
                 rows[index].append(made.image)
                 width, height = made.image.size
-                self.tell("picture", file=str(path), seed=made.preview.seed, variant=number, index=index, width=width, height=height)
+                self.tell("image", file=str(path), seed=made.preview.seed, variant=number, index=index, width=width, height=height)
         per_variant = [self.files[start : start + len(asked)] for start in range(0, total, len(asked))]
         self.tell(
             "done",
             files=self.files,
             seeds=seeds,
             variants=[_described(variant, files) for variant, files in zip(variants, per_variant, strict=True)],
-            grid=self._written_grid(rows, labels, seeds[0]) if order.compares else None,
+            grid=self._written_grid(rows, labels, seeds[0]) if order.compares and len({row[0].size for row in rows}) == 1 else None,
             size=size,
             seconds=round(time.monotonic() - self.started, 3),
         )
@@ -149,46 +153,44 @@ class _Job:
             preview = data_url(predictor.thumbnails.of(progress.clean, took)) if shown else None
             seconds = round(time.monotonic() - self.started, 3)
             done = len(self.files)
-            self.tell("step", step=step, steps=steps, variant=variant, done=done, pictures=total, seconds=seconds, preview=preview)
+            self.tell("step", step=step, steps=steps, variant=variant, done=done, images=total, seconds=seconds, preview=preview)
             last = time.monotonic()
 
         return told
 
     def _written_grid(self, rows: list[list[Image.Image]], labels: list[str], seed: int) -> str:
-        """Writes the picture of all; its path."""
-        path = new_picture(self.order.options.predict.out, f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared", "-compared")
+        """Writes the image of all; its path."""
+        path = new_image(self.order.options.predict.out, f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}-compared", "-compared")
         with written_aside(path) as aside:
-            pictures.grid(rows, labels).save(aside, format="PNG")
+            table.drawn(rows, labels).save(aside, format="PNG")
         return str(path)
 
 
-def request_of(order: Order) -> Request:
+def request_of(order: PredictOrder) -> Request:
     """What the predictor is asked for, without adapters: the variants have them."""
     asked = order.options.predict
-    return Request(
-        asked.prompt,
-        asked.images,
-        asked.negative_prompt,
-        asked.steps,
-        asked.true_cfg_scale,
-        asked.seed,
-        asked.size,
-        asked.num_images,
-    )
+    had = {name: getattr(asked, name) for name in ("prompt", "negative_prompt", "steps", "seed", "size", "num_images")}
+    # What not every family has.
+    own = ("images", "sampler", "guidance", "prompt_list", "wildcard_dir")
+    had |= {name: getattr(asked, name) for name in own if name in type(asked).model_fields}
+    return Request(**had, true_cfg_scale=asked.guided_scale)
 
 
 def failed(id: str | None, err: Exception) -> Event:
     """The event of a request that could not be done."""
-    text, remedy, problems = "", "", []
+    text, advice, problems = "", "", []
     if isinstance(err, OptionError):
         text = str(err)
         problems = [{"option": problem.option, "message": str(problem)} for problem in err.problems]
+    elif isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = f"the disk is full: {Path(err.filename).parent if err.filename else 'the folder for images'} takes no more"
+        advice = "free some space, or choose another folder; images that were finished are kept"
     elif is_out_of_memory(err):
-        text, remedy = "the device has no memory left; the model was let go", f"what helps: {MEMORY_OPTIONS}"
+        text, advice = "the device has no memory left; the model was let go", f"what helps: {MEMORY_OPTIONS}"
     else:
         lines = str(err).strip().splitlines() or ["no message"]
-        text, remedy = f"{type(err).__name__}: {lines[0]}", "the whole error is on the console; please report it"
-    return {"event": "failed", "id": id, "text": text, "problems": problems, "remedy": remedy}
+        text, advice = f"{type(err).__name__}: {lines[0]}", "the whole error is on the console; please report it"
+    return {"event": "failed", "id": id, "text": text, "problems": problems, "advice": advice}
 
 
 def line(event: Mapping[str, Any]) -> str:

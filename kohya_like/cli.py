@@ -1,0 +1,132 @@
+"""Runs in a terminal, from the same code as the Runs tab: `python -m kohya_like.cli runs list|show|compare|rm|queue`.
+
+Nothing here starts or ends a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.runs.trash import bytes_of
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import given_path
+
+from . import desk
+from .comparing import differences, found, reached
+from .supervisor import Job, JobSupervisor
+
+
+def _parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser("python -m kohya_like.cli", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    runs = parse.add_subparsers(dest="what", required=True).add_parser("runs", help="the runs of an output folder")
+    orders = runs.add_subparsers(dest="order", required=True)
+    of_all = argparse.ArgumentParser(add_help=False)
+    of_all.add_argument("--output_dir", type=given_path, default=Path("output"), help="folder of the runs (default: output)")
+    of_all.add_argument("--json", action="store_true", help="print JSON")
+    for name, about, count in (
+        ("list", "all runs, newest first", None),
+        ("show", "what runs have reached and what is said of them", "+"),
+        ("compare", "in which settings runs differ, and what each has reached", "+"),
+        ("rm", "move runs that have ended into the trash", "+"),
+        ("queue", "runs that are at work, and those that wait, in their order", None),
+    ):
+        order = orders.add_parser(name, help=about, description=about, parents=[of_all])
+        if count:
+            order.add_argument("names", nargs=count, metavar="RUN", help="its folder's name, or the end of it")
+    orders.choices["rm"].add_argument("--yes", action="store_true", help="do not ask")
+    return parse
+
+
+def _line(job: Job) -> dict[str, Any]:
+    said, brief = desk.read(job.path), job.summary
+    return {"name": job.name, "state": job.state, "step": brief.step, "steps": brief.steps, "loss": brief.loss, **said.row()}
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [list(head), *([_told(value) for value in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines) + "\n"
+
+
+def _listed(jobs: Sequence[Job]) -> tuple[Any, str]:
+    rows = [_line(job) for job in jobs]
+    lines = [
+        [row["name"], row["state"], f"{row['step']}/{row['steps']}", row["loss"], "*" * row["starred"], row["label"], row["tags"]]
+        for row in rows
+    ]
+    return rows, _table(["run", "state", "steps", "loss", "", "name", "tags"], lines) if rows else "There are no runs.\n"
+
+
+def _shown(jobs: Sequence[Job]) -> tuple[Any, str]:
+    rows = [{**_line(job), **reached(job), "folder": str(job.path), "bytes": bytes_of(job.path)} for job in jobs]
+    return rows, "\n".join("".join(f"{name}: {_told(value)}\n" for name, value in row.items()) for row in rows)
+
+
+def _compared(jobs: Sequence[Job]) -> tuple[Any, str]:
+    names, rows, figures = [job.name for job in jobs], differences(jobs), [reached(job) for job in jobs]
+    said = {"runs": names, "settings": [vars(row) for row in rows], "reached": figures}
+    settings = (
+        _table(["setting", *names], [[f"{row.label} ({row.name})", *row.values] for row in rows]) if rows else "No setting differs.\n"
+    )
+    return said, settings + "\n" + _table(["reached", *names], [[name, *(figure[name] for figure in figures)] for name in figures[0]])
+
+
+def _queue(jobs: Sequence[Job]) -> tuple[Any, str]:
+    """Those at work first, then those that wait, the next one first."""
+    order = [job for job in jobs if job.state == "running"] + sorted(
+        (job for job in jobs if job.state == "queued"), key=lambda job: job.queued_at
+    )
+    rows, text = _listed(order)
+    return rows, text if rows else "No run is at work, and none waits.\n"
+
+
+def _remove(supervisor: JobSupervisor, jobs: Sequence[Job], is_sure: bool) -> tuple[Any, str]:
+    names = ", ".join(job.name for job in jobs)
+    if not is_sure:
+        sys.stderr.write(f"Move {names} into the trash? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return [], "Nothing was deleted.\n"
+    entries = [supervisor.discard(job) for job in jobs]
+    return [vars(entry) for entry in entries], "".join(f"{entry.what} is in the trash; the Runs tab puts it back.\n" for entry in entries)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0, or 1 with a sentence on stderr."""
+    asked = _parser().parse_args(arguments)
+    folder = asked.output_dir or Path("output")
+    try:
+        if not folder.is_dir():
+            raise OptionError(f"there is no folder {folder}; give the studio's --output_dir")
+        supervisor = JobSupervisor(folder)
+        jobs = supervisor.seen()
+        if asked.order in ("list", "queue"):
+            said, text = (_listed if asked.order == "list" else _queue)(jobs)
+        else:
+            chosen = found(jobs, asked.names)
+            if asked.order == "rm":
+                said, text = _remove(supervisor, chosen, asked.yes)
+            else:
+                said, text = (_shown if asked.order == "show" else _compared)(chosen)
+    except OptionError as err:
+        sys.stderr.write(f"{err}\n")
+        return 1
+    sys.stdout.write(json.dumps(said, ensure_ascii=False, indent=1, default=str) + "\n" if asked.json else text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Several runs beside one another: which settings differ, in the words of the form, and what each has reached and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.flat import flatten
+from sd_scripts.schema.labels import label
+
+from . import monitor
+from .supervisor import Job
+
+OF_EVERY_RUN = frozenset({"output_name", "output_dir"})
+"""Settings that tell where a run lies, not what it is."""
+
+
+@dataclass(frozen=True)
+class DifferingSetting:
+    """A setting that is not the same in all runs. values: as each run has it, None where its kind of run has no such setting."""
+
+    name: str
+    label: str
+    values: tuple[Any, ...]
+
+
+def differences(jobs: Sequence[Job]) -> list[DifferingSetting]:
+    """The settings in which runs differ, in the order of the form. Raises OptionError for a run whose settings cannot be read."""
+    read = [job.run.options() for job in jobs]
+    known = [flatten(options) for options in read]
+    families = {options.family for options in read}
+    family = families.pop() if len(families) == 1 else ""
+    names = [name for name in dict.fromkeys(name for values in known for name in values) if name not in OF_EVERY_RUN]
+    rows: list[tuple[str, str, tuple[Any, ...]]] = [("model family and training mode", "", tuple(type(options).label for options in read))]
+    rows += [(name, label(name, family), tuple(values.get(name) for values in known)) for name in names]
+    return [DifferingSetting(name, words or name, values) for name, words, values in rows if any(value != values[0] for value in values)]
+
+
+def reached(job: Job) -> dict[str, Any]:
+    """What a run has come to: steps, last loss, lowest held-out loss, seconds of training and in pauses, most memory. None: not known."""
+    progress = monitor.Progress()
+    progress.fold(job.run.events()[0])
+    total, last = progress.sessions.total, progress.last_step
+    return {
+        "state": job.state,
+        "steps": progress.step,
+        "of steps": progress.steps,
+        "loss": progress.loss,
+        "lowest held-out loss": min((loss for _, loss in progress.validation), default=None),
+        "trained seconds": round(total.trained_seconds, 1),
+        "paused seconds": round(total.paused_seconds, 1),
+        "seconds per step": progress.seconds_per_step,
+        "peak GiB": getattr(last, "peak_gib", None),
+    }
+
+
+def found(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
+    """The runs that people name by their folder or by the end of it (`cat` for `20261120-162826-cat`), the newest of several.
+
+    jobs: newest first. Raises OptionError for names that no run has, all of them at once.
+    """
+    chosen = [next((job for job in jobs if job.name == name or job.name.endswith(f"-{name}")), None) for name in names]
+    absent = [name for name, job in zip(names, chosen, strict=True) if job is None]
+    if absent:
+        raise OptionError(f"there is no run {', '.join(absent)} here; `runs list` shows those that are")
+    return [job for job in chosen if job is not None]

@@ -1,0 +1,104 @@
+"""JSON routes of the grids of checkpoints; web/inference/compare.js draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from sd_scripts.schema.errors import OptionError
+
+from . import comparison_files
+from .comparisons import Comparisons
+from .predict_routes import problems_of, session_of, thumbnail
+
+KINDS = {"html": "text/html", "png": "image/png"}
+
+
+def gone() -> Response:
+    """The answer about a grid that is not there."""
+    return JSONResponse({"detail": "This comparison is not on disk any more."}, 404)
+
+
+def routes(comparisons: Comparisons) -> list[Route]:
+    """The guard asks all of them for the token of the page."""
+
+    def listed(_request: Request) -> Response:
+        return JSONResponse({"comparisons": comparisons.listed()})
+
+    async def start(request: Request) -> Response:
+        session = session_of(request)
+        try:
+            asked = await request.json()
+        except ValueError:
+            asked = None
+        if not isinstance(asked, dict) or not session:
+            return JSONResponse({"detail": "This is not an order of the page. Reload the page."}, 400)
+        try:
+            return JSONResponse({"name": await run_in_threadpool(comparisons.start, asked, session)})
+        except OptionError as err:
+            return problems_of(err)
+
+    def known(work: Callable[[Request, str], Response]) -> Callable[[Request], Response]:
+        def answered(request: Request) -> Response:
+            try:
+                return work(request, str(request.path_params["name"]))
+            except (KeyError, OSError):
+                return gone()
+            except OptionError as err:
+                return problems_of(err)
+
+        return answered
+
+    def one(_request: Request, name: str) -> Response:
+        return JSONResponse(comparisons.one(name))
+
+    def cell(request: Request, name: str) -> Response:
+        path = comparisons.cell(name, str(request.path_params["key"]))
+        # What a key stands for never changes.
+        cached = {"cache-control": "private, max-age=31536000, immutable"}
+        if request.query_params.get("size") == "thumb":
+            return Response(thumbnail(path), media_type="image/webp", headers=cached)
+        return FileResponse(path, media_type="image/png", headers=cached) if path.is_file() else Response(status_code=404)
+
+    def act(request: Request, name: str) -> Response:
+        acts: dict[str, Callable[[str], Any]] = {"stop": comparisons.stop, "continue": comparisons.go_on, "delete": comparisons.delete}
+        comparisons.told(name)
+        acts[str(request.path_params["act"])](name)
+        return JSONResponse({"comparisons": comparisons.listed()})
+
+    def question(_request: Request, name: str) -> Response:
+        return JSONResponse(comparisons.voting(name))
+
+    async def vote(request: Request) -> Response:
+        name = str(request.path_params["name"])
+        try:
+            given = await request.json()
+            await run_in_threadpool(comparisons.vote, name, given if isinstance(given, dict) else {})
+        except KeyError:
+            return gone()
+        except (OptionError, ValueError) as err:
+            return JSONResponse({**await run_in_threadpool(comparisons.voting, name), "detail": str(err)}, 409)
+        return JSONResponse(await run_in_threadpool(comparisons.voting, name))
+
+    def file(request: Request, name: str) -> Response:
+        kind = str(request.path_params["kind"])
+        shown = comparisons.one(name)
+        made = comparison_files.page(shown, comparisons.cells) if kind == "html" else comparison_files.image(shown, comparisons.cells)
+        headers = {"content-disposition": f'attachment; filename="comparison-{name}.{kind}"'}
+        return Response(made, media_type=KINDS[kind], headers=headers)
+
+    return [
+        Route("/kl/compare", listed),
+        Route("/kl/compare/start", start, methods=["POST"]),
+        Route("/kl/compare/{name}", known(one)),
+        Route("/kl/compare/{name}/cell/{key}", known(cell)),
+        Route("/kl/compare/{name}/vote", vote, methods=["POST"]),
+        Route("/kl/compare/{name}/vote", known(question)),
+        Route("/kl/compare/{name}/{act}", known(act), methods=["POST"]),
+        Route("/kl/compare/{name}/file.{kind}", known(file)),
+    ]

@@ -1,0 +1,305 @@
+"""One data set that a page looks at: its images as training cuts them, with their captions, and what stands beside the folder for both."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.dataset import captions as rules_of_captions
+from sd_scripts.dataset import triage
+from sd_scripts.dataset.images import BadImage
+from sd_scripts.dataset.scan import caption_endings
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.runs import RunOptions
+
+from .. import dataset_view
+from .captions import Book, CaptionChange, Words, read, rewritten
+from .thumbnails import Thumbnails
+
+LEFT_OUT = ".left_out"
+"""Folder in a data set for images that somebody has taken out of it; training does not see hidden folders."""
+MOST_ROOMS = 8
+SHOWN_ROWS = 200
+SHOWN_VARIANTS = 3
+SMALL_SHARE = 0.5
+"""An image with less than this share of the training size's pixels is called small."""
+_LENGTHS = ("max_token_length", "t5xxl_max_token_length", "text_max_len")
+_TELL_EVERY = 10
+
+
+@dataclass
+class Room:
+    """A data set that was opened with the settings of the form."""
+
+    view: dataset_view.View
+    options: RunOptions
+    root: Path
+    book: Book
+    num_steps: int
+    paths: list[Path] = field(default_factory=list)
+    """Of the images, in the order of the plan."""
+    files: list[Path] = field(default_factory=list)
+    """Of their captions, there or not."""
+
+    @property
+    def why_fixed(self) -> str:
+        """Why captions cannot be edited here; empty where they can."""
+        data = self.options.dataset
+        if (data.train_data_dir or "").startswith("toy:"):
+            return "A built-in data set is drawn anew when it is changed; add images of your own to write captions."
+        if data.in_json is not None:
+            return f"The captions come from {data.in_json}; edit that file, or empty the field in_json to use files beside the images."
+        if not all(path.is_relative_to(self.root) for path in self.paths):
+            return f"Some of the images lie outside of {self.root}, such as those of archives; unpack them into a folder to write captions."
+        if self.view.plan.options.by_style:
+            return "The folder of an image is its style; there are no captions."
+        return ""
+
+    def texts(self, indices: Sequence[int]) -> dict[int, Words]:
+        """What the caption files of some images hold now. Raises OptionError."""
+        return {index: read(self.files[index]) for index in indices}
+
+
+class Rooms:
+    """The data sets that pages have open, the newest ones."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.output_dir = output_dir
+        self.thumbnails = Thumbnails(output_dir)
+        self._is_tidy = False
+        self._rooms: OrderedDict[str, Room] = OrderedDict()
+        self._books: dict[Path, Book] = {}
+        self._lock = threading.Lock()
+
+    def open(self, options: RunOptions) -> Iterator[dict[str, Any]]:
+        """Sentences while it looks ({"say"}), then the data set. Raises OptionError."""
+        view = None
+        for seen in dataset_view.look_at(options, self.output_dir):
+            if isinstance(seen, str):
+                yield {"say": seen}
+            else:
+                view = seen
+        assert view is not None
+        subsets = view.plan.subsets
+        folders = [str(subset.folder) for subset in subsets] or [""]
+        given = options.dataset.train_data_dir
+        root = Path(given) if given and Path(given).is_dir() else Path(os.path.commonpath(folders))
+        with self._lock:
+            book = self._books.setdefault(root, Book(root))
+        room = Room(view, options, root, book, view.num_steps)
+        for image in view.plan.images:
+            path = Path(image.path)
+            endings = caption_endings(subsets[image.subset].options)
+            there = (path.with_suffix(ending) for ending in endings if path.with_suffix(ending).is_file())
+            room.paths.append(path)
+            room.files.append(next(there, path.with_suffix(endings[0])))
+        name = secrets.token_hex(8)
+        with self._lock:
+            self._rooms[name] = room
+            while len(self._rooms) > MOST_ROOMS:
+                self._rooms.popitem(last=False)
+        if not self._is_tidy:
+            self.thumbnails.tidy()
+            self._is_tidy = True
+        yield {"room": name, **as_page(room)}
+
+    def find(self, name: object) -> Room:
+        """Raises OptionError for one that is forgotten."""
+        with self._lock:
+            room = self._rooms.get(str(name))
+            if room is None:
+                raise OptionError("The studio was started again, or many data sets were opened since; open this one again.")
+            self._rooms.move_to_end(str(name))
+            return room
+
+
+def as_page(room: Room) -> dict[str, Any]:
+    """The data set as web/data draws it. Sizes in pixels; frame: left, top, width and height of the crop as shares of the image."""
+    plan = room.view.plan
+    held_out = set(plan.held_out)
+    items = []
+    for index, image in enumerate(plan.images):
+        subset = plan.subsets[image.subset]
+        cut = plan.cut(index, 0)
+        (across, down), (width, height) = cut.excess, cut.resized
+        place = (across // 2, down // 2)
+        items.append(
+            {
+                "name": os.path.relpath(image.path, room.root) if room.paths[index].is_relative_to(room.root) else image.path,
+                "size": [image.width, image.height],
+                "bucket": list(cut.bucket),
+                "frame": [place[0] / width, place[1] / height, cut.bucket[0] / width, cut.bucket[1] / height],
+                "enlarged": cut.resized[0] > image.width,
+                "small": image.width * image.height < SMALL_SHARE * plan.options.resolution[0] * plan.options.resolution[1],
+                "repeats": subset.repeats,
+                "kind": "regularisation" if subset.is_reg else "held out" if index in held_out else "",
+                "caption": image.caption,
+                "class": subset.class_tokens,
+                "controls": len(image.controls),
+                "mask": bool(image.mask),
+            }
+        )
+    model = room.options.model
+    length = next((getattr(model, name) for name in _LENGTHS if getattr(model, name, None)), None)
+    return {
+        "folder": str(room.root),
+        "items": items,
+        "bad": list(room.view.bad),
+        "notes": list(plan.warnings),
+        "separator": plan.options.caption_separator,
+        "random": plan.options.random_crop,
+        "fixed": room.why_fixed,
+        "length": length,
+        "leftOut": len(_left_out(room)),
+    }
+
+
+def image_of(room: Room, index: int) -> dict[str, Any]:
+    """One image: its caption file as it is now, and texts as training will show them. Raises OptionError."""
+    _check(room, [index])
+    plan = room.view.plan
+    words = read(room.files[index])
+    image = plan.images[index]
+    rules = plan.caption_rules(room.num_steps)[image.subset]
+    raw = image.caption if words.text is None else words.text
+    variants = range(SHOWN_VARIANTS if rules.random else 1)
+    key = plan.key_of(index)
+    shown = dict.fromkeys(rules_of_captions.render(rules, raw, plan.seed, key, variant) for variant in variants)
+    return {"text": words.text, "version": words.version, "shown": list(shown), "file": room.files[index].name}
+
+
+def write(room: Room, index: int, text: str, version: str) -> dict[str, Any]:
+    """Writes one caption, unless somebody else has since the version that the page knows. Raises OptionError."""
+    _check(room, [index])
+    _check_editable(room)
+    file = room.files[index]
+    _, others = room.book.write("edited", [CaptionChange(file, version, text.strip())])
+    if file in others:
+        return {"conflict": {"text": others[file].text, "version": others[file].version}}
+    return image_of(room, index)
+
+
+def change(room: Room, indices: Sequence[int], order: Mapping[str, Any], known: str | None) -> dict[str, Any]:
+    """What an order would make of captions; with the digest of a preview that was seen (known) it is done.
+
+    Images without a caption file begin with what training reads for them. Raises OptionError.
+    """
+    _check(room, indices)
+    _check_editable(room)
+    make = rewritten(order)
+    plan = room.view.plan
+    rows = []
+    seen: set[Path] = set()
+    for index, words in room.texts(indices).items():
+        if room.files[index] in seen:
+            continue  # two images of one name share a caption
+        seen.add(room.files[index])
+        text = plan.images[index].caption if words.text is None else words.text
+        after = make(text)
+        if after != text:
+            rows.append((index, text, after, words.version))
+    digest = Words("\n".join(f"{index} {version} {after}" for index, _, after, version in rows)).version
+    shown = [{"index": index, "before": before, "after": after} for index, before, after, _ in rows[:SHOWN_ROWS]]
+    if known is None:
+        return {"count": len(rows), "rows": shown, "digest": digest}
+    if known != digest:
+        raise OptionError("Captions have changed since the preview; look at it again.")
+    what = ", ".join(f"{name} {str(order[name])[:60]!r}" for name in ("find", "replace", "prefix", "suffix") if order.get(name))
+    done, others = room.book.write(what, [CaptionChange(room.files[index], version, after) for index, _, after, version in rows])
+    return {"count": len(done), "others": len(others), "texts": _texts(room, done)}
+
+
+def undo(room: Room) -> dict[str, Any]:
+    """Takes the newest change of captions back. Raises OptionError."""
+    _check_editable(room)
+    what, done, others = room.book.undo()
+    return {"what": what, "count": len(done), "others": len(others), "texts": _texts(room, done)}
+
+
+def _texts(room: Room, done: Mapping[Path, Words]) -> dict[int, str]:
+    """What training reads now for the images of some caption files."""
+    plan = room.view.plan
+    return {
+        index: (plan.subset_of(index).class_tokens if done[file].text is None else str(done[file].text))
+        for index, file in enumerate(room.files)
+        if file in done
+    }
+
+
+def look_through(room: Room, thumbnails: Thumbnails) -> Iterator[dict[str, Any]]:
+    """Progress (done, of), then proposals: groups of images that are the same or nearly so, best first, and blurred ones."""
+    signs: list[triage.Signs] = []
+    places = []
+    trained = [index for index, image in enumerate(room.view.plan.images) if not room.view.plan.subsets[image.subset].is_reg]
+    unreadable = []
+    for done, index in enumerate(trained):
+        if done % _TELL_EVERY == 0:
+            yield {"done": done, "of": len(trained)}
+        try:
+            signs.append(thumbnails.signs(room.paths[index]))
+            places.append(index)
+        except (BadImage, OSError) as err:
+            unreadable.append({"index": index, "why": str(err)})
+    same, near = triage.groups_of(signs)
+    yield {
+        "same": [[places[place] for place in group] for group in same],
+        "near": [[places[place] for place in group] for group in near],
+        "blurred": [place for place, sign in zip(places, signs, strict=True) if sign.blur >= triage.BLURRED],
+        "unreadable": unreadable,
+    }
+
+
+def leave_out(room: Room, indices: Sequence[int]) -> int:
+    """Moves images, with their captions, to a hidden folder of the data set, from which they can be brought back. Raises OptionError."""
+    _check(room, indices)
+    _check_editable(room)
+    gone = {room.paths[index] for index in indices}
+    stay = {room.files[index] for index, path in enumerate(room.paths) if path not in gone}
+    for index in indices:
+        for path in (room.paths[index], room.files[index]):
+            if path.is_file() and path not in stay and path.is_relative_to(room.root):
+                _move(path, room.root / LEFT_OUT / path.relative_to(room.root))
+    return len(gone)
+
+
+def bring_back(room: Room) -> int:
+    """Moves all that was left out to where it was; what has another file in its place stays. Raises OptionError."""
+    files = _left_out(room)
+    for path in files:
+        place = room.root / path.relative_to(room.root / LEFT_OUT)
+        if not place.exists():
+            _move(path, place)
+    left = {path.with_suffix("") for path in _left_out(room)}
+    return len({path.with_suffix("") for path in files} - left)
+
+
+def _left_out(room: Room) -> list[Path]:
+    with suppress(OSError):
+        return sorted(path for path in (room.root / LEFT_OUT).rglob("*") if path.is_file())
+    return []
+
+
+def _move(path: Path, place: Path) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, place)
+    except OSError as err:
+        raise OptionError(f"{path} cannot be moved to {place}: {err.strerror or err}.") from err
+
+
+def _check(room: Room, indices: Iterable[int]) -> None:
+    if not all(0 <= index < len(room.paths) for index in indices):
+        raise OptionError("The data set has other images now; open it again.")
+
+
+def _check_editable(room: Room) -> None:
+    if room.why_fixed:
+        raise OptionError(room.why_fixed)

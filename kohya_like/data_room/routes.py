@@ -1,0 +1,108 @@
+"""The Data tab's routes. web/data asks them; the guard asks all of them for the token of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sd_scripts.dataset.images import BadImage
+from sd_scripts.schema.errors import OptionError
+
+from ..context import Context
+from ..datasets import order_of, said
+from ..tabs.train import TrainTab
+from . import room as rooms
+
+Answer = dict[str, Any]
+
+
+def _indices(order: Mapping[str, Any], room: rooms.Room) -> list[int]:
+    """The images that an order is for; all of them without a list."""
+    given = order.get("indices")
+    return [index for index in given if isinstance(index, int)] if isinstance(given, list) else list(range(len(room.paths)))
+
+
+def _change(room: rooms.Room, order: Mapping[str, Any]) -> Answer:
+    wanted, known = order.get("order"), order.get("known")
+    return rooms.change(room, _indices(order, room), wanted if isinstance(wanted, dict) else {}, known if isinstance(known, str) else None)
+
+
+_WORK: dict[str, Callable[[rooms.Room, Mapping[str, Any]], Answer]] = {
+    "image": lambda room, order: rooms.image_of(room, int(order["index"])),
+    "caption": lambda room, order: rooms.write(room, int(order["index"]), str(order.get("text") or ""), str(order.get("version"))),
+    "change": _change,
+    "undo": lambda room, order: rooms.undo(room),
+    "leave_out": lambda room, order: {"count": rooms.leave_out(room, _indices(order, room))},
+    "bring_back": lambda room, order: {"count": rooms.bring_back(room)},
+}
+"""What a page may order for a data set that it has open."""
+
+
+def routes(context: Context) -> list[Route]:
+    """All of them."""
+    kept = rooms.Rooms(context.output_dir)
+    tab = TrainTab(context)
+
+    def opened(order: Mapping[str, Any]) -> Iterator[Answer]:
+        try:
+            form = order.get("form")
+            yield from kept.open(tab.options([form if isinstance(form, dict) else {}]))
+        except OptionError as err:
+            yield {"problems": [{"option": problem.option, "message": problem.message} for problem in err.problems]}
+
+    def looked(order: Mapping[str, Any]) -> Iterator[Answer]:
+        try:
+            yield from rooms.look_through(kept.find(order.get("room")), kept.thumbnails)
+        except OptionError as err:
+            yield {"problem": said(err)}
+
+    def done(what: str, order: Mapping[str, Any]) -> Answer:
+        try:
+            return _WORK[what](kept.find(order.get("room")), order)
+        except OptionError as err:
+            return {"problem": said(err)}
+        except (KeyError, TypeError, ValueError):
+            return {"problem": "This is not an order of the page; reload it."}
+
+    def lines(work: Callable[[Mapping[str, Any]], Iterator[Answer]]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            order = await order_of(request)
+            told = (json.dumps(line) + "\n" for line in work(order))
+            return StreamingResponse(told, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+
+        return answer
+
+    async def work(request: Request) -> Response:
+        what = request.path_params["what"]
+        if what not in _WORK:
+            return JSONResponse({"detail": "There is no such order."}, 404)
+        return JSONResponse(await run_in_threadpool(done, what, await order_of(request)))
+
+    def drawn(name: str, index: int, is_large: bool) -> Response:
+        try:
+            room = kept.find(name)
+            path = room.paths[index] if 0 <= index < len(room.paths) else None
+            if path is None:
+                return Response(status_code=404)
+            data = kept.thumbnails.large(path) if is_large else kept.thumbnails.small(path)
+        except (BadImage, OptionError, OSError):
+            return Response(status_code=404)
+        # Whoever opens the data set again asks for other addresses.
+        return Response(data, media_type="image/jpeg", headers={"cache-control": "private, max-age=86400"})
+
+    async def image(request: Request) -> Response:
+        values = request.path_params
+        return await run_in_threadpool(drawn, values["room"], values["index"], "large" in request.query_params)
+
+    return [
+        Route("/kl/data/open", lines(opened), methods=["POST"]),
+        Route("/kl/data/triage", lines(looked), methods=["POST"]),
+        Route("/kl/data/image/{room}/{index:int}", image),
+        Route("/kl/data/{what}", work, methods=["POST"]),
+    ]

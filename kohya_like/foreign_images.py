@@ -1,0 +1,225 @@
+"""What an image of another program was made with, read from its PNG, and which of it differs from what the page would draw.
+
+Two forms are known: the line of text that A1111 and its relatives write (`parameters`, this program too), and ComfyUI's graph (`prompt`).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PureWindowsPath
+from typing import Any, Literal
+
+from PIL import Image, UnidentifiedImageError
+
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.outside import json_of
+
+MAX_BYTES = 8 << 20
+"""Of the beginning of a file, where its texts stand."""
+SAMPLERS = {
+    "euler": "euler",
+    "euler a": "euler_a",
+    "euler_ancestral": "euler_a",
+    "heun": "heun",
+    "lms": "lms",
+    "dpm2": "dpm_2",
+    "dpm_2": "dpm_2",
+    "dpm2 a": "dpm_2_a",
+    "dpm_2_ancestral": "dpm_2_a",
+    "dpm++ 2m": "dpmsolver++",
+    "dpm++ 2m karras": "dpmsolver++",
+    "dpmpp_2m": "dpmsolver++",
+    "ddim": "ddim",
+    "plms": "pndm",
+}
+"""Their names of samplers, and ours."""
+_LINE = re.compile(r'\s*([\w][\w +/-]*):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
+_TAG = re.compile(r"<lora:([^:>]+)(?::([^:>]*))?[^>]*>")
+_OF_LINE = {
+    "Steps": "steps",
+    "Sampler": "sampler",
+    "CFG scale": "cfg_scale",
+    "Distilled CFG Scale": "guidance",
+    "Seed": "seed",
+    "Size": "size",
+}
+_OF_GRAPH = {
+    "steps": "steps",
+    "cfg": "cfg_scale",
+    "guidance": "guidance",
+    "sampler_name": "sampler",
+    "seed": "seed",
+    "noise_seed": "seed",
+}
+_MODELS = ("ckpt_name", "unet_name")
+_BESIDE_LINE = ("Schedule type", "Clip skip", "Denoising strength", "Hires upscale", "RNG", "ENSD", "Refiner", "Variation seed")
+_BESIDE_GRAPH = {
+    "scheduler": "schedule",
+    "denoise": "denoising strength",
+    "shift": "shift",
+    "max_shift": "largest shift",
+    "stop_at_clip_layer": "CLIP layer",
+}
+_AS_USUAL = {"Denoising strength": ("1",), "denoising strength": ("1",), "CLIP layer": ("-1",), "Clip skip": ("1",), "RNG": ("CPU",)}
+"""What these say where they change nothing."""
+
+Verdict = Literal["same", "differs", "only there"]
+
+
+@dataclass
+class ForeignSettings:
+    """Settings of an image by our options' names, as texts; what has no option here stands in beside."""
+
+    program: str
+    values: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    loras: list[tuple[str, float]] = field(default_factory=list)
+    beside: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting of theirs beside ours."""
+
+    setting: str
+    theirs: str
+    ours: str
+    verdict: Verdict
+
+
+def read(data: bytes) -> ForeignSettings:
+    """What the beginning of a PNG file tells of how the image was made. Raises OptionError where it tells nothing."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            texts = {name: text for name, text in image.info.items() if isinstance(text, str)}
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as err:
+        raise OptionError("this file is no PNG that can be read; give the file as the program saved it") from err
+    if "prompt" in texts and (found := _of_graph(texts["prompt"])) is not None:
+        return found
+    if "parameters" in texts and (found := _of_line(texts["parameters"])) is not None:
+        return replace(found, program="kohya_like") if "request" in texts else found
+    text = "this image does not say how it was made: it has neither ComfyUI's graph nor A1111's line"
+    raise OptionError(f"{text}. Services and editors that save images anew take them out; give the file as the program saved it")
+
+
+def _of_line(text: str) -> ForeignSettings | None:
+    """A1111's text: the prompt, `Negative prompt:`, and a last line of settings."""
+    head, _, last = text.strip().rpartition("\n")
+    if not last.startswith("Steps:"):
+        return None
+    told = {name.strip(): value.strip().strip('"') for name, value in _LINE.findall(last)}
+    prompt, _, negative = head.partition("Negative prompt:")
+    found = ForeignSettings("A1111", {ours: told[theirs] for theirs, ours in _OF_LINE.items() if told.get(theirs)}, told.get("Model", ""))
+    found.values |= {"prompt": _TAG.sub("", prompt).strip(), "negative_prompt": negative.strip()}
+    found.loras = [(name, _number(weight) or 1.0) for name, weight in _TAG.findall(prompt)]
+    found.beside = {name: told[name] for name in _BESIDE_LINE if name in told}
+    sampler = found.values.get("sampler", "")
+    if sampler.endswith(" Karras"):
+        # Older versions have both in one name.
+        found.values["sampler"], found.beside["Schedule type"] = sampler.removesuffix(" Karras"), "Karras"
+    return found
+
+
+def _of_graph(text: str) -> ForeignSettings | None:
+    """ComfyUI's graph: nodes by number, each with its class and inputs; an input that comes from another node is [number, output]."""
+    try:
+        told = json_of(text)
+    except ValueError:
+        return None
+    nodes = {str(name): node for name, node in told.items() if isinstance(node, dict)} if isinstance(told, dict) else {}
+    inputs = {name: node["inputs"] for name, node in nodes.items() if isinstance(node.get("inputs"), dict)}
+    if not inputs:
+        return None
+    found = ForeignSettings("ComfyUI")
+    for given in inputs.values():
+        for name, value in _plain(given):
+            if name in _OF_GRAPH:
+                found.values.setdefault(_OF_GRAPH[name], value)
+            elif name in _BESIDE_GRAPH:
+                found.beside.setdefault(_BESIDE_GRAPH[name], value)
+            elif name in _MODELS:
+                found.model = found.model or value
+        if "lora_name" in given:
+            found.loras.append((str(given["lora_name"]), _number(given.get("strength_model", given.get("strength", 1.0))) or 0.0))
+        if "width" in given and "height" in given and "batch_size" in given:
+            found.values.setdefault("size", f"{given['width']}x{given['height']}")
+        for side, ours in (("positive", "prompt"), ("negative", "negative_prompt"), ("conditioning", "prompt")):
+            if side in given and (words := _words(inputs, given[side])):
+                found.values.setdefault(ours, words)
+    return found
+
+
+def _plain(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in given.items():
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            yield name, f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _words(inputs: Mapping[str, Mapping[str, Any]], link: object, depth: int = 20) -> str:
+    """The text that a link leads to, through nodes that pass conditions on."""
+    node = inputs.get(str(link[0])) if isinstance(link, list) and link else None
+    if node is None or depth == 0:
+        return ""
+    own = next((node[name] for name in ("text", "clip_l", "t5xxl", "text_g", "prompt") if isinstance(node.get(name), str)), "")
+    further = (_words(inputs, value, depth - 1) for value in node.values() if isinstance(value, list))
+    return own.strip() or next((words for words in further if words), "")
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
+def differences(found: ForeignSettings, texts: Mapping[str, Any], loras: Sequence[tuple[str, float]]) -> list[Difference]:
+    """Their settings beside those of the page, what differs first. texts: the form's, by option; loras: names or paths, and strengths."""
+    rows = []
+    for name, theirs in found.values.items():
+        ours = texts.get(name)
+        if ours is None:
+            rows.append(Difference(name, theirs, "no such setting of this model", "only there" if theirs else "same"))
+        else:
+            rows.append(
+                Difference(name, theirs, str(ours) or _EMPTY.get(name, ""), "same" if _same(name, theirs, str(ours)) else "differs")
+            )
+    model = str(texts.get("pretrained_model_name_or_path") or "")
+    if found.model:
+        rows.append(Difference("base model", found.model, model, "same" if _stem(found.model) == _stem(model) else "differs"))
+    there, here = ([f"{_stem(name)} at {weight:g}" for name, weight in each] for each in (found.loras, loras))
+    if there or here:
+        verdict: Verdict = "same" if sorted(there) == sorted(here) else "differs"
+        rows.append(Difference("LoRA files", ", ".join(there) or "none", ", ".join(here) or "none", verdict))
+    for name, value in found.beside.items():
+        if value not in _AS_USUAL.get(name, ()):
+            rows.append(Difference(name, value, "as the model's own sampler has it", "only there"))
+    if found.program == "A1111" and "RNG" not in found.beside:
+        rows.append(
+            Difference("noise", "of the GPU, unless its settings said CPU", "of the CPU: the same seed gives another image", "only there")
+        )
+    order = ("differs", "only there", "same")
+    return sorted(rows, key=lambda row: order.index(row.verdict))
+
+
+_EMPTY = {"seed": "drawn anew", "size": "automatic", "sampler": "auto"}
+
+
+def _same(name: str, theirs: str, ours: str) -> bool:
+    if name == "sampler":
+        return SAMPLERS.get(theirs.lower(), theirs) == ours
+    if name == "size":
+        # One number is a square.
+        there, here = ([*sides, *sides][:2] for sides in (re.findall(r"\d+", theirs), re.findall(r"\d+", ours)))
+        return there == here
+    if (number := _number(theirs)) is not None:
+        return number == _number(ours)
+    return " ".join(theirs.split()) == " ".join(_TAG.sub("", ours).split())
+
+
+def _stem(name: str) -> str:
+    """A file's name without folders and ending, whichever system wrote it."""
+    last = PureWindowsPath(name).name
+    return re.sub(r"\.(safetensors|ckpt|sft|gguf|pt)$", "", last)

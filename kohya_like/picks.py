@@ -1,0 +1,153 @@
+"""Which checkpoint of a grid to keep: what is proposed and why, what somebody chose, and the files that this makes superfluous.
+
+A choice stands in the run's folder, `choice.json`, and in the file's own header. Nothing here draws or measures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sd_scripts.runs import drawing
+from sd_scripts.runs.safetensors_header import CHOSEN, entries_of, replace_texts
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.outside import json_of
+
+from .measures import HeldOut, Nearness
+from .votes import Standing, is_clear
+
+FILE = "choice.json"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A column that holds a checkpoint, with what is known of it."""
+
+    column: int
+    label: str
+    held_out: HeldOut | None
+    near: Nearness | None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """column is None where nothing tells which is best; why is a sentence."""
+
+    column: int | None
+    why: str
+
+
+def proposal(candidates: Sequence[Candidate], ranking: Sequence[Standing], base: Nearness | None) -> Proposal:
+    """Which of the checkpoints to keep. Clear votes decide; else the lowest held-out loss does, but for one that copies training images
+    where another one, not clearly worse, copies fewer. base: nearness of the base's images."""
+    if len(candidates) < 2:
+        return Proposal(None, "Nothing is proposed: the grid has no two checkpoints.")
+    by_column = {one.column: one for one in candidates}
+    voted = [one for one in ranking if one.column in by_column]
+    if voted and is_clear(ranking) and ranking[0].column in by_column:
+        best = ranking[0]
+        label, won = by_column[best.column].label, f"{best.share:.0%} of its {best.votes} blind votes"
+        return Proposal(best.column, f"{label} is proposed: it won {won}, more than any other column.")
+    measured = [(one, one.held_out) for one in candidates if one.held_out is not None]
+    if len(measured) < 2:
+        text = (
+            "Nothing is proposed: the run measured no held-out loss of these files (validation_split); vote blind, or choose one yourself."
+        )
+        return Proposal(None, text)
+    lowest, least = min(measured, key=lambda pair: pair[1].mean.value)
+    alike = [one for one, told in measured if told.behind is not None and told.behind.half is not None and not told.behind.is_positive]
+    kept = min([lowest, *alike], key=lambda one: (_copies(one.near, base), one is not lowest))
+    rest = [one for one in alike if one is not lowest]
+    said = f"{'it' if kept is lowest else lowest.label} has the lowest held-out loss ({least.mean.value:.4g}) of {len(measured)}"
+    others = ", ".join(one.label for one in rest)
+    if rest:
+        said += f"; {others} {'is' if len(rest) == 1 else 'are'} not clearly worse"
+    if kept is not lowest:
+        many, few = _copies(lowest.near, base), _copies(kept.near, base)
+        said += f", but {many} more of its images than of the base's nearly copy a training image, of {kept.label} {few}"
+    elif kept.near is not None:
+        said += f"; {kept.near.copies} of its {kept.near.count} images nearly copy a training image"
+    return Proposal(kept.column, f"{kept.label} is proposed: {said}.")
+
+
+def _copies(near: Nearness | None, base: Nearness | None) -> int:
+    """Images that nearly copy a training image, beyond those of the base."""
+    return max(0, (near.copies if near is not None else 0) - (base.copies if base is not None else 0))
+
+
+# What somebody chose
+
+
+def chosen(folder: Path) -> str:
+    """Name of the file of a run that somebody chose and that is still there; "" for none."""
+    try:
+        told = json_of((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return ""
+    name = told.get("file") if isinstance(told, Mapping) else None
+    return name if isinstance(name, str) and Path(name).name == name and (folder / name).exists() else ""
+
+
+def choose(file: Path, why: str) -> None:
+    """Marks one of a run's files in the run's folder and in its own header, in place of what was chosen before. Folders of whole models
+    are marked in the run's folder alone. Raises OptionError."""
+    before = chosen(file.parent)
+    try:
+        _mark(file, why)
+        write_atomically(file.parent / FILE, json.dumps({"file": file.name, "why": why, "time": time.time()}, ensure_ascii=False))
+        if before and before != file.name:
+            _mark(file.parent / before, None)
+    except OSError as err:
+        raise OptionError(f"the choice cannot be kept in {file.parent}: {err.strerror}; free some space there, and choose again") from err
+
+
+def _mark(file: Path, why: str | None) -> None:
+    """Writes the text into a file's header, or takes it out; the tensors and the time of change stay."""
+    if not file.is_file():
+        return
+    stat = file.stat()
+    texts = dict(entries_of(file)[0].get("__metadata__") or {})
+    wanted = {name: text for name, text in texts.items() if name != CHOSEN} | ({} if why is None else {CHOSEN: why})
+    if wanted != texts:
+        replace_texts(file, file, wanted)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+# What is superfluous then
+
+
+def others(folder: Path) -> list[tuple[Path, int]]:
+    """What a run has saved besides the file that was chosen, each with its bytes; nothing where none was chosen."""
+    kept = chosen(folder)
+    return [(path, _bytes(path)) for path in drawing.saved_files(folder) if path.name != kept] if kept else []
+
+
+def _bytes(path: Path) -> int:
+    parts = path.rglob("*") if path.is_dir() else [path]
+    return sum(part.stat().st_size for part in parts if part.is_file())
+
+
+def delete_others(folder: Path, names: Sequence[str]) -> int:
+    """Removes what was saved besides the chosen file, for ever; the bytes that are free now. names: of the files that somebody agreed to.
+
+    Raises OptionError where these are not the others any more, and where one cannot be removed.
+    """
+    found = others(folder)
+    if sorted(path.name for path, _ in found) != sorted(names):
+        raise OptionError("the files of this run have changed since; look at them again before they are deleted")
+    freed, kept = 0, []
+    for path, size in found:
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            freed += size
+        except OSError as err:
+            kept.append(f"{path.name} ({err.strerror})")
+    if kept:
+        raise OptionError(f"{freed:,} bytes are free now; these cannot be deleted: {', '.join(kept)}")
+    return freed

@@ -1,0 +1,184 @@
+// The Data tab: the images of the form's data set, as training will cut and tell them. Talks with kohya_like/data_room/routes.py, and asks
+// nothing before the tab is seen.
+
+import { bring, find, make, say } from "../common/page.js";
+import { makeBar } from "../common/progress.js";
+import { eachLine, headers, post, withToken } from "../common/studio.js";
+import { plural } from "../common/words.js";
+import { addImages } from "../train/form.js";
+import { values } from "../train/settings.js";
+import { makeGrid } from "./grid.js";
+import { makePanel } from "./panel.js";
+import { rewrite } from "./rewrite.js";
+import { tags } from "./tags.js";
+import { proposals } from "./triage.js";
+import { aboutTokens } from "./tokens.js";
+
+export async function data({ root }) {
+  const desk = { known: null, texts: [], sieve: null, marked: new Map() };
+  const status = make("p", { class: "kl-status", role: "status" });
+  const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
+  const bar = makeBar("Progress");
+  const search = make("input", { type: "search", id: "kl-data-search", placeholder: "Find in captions and names", "aria-label": "Find in captions and names", autocomplete: "off" });
+  const only = make("select", { id: "kl-data-only", "aria-label": "Which images" });
+  const count = make("p", { class: "kl-note", role: "status" });
+  const notes = make("details", { class: "kl-fold", hidden: true });
+  const button = (text, act) => make("button", { type: "button", class: "kl-button", text, disabled: true, onclick: act });
+  const again = make("button", { type: "button", class: "kl-button", text: "Open again", onclick: () => open() });
+  const orders = [
+    button("Search and replace", () => rewrite(desk, shownIndices(), after)),
+    button("Tags", () => tags(desk, (tag) => { search.value = tag; sift(); })),
+    button("Find duplicates and blur", () => proposals(desk, bar, status, { mark, leaveOut })),
+    button("Undo", undo),
+  ];
+  const back = make("button", { type: "button", class: "kl-button", hidden: true, onclick: bringBack });
+  const grid = makeGrid({ label: "Images", cell, choose: (index) => panel.show(index) });
+  const panel = makePanel(desk, { changed: (index) => grid.redraw([index]), step: (by) => grid.step(by), leaveOut });
+  const empty = make("div", { class: "kl-data-empty", hidden: true });
+  bar.root.hidden = true;
+  root.append(make("div", { class: "kl-card kl-data-top" },
+    make("div", { class: "kl-row" }, search, only, again, ...orders, back), bar.root, status, wrong, count, notes),
+  empty, make("div", { class: "kl-data-columns" }, grid.root, panel.root));
+
+  const image = (index) => withToken(`/kl/data/image/${desk.known.room}/${index}`);
+  desk.image = image;
+  desk.order = async (what, order) => {
+    const answer = await post(`/kl/data/${what}`, { room: desk.known.room, ...order }).catch((error) => ({ problem: `The studio does not answer: ${error.message}` }));
+    fail(answer.problem ? [answer.problem] : []);
+    return answer;
+  };
+
+  function fail(sentences) {
+    wrong.replaceChildren(...sentences.map((text) => make("p", { text })));
+    wrong.hidden = !sentences.length;
+  }
+
+  // What is worth a look at an image, in a word each.
+  function findings(index) {
+    const item = desk.known.items[index];
+    const tokens = aboutTokens(desk.texts[index]);
+    return [item.kind, desk.texts[index].trim() ? "" : "no caption", item.small ? "small" : "", item.enlarged ? "enlarged" : "",
+      desk.known.length && tokens > desk.known.length ? "long caption" : "", desk.marked.get(index) || ""].filter(Boolean);
+  }
+  desk.findings = findings;
+
+  function cell(index) {
+    const item = desk.known.items[index];
+    const [left, top, width, height] = item.frame.map((share) => `${(100 * share).toFixed(2)}%`);
+    const [w, h] = item.size;
+    const scale = Math.min(1, 140 / Math.max(w, h)); // nothing is blown up
+    const frame = item.frame[2] < 0.995 || item.frame[3] < 0.995 ? make("span", { class: "kl-data-frame" }) : null;
+    if (frame) frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
+    const picture = make("span", { class: "kl-data-picture" }, make("img", { src: image(index), alt: "", loading: "lazy", decoding: "async" }), frame);
+    picture.style.cssText = `width:${Math.round(w * scale)}px;height:${Math.round(h * scale)}px`;
+    return make("div", { class: "kl-data-inside" }, make("span", { class: "kl-data-stage" }, picture),
+      make("span", { class: "kl-data-name", text: item.name }),
+      make("span", { class: "kl-data-caption", text: desk.texts[index] || "(no caption)" }),
+      make("span", { class: "kl-data-marks", text: [`${item.bucket.join(" x ")}${item.repeats > 1 ? ` · ${item.repeats} times` : ""}`, ...findings(index)].join(" · ") }));
+  }
+
+  const KINDS = {
+    all: ["All images", () => true],
+    bare: ["Without a caption", (index) => !desk.texts[index].trim()],
+    found: ["With something to look at", (index) => findings(index).length > 0],
+    cut: ["Cut by more than a tenth", (index) => desk.known.items[index].frame[2] * desk.known.items[index].frame[3] < 0.9],
+  };
+
+  function shownIndices() {
+    const words = search.value.toLowerCase().trim();
+    const fits = KINDS[only.value][1];
+    return desk.known.items.flatMap((item, index) => (fits(index) && (!words || `${item.name}\n${desk.texts[index]}`.toLowerCase().includes(words)) ? [index] : []));
+  }
+
+  function sift() {
+    if (!desk.known) return;
+    const indices = shownIndices();
+    say(count, `${indices.length === desk.known.items.length ? plural(indices.length, "image", "images") : `${indices.length} of ${plural(desk.known.items.length, "image", "images")}`} in ${desk.known.folder}${desk.known.fixed ? `. ${desk.known.fixed}` : ""}`);
+    grid.show(indices, panel.index());
+  }
+  only.append(...Object.entries(KINDS).map(([value, [text]]) => make("option", { value, text })));
+  search.addEventListener("input", sift);
+  only.addEventListener("change", sift);
+
+  // Captions were written, here or by an order: {index: text}.
+  function after(texts) {
+    for (const [index, text] of Object.entries(texts)) desk.texts[Number(index)] = text;
+    sift();
+    grid.redraw();
+    panel.renew();
+  }
+
+  async function undo() {
+    const answer = await desk.order("undo", {});
+    if (answer.problem) return;
+    say(status, answer.what ? `Taken back: ${answer.what} (${plural(answer.count, "caption", "captions")}${answer.others ? `; ${answer.others} have other words by now and stay` : ""}).` : "There is nothing to take back.");
+    after(answer.texts || {});
+  }
+
+  function mark(found) {
+    desk.marked = found;
+    grid.redraw();
+  }
+
+  async function leaveOut(indices) {
+    const answer = await desk.order("leave_out", { indices });
+    if (answer.problem) return false;
+    await open(`${plural(answer.count, "image was", "images were")} left out: moved to the hidden folder .left_out. Bring back undoes it.`);
+    return true;
+  }
+
+  async function bringBack() {
+    const answer = await desk.order("bring_back", {});
+    if (!answer.problem) await open(`${plural(answer.count, "image is", "images are")} back.`);
+  }
+
+  let opened = "";
+  let busy = false;
+  async function open(told = "") {
+    if (busy) return;
+    busy = true;
+    const form = values();
+    opened = settingsOf(form);
+    fail([]);
+    say(status, "Looking at the images …");
+    let last = { problems: [{ option: "", message: "The studio went away before it had an answer." }] };
+    try {
+      await eachLine(await fetch("/kl/data/open", { method: "POST", headers: headers(), body: JSON.stringify({ form }) }), (said) => {
+        last = said;
+        if (said.say) say(status, said.say);
+      });
+    } catch (error) {
+      last = { problems: [{ option: "", message: error.message }] };
+    }
+    busy = false;
+    say(status, told);
+    const has = Boolean(last.room);
+    desk.known = has ? last : null;
+    desk.marked = new Map();
+    desk.texts = has ? last.items.map((item) => item.caption) : [];
+    for (const each of orders) each.disabled = !has || Boolean(last.fixed && each.textContent !== "Tags" && each !== orders[2]);
+    panel.clear();
+    back.hidden = !has || !last.leftOut;
+    back.textContent = "Bring back what was left out";
+    find(root, ".kl-data-columns").hidden = !has;
+    count.hidden = !has;
+    empty.hidden = has;
+    if (!has) {
+      const about = last.problems.filter(({ option }) => option === "train_data_dir");
+      const missing = about.length > 0 && !values().values.train_data_dir;
+      fail(missing ? [] : last.problems.map(({ message }) => message));
+      empty.replaceChildren(make("p", { text: missing ? "Here you see the images of the form's data set: cut as training cuts them, with their captions to edit. There are none yet." : "The data set cannot be shown before this is put right on the Train tab." }),
+        make("button", { type: "button", class: "kl-button kl-strong", text: "Add images", onclick: () => addImages() }));
+      return;
+    }
+    const remarks = [...last.notes, ...last.bad.map((text) => `Cannot be read: ${text}`)];
+    notes.hidden = !remarks.length;
+    notes.replaceChildren(make("summary", {}, make("span", { text: plural(remarks.length, "finding", "findings") })), make("ul", { class: "kl-plain" }, ...remarks.map((text) => make("li", { text }))));
+    sift();
+    if (told) bring(status);
+  }
+
+  // Opened when it is seen, and again when the form has other images or sizes.
+  const settingsOf = (form) => JSON.stringify(form);
+  new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && opened !== settingsOf(values()) && open()).observe(search);
+}

@@ -1,0 +1,129 @@
+// One image beside the grid: large, with the frame that training cuts, its caption to edit, and the texts that training will show.
+
+import { make, say } from "../common/page.js";
+import { plural } from "../common/words.js";
+import { aboutTokens } from "./tokens.js";
+
+export function makePanel(desk, { changed, step, leaveOut }) {
+  const picture = make("img", { alt: "" });
+  const frame = make("span", { class: "kl-data-frame" });
+  const stage = make("div", { class: "kl-data-large" }, picture, frame);
+  const facts = make("p", { class: "kl-note" });
+  const label = make("label", { for: "kl-data-text", text: "Caption" });
+  const text = make("textarea", { id: "kl-data-text", rows: "5", spellcheck: "true", "aria-describedby": "kl-data-told" });
+  const told = make("p", { class: "kl-help", id: "kl-data-told", role: "status" });
+  const conflict = make("div", { class: "kl-data-conflict", role: "alert", hidden: true });
+  const shown = make("div", { class: "kl-data-shown" });
+  const button = (words, act) => make("button", { type: "button", class: "kl-button", text: words, onclick: act });
+  const save = make("button", { type: "button", class: "kl-button kl-strong", text: "Save caption", onclick: () => write() });
+  const inside = make("div", { hidden: true }, stage, facts, label, text, told, conflict,
+    make("div", { class: "kl-row" }, save, button("Previous", () => step(-1)), button("Next", () => step(1)), button("Leave out", () => leaveOut([index]))), shown);
+  const none = make("p", { class: "kl-note", text: "Choose an image to see it large and to write its caption." });
+  const root = make("section", { class: "kl-card kl-data-panel", "aria-label": "The chosen image" }, none, inside);
+  let index = -1;
+  let read = { text: "", version: "none" };
+  let kept = ""; // the words that are on the disk, as far as known here
+
+  const isChanged = () => index >= 0 && text.value.trim() !== kept;
+  const tell = (words = "") => {
+    const tokens = aboutTokens(text.value);
+    const cut = desk.known.length && tokens > desk.known.length ? `; the model reads ${desk.known.length}, the end may be cut off` : "";
+    say(told, [words || (isChanged() ? "Not saved yet." : ""), `About ${plural(tokens, "token", "tokens")}${cut}.`].filter(Boolean).join(" "));
+  };
+  text.addEventListener("input", () => tell());
+  text.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    write();
+  });
+  text.addEventListener("change", () => isChanged() && !desk.known.fixed && write());
+
+  async function show(next) {
+    // What was typed for the one before is saved first.
+    if (isChanged() && !desk.known.fixed && !(await write())) return;
+    index = next;
+    const item = desk.known.items[index];
+    none.hidden = true;
+    inside.hidden = false;
+    conflict.hidden = true;
+    picture.src = `${desk.image(index)}&large`;
+    picture.alt = item.name;
+    stage.style.maxWidth = `${item.size[0]}px`;
+    stage.style.setProperty("--kl-ratio", String(item.size[0] / item.size[1]));
+    const [left, top, width, height] = item.frame.map((share) => `${(100 * share).toFixed(2)}%`);
+    frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
+    const share = Math.round(100 * (1 - item.frame[2] * item.frame[3]));
+    say(facts, [`${item.name}: ${item.size.join(" x ")}`, `trained at ${item.bucket.join(" x ")}`, share > 0 ? `${share} % cut off${desk.known.random ? ", each time elsewhere" : ""}` : "nothing cut off",
+      item.repeats > 1 ? `${item.repeats} times an epoch` : "", item.controls ? `edit of ${item.controls}` : "", item.mask ? "with a mask" : "", ...desk.findings(index)].filter(Boolean).join(" · "));
+    text.disabled = save.disabled = Boolean(desk.known.fixed);
+    await renew();
+  }
+
+  async function renew() {
+    if (index < 0) return;
+    const now = index;
+    const answer = await desk.order("image", { index: now });
+    if (now === index && !answer.problem) take(answer);
+  }
+
+  // What lies on the disk now, and what training makes of it.
+  function take(answer, words) {
+    read = answer;
+    kept = (answer.text ?? "").trim();
+    text.value = answer.text ?? "";
+    text.placeholder = answer.text === null && desk.texts[index] ? `${desk.texts[index]} (what training reads without a caption file)` : "";
+    shown.replaceChildren(make("h3", { text: "As training shows it" }), ...answer.shown.map((each) => make("p", { text: each || "(an empty text)" })));
+    tell(words);
+  }
+
+  // Leaving the field and pressing the button come at once: one after the other, and what is saved already is not saved again.
+  let saving = Promise.resolve(true);
+  const write = (version) => (saving = saving.then(() => {
+    if (isChanged()) return put(version);
+    tell("Saved.");
+    return true;
+  }));
+
+  async function put(version = read.version) {
+    const now = index;
+    const words = text.value;
+    const answer = await desk.order("caption", { index: now, text: words, version });
+    if (answer.problem) return false;
+    if (answer.conflict) {
+      ask(answer.conflict, words);
+      return false;
+    }
+    conflict.hidden = true;
+    desk.texts[now] = words.trim();
+    changed(now);
+    if (now === index) take(answer, "Saved.");
+    return true;
+  }
+
+  // Somebody else has written meanwhile: nothing is lost, and who is here chooses.
+  function ask(there, words) {
+    conflict.hidden = false;
+    conflict.replaceChildren(make("p", { text: "Another page has changed this caption meanwhile. It says now:" }), make("blockquote", { text: there.text ?? "(there is no caption file any more)" }),
+      make("div", { class: "kl-row" }, button("Keep mine", () => {
+        text.value = words;
+        write(there.version);
+      }), button("Take theirs", async () => {
+        conflict.hidden = true;
+        kept = text.value.trim();
+        desk.texts[index] = there.text ?? "";
+        changed(index);
+        await renew();
+      })));
+    tell("Not saved.");
+  }
+
+  return {
+    root, show, renew, index: () => index,
+    clear() {
+      index = -1;
+      kept = text.value.trim();
+      none.hidden = false;
+      inside.hidden = true;
+    },
+  };
+}

@@ -1,0 +1,104 @@
+// What is known of the checkpoints of a grid, which one is proposed and why, and the choice. Talks with kohya_like/pick_routes.py.
+
+import { html } from "../common/html.js";
+import { ask, post } from "../common/studio.js";
+import { bytes, figure, plural } from "../common/words.js";
+
+const mean = (told) => (told ? (told.half === null ? figure(told.value) : `${figure(told.value)} ± ${figure(told.half, 2)}`) : "–");
+
+export class Pick {
+  // drawn() shows what is here anew.
+  constructor({ drawn }) {
+    this.drawn = drawn;
+    this.close();
+  }
+
+  close() {
+    this.place = ""; // address of the grid; "" while this is not shown
+    this.answer = null;
+    this.note = "";
+    this.told = ""; // what was done
+    this.leaving = null; // {files, bytes} that somebody is asked about
+  }
+
+  async open(place) {
+    this.close();
+    this.place = place;
+    while (this.place === place && !(this.answer && this.answer.ready)) {
+      await this.order("", () => ask(`${place}/numbers`), (answer) => (this.answer = answer));
+      if (this.note) return;
+      await new Promise((resolve) => setTimeout(resolve, 700));
+    }
+  }
+
+  // Asks, and shows what is wrong in place of what was done.
+  async order(told, asked, take) {
+    const { place } = this;
+    try {
+      const answer = await asked();
+      if (place !== this.place) return;
+      this.note = (answer.problems && answer.problems[0] && answer.problems[0].message) || "";
+      if (!this.note) {
+        take(answer);
+        this.told = told;
+      }
+    } catch (error) {
+      this.note = error.message;
+    }
+    this.drawn();
+  }
+
+  choose(column) {
+    this.leaving = null;
+    return this.order("", () => post(`${this.place}/choose`, { column }), (answer) => (this.answer = answer));
+  }
+
+  askToLeave() {
+    return this.order("", () => ask(`${this.place}/others`), (answer) => (this.leaving = answer));
+  }
+
+  leave() {
+    const { files, bytes: freed } = this.leaving;
+    return this.order(`${plural(files.length, "file is", "files are")} deleted; ${bytes(freed)} are free.`, () => post(`${this.place}/delete-others`, { files }), () => (this.leaving = null));
+  }
+
+  row(column, place) {
+    const { proposal, chosen } = this.answer;
+    const { label, file, held_out: held, near } = column;
+    const mark = [file && file === chosen ? "chosen" : "", place === proposal.column ? "proposed" : ""].filter(Boolean).join(", ");
+    return html`<tr><th scope="row">${label}${mark && html` <strong class="kl-pick-mark">${mark}</strong>`}</th>
+      <td>${file && file !== chosen ? html`<button type="button" class="kl-button" aria-label=${`Choose ${label}`} onClick=${() => this.choose(place)}>Choose</button>` : ""}</td><td>${held ? mean(held.mean) : "–"}</td>
+      ${held ? held.bands.map((band) => html`<td>${mean(band)}</td>`) : [0, 1, 2, 3].map(() => html`<td>–</td>`)}
+      <td>${near ? figure(near.distance, 3) : "–"}</td><td>${near ? `${near.copies} of ${near.count}` : "–"}</td></tr>`;
+  }
+
+  end() {
+    const { chosen } = this.answer;
+    if (!chosen) return null;
+    if (!this.leaving) return html`<div class="kl-row"><button type="button" class="kl-quiet" onClick=${() => this.askToLeave()}>Delete the others</button></div>`;
+    const { files, bytes: freed } = this.leaving;
+    if (!files.length) return html`<p class="kl-note">The run has saved nothing besides ${chosen}.</p>`;
+    return html`<p class="kl-error" role="alert">${files.join(", ")}: ${bytes(freed)}, deleted for ever. Images of this grid stay; it cannot be continued then.</p>
+      <div class="kl-row"><button type="button" class="kl-button" onClick=${() => this.leave()}>${`Delete ${plural(files.length, "file", "files")} for ever`}</button>
+      <button type="button" class="kl-quiet" onClick=${() => {
+        this.leaving = null;
+        this.drawn();
+      }}>Keep the others</button></div>`;
+  }
+
+  view() {
+    if (!this.place) return null;
+    const note = this.note && html`<p class="kl-error" role="alert">${this.note}</p>`;
+    if (!this.answer) return html`<section class="kl-pick" aria-label="Numbers and pick">${note}</section>`;
+    const { ready, says, problems, columns, proposal, chosen, run } = this.answer;
+    const status = ready ? [proposal.why, chosen && `Chosen in ${run}: ${chosen}.`, this.told].filter(Boolean).join(" ") : `${says} …`;
+    return html`<section class="kl-pick" aria-label="Numbers and pick"><p role="status">${status}</p>${note}
+      ${problems.map((text) => html`<p class="kl-note">${text}</p>`)}
+      <div class="kl-pick-scroll" role="region" tabindex="0" aria-label="Numbers by checkpoint"><table class="kl-table"><thead>
+        <tr><th rowspan="2" scope="col">Column</th><th rowspan="2"></th><th colspan="5" scope="colgroup">Held-out loss, all and by noise level</th><th colspan="2" scope="colgroup">Training images</th></tr>
+        <tr><th scope="col">all</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th><th scope="col">distance</th><th scope="col">near copies</th></tr></thead>
+        <tbody>${columns.map((column, place) => this.row(column, place))}</tbody></table></div>
+      <p class="kl-note">Losses with their 95 % interval, on the same noise for every checkpoint. Distance: 1 minus the correlation with the nearest training image, small and grey; the middle one of the column.</p>
+      ${ready ? this.end() : null}</section>`;
+  }
+}

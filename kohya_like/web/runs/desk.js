@@ -1,0 +1,162 @@
+// What people do with a run that is there: star, name, tag and describe it, and delete it. Fetched when the Runs tab shows a run.
+
+import { html, render } from "../common/html.js";
+import { make } from "../common/page.js";
+import { address, post } from "../common/studio.js";
+import { openDialog } from "../picking/dialog.js";
+
+const split = (text) => [...new Set(text.split(",").map((tag) => tag.trim().replace(/\s+/g, " ")).filter(Boolean))];
+
+// view: the RunView in which root stands.
+export function makeDesk(view, root) {
+  let run = null; // the last answer of the studio about it
+  let edit = null; // what is being written, and `read`: what it began with
+  let problem = "";
+  let others = [];
+
+  async function tell(order) {
+    try {
+      const said = await post("/kl/desk/say", { run: run.name, ...order });
+      if (said.label !== undefined) run = { ...run, ...said };
+      problem = "";
+      view.poll();
+      return said;
+    } catch (error) {
+      problem = error.message;
+      return null;
+    } finally {
+      draw();
+    }
+  }
+
+  function begin() {
+    const { name, label, notes, tags } = run;
+    edit = { name, label, notes, tags: tags.join(", "), read: { label, notes, tags } };
+    others = [];
+    draw();
+    root.querySelector("#kl-desk-label").focus();
+  }
+
+  function finish() {
+    edit = null;
+    problem = "";
+    draw();
+    root.querySelector(".kr-desk-edit").focus();
+  }
+
+  async function save() {
+    const { read } = edit;
+    const tags = split(edit.tags);
+    const words = Object.fromEntries(["label", "notes"].filter((name) => edit[name] !== read[name]).map((name) => [name, { before: read[name], after: edit[name] }]));
+    const said = await tell({ ...words, tags: { add: tags.filter((tag) => !read.tags.includes(tag)), remove: read.tags.filter((tag) => !tags.includes(tag)) } });
+    if (!said) return;
+    others = said.others;
+    if (!others.length) finish();
+    else draw();
+  }
+
+  function keepMine() {
+    for (const name of others) edit.read[name] = run[name];
+    save();
+  }
+
+  function takeTheirs() {
+    for (const name of others) edit[name] = edit.read[name] = run[name];
+    others = [];
+    draw();
+  }
+
+  // Of a run at work: what it shall do after its present step.
+  async function ask(order, sentence) {
+    try {
+      const asked = await post(address(run.name, "/ask"), order);
+      run = { ...run, asked };
+      problem = "";
+      view.note(sentence);
+    } catch (error) {
+      problem = error.message;
+    }
+    view.poll();
+    draw();
+  }
+
+  function stopAt(event) {
+    event.preventDefault();
+    const typed = event.currentTarget.elements.step.value.trim();
+    if (!/^[0-9]+$/.test(typed)) {
+      problem = `Stop after step "${typed}": a whole number is needed.`;
+      return draw();
+    }
+    ask({ what: "stop_at", step: Number(typed) }, `It will save its state and end after step ${typed}; Resume goes on from there.`);
+  }
+
+  function work() {
+    const { asked } = run;
+    if (run.state !== "running" || run.stopping || !asked || asked.pause === undefined || !run.step) return null;
+    const button = (words, what, sentence) => html`<button type="button" class="kr-button" onClick=${() => ask({ what }, sentence)}>${words}</button>`;
+    const waits = [asked.save && "a save", asked.sample && "samples"].filter(Boolean);
+    return html`<div class="kr-actions" role="group" aria-label="While it runs">
+        ${button("Save now", "save", "It saves its file and its state after the present step.")}
+        ${asked.draws && button("Sample now", "sample", "It draws its sample prompts after the present step.")}
+        ${asked.pause ? button("Go on", "go_on", "It goes on.") : button("Pause", "pause", "It saves its state after the present step and waits; its memory stays taken. Go on continues.")}
+        <form class="kr-stop-at" onSubmit=${stopAt}><label for="kl-stop-at">Stop after step</label>
+          <input id="kl-stop-at" name="step" class="kr-filter" inputmode="numeric" value=${asked.stop_step ?? ""} /><button type="submit" class="kr-button">Set</button>
+          ${asked.stop_step !== null && html`<button type="button" class="kr-button" onClick=${() => ask({ what: "stop_at", step: null }, "It trains to its last step.")}>Train to the end</button>`}</form></div>
+      ${waits.length > 0 && html`<p class="kr-note">Asked for ${waits.join(" and ")}, after the present step.</p>`}`;
+  }
+
+  function remove() {
+    const { name } = run;
+    const wrong = make("p", { class: "kl-error", role: "alert" });
+    const keep = make("button", { type: "button", class: "kl-button", text: "Keep it", onclick: () => dialog.close() });
+    const go = make("button", { type: "button", class: "kl-button kl-strong", text: "Move to the trash", onclick: async () => {
+      try {
+        await post("/kl/desk/delete", { run: name });
+        dialog.close();
+        view.options.missing(`${name} is in the trash: Disk and trash brings it back.`);
+      } catch (error) {
+        wrong.textContent = error.message;
+      }
+    } });
+    const dialog = openDialog(`Delete ${run.label || name}?`, make("p", { text: "Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied." }),
+      wrong, make("div", { class: "kl-row" }, go, keep));
+    keep.focus();
+  }
+
+  const field = (name, label, control) => html`<label for=${`kl-desk-${name}`}>${label}</label>${control}`;
+  const put = (name) => (event) => (edit[name] = event.currentTarget.value);
+  const key = (event) => event.key === "Escape" && finish();
+
+  function form() {
+    return html`<form class="kr-desk-form" aria-label="What is said of this run" onKeyDown=${key} onSubmit=${(event) => { event.preventDefault(); save(); }}>
+      ${field("label", "Name", html`<input id="kl-desk-label" class="kr-filter" maxlength="120" value=${edit.label} placeholder=${run.name} onInput=${put("label")} />`)}
+      ${field("tags", "Tags, with commas between", html`<input id="kl-desk-tags" class="kr-filter" value=${edit.tags} onInput=${put("tags")} />`)}
+      ${field("notes", "Notes", html`<textarea id="kl-desk-notes" class="kr-filter" rows="4" maxlength="20000" value=${edit.notes} onInput=${put("notes")}></textarea>`)}
+      ${others.length > 0 && html`<div class="kr-warnings" role="alert"><p>Somebody has changed this meanwhile: ${others.map((name) => `"${run[name]}"`).join(", ")}</p>
+        <div class="kr-actions"><button type="button" class="kr-button" onClick=${keepMine}>Keep mine</button><button type="button" class="kr-button" onClick=${takeTheirs}>Take theirs</button></div></div>`}
+      <div class="kr-actions"><button type="submit" class="kr-button kr-primary">Save</button><button type="button" class="kr-button" onClick=${finish}>Leave as it was</button></div></form>`;
+  }
+
+  function draw() {
+    const ended = run.state !== "running" && run.state !== "queued";
+    render([work(), html`<div class="kr-actions" role="group" aria-label="About this run">
+        <button type="button" class="kr-button" aria-pressed=${String(run.starred)} onClick=${() => tell({ starred: !run.starred })}>${run.starred ? "★" : "☆"} Star</button>
+        <button type="button" class="kr-button kr-desk-edit" hidden=${edit !== null} onClick=${begin}>Name, tags, notes</button>
+        <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>Delete</button></div>`,
+      run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label="Tags">${run.tags.map((tag) => html`<li key=${tag}>${tag}</li>`)}</ul>`,
+      run.notes && !edit && html`<p class="kr-notes">${run.notes}</p>`,
+      edit && form(),
+      problem && html`<p class="kr-desk-problem" role="alert">${problem}</p>`], root);
+  }
+
+  return {
+    show(answer) {
+      if (run && answer.name !== run.name) {
+        edit = null;
+        problem = "";
+      }
+      run = answer;
+      draw();
+    },
+  };
+}

@@ -1,0 +1,94 @@
+// What runs take of the disk, old states that may go, and the trash. Fetched when it is opened.
+
+import { html, render } from "../common/html.js";
+import { make } from "../common/page.js";
+import { post } from "../common/studio.js";
+import { bytes, moment, plural } from "../common/words.js";
+import { openDialog } from "../picking/dialog.js";
+
+export async function openTidy(changed) {
+  const root = make("div", { class: "kl-live kr-tidy" });
+  const dialog = openDialog("Disk and trash", root, make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button", text: "Close", onclick: () => dialog.close() })));
+  dialog.classList.add("kr-tidy-dialog");
+  let known = null;
+  let newest = false;
+  let told = "Adding up what the runs take …";
+  let sure = ""; // what has been asked for once
+  const left = new Set(); // runs whose states stay
+
+  async function look() {
+    try {
+      known = await post("/kl/desk/disk", { newest });
+    } catch (error) {
+      told = error.message;
+    }
+    draw();
+  }
+
+  async function order(what, body, sentence) {
+    sure = "";
+    try {
+      told = sentence(await post(`/kl/desk/${what}`, body));
+    } catch (error) {
+      told = error.message;
+    }
+    await look();
+    changed();
+  }
+
+  // Asks: the button is pressed twice, and the second time it says what it does.
+  function asked(name, words, again, act) {
+    const press = () => {
+      if (sure === name) return act();
+      sure = name;
+      draw();
+    };
+    return html`<button type="button" class=${sure === name ? "kr-button kr-danger" : "kr-button"} onClick=${press}>${sure === name ? again : words}</button>`;
+  }
+
+  function states() {
+    const rows = known.runs.filter((run) => run.frees > 0);
+    const chosen = rows.filter((run) => !left.has(run.name));
+    const frees = chosen.reduce((sum, run) => sum + run.frees, 0);
+    const toggle = (name) => () => {
+      if (!left.delete(name)) left.add(name);
+      sure = "";
+      draw();
+    };
+    const also = (event) => {
+      newest = event.currentTarget.checked;
+      sure = "";
+      look();
+    };
+    const clean = () => order("clean", { newest, runs: Object.fromEntries(chosen.map((run) => [run.name, run.steps])) }, ({ freed }) => `${bytes(freed)} are free again.`);
+    return html`<h3>Old states</h3><p class="kr-note">A run goes on from its newest whole state; older ones may go. Saved files and images stay. States do not go into the trash.</p>
+      <label class="kr-check"><input type="checkbox" checked=${newest} onChange=${also} /> Also the newest state of runs that have finished: they cannot be trained further then</label>
+      ${rows.length === 0 ? html`<p>There is none to delete.</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label="Runs with old states">${rows.map((run) => html`<li key=${run.name}><label class="kr-check"><input type="checkbox" checked=${!left.has(run.name)} onChange=${toggle(run.name)} />
+        <span>${run.label || run.name}</span></label><span class="kr-note">${plural(run.steps.length, "state", "states")} (${run.steps.length > 4 ? `${run.steps[0]} to ${run.steps.at(-1)}` : run.steps.join(", ")}), ${bytes(run.frees)}</span></li>`)}</ul>
+        ${chosen.length > 0 && asked("clean", `Clean up states: ${bytes(frees)}`, `Really delete ${plural(chosen.reduce((sum, run) => sum + run.steps.length, 0), "state", "states")}`, clean)}`}`;
+  }
+
+  function trash() {
+    const all = known.trash.reduce((sum, entry) => sum + entry.bytes, 0);
+    const entries = known.trash.map((entry) => entry.name);
+    return html`<h3>Trash</h3>${entries.length === 0 ? html`<p>It is empty.</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label="In the trash">${known.trash.map((entry) => html`<li key=${entry.name}><span>${entry.what}</span>
+      <span class="kr-note">${moment(entry.time * 1000)}, ${bytes(entry.bytes)}</span><button type="button" class="kr-button" aria-label=${`Put ${entry.what} back`}
+        onClick=${() => order("restore", { entry: entry.name }, ({ what }) => `${what} is back.`)}>Put back</button></li>`)}</ul>
+      ${asked("empty", `Empty the trash: ${bytes(all)}`, "Really delete for ever", () => order("empty", { entries }, ({ freed }) => `${bytes(freed)} are free again.`))}
+      <p class="kr-note">What is older than 30 days goes by itself.</p>`}`;
+  }
+
+  function draw() {
+    if (!known) return render(html`<p role="status">${told}</p>`, root);
+    const largest = [...known.runs].sort((one, other) => other.bytes - one.bytes).slice(0, 8);
+    const all = known.runs.reduce((sum, run) => sum + run.bytes, 0);
+    if (told.endsWith("…")) told = "";
+    render([html`<p class="kr-status" role="status">${told}</p>`,
+      html`<p>${plural(known.runs.length, "run takes", "runs take")} ${bytes(all)}${known.free === null ? "" : `; ${bytes(known.free)} of the disk are free`}.</p>`,
+      html`<ul class="kr-tidy-list" tabindex="0" aria-label="The largest runs">${largest.map((run) => html`<li key=${run.name}><span>${run.label || run.name}</span><span class="kr-note">${bytes(run.bytes)}, states ${bytes(run.states)}</span></li>`)}</ul>`,
+      states(), trash()], root);
+  }
+
+  draw();
+  await look();
+}

@@ -1,0 +1,133 @@
+// What the server answers: problems, the command, what was found in a data set.
+
+import * as address from "../common/address.js";
+import { bring, copier, download, make } from "../common/page.js";
+import { store, stored } from "../common/stored.js";
+import { plural } from "../common/words.js";
+import { controls, fill, goTo, showMore, showProblem, views } from "./form.js";
+import { showImport, showQuestion } from "./imports.js";
+import { fieldsOf, onChange, problems, run, values } from "./settings.js";
+import { foresee } from "./starting.js";
+
+export function answers({ root, props, watch }) {
+  const status = make("p", { class: "kl-answer", role: "status" });
+  const wrong = make("section", { class: "kl-card kl-problems", hidden: true, tabindex: "-1", "aria-labelledby": "kl-problems" });
+  const report = make("section", { class: "kl-card kl-report", hidden: true, "aria-label": "Data set" });
+  const output = make("section", { class: "kl-card kl-output", hidden: true, "aria-labelledby": "kl-command" });
+  const imported = make("section", { class: "kl-card kl-import", hidden: true, tabindex: "-1", "aria-labelledby": "kl-imported" });
+  const owner = make("section", { class: "kl-card kl-owner", hidden: true, tabindex: "-1", "aria-labelledby": "kl-owner" });
+  root.append(status, wrong, owner, imported, report, output);
+
+  function listProblems(found) {
+    wrong.replaceChildren();
+    wrong.hidden = found.length === 0;
+    problems.clear();
+    const known = new Set(fieldsOf(run).map((spec) => spec.name));
+    const items = found.map(({ option, message, run: about }) => {
+      if (!known.has(option)) return make("li", {}, make("span", { text: message }));
+      problems.set(option, [...(problems.get(option) || []), message]);
+      const link = make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) });
+      return make("li", {}, link, about ? make("div", { class: "kl-row" }, ...furtherActions(about)) : null);
+    });
+    showMore();
+    for (const view of views.values()) {
+      if (view.details && view.specs.some((spec) => problems.has(spec.name))) {
+        view.build();
+        view.details.open = true;
+        if (view.specs.some((spec) => problems.has(spec.name) && controls.get(spec.name).root.closest(".kl-rest"))) view.unfold();
+      }
+      view.count();
+    }
+    for (const name of controls.keys()) showProblem(name);
+    if (!found.length) return;
+    wrong.append(make("h2", { id: "kl-problems", text: plural(found.length, "thing to put right", "things to put right") }), make("ul", {}, ...items));
+    wrong.focus();
+  }
+
+  // What somebody may want whose settings a run has already.
+  function furtherActions(name) {
+    const again = () => {
+      fill(run, { ...values().values, resume: "none" });
+      document.getElementById("kl-start").click();
+    };
+    return [make("button", { type: "button", class: "kl-button", text: "Open it", onclick: () => address.open(name) }),
+      make("button", { type: "button", class: "kl-button", text: "Train again", onclick: again })];
+  }
+
+  // A command, and what was found in a data set, are those of the settings they were made for.
+  let printed = "";
+  let looked = "";
+  const stale = make("p", { class: "kl-note", role: "status" });
+  const now = () => JSON.stringify(values());
+  onChange(() => {
+    stale.textContent = report.hidden || now() === looked ? "" : "The form has changed since; check again.";
+    if (output.hidden || now() === printed) return;
+    output.hidden = true;
+    status.textContent = "The settings have changed since the command was printed.";
+  });
+
+  function answer(value) {
+    status.textContent = value.note || "";
+    output.hidden = output.hidden || value.output === null;
+    if (value.fill) fill(value.fill.run, value.fill.adds ? { ...values().values, ...value.fill.texts } : value.fill.texts);
+    listProblems(value.problems || []);
+    showQuestion(owner, value.ask);
+    // The report is about what stands in the form; another file takes it away.
+    if (value.fill) showImport(imported, value.imported);
+    if (value.output) showOutput(output, value.output);
+    if (value.output) printed = now();
+    if (value.output && value.download) download(value.output.name, new Blob([value.output.toml], { type: "text/plain" }));
+    for (const file of value.save ?? []) download(file.name, new Blob([file.text], { type: "text/plain" }));
+    if (value.report !== undefined) {
+      showReport(report, value.report);
+      report.append(stale);
+      stale.textContent = "";
+      looked = now();
+    }
+    if (value.seen) store("kl.seen", true);
+    // The answer may lie far from the button, and its tab come to the front with it. What is wrong, and an import, take the focus.
+    const told = value.report ? report : value.output ? output : status;
+    if (!value.problems?.length && !value.imported && !value.ask && !value.download && !value.save) setTimeout(() => bring(told));
+    foresee(0);
+  }
+  watch("value", () => props.value && answer(props.value));
+}
+
+// ---- the command
+
+function showOutput(box, { commands, toml, about }) {
+  const code = make("code", { text: commands.sh });
+  const pick = (shell, label) => {
+    const radio = make("input", { type: "radio", name: "kl-shell", id: `kl-shell-${shell}`, value: shell });
+    radio.addEventListener("change", () => {
+      code.textContent = commands[shell];
+      store("kl.shell", shell);
+    });
+    const wanted = stored("kl.shell") || (/Win/.test(navigator.platform) ? "powershell" : "sh");
+    if (wanted === shell) {
+      radio.checked = true;
+      code.textContent = commands[shell];
+    }
+    return make("label", { class: "kl-toggle" }, radio, make("span", { text: label }));
+  };
+  const block = (node, label) => make("pre", { tabindex: "0", role: "region", "aria-label": label }, node);
+  const tomlCode = make("code", { text: toml });
+  box.replaceChildren(
+    make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-command", text: "Command" }), copier(() => code.textContent, "Copy the command")),
+    make("div", { class: "kl-row", role: "radiogroup", "aria-label": "Shell" }, pick("sh", "Linux, macOS"), pick("powershell", "PowerShell")),
+    block(code, "Command"), make("p", { class: "kl-note", text: about }),
+    make("div", { class: "kl-row kl-between" }, make("h3", { text: "Settings (TOML)" }), copier(() => toml, "Copy the TOML")), block(tomlCode, "Settings as TOML"));
+  box.hidden = false;
+}
+
+// report: {title, facts: [[name, value]], tables: [{title, head, rows}], notes: [text]}
+function showReport(box, report) {
+  box.hidden = !report;
+  if (!report) return;
+  const facts = make("dl", { class: "kl-factlist" }, ...(report.facts || []).flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
+  const tables = (report.tables || []).flatMap((table) => [make("h3", { text: table.title }),
+    make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": table.title }, make("table", { class: "kl-table" },
+      make("thead", {}, make("tr", {}, ...table.head.map((text) => make("th", { scope: "col", text })))),
+      make("tbody", {}, ...table.rows.map((row) => make("tr", {}, ...row.map((text) => make("td", { text })))))))]);
+  box.replaceChildren(make("h2", { text: report.title }), facts, ...tables, ...(report.notes || []).map((text) => make("p", { class: "kl-note", text })));
+}

@@ -1,0 +1,176 @@
+"""Which images of a pile are the same, nearly the same, or blurred, told from their pixels. Proposes, and changes nothing.
+
+Two images are near duplicates when their perceptual hashes differ in few bits and their small grey copies correlate. The hash: signs of the
+64 lowest frequencies of a cosine transform against their median (Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash
+Functions"). Blur: how little of the neighbours' differences another blur takes away (Crete et al. 2007, "The blur effect").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from . import images
+
+Grey = NDArray[np.float32]
+SIDE = 32
+"""Of the small grey copy, which is not in the image's own shape."""
+BLUR_SIDE = 512
+"""Longest side of the copy whose sharpness is looked at; smaller images are looked at as they are."""
+MOST_BITS = 14
+"""Of 64 that may differ in the hashes of near duplicates."""
+LEAST_CORRELATION = 0.97
+MOST_SHAPE = 1.25
+"""Factor by which the aspect ratios of near duplicates may differ."""
+BLURRED = 0.62
+"""From this blur on an image is called blurred."""
+_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What an image is compared by. digest is that of the file; grey (SIDE, SIDE) in [0, 255]; blur in [0, 1]."""
+
+    digest: str
+    width: int
+    height: int
+    hash: int
+    grey: NDArray[np.uint8]
+    blur: float
+
+
+def signs_of(path: Path) -> Signs:
+    """The signs of an image file. Raises BadImage."""
+    pixels = images.decode(path).rgb
+    grey = Image.fromarray(pixels).convert("L")
+    small = np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BOX))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    grey.thumbnail((BLUR_SIDE, BLUR_SIDE), Image.Resampling.BOX)
+    height, width = pixels.shape[:2]
+    return Signs(digest, width, height, hash_of(small), small, blur_of(np.asarray(grey, dtype=np.float32)))
+
+
+def hash_of(grey: NDArray[np.uint8]) -> int:
+    """The perceptual hash (64 bits) of a grey image (SIDE, SIDE)."""
+    matrix = cosines(SIDE)[:8]
+    low = (matrix @ grey.astype(np.float64) @ matrix.T).ravel()
+    # The first is the mean brightness, which says nothing about what is there.
+    bits = low > np.median(low[1:])
+    return int(np.packbits(bits).view(">u8")[0])
+
+
+@cache
+def cosines(size: int) -> NDArray[np.float64]:
+    """The matrix of the orthonormal cosine transform (DCT-II) of so many values."""
+    place, frequency = np.meshgrid(np.arange(size) + 0.5, np.arange(size))
+    matrix: NDArray[np.float64] = np.cos(np.pi * place * frequency / size) * np.sqrt(2 / size)
+    matrix[0] /= np.sqrt(2)
+    return matrix
+
+
+def blur_of(grey: Grey) -> float:
+    """Blur of a grey image (H, W), 0 sharp to 1: the larger of both directions. 0 too for one that is even or too small to tell."""
+    return max(_blur_along(grey), _blur_along(grey.T))
+
+
+def _blur_along(grey: Grey, width: int = 11) -> float:
+    if grey.shape[0] < 2 * width:
+        return 0.0  # too small to tell
+    padded = np.pad(grey, ((width // 2, width // 2), (0, 0)), mode="edge")
+    sums = np.cumsum(np.vstack([np.zeros((1, grey.shape[1]), np.float64), padded]), axis=0)
+    smooth = (sums[width:] - sums[:-width]) / width
+    sharp, again = np.abs(np.diff(grey, axis=0)), np.abs(np.diff(smooth, axis=0))
+    whole = float(sharp.sum())
+    return 1.0 - float(np.maximum(sharp - again, 0).sum()) / whole if whole > 0 else 0.0
+
+
+def groups_of(signs: Sequence[Signs]) -> tuple[list[list[int]], list[list[int]]]:
+    """Groups of images that are the same file, and groups that are nearly the same image; places in `signs`, the best image first.
+
+    The best is the one with most pixels, then the sharpest, then the first. An image is in one group of each kind at most.
+    """
+    same: dict[str, list[int]] = {}
+    for place, one in enumerate(signs):
+        same.setdefault(one.digest, []).append(place)
+    # Of equal files one is compared with the others.
+    firsts = [places[0] for places in same.values()]
+    leader = {place: place for place in firsts}
+
+    def lead(place: int) -> int:
+        while leader[place] != place:
+            leader[place] = place = leader[leader[place]]
+        return place
+
+    for first, second in _near(signs, firsts):
+        leader[lead(second)] = lead(first)
+    near: dict[int, list[int]] = {}
+    for place in firsts:
+        near.setdefault(lead(place), []).append(place)
+
+    def best_first(places: list[int]) -> list[int]:
+        return sorted(places, key=lambda place: (-signs[place].width * signs[place].height, signs[place].blur, place))
+
+    return [best_first(places) for places in same.values() if len(places) > 1], [
+        best_first(places) for places in near.values() if len(places) > 1
+    ]
+
+
+def nearest(signs: Sequence[Signs], others: Sequence[Signs]) -> list[tuple[float, bool]]:
+    """For each image the correlation of its small grey copy with the most alike of the others (one at least), and whether it is a near
+    duplicate of one of them."""
+    ours, theirs = _Compared.of(signs), _Compared.of(others)
+    found = []
+    for row in range(len(signs)):
+        part = slice(row, row + 1)
+        correlation = (ours.flat[part] @ theirs.flat.T)[0]
+        near = ours.may_be_near(part, theirs, slice(None))[0] & (correlation >= LEAST_CORRELATION)
+        found.append((float(correlation.max()), bool(near.any())))
+    return found
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The signs of N images as arrays. flat (N, SIDE * SIDE): grey copies without their mean, of length 1 (an even one is 0)."""
+
+    hashes: NDArray[np.uint64]
+    aspects: NDArray[np.float64]
+    flat: Grey
+
+    @classmethod
+    def of(cls, signs: Sequence[Signs]) -> _Compared:
+        flat = np.stack([one.grey.astype(np.float32).ravel() for one in signs])
+        flat -= flat.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(flat, axis=1, keepdims=True)
+        flat /= np.where(norms == 0, 1, norms)
+        hashes = np.array([one.hash for one in signs], dtype=np.uint64)
+        return cls(hashes, np.array([one.width / one.height for one in signs]), flat)
+
+    def may_be_near(self, part: slice, others: _Compared, theirs: slice) -> NDArray[np.bool_]:
+        """Whether hashes and shapes of some images and some others differ little, one row for each of ours."""
+        bits = np.bitwise_count(self.hashes[part, None] ^ others.hashes[None, theirs])
+        ratio = self.aspects[part, None] / others.aspects[None, theirs]
+        near: NDArray[np.bool_] = (bits <= MOST_BITS) & (ratio <= MOST_SHAPE) & (ratio * MOST_SHAPE >= 1)
+        return near
+
+
+def _near(signs: Sequence[Signs], places: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of near duplicates among some places."""
+    if not places:
+        return []
+    all_of_them = _Compared.of([signs[place] for place in places])
+    flat, pairs = all_of_them.flat, []
+    for start in range(0, len(places), _BLOCK):
+        near = all_of_them.may_be_near(slice(start, start + _BLOCK), all_of_them, slice(start, None))
+        for row, column in np.argwhere(near):
+            one, other = start + int(row), start + int(column)
+            if one < other and float(flat[one] @ flat[other]) >= LEAST_CORRELATION:
+                pairs.append((places[one], places[other]))
+    return pairs

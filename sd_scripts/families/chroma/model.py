@@ -1,0 +1,115 @@
+"""Chroma1: FLUX's blocks whose modulation one small network makes from the time; T5 alone reads the prompt.
+
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the image's), L text tokens, D text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+import torch
+from diffusers import ChromaTransformer2DModel
+from torch import Tensor
+from transformers import T5EncoderModel
+
+from sd_scripts.families.common import structures
+from sd_scripts.families.common.double_stream import (
+    BLOCKS,
+    exact_times,
+    linear_layers,
+    positions,
+    t5_states,
+    tiny_t5_config,
+    tiny_t5_tokenizer,
+)
+from sd_scripts.families.common.packing import packed, unpacked
+from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
+from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformers import TransformerFamily, in_groups
+from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
+
+from .loading import LOADER, SPEC
+from .options import ChromaModelOptions
+
+
+class Chroma(TransformerFamily):
+    """The Chroma family; see protocols.ModelFamily."""
+
+    name: ClassVar[str] = "chroma"
+    grid: ClassVar[int] = ChromaModelOptions.grid
+    loader: ClassVar[Loader] = LOADER
+    latent: ClassVar[tuple[int, int]] = (16, 8)
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """t5, as long as the captions and a token of padding; see protocols.ModelFamily."""
+        length = min(parts.settings["t5xxl_max_token_length"], structures.num_tokens(caption) + 1)
+        return structures.texts_of(parts, batch, {"t5": (length, parts.backbone.config.joint_attention_dim)})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What T5 makes of texts with their padding; see protocols.ModelFamily."""
+        return structures.read(parts.text_encoders[name], batch, parts.settings["t5xxl_max_token_length"])
+
+    def tiny(self) -> Parts:
+        """See protocols.ModelFamily."""
+        tokenizer = tiny_t5_tokenizer()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            networks = {
+                "backbone": ChromaTransformer2DModel(
+                    num_layers=2,
+                    num_single_layers=2,
+                    attention_head_dim=16,
+                    num_attention_heads=2,
+                    joint_attention_dim=24,
+                    axes_dims_rope=(4, 6, 6),
+                    approximator_num_channels=16,
+                    approximator_hidden_dim=32,
+                    approximator_layers=2,
+                ),
+                "vae": tiny_vae(16, 0.3611, 0.1159),
+                "te3": T5EncoderModel(tiny_t5_config(tokenizer, width=24)),
+            }
+        return tiny_parts(networks, {"te3": tokenizer}, scheduler_in(SPEC.configs), {"t5xxl_max_token_length": 32})
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of each caption's condition: t5 (L, D), T5's last hidden states of the caption's own tokens and of one of padding,
+        which have not seen the rest of the padding. Runs with gradient when grad mode is on."""
+        length = parts.settings["t5xxl_max_token_length"]
+        texts = t5_states(parts, captions, length, masked=True, num_padding=1) if captions else []
+        return [{"t5": text} for text in texts]
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t, float32.
+
+        Samples whose texts have one length go together, so that nothing is padded: diffusers' network forgets the mask of its single blocks
+        as soon as activations are computed again. Times reach their embedding in float32, whatever the precision of the network.
+        """
+        parts.bring(parts.backbone)
+        return in_groups(parts.backbone, x_t, t, conditions, lambda one: len(one["t5"]), lambda *samples: self._alike(parts, *samples))
+
+    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The velocity of samples whose texts have one length."""
+        text = torch.stack([condition["t5"] for condition in conditions])
+        dtype = dtype_of(parts.backbone)
+        t = t.to(x_t.device, torch.float32)
+        with exact_times(parts.backbone, t, None):
+            prediction = parts.backbone(
+                hidden_states=packed(x_t).to(dtype),
+                timestep=t,
+                encoder_hidden_states=text.to(x_t.device, dtype),
+                txt_ids=torch.zeros(text.shape[1], 3, device=x_t.device),
+                img_ids=positions(x_t.shape[-2], x_t.shape[-1]).to(x_t.device),
+                return_dict=False,
+            )[0]
+        return unpacked(prediction.float(), x_t.shape[-2], x_t.shape[-1])
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of T5."""
+        return {
+            "backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS)),
+            "te3": linear_layers(parts.text_encoders["te3"], lambda path: ".block." in f".{path}"),
+        }
+
+
+FAMILY = Chroma()

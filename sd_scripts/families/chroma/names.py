@@ -1,0 +1,32 @@
+"""Names of the layers of Chroma: FLUX's, without the modulation. The text encoder never carries an adapter."""
+
+from __future__ import annotations
+
+from sd_scripts.families.common import reader_rules as rules
+from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
+from sd_scripts.library.adapters.architectures import Architecture
+
+from .facts import TRANSFORMER
+from .loading import LOADER, SPEC, config_of
+
+ARCHITECTURES = (
+    Architecture(
+        name="chroma",
+        label="Chroma",
+        spec=SPEC,
+        is_backbone=lambda config: True,
+        config_of=lambda header, shapes: config_of(shapes),
+        files=(TRANSFORMER,),
+        encoders=(),
+        version=LOADER.version,
+        # All layers that carry an adapter have FLUX's names and widths.
+        told_by=("chroma",),
+        prefixes=rules.TRANSFORMER_PREFIXES,
+        layer_names=DoubleStreamNames,
+        ranks=ranks_of_blocks,
+        has_one_alpha=False,
+        comfyui_endings="kohya",
+        # Only what was run against diffusers' own reader is promised.
+        readers={"diffusers": (rules.TRANSFORMER_DIFFUSERS[0],)},
+    ),
+)

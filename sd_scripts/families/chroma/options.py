@@ -1,0 +1,92 @@
+"""What runs on Chroma have of their own in each section, and their kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from sd_scripts.schema.fields import NotNegative, Positive, Show
+from sd_scripts.schema.memory import FullMemoryOptions
+from sd_scripts.schema.model import BaseModelOptions, file_name
+from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import SampleOptions
+
+
+class ChromaModelOptions(BaseModelOptions):
+    """The Chroma1 base model: HD, Base or one made from them."""
+
+    grid: ClassVar[int] = 16
+
+    ae: Annotated[str | None, Show(kind="file")] = None
+    """The autoencoder (VAE, FLUX's): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    t5xxl: Annotated[str | None, Show(kind="file")] = None
+    """The T5-XXL text encoder as a file or folder; None takes the one that comes with the base model."""
+    t5xxl_max_token_length: Annotated[int | None, Field(ge=16, le=512)] = None
+    """Caption tokens that T5 reads; None takes 512. Padding is hidden from T5 and, but for its first token, from the transformer, as in
+    Chroma's own training."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the T5 encoder in 8 bits, which halves its memory while captions are encoded."""
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {"model_type": "chroma"} | ({"vae_name": file_name(self.ae)} if self.ae else {})
+
+
+class ChromaFlowObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of Chroma."""
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "mode", "sigma"] = "sigmoid"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 1.0
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 1 is the model's
+    own."""
+
+
+class ChromaSampleOptions(SampleOptions):
+    """Previews of a Chroma model, always with its own flow-matching sampler."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    """Denoising steps of a preview without --s."""
+    sample_cfg_scale: NotNegative = 4.0
+    """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
+
+
+class _ChromaRun(RunOptions):
+    family: ClassVar[str] = "chroma"
+
+    model: ChromaModelOptions
+    objective: ChromaFlowObjectiveOptions = ChromaFlowObjectiveOptions()
+    samples: ChromaSampleOptions = ChromaSampleOptions()
+
+
+class ChromaNetwork(_ChromaRun):
+    """LoRA and its relatives on Chroma."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "chroma_train_network.py"
+    label: ClassVar[str] = "Chroma LoRA"
+
+    network: BlocksNetworkOptions = BlocksNetworkOptions()
+    output: AdapterOutputOptions = AdapterOutputOptions()
+
+
+class ChromaFull(_ChromaRun):
+    """DreamBooth and fine-tuning of Chroma."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "chroma_train.py"
+    label: ClassVar[str] = "Chroma DreamBooth and fine-tuning"
+
+    network: TransformerFullOptions = TransformerFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (ChromaNetwork, ChromaFull)

@@ -1,0 +1,94 @@
+"""Qwen-Image's VAE, as several families load it and call it, and a small one. It is one for films: an image is a film of one frame.
+
+Its files have diffusers' names or those of Wan's, which it is made from. Shapes: B images, H W their sides in pixels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLQwenImage
+from torch import Tensor
+
+from sd_scripts.library.core.protocols import Parts, dtype_of
+from sd_scripts.library.loading.common import PartSpec
+
+from .images import in_tiles, posterior_mean
+from .original_unet import Stored
+from .qwen_vae_signs import VAE
+
+_RESIDUAL = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6", "conv_shortcut": "shortcut"}
+_VAE_ENDS = {
+    "encoder.conv_in": "encoder.conv1",
+    "encoder.norm_out": "encoder.head.0",
+    "encoder.conv_out": "encoder.head.2",
+    "decoder.conv_in": "decoder.conv1",
+    "decoder.norm_out": "decoder.head.0",
+    "decoder.conv_out": "decoder.head.2",
+    "quant_conv": "conv1",
+    "post_quant_conv": "conv2",
+}
+
+
+def _layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
+    """Wan's names: blocks of a level and what changes its size are numbered through."""
+    # A level of the decoder has one residual block more than one of the encoder, and then what enlarges it.
+    blocks = config["num_res_blocks"] + 1
+
+    def stored(key: str) -> Stored:
+        layer, _, kind = key.rpartition(".")
+        if layer in _VAE_ENDS:
+            return Stored(f"{_VAE_ENDS[layer]}.{kind}")
+        if match := re.fullmatch(r"(encoder|decoder)\.mid_block\.resnets\.(\d)\.(\w+)", layer):
+            return Stored(f"{match[1]}.middle.{2 * int(match[2])}.{_RESIDUAL[match[3]]}.{kind}")
+        if match := re.fullmatch(r"(encoder|decoder)\.mid_block\.attentions\.0\.(\w+)", layer):
+            return Stored(f"{match[1]}.middle.1.{match[2]}.{kind}")
+        if match := re.fullmatch(r"encoder\.down_blocks\.(\d+)\.(.+)", layer):
+            return Stored(f"encoder.downsamples.{match[1]}.{_RESIDUAL.get(match[2], match[2])}.{kind}")
+        if match := re.fullmatch(r"decoder\.up_blocks\.(\d+)\.resnets\.(\d+)\.(\w+)", layer):
+            return Stored(f"decoder.upsamples.{(blocks + 1) * int(match[1]) + int(match[2])}.{_RESIDUAL[match[3]]}.{kind}")
+        if match := re.fullmatch(r"decoder\.up_blocks\.(\d+)\.upsamplers\.0\.(.+)", layer):
+            return Stored(f"decoder.upsamples.{(blocks + 1) * int(match[1]) + blocks}.{match[2]}.{kind}")
+        raise KeyError(f"{key} has no place in the original layout")
+
+    return stored
+
+
+QWEN_VAE_PART = PartSpec("vae", "AutoencoderKLQwenImage", AutoencoderKLQwenImage.from_config, _layout, ("vae.",), (VAE,))
+
+
+@torch.no_grad()
+def encode_images(parts: Parts, pixels: Tensor, grid: int) -> Tensor:
+    """Scaled latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 16, H/8, W/8) float32; the mean of the posterior.
+
+    Raises ValueError for sides off the grid.
+    """
+    latents = posterior_mean(parts, pixels[:, :, None], grid)[:, :, 0]
+    mean, std = _statistics(parts, latents)
+    return (latents - mean) / std
+
+
+@torch.no_grad()
+def decode(parts: Parts, latents: Tensor) -> Tensor:
+    """Images of scaled latents: (B, 16, h, w) -> (B, 3, 8h, 8w) in [-1, 1], float32."""
+    device, dtype = parts.bring(parts.vae), dtype_of(parts.vae)
+    latents = latents.to(device).float()
+    mean, std = _statistics(parts, latents)
+    with torch.autocast(device.type, enabled=False), in_tiles(parts):
+        pixels = parts.vae.decode((latents / (1.0 / std) + mean).to(dtype)[:, :, None], return_dict=False)[0][:, :, 0]
+    return pixels.float().clamp(-1, 1)
+
+
+def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of latents, (1, 16, 1, 1)."""
+    config: Any = parts.vae.config
+    mean, std = (torch.tensor(row, device=like.device).view(1, -1, 1, 1) for row in (config.latents_mean, config.latents_std))
+    return mean, std
+
+
+def tiny_qwen_vae() -> AutoencoderKLQwenImage:
+    """A VAE that shrinks sides to an eighth, to 16 channels of the real statistics."""
+    return AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=1, temperal_downsample=[False, True, True])

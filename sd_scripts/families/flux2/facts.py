@@ -1,0 +1,49 @@
+"""What the program knows of the family without loading it."""
+
+from __future__ import annotations
+
+from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
+
+TRANSFORMER = "a FLUX.2 transformer"
+VAE = "a VAE of FLUX.2 alone"
+FACTS = FamilyFacts(
+    label="FLUX.2 Klein",
+    place=30,
+    edits=True,
+    evaluates=False,
+    demo=None,
+    labels={},
+    kohya=None,
+    adapters=AdapterMarks(architectures=("flux_2", "flux-2", "flux2", "flux.2"), text_widths=(), layers="double_stream_modulation_"),
+    companions=("vae", "text_encoder"),
+    whole_files=False,
+    network=NetworkFacts(
+        head_sizes=lambda model: (128,),
+        text_lengths_vary=lambda model: False,
+        always_masked=False,
+        mostly_weights=True,
+        guided_together=False,
+        quantized_encoder="te1",
+        vae_in_16_bits=True,
+    ),
+    lora_module="networks.lora_flux_2",
+    signs=(
+        Sign(TRANSFORMER, lambda names: names.has("double_stream_modulation_img.")),
+        Sign(VAE, lambda names: names.has("bn.running_mean") and names.has("decoder.conv_in.weight")),
+        QWEN3_SIGN,
+    ),
+    bases=(
+        PublishedBase(pieces=("klein", "base", "4b"), licence="Apache-2.0", undistilled=None),
+        PublishedBase(
+            pieces=("klein", "base", "9b"), licence="FLUX's: the model and what is trained from it for non-commercial use", undistilled=None
+        ),
+        PublishedBase(pieces=("klein", "4b"), licence="Apache-2.0", undistilled="black-forest-labs/FLUX.2-klein-base-4B"),
+        PublishedBase(
+            pieces=("klein", "9b"),
+            licence="FLUX's: the model and what is trained from it for non-commercial use",
+            undistilled="black-forest-labs/FLUX.2-klein-base-9B",
+        ),
+        PublishedBase(pieces=(), licence="Apache-2.0 if it is made from Klein 4B, non-commercial if from 9B", undistilled=None),
+    ),
+)

@@ -1,0 +1,201 @@
+"""FLUX.2 Klein: how it reads, edits and denoises. Its latents are squares of 2 x 2 latents of its VAE, normalised: one is a token.
+
+Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, the image's), L text tokens, D text width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
+from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
+from torch import Tensor
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from sd_scripts.families.common import structures
+from sd_scripts.families.common.double_stream import BLOCKS, linear_layers
+from sd_scripts.families.common.editing import conditions_with_controls, controls_of
+from sd_scripts.families.common.images import pixels_of, posterior_mean
+from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
+from sd_scripts.families.common.tiny import tiny_parts
+from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformers import TransformerFamily, given_first, in_groups
+from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
+from sd_scripts.schema.model import MAX_CONTROLS
+
+from .loading import AREA, LOADER, SPEC, control_area
+from .options import Flux2ModelOptions
+
+
+class Flux2(TransformerFamily):
+    """The FLUX.2 family; see protocols.EditingFamily."""
+
+    name: ClassVar[str] = "flux2"
+    grid: ClassVar[int] = Flux2ModelOptions.grid
+    loader: ClassVar[Loader] = LOADER
+    latent: ClassVar[tuple[int, int]] = (128, 16)
+
+    def tiny(self) -> Parts:
+        """See protocols.ModelFamily."""
+        tokenizer = tiny_qwen3_tokenizer()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            networks = {
+                "backbone": Flux2Transformer2DModel(
+                    num_layers=2,
+                    num_single_layers=2,
+                    attention_head_dim=16,
+                    num_attention_heads=2,
+                    joint_attention_dim=96,
+                    axes_dims_rope=(4, 4, 4, 4),
+                    guidance_embeds=False,
+                ),
+                "vae": AutoencoderKLFlux2(block_out_channels=(8, 8, 8, 16), layers_per_block=1, norm_num_groups=4, sample_size=64),
+                "te1": tiny_qwen3(tokenizer, num_layers=4, num_positions=64),
+            }
+            torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
+        settings = {"max_token_length": 64, "model_version": SPEC.label, "area": AREA, "control_area": AREA}
+        parts = tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), settings)
+        parts.denoising = {"is_distilled": False}
+        return parts
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """text, with its padding; see protocols.ModelFamily."""
+        shape = (parts.settings["max_token_length"], parts.backbone.config.joint_attention_dim)
+        return structures.texts_of(parts, batch, {"text": shape})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What Qwen3 makes of texts with their padding; see protocols.ModelFamily."""
+        return structures.read(parts.text_encoders[name], batch, parts.settings["max_token_length"])
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of each caption's condition, text (L, D): the states after a quarter, a half and three quarters of Qwen3's layers, side
+        by side, with padding to max_token_length, which the transformer sees. Each caption is encoded alone. Runs with gradient when grad
+        mode is on."""
+        encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
+        device = parts.bring(encoder)
+        count = encoder.config.num_hidden_layers
+        conditions = []
+        for caption in captions:
+            tokens = tokenizer(
+                told(tokenizer, caption, thinking=False),
+                padding="max_length",
+                truncation=True,
+                max_length=parts.settings["max_token_length"],
+                return_tensors="pt",
+            ).to(device)
+            states = encoder(tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True, use_cache=False)
+            layers = [states.hidden_states[count * quarter // 4][0] for quarter in (1, 2, 3)]
+            conditions.append({"text": torch.cat(layers, dim=-1)})
+        return conditions
+
+    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Nothing that instructions share, and the rows of each, which have not seen the reference images; see EditingFamily."""
+        rows = [condition["text"] for condition in self.encode_prompts(parts, captions)]
+        width = parts.backbone.config.joint_attention_dim
+        encoder = parts.text_encoders["te1"]
+        return torch.zeros(0, width, device=parts.bring(encoder), dtype=dtype_of(encoder)), rows
+
+    @torch.no_grad()
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """Normalised latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 128, H/16, W/16) float32; the mean of the posterior."""
+        latents = pixel_unshuffle(posterior_mean(parts, pixels, self.grid), 2)
+        mean, deviation = _statistics(parts, latents)
+        return (latents - mean) / deviation
+
+    @torch.no_grad()
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """Images of normalised latents: (B, 128, h, w) -> (B, 3, 16h, 16w) in [-1, 1], float32."""
+        mean, deviation = _statistics(parts, latents)
+        return pixels_of(parts, pixel_shuffle(latents.float() * deviation + mean, 2))
+
+    def num_controls(self, parts: Parts) -> tuple[int, int]:
+        """None, or as many as a sample can have."""
+        return 0, MAX_CONTROLS
+
+    def control_area(self, options: Flux2ModelOptions) -> int:
+        """See EditingFamily."""
+        return control_area(options)
+
+    def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) at which a reference image of this size is given to the VAE: made smaller where it has more than the area."""
+        scale = min(1.0, math.sqrt(parts.settings["control_area"] / (size[0] * size[1])))
+        width, height = (max(self.grid, int(side * scale) // self.grid * self.grid) for side in size)
+        return width, height
+
+    def control_pixels(self, parts: Parts, image: Any) -> Tensor:
+        """A reference image as the VAE gets it, (3, H, W) in [-1, 1]: made smaller where it has more than the area, then cut."""
+        width, height = self.control_size(parts, image.size)
+        smaller = Flux2ImageProcessor._resize_if_exceeds_area(image.convert("RGB"), parts.settings["control_area"])
+        pixels: Tensor = Flux2ImageProcessor().preprocess(smaller, height, width, resize_mode="crop")
+        return pixels[0]
+
+    def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
+        """See EditingFamily."""
+        return conditions_with_controls(self, parts, requests, SPEC.label)
+
+    def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
+        """The logarithm of the shift, which depends on the steps too (diffusers, pipeline_flux2_klein.py, compute_empirical_mu): a line
+        between those of 10 and of 200 steps; above 4300 tokens that of 200."""
+        many = 0.00016927 * num_tokens + 0.45666666
+        few = 8.73809524e-05 * num_tokens + 1.89833333
+        return many if num_tokens > 4300 else many + (few - many) * (200 - steps) / 190
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t, float32.
+
+        Samples whose reference images have the same sizes go together. Times reach their embedding in float32, whatever the precision of
+        the network.
+        """
+        parts.bring(parts.backbone)
+
+        def key(condition: Condition) -> tuple[int, ...]:
+            return len(condition["text"]), *(side for control in controls_of(condition) for side in control.shape)
+
+        return in_groups(parts.backbone, x_t, t, conditions, key, lambda *samples: self._alike(parts, *samples))
+
+    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The velocity of samples whose reference images have the same sizes."""
+        dtype, device = dtype_of(parts.backbone), x_t.device
+        text = torch.stack([condition["text"] for condition in conditions]).to(device, dtype)
+        images = [x_t, *(torch.stack(same).to(device) for same in zip(*map(controls_of, conditions), strict=True))]
+        t = t.to(device, torch.float32)
+        # Reference images stand 10, 20, ... places behind the image in time.
+        places = torch.cat([_places(10 * number, *image.shape[-2:], 1) for number, image in enumerate(images)])
+        with given_first(parts.backbone.time_guidance_embed.time_proj, 1000 * t):
+            prediction = parts.backbone(
+                hidden_states=torch.cat([image.flatten(2).transpose(1, 2) for image in images], dim=1).to(dtype),
+                timestep=t,
+                encoder_hidden_states=text,
+                txt_ids=_places(0, 1, 1, text.shape[1]).to(device),
+                img_ids=places.to(device),
+                guidance=None,
+                return_dict=False,
+            )[0]
+        num_tokens = x_t.shape[-2] * x_t.shape[-1]
+        return prediction[:, :num_tokens].float().transpose(1, 2).reshape(x_t.shape)
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3."""
+        return {
+            "backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS)),
+            "te1": linear_layers(parts.text_encoders["te1"], lambda path: path.startswith("layers.")),
+        }
+
+
+def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of squares of latents, (1, 128, 1, 1), float32."""
+    known = parts.vae.bn
+    mean, variance = (row.to(like.device, torch.float32).view(1, -1, 1, 1) for row in (known.running_mean, known.running_var))
+    return mean, (variance + parts.vae.config.batch_norm_eps).sqrt()
+
+
+def _places(time: int, rows: int, columns: int, length: int) -> Tensor:
+    """Position (N, 4) of each token: time, row, column, and place in the text."""
+    return torch.cartesian_prod(torch.tensor([time]), torch.arange(rows), torch.arange(columns), torch.arange(length))
+
+
+FAMILY = Flux2()

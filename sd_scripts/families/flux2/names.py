@@ -1,0 +1,33 @@
+"""Names of the layers of FLUX.2: FLUX.1's, with query, key, value and MLP of a single block as one layer, and without modulation."""
+
+from __future__ import annotations
+
+from sd_scripts.families.common import reader_rules as rules
+from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
+from sd_scripts.library.adapters.architectures import Architecture
+
+from .facts import TRANSFORMER
+from .loading import LOADER, SPEC, transformer_config
+
+ARCHITECTURES = (
+    Architecture(
+        name="flux2",
+        label="FLUX.2",
+        spec=SPEC,
+        is_backbone=lambda config: True,
+        config_of=lambda header, shapes: transformer_config(shapes),
+        files=(TRANSFORMER,),
+        encoders=(),
+        version=LOADER.version,
+        # Layers have FLUX.1's names, and Klein 4B its width.
+        told_by=("flux_2", "flux-2", "flux2", "flux.2"),
+        prefixes=rules.TRANSFORMER_PREFIXES,
+        layer_names=DoubleStreamNames,
+        ranks=ranks_of_blocks,
+        has_one_alpha=False,
+        # diffusers stops at an alpha under these names.
+        comfyui_endings="peft without alpha",
+        # Only what was run against diffusers' own reader is promised.
+        readers={"diffusers": (rules.TRANSFORMER_DIFFUSERS[0],)},
+    ),
+)

@@ -1,0 +1,112 @@
+"""What runs on FLUX.2 Klein have of their own in each section, and their kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from sd_scripts.schema.dataset import PairDatasetOptions
+from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
+from sd_scripts.schema.memory import FullMemoryOptions
+from sd_scripts.schema.model import MAX_CONTROLS, Controls, FewStepModelOptions, file_name
+from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import EditSampleOptions
+
+
+class Flux2ModelOptions(FewStepModelOptions):
+    """The FLUX.2 Klein base model, 4B (Apache-2.0) or 9B (non-commercial): text to image, and editing with reference images."""
+
+    grid: ClassVar[int] = 16
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE (FLUX.2's): flux2-vae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The Qwen3 text encoder (4B for Klein 4B, 8B for 9B): a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the
+    one that comes with the base model."""
+    max_token_length: Annotated[int, Field(ge=16, le=512)] = 512
+    """Tokens of a caption that are read, with those of the chat template and of the padding behind it, which the transformer sees. 512 is
+    what the model was trained with."""
+    control_resolution: Annotated[Side | None, Show(unit="px")] = None
+    """Reference images are given to the VAE at about the area of a square of this side, each in its own aspect ratio; in previews smaller
+    ones stay as they are. None takes 1024; less saves memory and time."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+
+    @property
+    def controls(self) -> Controls:
+        """See ModelOptions."""
+        return Controls(0, MAX_CONTROLS, "FLUX.2 Klein")
+
+    @property
+    def control_side(self) -> int | None:
+        """See ModelOptions."""
+        return self.control_resolution
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {"model_type": "flux_2", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
+
+
+class Flux2FlowObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of FLUX.2."""
+
+    # diffusers, pipeline_flux2_klein.py, compute_empirical_mu at 50 steps; a token is one latent of 16 x 16 pixels.
+    size_shifts: ClassVar[dict[str, SizeShift]] = {"flux2_shift": SizeShift((256, 1.62158), (4096, 2.02331), patch=1)}
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux2_shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; flux2_shift = sigmoid shifted by the image's size, as FLUX.2 is sampled in 50 steps; mode (mode_scale); sigma =
+    uniform shifted by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 3.0
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
+
+
+class Flux2SampleOptions(EditSampleOptions):
+    """Previews of a FLUX.2 Klein model, always with its own flow-matching sampler, shifted by the image's size."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    """Denoising steps of a preview without --s: 28 to 50 for the base models, 4 for the distilled ones."""
+    sample_cfg_scale: NotNegative = 4.0
+    """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time. A folder or hub id that
+    says of itself that it is distilled is drawn without."""
+
+
+class _Flux2Run(RunOptions):
+    family: ClassVar[str] = "flux2"
+
+    model: Flux2ModelOptions
+    dataset: PairDatasetOptions
+    objective: Flux2FlowObjectiveOptions = Flux2FlowObjectiveOptions()
+    samples: Flux2SampleOptions = Flux2SampleOptions()
+
+
+class Flux2Network(_Flux2Run):
+    """LoRA and its relatives on FLUX.2 Klein."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "flux2_train_network.py"
+    label: ClassVar[str] = "FLUX.2 Klein LoRA"
+
+    network: BlocksNetworkOptions = BlocksNetworkOptions()
+    output: AdapterOutputOptions = AdapterOutputOptions()
+
+
+class Flux2Full(_Flux2Run):
+    """DreamBooth and fine-tuning of FLUX.2 Klein."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "flux2_train.py"
+    label: ClassVar[str] = "FLUX.2 Klein DreamBooth and fine-tuning"
+
+    network: TransformerFullOptions = TransformerFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (Flux2Network, Flux2Full)

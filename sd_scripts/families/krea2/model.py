@@ -1,0 +1,133 @@
+"""Krea 2: how it reads captions and denoises. Twelve states of Qwen3-VL are a token's text; text and image are one sequence.
+
+Shapes: B samples, h w latent sides (an eighth of H W, the image's), L text tokens, D text width. Latents have 16 channels;
+2 x 2 of them are a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common.double_stream import linear_layers, positions
+from sd_scripts.families.common.packing import packed, unpacked
+from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.tiny import tiny_parts
+from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
+from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformers import DISTILLED, TransformerFamily, in_groups
+from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
+
+from .loading import LOADER, SPEC, TAPS
+from .network import made
+from .options import Krea2ModelOptions
+
+BEFORE = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
+    "objects and background:<|im_end|>\n<|im_start|>user\n"
+)
+"""Rows of these tokens are read by the caption's and not given to the transformer (diffusers, pipeline_krea2.py)."""
+AFTER = "<|im_end|>\n<|im_start|>assistant\n"
+TURBO_MU = 1.15
+
+
+class Krea2(TransformerFamily):
+    """The Krea 2 family; see protocols.ModelFamily."""
+
+    name: ClassVar[str] = "krea2"
+    grid: ClassVar[int] = Krea2ModelOptions.grid
+    loader: ClassVar[Loader] = LOADER
+    latent: ClassVar[tuple[int, int]] = (16, 8)
+
+    def tiny(self) -> Parts:
+        """See protocols.ModelFamily."""
+        tokenizer = tiny_qwen_tokenizer([BEFORE, AFTER])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            shape = {"num_layers": 3, "attention_head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+            text = {"text_hidden_dim": 32, "text_num_attention_heads": 2, "text_num_key_value_heads": 2, "text_intermediate_size": 48}
+            backbone = made({**shape, **text, "timestep_embed_dim": 16, "axes_dims_rope": (4, 6, 6)})
+            networks = {
+                "backbone": backbone,
+                "vae": qwen_vae.tiny_qwen_vae(),
+                "te1": tiny_qwen3vl(tokenizer, num_layers=TAPS[-1] + 1).model,
+            }
+        parts = tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), {"max_token_length": 512, "model_version": SPEC.label})
+        parts.denoising[DISTILLED] = False
+        return parts
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """text, as long as the captions and what of the template stands behind them; see protocols.ModelFamily."""
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 5)
+        return structures.texts_of(parts, batch, {"text": (length, len(TAPS) * parts.backbone.config.text_hidden_dim)})
+
+    def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
+        """What Qwen3-VL makes of captions in their template; see protocols.ModelFamily."""
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption) + 5) + 34
+        return structures.read(parts.text_encoders[name], batch, length)
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of each caption's condition, text (L, 12 D): states after twelve of Qwen3-VL's layers side by side, in the encoder's
+        precision. Each caption is encoded alone, without padding, which nothing sees. Runs with gradient when grad mode is on."""
+        encoder, tokenizer, limit = parts.text_encoders["te1"], parts.tokenizers["te1"], parts.settings["max_token_length"]
+        device = parts.bring(encoder)
+        closing, lead = tokenizer(AFTER).input_ids, len(tokenizer(BEFORE).input_ids)
+        conditions = []
+        for caption in captions:
+            ids = tokenizer(BEFORE + caption).input_ids
+            most = lead + limit - len(closing)
+            if len(ids) > most:
+                tell_of_cut(limit)
+            tokens = torch.tensor([ids[:most] + closing], device=device)
+            states = encoder.language_model(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
+            conditions.append({"text": torch.cat([states[layer][0, lead:] for layer in TAPS], dim=-1)})
+        return conditions
+
+    def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
+        """See qwen_vae.encode_images."""
+        return qwen_vae.encode_images(parts, pixels, self.grid)
+
+    def decode(self, parts: Parts, latents: Tensor) -> Tensor:
+        """See qwen_vae.decode."""
+        return qwen_vae.decode(parts, latents)
+
+    def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
+        """Turbo has one shift for all sizes; see TransformerFamily."""
+        return TURBO_MU if parts.denoising[DISTILLED] else None
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 16, h, w), float32.
+
+        Samples whose texts have one length go together, so that nothing is padded or masked. Times reach their embedding in float32,
+        whatever the precision of the network.
+        """
+        parts.bring(parts.backbone)
+        return in_groups(parts.backbone, x_t, t, conditions, lambda one: len(one["text"]), lambda *samples: self._alike(parts, *samples))
+
+    def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """The velocity of samples whose texts have one length."""
+        network, dtype, (height, width) = parts.backbone, dtype_of(parts.backbone), x_t.shape[-2:]
+        text = torch.stack([condition["text"] for condition in conditions]).to(x_t.device, dtype).unflatten(-1, (len(TAPS), -1))
+        prediction: Tensor = network(
+            hidden_states=packed(x_t).to(dtype),
+            encoder_hidden_states=text,
+            timestep=t.to(x_t.device, torch.float32),
+            position_ids=torch.cat([torch.zeros(text.shape[1], 3), positions(height, width)]).to(x_t.device),
+            return_dict=False,
+        )[0]
+        return unpacked(prediction.float(), height, width)
+
+    def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
+        """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3-VL's language
+        model."""
+        return {
+            "backbone": linear_layers(parts.backbone, lambda path: path.startswith("transformer_blocks.")),
+            "te1": linear_layers(parts.text_encoders["te1"], lambda path: "language_model.layers." in path),
+        }
+
+
+FAMILY = Krea2()

@@ -1,0 +1,104 @@
+"""What runs on Krea 2 have of their own in each section, and their kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from sd_scripts.schema.fields import NotNegative, Positive, Show
+from sd_scripts.schema.memory import FullMemoryOptions
+from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions, file_name
+from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import SampleOptions
+
+
+class Krea2ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
+    """The Krea 2 base model: Raw is trained, and Turbo, distilled from it, draws with what was trained."""
+
+    grid: ClassVar[int] = 16
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The Qwen3-VL-4B text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the
+    base model."""
+    max_token_length: Annotated[int, Field(ge=16, le=4096)] = 512
+    """Tokens of a caption that are read, with the five of the template behind it."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {"model_type": "krea_2", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
+
+
+class Krea2FlowObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of Krea 2."""
+
+    # diffusers, pipeline_krea2.py, calculate_shift. A token is 2 x 2 latents.
+    size_shifts: ClassVar[dict[str, SizeShift]] = {"krea2_shift": SizeShift((256, 0.5), (6400, 1.15), patch=2)}
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "krea2_shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
+    discrete_flow_shift; krea2_shift = sigmoid shifted by the image's size, as the model is sampled; mode (mode_scale); sigma = uniform
+    shifted by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 2.2
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
+
+
+class Krea2SampleOptions(SampleOptions):
+    """Previews of a Krea 2 model, always with its own flow-matching sampler, shifted by the image's size."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    """Denoising steps of a preview without --s; 8 with Turbo."""
+    sample_cfg_scale: NotNegative = 5.5
+    """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time. It is one more than
+    Krea's own, where 0 turns it off: its 4.5 is 5.5 here. A folder or hub id that says of itself that it is distilled is drawn without."""
+
+
+class Krea2AdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
+    """Names inside the saved .safetensors file. diffusers and ComfyUI read a LoRA under comfyui's names (`diffusion_model.`, without
+    alphas) whole, diffusers also one under its own; kohya's are for musubi-tuner. verify_lora counts the layers of a file."""
+
+
+class _Krea2Run(RunOptions):
+    family: ClassVar[str] = "krea2"
+
+    model: Krea2ModelOptions
+    objective: Krea2FlowObjectiveOptions = Krea2FlowObjectiveOptions()
+    samples: Krea2SampleOptions = Krea2SampleOptions()
+
+
+class Krea2Network(_Krea2Run):
+    """LoRA and its relatives on Krea 2."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "krea2_train_network.py"
+    label: ClassVar[str] = "Krea 2 LoRA"
+
+    network: BlocksNetworkOptions = BlocksNetworkOptions()
+    output: Krea2AdapterOutputOptions = Krea2AdapterOutputOptions()
+
+
+class Krea2Full(_Krea2Run):
+    """DreamBooth and fine-tuning of Krea 2."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "krea2_train.py"
+    label: ClassVar[str] = "Krea 2 DreamBooth and fine-tuning"
+
+    network: TransformerFullOptions = TransformerFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (Krea2Network, Krea2Full)

@@ -1,0 +1,424 @@
+"""Command lines out of shell scripts, batch files, PowerShell and pasted text: read as the shells would read them, never run.
+
+Variables, arrays, quotes, comments and line continuations are followed. What only a running shell knows (an unset variable, the output of a
+program) stays in the words as it is written, and `unresolved` finds it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Shell = Literal["sh", "cmd", "powershell"]
+MOST_WORDS = 20_000
+"""Words of a text that are read; a longer one is no command line."""
+_LAUNCHERS = ("accelerate", "accelerate.exe", "torchrun", "deepspeed")
+_CONTROL = {
+    "if",
+    "then",
+    "else",
+    "elif",
+    "fi",
+    "do",
+    "done",
+    "for",
+    "while",
+    "until",
+    "case",
+    "esac",
+    "{",
+    "}",
+    "!",
+    "time",
+    "exec",
+    "function",
+}
+_DECLARE = {"export", "declare", "local", "readonly", "typeset"}
+_UNRESOLVED = re.compile(r"\$[\w{(@*#?$!]|`|%[^\s%]+%|!\w+!")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One start of a Python script."""
+
+    script: str
+    """Its path, as it is written."""
+    options: Mapping[str, object]
+    """What follows it, by name without dashes: a text, a list of texts, or True for a flag alone."""
+    launcher: Mapping[str, object] = field(default_factory=dict)
+    """What stands between the launcher and the script."""
+    loose: tuple[str, ...] = ()
+    """Words that belong to no option."""
+
+    @property
+    def name(self) -> str:
+        """The script's file name."""
+        return re.split(r"[/\\]", self.script)[-1]
+
+
+def unresolved(value: object) -> str | None:
+    """The part of a value that only a running shell knows; None when there is none."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (found := _UNRESOLVED.search(text)):
+            return text[found.start() :][:40]
+    return None
+
+
+def shell_of(name: str, text: str) -> Shell:
+    """The shell for which a text is written, by its file's ending, else by how its lines go on."""
+    ending = name.lower().rpartition(".")[2]
+    if ending in ("bat", "cmd"):
+        return "cmd"
+    if ending == "ps1":
+        return "powershell"
+    if ending == "sh":
+        return "sh"
+    counts: dict[Shell, int] = {
+        "sh": len(re.findall(r"\\[ \t]*$", text, re.MULTILINE)),
+        "cmd": len(re.findall(r"\^[ \t]*$", text, re.MULTILINE)),
+        "powershell": len(re.findall(r"`[ \t]*$", text, re.MULTILINE)),
+    }
+    return max(counts, key=lambda shell: counts[shell])
+
+
+def commands(name: str, text: str) -> list[Command]:
+    """Every start of a Python script with options, in their order."""
+    found = []
+    for words in _READERS[shell_of(name, text)](text.replace("\r\n", "\n").replace("\r", "\n")):
+        command = _command(words)
+        if command is not None:
+            found.append(command)
+    return found
+
+
+def looks_like(text: str) -> bool:
+    """Whether a text may hold a command line: a Python script, or a launcher, and options with two dashes."""
+    return re.search(r"\b\w+\.py\b", text) is not None and re.search(r"(^|\s|[\"'(])--[A-Za-z]\w*", text) is not None
+
+
+def options_of(words: list[str]) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Options by name with their values, and the words before the first of them."""
+    found: dict[str, object] = {}
+    loose: list[str] = []
+    name = ""
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, text = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = text if equals else True
+        elif not name:
+            loose.append(word)
+        else:
+            before = found[name]
+            found[name] = word if before is True else [*before, word] if isinstance(before, list) else [str(before), word]
+    return found, tuple(loose)
+
+
+def _command(words: list[str]) -> Command | None:
+    place = next((index for index, word in enumerate(words) if re.search(r"\w\.py$", word) and not word.startswith("-")), None)
+    if place is None:
+        return None
+    options, loose = options_of(words[place + 1 :])
+    before = words[:place]
+    start = next((index for index, word in enumerate(before) if re.split(r"[/\\]", word)[-1].lower() in _LAUNCHERS), None)
+    launcher = options_of(before[start + 1 :])[0] if start is not None else {}
+    return Command(words[place], options, launcher, loose) if options else None
+
+
+# --- POSIX shells ------------------------------------------------------------------------------------------------------
+
+
+class _Text:
+    """A text that is read character by character."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    @property
+    def here(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def starts(self, *pieces: str) -> bool:
+        return self.text.startswith(pieces, self.at)
+
+    def take(self, count: int = 1) -> str:
+        piece = self.text[self.at : self.at + count]
+        self.at += count
+        return piece
+
+    def until(self, end: str) -> str:
+        """What stands before the next `end`, which is taken as well; everything without one."""
+        place = self.text.find(end, self.at)
+        place = len(self.text) if place < 0 else place
+        piece = self.text[self.at : place]
+        self.at = place + len(end)
+        return piece
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+        return found
+
+
+_NAME = re.compile(r"\w+")
+_BRACED = re.compile(r"\{(\w+)(\[[@*]\])?(?:(:?[-=])([^{}]*))?\}")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_NEXT_OPTION = re.compile(r"\n\s*(?=--[A-Za-z])")
+"""No command begins with two dashes: a line that does goes on with the one before, also where its mark was lost on the way here."""
+_REDIRECTION = re.compile(r"\d*(>>|>&|>|<<<|<<|<)\s*|&>>?\s*")
+
+
+class _Sh:
+    """Reads a script for sh or bash: simple commands as lists of words, with variables put in."""
+
+    def __init__(self, text: str) -> None:
+        self.source = _Text(text)
+        self.variables: dict[str, list[str]] = {}
+        self.words_read = 0
+
+    def commands(self) -> Iterator[list[str]]:
+        while self.source.here:
+            words = self._simple()
+            while words and (words[0] in _CONTROL):
+                words = words[1:]
+            if words and words[0] not in _DECLARE:
+                yield words
+
+    def _simple(self) -> list[str]:
+        """The words of one command, up to the end of its line or an operator; assignments before it are kept."""
+        words: list[str] = []
+        source = self.source
+        while source.here and self.words_read < MOST_WORDS:
+            if source.starts("\\\n"):
+                source.take(2)
+            elif source.here in " \t":
+                source.take()
+            elif source.here == "#":
+                source.until("\n")
+                break
+            elif source.match(_REDIRECTION):
+                self._word()
+            elif source.here == "\n" and words and source.match(_NEXT_OPTION):
+                continue
+            elif source.here in "\n;&|()":
+                source.take()
+                break
+            elif (not words or words[0] in _DECLARE) and (assigned := source.match(_ASSIGNMENT)):
+                self._assign(assigned[1], bool(assigned[2]))
+            else:
+                words += self._word()
+                self.words_read += 1
+        if self.words_read >= MOST_WORDS:
+            source.at = len(source.text)
+        return words
+
+    def _assign(self, name: str, more: bool) -> None:
+        if self.source.here == "(":
+            self.source.take()
+            items: list[str] = []
+            while self.source.here and self.source.here != ")":
+                if self.source.starts("\\\n"):
+                    self.source.take(2)
+                elif self.source.here in " \t\n":
+                    self.source.take()
+                elif self.source.here == "#":
+                    self.source.until("\n")
+                else:
+                    before = self.source.at
+                    items += self._word()
+                    if self.source.at == before:
+                        self.source.take()
+            self.source.take()
+            self.variables[name] = self.variables.get(name, []) + items if more else items
+            return
+        value = " ".join(self._word(split=False)) if self.source.here and self.source.here not in " \t\n;&|" else ""
+        self.variables[name] = ["".join(self.variables.get(name, [])) + value if more else value]
+
+    def _word(self, split: bool = True) -> list[str]:
+        """One word, or several where an unquoted variable holds blanks or an array is opened."""
+        source = self.source
+        whole: list[str] = []
+        piece, given = "", False
+        while source.here and (source.here not in " \t\n;&|()<>"):
+            character = source.here
+            if character == "\\":
+                source.take()
+                if source.here == "\n":
+                    source.take()
+                    if not piece and not given:
+                        return whole
+                    break
+                piece += source.take()
+            elif character == "'":
+                source.take()
+                piece, given = piece + source.until("'"), True
+            elif character == '"':
+                source.take()
+                quoted, array = self._quoted()
+                given = True
+                if array is not None:
+                    whole += [piece + array[0], *array[1:]][:-1] if array else []
+                    piece = (array[-1] if len(array) > 1 else piece + array[0]) if array else piece
+                    given = bool(array) or bool(piece)
+                else:
+                    piece += quoted
+            elif character == "$":
+                values, _ = self._variable()
+                text = " ".join(values)
+                if split and not text.startswith("$(") and re.search(r"\s", text.strip()):
+                    items = text.split()
+                    whole += [piece + items[0], *items[1:-1]]
+                    piece, given = items[-1], True
+                else:
+                    piece += text.strip() if split else text
+                    given = given or bool(text)
+            elif character == "`":
+                source.take()
+                piece += f"`{source.until('`')}`"
+            else:
+                piece += source.take()
+            given = given or bool(piece)
+        return [*whole, piece] if given else whole
+
+    def _quoted(self) -> tuple[str, list[str] | None]:
+        """What stands in double quotes, after the first of them; the elements when it is an array alone."""
+        source, piece = self.source, ""
+        while source.here:
+            if source.here == '"':
+                source.take()
+                break
+            if source.here == "\\":
+                source.take()
+                following = source.take()
+                piece += "" if following == "\n" else following if following in '$`"\\' else "\\" + following
+            elif source.here == "$":
+                values, is_array = self._variable()
+                if is_array and not piece and source.here == '"':
+                    source.take()
+                    return "", values
+                piece += " ".join(values)
+            else:
+                piece += source.take()
+        return piece, None
+
+    def _variable(self) -> tuple[list[str], bool]:
+        """The values of what begins with a dollar sign, and whether it is all of an array; as it is written where nobody knows it."""
+        source = self.source
+        start = source.at
+        source.take()
+        if source.here == "(":
+            depth = 0
+            while source.here:
+                depth += {"(": 1, ")": -1}.get(source.here, 0)
+                source.take()
+                if depth == 0:
+                    break
+            return [source.text[start : source.at]], False
+        if found := source.match(_BRACED):
+            name, array, _, default = found.groups()
+            if name in self.variables and (self.variables[name] not in ([], [""]) or default is None):
+                return (self.variables[name] if array else self.variables[name][:1]), bool(array)
+            return ([default.strip("\"'")], False) if default is not None else ([source.text[start : source.at]], False)
+        if source.here == "{":
+            source.until("}")
+            return [source.text[start : source.at]], False
+        if found := source.match(_NAME):
+            return (self.variables[found[0]][:1], False) if found[0] in self.variables else ([f"${found[0]}"], False)
+        return ["$" + (source.take() if source.here in "@*#?$!" and source.here else "")], False
+
+
+def _of_sh(text: str) -> Iterator[list[str]]:
+    return _Sh(text).commands()
+
+
+# --- cmd.exe -----------------------------------------------------------------------------------------------------------
+
+_SET = re.compile(r"set\s+(?:\"([^=\"]+)=(.*)\"\s*|([^=\"/]+?)=(.*))$", re.IGNORECASE)
+
+
+def _of_cmd(text: str) -> Iterator[list[str]]:
+    """The commands of a batch file. A caret goes on in the next line, or takes the meaning from a character."""
+    variables: dict[str, str] = {}
+    joined = _NEXT_OPTION.sub(" ", re.sub(r"\^[ \t]*\n\s*", " ", text))
+    for line in joined.split("\n"):
+        line = re.sub(r"^\s*@", "", line).strip()
+        if not line or re.match(r"(rem\b|::|:\w)", line, re.IGNORECASE):
+            continue
+
+        def known(found: re.Match[str]) -> str:
+            return variables.get(found[1].lower(), found[0])
+
+        line = re.sub(r"!(\w+)!", known, re.sub(r"%([^\s%:]+)%", known, line))
+        for part in _parts_of_cmd(line):
+            if found := _SET.match(part.strip()):
+                variables[(found[1] or found[3]).strip().lower()] = found[2] if found[1] else found[4].strip()
+            else:
+                yield _words_of_cmd(part)
+
+
+def _parts_of_cmd(line: str) -> list[str]:
+    """The commands of a line: &, && and | stand between them, except in quotes."""
+    parts, piece, quoted, at = [], "", False, 0
+    while at < len(line):
+        character = line[at]
+        if character == '"':
+            quoted = not quoted
+        if character == "^" and not quoted and at + 1 < len(line):
+            piece, at = piece + line[at + 1], at + 2
+            continue
+        if character in "&|" and not quoted:
+            parts.append(piece)
+            piece = ""
+        else:
+            piece += character
+        at += 1
+    return [part for part in [*parts, piece] if part.strip()]
+
+
+def _words_of_cmd(text: str) -> list[str]:
+    return [found[0].replace('"', "") for found in re.finditer(r'(?:"[^"]*"?|[^\s"])+', text)]
+
+
+# --- PowerShell --------------------------------------------------------------------------------------------------------
+
+_SETTING = re.compile(r"^\s*\$(?:env:)?(\w+)\s*=\s*(.*?)\s*$", re.IGNORECASE)
+
+
+def _of_powershell(text: str) -> Iterator[list[str]]:
+    """The commands of a PowerShell script. A backtick goes on in the next line."""
+    variables: dict[str, str] = {}
+    joined = _NEXT_OPTION.sub(" ", re.sub(r"`[ \t]*\n", " ", re.sub(r"<#.*?#>", "", text, flags=re.DOTALL)))
+    for line in joined.split("\n"):
+        if found := _SETTING.match(line):
+            words = _words_of_powershell(found[2], variables)
+            constant = len(words) == 1 and not re.match(r"[@(\[{]|Get-|New-|Read-|Join-", found[2])
+            if constant:
+                variables[found[1].lower()] = words[0]
+        else:
+            words = _words_of_powershell(line, variables)
+            if words:
+                yield [word for word in words if word not in ("&", "|")]
+
+
+def _words_of_powershell(line: str, variables: Mapping[str, str]) -> list[str]:
+    def put(text: str) -> str:
+        return re.sub(r"\$(?:\{)?(?:env:)?(\w+)\}?", lambda found: variables.get(found[1].lower(), found[0]), text)
+
+    words: list[str] = []
+    piece, given = "", False
+    for found in re.finditer(r"'([^']*)'?|\"((?:[^\"`]|`.)*)\"?|(#.*)|(\s+)|(;)|((?:`.|[^\s'\";])+)", line):
+        if found[3] is not None and not given:
+            break
+        if found[4] is not None or found[5] is not None:
+            words += [piece] if given else []
+            piece, given = "", False
+        else:
+            text = found[1] if found[1] is not None else put(re.sub(r"`(.)", r"\1", found[2] or found[6] or found[3] or ""))
+            piece, given = piece + text, True
+    return [*words, piece] if given else words
+
+
+_READERS: dict[Shell, Callable[[str], Iterator[list[str]]]] = {"sh": _of_sh, "cmd": _of_cmd, "powershell": _of_powershell}

@@ -1,0 +1,356 @@
+"""Settings of musubi-tuner: the TOML of a run, and its command lines, as a kind of run, values and a report.
+
+It grew out of sd-scripts, so most names are kohya's and have kohya's rules; here stands what means something else. Facts about the other
+program are those of its commit 30c658c (2026-06), read in its code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.imported import Imported, Importer
+from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, shown
+
+from .command_lines import Command
+from .kohya.dataset_config import DEFAULTS as DATA_DEFAULTS
+from .kohya.network import ADAPTER, RATES
+from .kohya.reading import TABLE as KOHYA_TABLE
+from .kohya.reading import fill, lines, opened
+from .kohya.sheet import KohyaSheet, Table, rules
+from .table import FILE_PRECISIONS, NamedModel, kind_of_run
+
+PROGRAM = "musubi-tuner"
+MODELS: Mapping[str, NamedModel] = {
+    "zimage": NamedModel("zimage", "Z-Image"),
+    "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
+    "flux_2_klein": NamedModel("flux2", "FLUX.2 Klein"),
+    "flux_2": NamedModel("", "FLUX.2 dev"),
+    "flux_kontext": NamedModel("", "FLUX.1 Kontext"),
+    "framepack": NamedModel("", "FramePack, a model of videos"),
+    "fpack": NamedModel("", "FramePack, a model of videos"),
+    "hv": NamedModel("", "HunyuanVideo"),
+    "hv_1_5": NamedModel("", "HunyuanVideo 1.5"),
+    "wan": NamedModel("", "Wan, a model of videos"),
+    "kandinsky": NamedModel("", "Kandinsky 5"),
+    "kandinsky5": NamedModel("", "Kandinsky 5"),
+    "hidream_o1": NamedModel("", "HiDream-O1"),
+    "ideogram4": NamedModel("", "Ideogram 4"),
+    "krea2": NamedModel("", "Krea 2"),
+}
+"""By the end of the network module, or the beginning of the script."""
+_MODULES = {"networks.lora": "hv", "networks.lora_flux": "flux_kontext"}
+_PIECES = {"zimage": ("z_image", "z-image", "zimage"), "qwen_image": ("qwen",), "wan": ("wan2",), "flux_2_klein": ("klein",)}
+"""Pieces of the names of weights, for files that say nothing else."""
+_DEFAULTS: dict[str, object] = {
+    "network_dim": 4,
+    "network_alpha": 1.0,
+    "learning_rate": 2e-6,
+    "lr_scheduler": "constant",
+    "lr_warmup_steps": 0,
+    "timestep_sampling": "sigma",
+    "discrete_flow_shift": 1.0,
+    "save_precision": "float",
+    "sample_at_first": False,
+    **DATA_DEFAULTS,
+}
+"""That program's own, where they may not be ours."""
+
+
+def looks_like(given: Mapping[str, object]) -> bool:
+    """Whether these are settings of a run of that program: it alone calls the transformer `dit` beside a dataset file or an adapter."""
+    flat_ones = _flat(given)
+    module = str(flat_ones.get("network_module") or "")
+    if {"acrf", "num_train_epochs"} & {*given, *flat_ones}:
+        return False  # Another program has these, and counts epochs by another name.
+    return (
+        ("dit" in flat_ones and bool({"dataset_config", "network_module"} & flat_ones.keys()))
+        or "dit_high_noise" in flat_ones
+        or (module.removeprefix("networks.lora_") in MODELS and module not in _MODULES)
+    )
+
+
+def read(name: str, given: Mapping[str, Any]) -> Imported:
+    """The settings in the TOML of a run. Raises OptionError for a model that is not trained here, or that the file does not name."""
+    return _imported(name, _flat(given), "", "settings of " + PROGRAM)
+
+
+def of_line(name: str, command: Command) -> Imported | None:
+    """The settings of a command line of that program; None for another program's."""
+    script = re.fullmatch(r"(\w+?)_train(_network)?(_self_flow)?\.py", command.name)
+    if script is None or script[1] not in MODELS or not ("musubi" in command.script or "dit" in command.options):
+        return None
+    given, origin = lines(command)
+    return _imported(name, given, script[1], f"command line of {PROGRAM}", "network" if script[2] else "full", origin)
+
+
+def _flat(given: Mapping[str, object]) -> dict[str, object]:
+    """Values by name; tables are only for the eye there."""
+    found: dict[str, object] = {}
+    for key, value in given.items():
+        found |= {str(inner): item for inner, item in value.items()} if isinstance(value, Mapping) else {str(key): value}
+    return found
+
+
+def _imported(
+    name: str, given: Mapping[str, object], model: str, origin: str, method: str = "", unclear: Mapping[str, str] | None = None
+) -> Imported:
+    method = method or ("network" if "network_module" in given or "network_dim" in given else "full")
+    if not model:
+        model = _model(given)
+        if not model:
+            raise OptionError(f"{name} is a file of {PROGRAM} that does not say which model it trains; give the line with its script")
+    if model == "flux_2" and "klein" in f"{given.get('model_version')} {given.get('dit')}".lower():
+        model = "flux_2_klein"
+    if str(given.get("model_version")).lower() == "layered":
+        raise OptionError(f"{name} is a file of {PROGRAM} for Qwen-Image-Layered, which this version does not train")
+    run, found = kind_of_run(PROGRAM, name, MODELS, model, method)
+    merged, split = opened(given)
+    sheet = KohyaSheet(run, merged, page=False, tab="lora" if method == "network" else "finetune", program=PROGRAM)
+    for option, value in found.options.items():
+        sheet.put(option, value)
+    fill(sheet, split, KOHYA_TABLE | ADAPTER | RATES | RULES)
+    for key, text in (unclear or {}).items():
+        sheet.lose(key, text)
+    for option, default in _DEFAULTS.items():
+        if option not in sheet.given and not (method == "full" and option.startswith("network_")):
+            sheet.assume_if_other(option, default, PROGRAM)
+    missing = dict(MISSING)
+    if not is_empty(sheet.value("dataset_config")):
+        del missing["train_data_dir"]
+    return sheet.settle(f"{origin}: {run.label}", missing)
+
+
+def _model(given: Mapping[str, object]) -> str:
+    """The model of a file without a script: by its network module, options of one model, or the names of weights."""
+    module = str(given.get("network_module") or "")
+    if module in _MODULES and "dit" in given:
+        return _MODULES[module]
+    if module.removeprefix("networks.lora_") in MODELS:
+        return module.removeprefix("networks.lora_")
+    if "dit_high_noise" in given:
+        return "wan"
+    if {"edit", "edit_plus", "fp8_vl"} & given.keys() or str(given.get("model_version")) in _VERSIONS:
+        return "qwen_image"
+    names = " ".join(str(given.get(key) or "") for key in ("dit", "text_encoder", "vae")).lower()
+    return next((model for model, pieces in _PIECES.items() if any(piece in names for piece in pieces)), "")
+
+
+_LINES = {
+    "flux_shift": ((256, 0.5), (4096, 1.15)),
+    "flux2_shift": ((256, 0.5), (4096, 1.15)),
+    "qwen_shift": ((256, 0.5), (8192, 0.9)),
+}
+"""The lines by which that program shifts times with the image's size: tokens and mu at both ends."""
+RULES: Table = {}
+rule = rules(RULES)
+_VERSIONS = {"original": "image", "edit": "edit", "edit-2509": "edit-2509", "edit-2511": "edit-2511"}
+
+
+@rule("dit")
+def _transformer(sheet: KohyaSheet, key: str) -> None:
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    else:
+        sheet.take(key, "pretrained_model_name_or_path", sheet.value(key), "the transformer alone, with vae and text_encoder beside it")
+
+
+@rule("vae", "text_encoder")
+def _parts(sheet: KohyaSheet, key: str) -> None:
+    option = next((name for name in ({"vae": ("vae", "ae"), "text_encoder": ("text_encoder",)}[key]) if name in sheet.known), key)
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    else:
+        sheet.take(key, option, sheet.value(key))
+
+
+@rule("vae_dtype")
+def _vae_dtype(sheet: KohyaSheet, key: str) -> None:
+    value = str(sheet.value(key) or "")
+    if is_empty(value):
+        sheet.skip(key, "it is empty")
+    else:
+        sheet.take(key, key, FILE_PRECISIONS.get(value.lower(), value))
+
+
+@rule("model_version")
+def _version(sheet: KohyaSheet, key: str) -> None:
+    name = str(sheet.value(key) or "").lower()
+    if key not in sheet.known:
+        sheet.skip(key, f"the kind of run says it: {sheet.run.label}")
+    elif name in _VERSIONS:
+        sheet.take(key, key, _VERSIONS[name])
+    else:
+        sheet.lose(key, f"it is not one of {', '.join(_VERSIONS)}")
+
+
+@rule("edit", "edit_plus")
+def _editing(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)) or not is_empty(sheet.value("model_version")):
+        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "model_version says it")
+    else:
+        sheet.take(key, "model_version", "edit" if key == "edit" else "edit-2509")
+
+
+@rule("fp8_vl", "fp8_llm", "fp8_text_encoder")
+def _encoder_bits(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    else:
+        sheet.take(key, "text_encoder_quantization", "qfloat8", "with a scale for each row")
+
+
+@rule("timestep_sampling", "discrete_flow_shift", "sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "weighting_scheme")
+def _times(sheet: KohyaSheet, key: str) -> None:
+    """Densities of the times. With sigma, weighting_scheme chooses the density of the steps (see kohya.recipe); with any other it weights
+    the loss alone."""
+    sampling = str(sheet.value("timestep_sampling") or "sigma")
+    scheme = str(sheet.value("weighting_scheme") or "none")
+    if sampling == "sigma" and scheme in ("logit_normal", "mode"):
+        sheet.given.setdefault("discrete_flow_shift", 1.0) if key == "timestep_sampling" else None
+        KOHYA_TABLE[key](sheet, key)
+    elif sampling == "logsnr" and key in ("timestep_sampling", "logit_mean", "logit_std"):
+        # logSNR = 2 ln((1 - t) / t), so the logit of t is -logSNR / 2.
+        if key == "timestep_sampling":
+            mean, deviation = (number(sheet.value(name)) for name in ("logit_mean", "logit_std"))
+            sheet.put("logit_mean", -(mean or 0.0) / 2, key)
+            sheet.put("logit_std", (1.0 if deviation is None else deviation) / 2, key)
+            sheet.take(key, key, "logit_normal", "with half the logarithmic signal-to-noise ratio's mean, negative, and half its deviation")
+        else:
+            sheet.skip(key, "timestep_sampling = logit_normal holds it")
+    elif key == "timestep_sampling":
+        _sampling(sheet, key, sampling)
+    elif key == "weighting_scheme":
+        known = scheme in ("none", "sigma_sqrt", "cosmap") or not sheet.known
+        sheet.take(key, key, scheme) if known else sheet.skip(key, "it weights nothing with such times, there as well")
+    elif key in ("logit_mean", "logit_std", "mode_scale"):
+        sheet.skip(key, "it belongs to weighting_scheme logit_normal or mode with timestep_sampling = sigma")
+    elif key == "discrete_flow_shift" and sampling not in ("sigma", "shift"):
+        sheet.skip(key, f"timestep_sampling = {sampling} does not use it")
+    else:
+        sheet.plain(key)
+
+
+def _sampling(sheet: KohyaSheet, key: str, sampling: str) -> None:
+    choices = sheet.known[key].choices
+    own = next((choice for choice in choices if str(choice).endswith("_shift")), None)
+    line = _LINES.get(sampling)
+    ours = getattr(flat.section_of(sheet.run, "objective"), "size_shifts", {}).get(sampling)
+    if sampling in choices:
+        sheet.take(key, key, sampling)
+        if line and ours is not None and (ours.fewest, ours.most) != line:
+            sheet.lose(key, "its line through the sizes is another there; the one by which the model's own sampler shifts was put")
+    elif sampling.endswith("_shift") and own:
+        sheet.take(key, key, own, "the shift that this family's sampler has")
+        sheet.lose(key, f"{sampling} is the shift of another family's sampler; timestep_sampling = {own} was put, this family's own")
+    else:
+        sheet.take(key, key, "shift")
+        sheet.lose(key, f"{sampling} is not here; timestep_sampling = shift was put")
+
+
+@rule("guidance_scale")
+def _embedded(sheet: KohyaSheet, key: str) -> None:
+    sheet.plain(key) if key in sheet.known else sheet.skip(key, "it is for HunyuanVideo")
+
+
+@rule("exclude_patterns", "include_patterns")
+def _patterns(sheet: KohyaSheet, key: str) -> None:
+    """Lists of expressions, as Python writes them, on names of the original layout."""
+    try:
+        found = ast.literal_eval(str(sheet.value(key)))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        found = None
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif not isinstance(found, list):
+        sheet.lose(key, "it is not a list of expressions")
+    elif key == "exclude_patterns":
+        sheet.take(key, "exclude_modules", [str(item) for item in found], "on the names of the diffusers model")
+    else:
+        sheet.lose(key, "layers that are left out by default come back with lora_targets or target_modules")
+
+
+@rule("network_dim")
+def _rank(sheet: KohyaSheet, key: str) -> None:
+    ADAPTER[key](sheet, key)
+
+
+@rule(
+    "num_layers",
+    "remove_first_image_from_target",
+    "dit_in_channels",
+    "dit_dtype",
+    "text_encoder_dtype",
+    "verbose",
+    "conv_dim",
+    "conv_alpha",
+)
+def _of_the_model(sheet: KohyaSheet, key: str) -> None:
+    usual = {"num_layers": 60, "dit_in_channels": 16, "dit_dtype": "bfloat16"}.get(key)
+    if key in sheet.known:
+        ADAPTER[key](sheet, key)
+    elif is_off(sheet.value(key)) or sheet.value(key) == usual or key in ("verbose", "text_encoder_dtype", "dit_dtype"):
+        sheet.skip(key, "it changes nothing here")
+    elif key.startswith("conv_"):
+        sheet.skip(key, "the transformer has no 3x3 convolutions")
+    else:
+        sheet.lose(key, f"{shown(sheet.value(key))} belongs to a model that is made otherwise, which is not trained here")
+
+
+@rule("preserve_distribution_shape")
+def _kept_shape(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)) and not (is_empty(sheet.value("min_timestep")) and is_empty(sheet.value("max_timestep"))):
+        sheet.refuse(key, "min_timestep and max_timestep cut the density here; there they squeeze it into the range")
+    else:
+        sheet.skip(key, "min_timestep and max_timestep cut the density without changing its shape")
+
+
+@rule("block_swap_optimizer_patch_params", "compile_cache_size_limit")
+def _by_itself(sheet: KohyaSheet, key: str) -> None:
+    sheet.skip(key, "it is done by itself here")
+
+
+FP8_OF_TEXTS = {"zimage": "fp8_llm", "qwen_image": "fp8_vl", "flux_2_klein": "fp8_text_encoder"}
+"""The switch for a text encoder in 8 bits, by the model."""
+
+
+def name_of(family: str) -> str | None:
+    """That program's name for the models of a family; None where it has none."""
+    return next((name for name, model in MODELS.items() if model.family == family), None)
+
+
+_OF_DATA = {
+    "resolution": "resolution",
+    "caption_extension": "caption_extension",
+    "batch_size": "train_batch_size",
+    "enable_bucket": "enable_bucket",
+    "bucket_no_upscale": "bucket_no_upscale",
+    "num_repeats": "dataset_repeats",
+    "image_directory": "train_data_dir",
+    "control_directory": "control_data_dir",
+}
+"""What that program's data set file says, with the option for it here; it takes one folder of control images."""
+_OF_FOLDER = ("num_repeats", "image_directory", "control_directory")
+
+
+def data_set(values: Mapping[str, Any]) -> dict[str, object]:
+    """That program's data set file for the folder of a run, as tables."""
+    found = {key: values[option] for key, option in _OF_DATA.items() if values[option] not in (None, ())}
+    found = {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+    if "control_directory" in found:
+        found["control_directory"] = found["control_directory"][0]
+    folder = {key: found.pop(key) for key in _OF_FOLDER if key in found}
+    return {"general": found, "datasets": [{**folder, "cache_directory": f"{values['output_dir']}/cache"}]}
+
+
+def of_data_set(given: Mapping[str, Any]) -> dict[str, object]:
+    """The options of a run that such a file with one folder says."""
+    found = {**given["general"], **given["datasets"][0]}
+    return {option: [found[key]] if key == "control_directory" else found[key] for key, option in _OF_DATA.items() if key in found}
+
+
+IMPORTER = Importer(f"settings of {PROGRAM} (.toml)", (".toml",), looks_like, read)

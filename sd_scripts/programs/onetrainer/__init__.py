@@ -1,0 +1,170 @@
+"""OneTrainer's presets and saved configurations (JSON), as a kind of run, values and a report.
+
+Facts about the other program are those of its commit 23df383 (2026-08), read in its code. A step is a batch there, whatever is accumulated,
+so numbers of steps are divided by the accumulation here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.imported import Imported, Importer
+
+from ..table import (
+    DataFile,
+    ForeignSheet,
+    NamedModel,
+    Table,
+    each,
+    fill,
+    kind_of_run,
+    only,
+    opened,
+    unneeded,
+    version_of,
+)
+from . import data, model, training
+from .export import said_otherwise, sample
+
+__all__ = ["IMPORTER", "MODELS", "PROGRAM", "TABLE", "looks_like", "name_of", "read", "said_otherwise", "sample"]
+
+PROGRAM = "OneTrainer"
+
+MODELS: Mapping[str, NamedModel] = {
+    "STABLE_DIFFUSION_15": NamedModel("sd", "Stable Diffusion 1.5"),
+    "STABLE_DIFFUSION_20": NamedModel("sd", "Stable Diffusion 2"),
+    "STABLE_DIFFUSION_20_BASE": NamedModel("sd", "Stable Diffusion 2"),
+    "STABLE_DIFFUSION_21": NamedModel("sd", "Stable Diffusion 2"),
+    "STABLE_DIFFUSION_21_BASE": NamedModel("sd", "Stable Diffusion 2"),
+    "STABLE_DIFFUSION_XL_10_BASE": NamedModel("sdxl", "SDXL"),
+    "FLUX_DEV_1": NamedModel("flux", "FLUX.1"),
+    "FLUX_2_KLEIN": NamedModel("flux2", "FLUX.2 Klein"),
+    "CHROMA_1": NamedModel("chroma", "Chroma"),
+    "QWEN": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
+    "Z_IMAGE": NamedModel("zimage", "Z-Image"),
+    **{
+        name: NamedModel("", label)
+        for name, label in {
+            "STABLE_DIFFUSION_15_INPAINTING": "inpainting with Stable Diffusion 1.5",
+            "STABLE_DIFFUSION_20_INPAINTING": "inpainting with Stable Diffusion 2",
+            "STABLE_DIFFUSION_20_DEPTH": "Stable Diffusion 2 with depth",
+            "STABLE_DIFFUSION_XL_10_BASE_INPAINTING": "inpainting with SDXL",
+            "STABLE_DIFFUSION_3": "Stable Diffusion 3",
+            "STABLE_DIFFUSION_35": "Stable Diffusion 3.5",
+            "WUERSTCHEN_2": "Wuerstchen",
+            "STABLE_CASCADE_1": "Stable Cascade",
+            "PIXART_ALPHA": "PixArt Alpha",
+            "PIXART_SIGMA": "PixArt Sigma",
+            "FLUX_FILL_DEV_1": "FLUX.1 Fill",
+            "FLUX_2": "FLUX.2 dev",
+            "SANA": "Sana",
+            "HUNYUAN_VIDEO": "HunyuanVideo",
+            "HI_DREAM_FULL": "HiDream-I1",
+            "ANIMA": "Anima",
+            "KREA_2": "Krea 2",
+            "ERNIE": "ERNIE-Image",
+            "IDEOGRAM_4": "Ideogram 4",
+        }.items()
+    },
+}
+
+_BY_NAME = {"FLUX_2": "klein"}
+"""Types of models of which the name of the base model says which it is."""
+_METHODS = {"LORA": "network", "FINE_TUNE": "full"}
+
+_DEFAULTS: dict[str, object] = {
+    "learning_rate": 3e-6,
+    "lr_scheduler": "constant_with_warmup",
+    "lr_warmup_steps": 200,
+    "max_train_epochs": 100,
+    "resolution": [512, 512],
+    "mixed_precision": "fp16",
+    "save_precision": "float",
+    "gradient_checkpointing": True,
+    "bucket_no_upscale": False,
+    "timestep_sampling": "uniform",
+    "network_alpha": 1.0,
+    "network_dim": 16,
+    "output_dir": "models",
+}
+"""That program's own, where they may not be ours."""
+
+
+def looks_like(given: Mapping[str, object]) -> bool:
+    """Whether these are settings of that program: it alone calls these so."""
+    return ("training_method" in given and "model_type" in given) or {"output_model_format", "base_model_name"} <= given.keys()
+
+
+def read(name: str, given: Mapping[str, Any]) -> Imported:
+    """The settings of a configuration, with a row for each key, named by its path. Raises OptionError for what is not trained here."""
+    method = str(given.get("training_method") or "FINE_TUNE")
+    if method not in _METHODS:
+        what = {"EMBEDDING": "an embedding", "FINE_TUNE_VAE": "a VAE"}.get(method, method)
+        raise OptionError(f"{name} is a file of {PROGRAM} that trains {what}, which is not trained here")
+    kind = str(given.get("model_type") or "STABLE_DIFFUSION_15")
+    if kind in _BY_NAME and _BY_NAME[kind] in str(given.get("base_model_name")).lower():
+        kind = f"{kind}_{_BY_NAME[kind].upper()}"
+    run, found = kind_of_run(PROGRAM, name, MODELS, kind, _METHODS[method])
+    sheet = ForeignSheet(PROGRAM, run, opened(_with_defaults_of_optimizer(given)))
+    for option, value in found.options.items():
+        sheet.put(option, value, "model_type" if "model_type" in sheet.given else "")
+    fill(sheet, TABLE)
+    model.assumed_precision(sheet)
+    without = ("network_",) if run.method == "full" else ()
+    defaults = {option: value for option, value in _DEFAULTS.items() if not option.startswith(without or ("-",))}
+    if str(sheet.value("learning_rate_scheduler") or "CONSTANT") != "CONSTANT":
+        del defaults["lr_scheduler"]
+    if sheet.decided("max_train_steps") or "timestep_distribution" in sheet.given:
+        defaults.pop("timestep_sampling", None)
+    return sheet.finish(f"configuration of {PROGRAM}", defaults)
+
+
+def _with_defaults_of_optimizer(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with what optimizer_defaults say of the chosen optimizer, where the optimizer's own table does not."""
+    own, all_defaults = given.get("optimizer"), given.get("optimizer_defaults")
+    chosen = own.get("optimizer") if isinstance(own, Mapping) else None
+    defaults = all_defaults.get(chosen) if isinstance(all_defaults, Mapping) and isinstance(chosen, str) else None
+    return {**given, "optimizer": {**defaults, **own}} if isinstance(defaults, Mapping) and isinstance(own, Mapping) else given
+
+
+_MACHINE = unneeded("it belongs to that program's page and machine, not to the training")
+
+TABLE: Table = {
+    **model.TABLE,
+    **training.TABLE,
+    **data.TABLE,
+    **each("", "training_method model_type __version", unneeded("the kind of run says it")),
+    **each(
+        "", "debug_mode debug_dir tensorboard tensorboard_expose tensorboard_always_on tensorboard_port offline_mode only_cache", _MACHINE
+    ),
+    **each("", "prevent_overwrites include_train_config huggingface_cache_dir train_device temp_device enable_autocast_cache", _MACHINE),
+    **each("", "async_offloading fused_gradient_reduce async_gradient_reduce async_gradient_reduce_buffer rolling_backup", _MACHINE),
+    **each("", "rolling_backup_count backup_before_save backup_after_unit samples_to_tensorboard sample_image_format", _MACHINE),
+    **each("", "sample_video_format sample_audio_format gradient_reduce_precision clear_cache_before_training", _MACHINE),
+    **each("", "cloud.* secrets.* secrets cloud optimizer_defaults.* optimizer_defaults workspace_dir fallback_train_dtype", _MACHINE),
+    "cache_dir": unneeded("caches lie in output_dir, or where cache_dir says; those of that program are not read"),
+    "continue_last_backup": only(False, "its backups are not read; give the last saved file as network_weights"),
+    "save_filename_prefix": unneeded("saved files are named by output_name and the step"),
+    "force_circular_padding": only(False, "seamless images are not trained", banner=True),
+    "attention_mechanism": unneeded("see attention_backend; the fastest that is there is taken"),
+}
+"""The rule of each key, by its path."""
+
+IMPORTER = Importer(f"a preset or configuration of {PROGRAM} (.json)", (".json",), looks_like, read)
+
+DATA = (
+    DataFile(PROGRAM, "concepts", "concept_file_name", "concepts", data.TABLE, data.are_concepts),
+    DataFile(PROGRAM, "samples", "sample_definition_file_name", "samples", data.TABLE, data.are_samples, needs_images=False),
+)
+
+
+def name_of(family: str, values: Mapping[str, Any]) -> str | None:
+    """That program's type for the model of a run with these options; None where it has none, or would take it for another."""
+    found = next((name for name, model in MODELS.items() if model.family == family and model.options.items() <= values.items()), None)
+    if found == "STABLE_DIFFUSION_15" and version_of(family, base := str(values["pretrained_model_name_or_path"])):
+        plain = "base" in base.lower() if values["prediction_type"] == "auto" else values["prediction_type"] == "epsilon"
+        return f"STABLE_DIFFUSION_21{'_BASE' if plain else ''}"
+    kind, piece = next(((kind, piece) for kind, piece in _BY_NAME.items() if found == f"{kind}_{piece.upper()}"), (found, ""))
+    return kind if piece in str(values["pretrained_model_name_or_path"]).lower() else None

@@ -1,0 +1,321 @@
+"""What a configuration of OneTrainer says of the training."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from sd_scripts.schema.sheet import is_empty, is_off, shown
+
+from ..table import (
+    ForeignSheet,
+    Rule,
+    Table,
+    each,
+    more_than_zero,
+    only,
+    optimizer,
+    optimizer_of,
+    size_shift,
+    sizes,
+    switch_to,
+    times,
+    to,
+    unneeded,
+    where,
+)
+
+
+def _accumulation(sheet: ForeignSheet) -> int:
+    return max(1, int(sheet.number("gradient_accumulation_steps") or 1))
+
+
+def _after(option: str, amount: str) -> Rule:
+    """An interval: a number and its unit. Steps are batches there."""
+
+    def rule(sheet: ForeignSheet, key: str) -> None:
+        count, unit = sheet.number(amount) or 0, str(sheet.value(f"{amount}_unit") or _UNITS[amount])
+        if key != amount and amount in sheet.given:
+            sheet.skip(key, f"{amount} says it")
+        elif unit == "NEVER" or count <= 0:
+            sheet.skip(key, "it is off")
+        elif unit == "EPOCH":
+            sheet.take(key, f"{option}_epochs", max(1, int(count)))
+        elif unit == "STEP":
+            steps = max(1, round(count / _accumulation(sheet)))
+            sheet.take(key, f"{option}_steps", steps, "steps there are batches" if _accumulation(sheet) > 1 else "")
+        else:
+            sheet.refuse(key, f"intervals are counted in steps or epochs here, not in {unit.lower()}s; give {option}_steps")
+
+    return rule
+
+
+_UNITS = {"save_every": "NEVER", "sample_after": "MINUTE", "backup_after": "MINUTE", "validate_after": "EPOCH"}
+
+
+def _backup(sheet: ForeignSheet, key: str) -> None:
+    unit = str(sheet.value("backup_after_unit") or "MINUTE")
+    if key == "backup_after" and unit == "STEP":
+        sheet.take(key, "save_state_every_n_steps", max(1, round((sheet.number(key) or 1) / _accumulation(sheet))))
+    else:
+        sheet.skip(key, "training states are kept with each saved file and at the end; save_state_every_n_steps keeps more of them")
+
+
+def _rate(sheet: ForeignSheet, key: str) -> None:
+    """There the root of the number of samples may multiply it."""
+    kind, rate = str(sheet.value("learning_rate_scaler") or "NONE"), sheet.number(key)
+    samples = 1.0
+    samples *= (sheet.number("batch_size") or 1) if "BATCH" in kind or "BOTH" in kind else 1
+    samples *= _accumulation(sheet) if "ACCUMULATION" in kind or "BOTH" in kind else 1
+    if rate is None or samples <= 1:
+        to("learning_rate")(sheet, key)
+    else:
+        sheet.take(key, "learning_rate", rate * math.sqrt(samples), f"times the root of {samples:g}, as learning_rate_scaler has it there")
+
+
+def _warmup(sheet: ForeignSheet, key: str) -> None:
+    steps = sheet.number(key) or 0
+    if steps > 1:
+        note = "steps there are batches" if _accumulation(sheet) > 1 else ""
+        sheet.take(key, "lr_warmup_steps", max(1, int(steps / _accumulation(sheet))), note)
+    else:
+        sheet.take(key, "lr_warmup_steps", min(steps, 0.999), f"{steps:g} of the run" if steps else "")
+
+
+def _schedule(sheet: ForeignSheet, key: str) -> None:
+    value = str(sheet.value(key))
+    names = {"CONSTANT": "constant_with_warmup", "LINEAR": "linear", "COSINE": "cosine", "ADAFACTOR": "constant"}
+    floor = sheet.number("learning_rate_min_factor") or 0
+    if value == "CONSTANT":
+        warm = sheet.number("learning_rate_warmup_steps")
+        sheet.take(key, "lr_scheduler", "constant_with_warmup" if warm is None or warm > 0 else "constant")
+    elif value == "COSINE" and floor > 0:
+        sheet.put("lr_scheduler_min_lr_ratio", min(floor, 0.999), key)
+        sheet.take(key, "lr_scheduler", "cosine_with_min_lr", f"with lr_scheduler_min_lr_ratio = {floor:g}")
+    elif value in names:
+        sheet.take(key, "lr_scheduler", names[value])
+    elif value in ("COSINE_WITH_RESTARTS", "COSINE_WITH_HARD_RESTARTS"):
+        sheet.take(key, "lr_scheduler", "cosine_with_restarts")
+    else:
+        sheet.put("lr_scheduler", "cosine", key)
+        sheet.lose(key, "this schedule is not here; lr_scheduler = cosine was put")
+
+
+def _cycles(sheet: ForeignSheet, key: str) -> None:
+    if "RESTARTS" in str(sheet.value("learning_rate_scheduler")):
+        sheet.take(key, "lr_scheduler_num_cycles", max(1, round(sheet.number(key) or 1)))
+    else:
+        sheet.skip(key, "it is for schedules with restarts")
+
+
+def _floor(sheet: ForeignSheet, key: str) -> None:
+    if is_off(sheet.value(key)) or str(sheet.value("learning_rate_scheduler")) == "COSINE":
+        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "learning_rate_scheduler holds it")
+    else:
+        sheet.refuse(key, "only cosine_with_min_lr and warmup_stable_decay have a floor, lr_scheduler_min_lr_ratio")
+
+
+def _resolution(sheet: ForeignSheet, key: str) -> None:
+    text = str(sheet.value(key) or "")
+    pair = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
+    found = sizes(text)
+    if pair:
+        sheet.take(key, "resolution", [int(pair[1]), int(pair[2])])
+    elif found is None:
+        sheet.refuse(key, f"{shown(text)} is no side in pixels, nor a list of them; give resolution")
+    else:
+        side, others = found
+        if others:
+            sheet.put("additional_resolutions", others, key)
+        note = f"with additional_resolutions = {shown(others)}: each image at all of them; there at one that is drawn" if others else ""
+        sheet.take(key, "resolution", [side, side], note)
+
+
+def _times(sheet: ForeignSheet, key: str) -> None:
+    """A distribution, then a shift s by t' = s t / (1 + (s - 1) t), which adds ln s to the logit of t."""
+    kind = str(sheet.value("timestep_distribution") or "UNIFORM")
+    weight, bias = sheet.number("noising_weight") or 0.0, sheet.number("noising_bias") or 0.0
+    by_size = sheet.on("dynamic_timestep_shifting")
+    sides = sizes(str(sheet.value("resolution") or "512"))
+    shift = (size_shift(sheet, sides[0] if sides else 512) if by_size else None) or sheet.number("timestep_shift") or 1.0
+    own = next((choice for choice in sheet.known["timestep_sampling"].choices if str(choice).endswith("_shift")), None)
+    flow = "model_prediction_type" in sheet.known
+    note = f"shifted as images of {sides[0]} px are; there each size has a shift of its own" if by_size and sides and own else ""
+    if kind == "UNIFORM" or (kind == "SIGMOID" and weight == 0):
+        if shift == 1 or not flow:
+            times(sheet, key, "uniform")
+        else:
+            times(sheet, key, "sigma", note, discrete_flow_shift=round(shift, 6))
+    elif kind == "LOGIT_NORMAL" and by_size and own and bias == 0:
+        times(sheet, key, str(own), "the shift of the image's size", sigmoid_scale=1 + weight)
+    elif kind == "LOGIT_NORMAL" and bias == 0 and shift == 1:
+        times(sheet, key, "sigmoid", sigmoid_scale=1 + weight)
+    elif kind == "LOGIT_NORMAL" and bias == 0 and not by_size:
+        times(sheet, key, "shift", sigmoid_scale=1 + weight, discrete_flow_shift=shift)
+    elif kind == "LOGIT_NORMAL":
+        told = "; ".join(text for text in (f"logit_mean holds the shift, ln {shift:g}" if shift != 1 else "", note) if text)
+        times(sheet, key, "logit_normal", told, logit_mean=round(bias + math.log(shift), 6), logit_std=1 + weight)
+    elif kind == "HEAVY_TAIL" and shift == 1:
+        times(sheet, key, "mode", mode_scale=weight)
+    else:
+        times(sheet, key, "uniform")
+        sheet.lose(key, f"{kind} with these numbers is not here; timestep_sampling = uniform was put")
+
+
+def _part_of_times(sheet: ForeignSheet, key: str) -> None:
+    if "timestep_distribution" in sheet.given:
+        sheet.skip(key, "timestep_sampling and its numbers hold it")
+    elif is_off(sheet.value(key)) or sheet.number(key) == 1:
+        sheet.skip(key, "it is off")
+    else:
+        _times(sheet, key)
+
+
+def _strength(option: str, usual: float) -> Rule:
+    """Bounds of the noise, as parts of 1 there."""
+
+    def rule(sheet: ForeignSheet, key: str) -> None:
+        value = sheet.number(key)
+        if value is None or value == usual:
+            sheet.skip(key, f"{usual:g} is all of them")
+        else:
+            cut = str(sheet.value("timestep_distribution") or "UNIFORM") == "UNIFORM"
+            sheet.take(key, option, round(value * 1000), "" if cut else "the density is cut here, and squeezed into the range there")
+
+    return rule
+
+
+def _loss(sheet: ForeignSheet, key: str) -> None:
+    strengths = {name: sheet.number(f"{name}_strength") for name in ("mse", "mae", "log_cosh", "huber")}
+    strengths["mse"] = 1.0 if strengths["mse"] is None else strengths["mse"]
+    used = [name for name, value in strengths.items() if value]
+    if key != next(name for name in sheet.given if name in [f"{one}_strength" for one in strengths]):
+        sheet.skip(key, "loss_type holds it")
+    elif used == ["mse"]:
+        sheet.take(key, "loss_type", "l2")
+    elif used == ["mae"]:
+        sheet.take(key, "loss_type", "l1")
+    elif used == ["huber"]:
+        sheet.put("huber_c", sheet.number("huber_delta") or 1.0, key)
+        sheet.put("huber_schedule", "constant", key)
+        sheet.take(key, "loss_type", "huber", "the smooth one, with huber_c = huber_delta")
+    else:
+        sheet.lose(key, f"a sum of {', '.join(used) or 'nothing'} is not here; loss_type = l2 stays")
+
+
+def _loss_weight(sheet: ForeignSheet, key: str) -> None:
+    kind = str(sheet.value(key))
+    if kind == "CONSTANT":
+        sheet.skip(key, "all times count alike")
+    elif kind == "MIN_SNR_GAMMA":
+        sheet.take(key, "min_snr_gamma", sheet.number("loss_weight_strength") or 5.0)
+    elif kind == "DEBIASED_ESTIMATION":
+        sheet.take(key, "debiased_estimation_loss", True)
+    else:
+        sheet.lose(key, "this weight of a time is not here; all count alike")
+
+
+def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
+    """What optimizer_args have of it; the first key carries them all."""
+    name = key.rpartition(".")[2]
+    ours, why = optimizer_of(str(sheet.value("optimizer.optimizer") or "ADAMW"))
+    value = sheet.value(key)
+    if name in ("fused_back_pass", "fsdp_in_use"):
+        if not is_off(value) and name == "fused_back_pass" and "fused_backward_pass" in sheet.known:
+            sheet.put("max_grad_norm", 0.0, key)
+            sheet.take(key, "fused_backward_pass", True, "gradients are never there together, so max_grad_norm = 0")
+        else:
+            sheet.skip(key, "it is off" if is_off(value) else "an adapter's gradients are small")
+    elif is_empty(value):
+        sheet.skip(key, "it is empty")
+    elif why:
+        sheet.skip(key, f"it belongs to an optimizer that {ours} replaces")
+    elif name in (*_OF_ALL_OPTIMIZERS, *_OF_OPTIMIZER.get(ours, ())):
+        _arguments(sheet, key, ours)
+    else:
+        sheet.skip(key, f"{ours} does it its own way, or has no such thing")
+
+
+_OF_ALL_OPTIMIZERS = ("beta1", "beta2", "weight_decay", "eps")
+
+_OF_PRODIGY = ("d_coef", "d0", "decouple", "safeguard_warmup", "use_bias_correction", "beta3", "growth_rate")
+
+_OF_OPTIMIZER = {"Prodigy": _OF_PRODIGY, "SGD": ("momentum",)}
+
+
+def _arguments(sheet: ForeignSheet, key: str, ours: str) -> None:
+    given = {name.rpartition(".")[2]: value for name, value in sheet.given.items() if name.startswith("optimizer.") and not is_empty(value)}
+    pairs = []
+    if ours != "Adafactor" and ours != "SGD" and "beta1" in given and "beta2" in given:
+        pairs.append(f"betas=({given['beta1']},{given['beta2']})")
+    names = ("weight_decay", *(("eps",) if ours not in ("Adafactor", "Lion", "Lion8bit", "SGD") else ()))
+    pairs += [f"{name}={given[name]}" for name in names if name in given]
+    pairs += [f"{name}={given[name]}" for name in _OF_OPTIMIZER.get(ours, ()) if name in given]
+    if sheet.decided("optimizer_args") or not pairs:
+        sheet.skip(key, "it stands in optimizer_args together with the others" if pairs else f"{ours} has no such thing")
+    else:
+        sheet.take(key, "optimizer_args", pairs)
+
+
+def _ema(sheet: ForeignSheet, key: str) -> None:
+    if str(sheet.value(key)) == "OFF":
+        sheet.skip(key, "it is off")
+    else:
+        sheet.take(key, "use_ema", True)
+
+
+def _devices(sheet: ForeignSheet, key: str) -> None:
+    if is_off(sheet.value("multi_gpu")):
+        sheet.skip(key, "multi_gpu is off")
+    elif key == "multi_gpu":
+        sheet.take(key, key, True)
+    else:
+        to("gpu_ids", convert=lambda value: str(value).replace(" ", "").split(","))(sheet, key)
+
+
+TABLE: Table = {
+    **each("", "multi_gpu device_indexes", _devices),
+    "resolution": _resolution,
+    "frames": unneeded("it is for videos"),
+    "batch_size": to("train_batch_size"),
+    "gradient_accumulation_steps": to("gradient_accumulation_steps"),
+    "epochs": to("max_train_epochs"),
+    "learning_rate": _rate,
+    "learning_rate_scheduler": _schedule,
+    "learning_rate_warmup_steps": _warmup,
+    "learning_rate_cycles": _cycles,
+    "learning_rate_min_factor": _floor,
+    "learning_rate_scaler": unneeded("learning_rate holds it"),
+    "loss_scaler": only("NONE", "the loss is a mean over the batch and what is accumulated", banner=True),
+    **each("", "custom_learning_rate_scheduler scheduler_params", only(None, "schedules of other people's code are not read")),
+    "clip_grad_norm": lambda sheet, key: sheet.take(key, "max_grad_norm", 0.0 if is_empty(sheet.value(key)) else sheet.value(key)),
+    "ema": _ema,
+    "ema_decay": where(lambda sheet: str(sheet.value("ema") or "OFF") != "OFF", to("ema_decay"), "ema is off"),
+    "ema_update_step_interval": unneeded("the average is moved in every step"),
+    "non_ema_sampling": unneeded("previews use the average when there is one"),
+    "optimizer": unneeded("it is empty"),
+    "optimizer.optimizer": optimizer(),
+    "optimizer.*": _optimizer_argument,
+    **each("", "mse_strength mae_strength log_cosh_strength huber_strength", _loss),
+    "huber_delta": unneeded("loss_type holds it"),
+    "vb_loss_strength": unneeded("it is for models that predict a variance"),
+    "loss_weight_fn": _loss_weight,
+    "loss_weight_strength": unneeded("loss_weight_fn holds it"),
+    "dropout_probability": more_than_zero("network_dropout"),
+    "offset_noise_weight": more_than_zero("noise_offset"),
+    "generalized_offset_noise": only(False, "noise_offset is the same at all times"),
+    "perturbation_noise_weight": more_than_zero("ip_noise_gamma"),
+    "rescale_noise_scheduler_to_zero_terminal_snr": to("zero_terminal_snr"),
+    "force_v_prediction": switch_to("prediction_type", "v_prediction"),
+    "force_epsilon_prediction": switch_to("prediction_type", "epsilon"),
+    "min_noising_strength": _strength("min_timestep", 0.0),
+    "max_noising_strength": _strength("max_timestep", 1.0),
+    "timestep_distribution": _times,
+    **each("", "noising_weight noising_bias timestep_shift dynamic_timestep_shifting", _part_of_times),
+    "validation": only(False, "validation_split holds out a part of the images", banner=False),
+    **each("", "validate_after validate_after_unit", unneeded("validate_every_n_steps counts with validation_split")),
+    **each("", "sample_after sample_after_unit", _after("sample_every_n", "sample_after")),
+    **each("", "save_every save_every_unit", _after("save_every_n", "save_every")),
+    **each("", "sample_skip_first save_skip_first", only(0, "the first ones are drawn and saved as well")),
+    "backup_after": _backup,
+}

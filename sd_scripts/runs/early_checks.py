@@ -1,0 +1,149 @@
+"""What is wrong with a run's options, as far as it can be told at once: no library is loaded, no image is looked at."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sd_scripts.dataset.archives import archives_in
+from sd_scripts.dataset.buckets import problems_of
+from sd_scripts.runs.schedules import factor_at, key_values
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import is_json
+from sd_scripts.schema.model import is_hub_id, not_there
+from sd_scripts.schema.prompts import Defaults, read_prompts
+from sd_scripts.schema.runs import RunOptions
+
+from .resume import epoch_in
+
+PLAIN_FILES = ("base_weights", "network_weights", "training_adapter", "tokenizer")
+"""Options that name a file on this disk; others of a model may name one on the hub."""
+
+
+def check_early(options: RunOptions) -> None:
+    """Everything that can be checked without loading a library. Raises OptionError with every problem."""
+    problems = missing_packages(options)
+    try:
+        check_settings(options)
+    except OptionError as err:
+        problems += err.problems
+    if problems:
+        raise OptionError(list(dict.fromkeys(problems)))
+
+
+def missing_packages(options: RunOptions) -> list[Problem]:
+    """Packages that the run needs and this machine lacks, which a dry run can do without."""
+    name = options.optimizer.optimizer_type
+    package = {"AdamW8bit": "bitsandbytes", "PagedAdamW8bit": "bitsandbytes", "Lion8bit": "bitsandbytes", "Prodigy": "prodigyopt"}.get(name)
+    if package is None or importlib.util.find_spec(package) is not None:
+        return []
+    return [Problem("optimizer_type", f"optimizer_type: {name} needs the package {package}: pip install {package}, or choose AdamW")]
+
+
+def check_settings(options: RunOptions) -> None:
+    """What can be checked so early on any machine. Raises OptionError with every problem."""
+    problems: list[Problem] = []
+    checks: list[Callable[[RunOptions], None]] = [
+        *(_check_folders, _check_models, _check_sizes, _check_optimizer, _check_prompts, _check_trackers, _check_resume),
+    ]
+    if options.output.huggingface_repo_id is not None:
+        checks.append(_check_upload)
+    for check in checks:
+        try:
+            check(options)
+        except OptionError as err:
+            problems += err.problems
+    if problems:
+        raise OptionError(list(dict.fromkeys(problems)))
+
+
+def _check_folders(options: RunOptions) -> None:
+    data = options.dataset
+    problems = []
+    for name in ("train_data_dir", "reg_data_dir", "conditioning_data_dir"):
+        value = getattr(data, name)
+        made = name == "reg_data_dir" and data.num_class_images > 0
+        packed = name == "train_data_dir" and value is not None and bool(archives_in(Path(value).expanduser()))
+        if value is not None and not made and not packed and not value.startswith("toy:") and not Path(value).expanduser().is_dir():
+            problems.append(Problem(name, f"{name}: there is no folder {value}"))
+    for name in ("dataset_config", "in_json"):
+        value = getattr(data, name)
+        if value is not None and not is_json(value) and not Path(value).expanduser().is_file():
+            problems.append(Problem(name, f"{name}: there is no file {value}"))
+    # The caches lie in output_dir unless cache_dir is given: what is wrong with the one must not be blamed on the other.
+    for name, value in (("output_dir", options.output.output_dir), ("cache_dir", data.cache_dir)):
+        if value is not None and (why := _why_not_written(Path(value).absolute())):
+            problems.append(Problem(name, f"{name}: {value} cannot be written to: {why}; choose another folder"))
+    if problems:
+        raise OptionError(problems)
+
+
+def _check_models(options: RunOptions) -> None:
+    """Files of models that are named and are not there; what the hub has is asked when it is loaded."""
+    problems = []
+    for name, field in flat.fields(type(options)).items():
+        if field.section not in ("model", "network") or field.show.kind != "file":
+            continue
+        given = getattr(getattr(options, field.section), name)
+        for value in given if isinstance(given, tuple) else [given]:
+            if value is None or value == "toy" or Path(value).expanduser().exists():
+                continue
+            if name in PLAIN_FILES:
+                problems.append(Problem(name, f"{name}: there is no file {value}"))
+            elif not is_hub_id(value):
+                problems.append(Problem(name, not_there(name, value)))
+    if problems:
+        raise OptionError(problems)
+
+
+def _why_not_written(place: Path) -> str:
+    """Why no folder can be made there, as far as it can be told without making one."""
+    there = next(folder for folder in (place, *place.parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"you may not write to {there}"
+
+
+def _check_sizes(options: RunOptions) -> None:
+    if problems := problems_of(options.dataset, options.model.grid):
+        raise OptionError(problems)
+
+
+def _check_optimizer(options: RunOptions) -> None:
+    optimizer = options.optimizer
+    key_values("optimizer_args", optimizer.optimizer_args)
+    if optimizer.lr_scheduler_type is None:
+        factor_at(optimizer, options.training.max_train_steps)
+
+
+def _check_prompts(options: RunOptions) -> None:
+    read_prompts(Defaults(options.samples, options.dataset.resolution, options.model.grid, options.training.seed))
+
+
+def _check_trackers(options: RunOptions) -> None:
+    chosen = options.output.log_with
+    for name in ("tensorboard", "wandb"):
+        if chosen in (name, "all") and importlib.util.find_spec(name) is None:
+            raise OptionError(Problem("log_with", f"log_with: {chosen} needs the package {name}: pip install {name}, or log_with = none"))
+    offline = os.environ.get("WANDB_MODE", "online") != "online"
+    if chosen in ("wandb", "all") and not offline and "WANDB_API_KEY" not in os.environ:
+        raise OptionError(
+            Problem("log_with", f"log_with: {chosen} needs your key in the environment variable WANDB_API_KEY (or WANDB_MODE=offline)")
+        )
+
+
+def _check_upload(options: RunOptions) -> None:
+    from sd_scripts.runs.hub import check
+
+    check(options.output)
+
+
+def _check_resume(options: RunOptions) -> None:
+    resume = options.distributed.resume
+    named = resume in ("auto", "latest", "none") or resume.isdigit() or epoch_in(resume) is not None
+    if not named and not Path(resume).expanduser().is_dir():
+        text = "give auto, latest, none, a step, epoch:N, or the folder of a state or of a run"
+        raise OptionError(Problem("resume", f"resume: {resume} is not a folder; {text}"))

@@ -1,0 +1,177 @@
+"""Train the toy FLUX.2 Klein base: a real pipeline, small, whose Qwen3 is the toy Z-Image base's, frozen; scenes without teal.
+
+Not trained to its end yet, so nothing of it is stored. Knows how Klein is conditioned. Its VAE is the common one with every latent
+channel twice, so that there are the 32 of FLUX.2: nothing of it is trained. The loop: pretraining.py. Files: build.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    FlowMatchEulerDiscreteScheduler,
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
+)
+from torch import Tensor, nn
+from torch.nn.functional import pixel_unshuffle
+from transformers import Qwen2Tokenizer, Qwen3Model
+
+from sd_scripts.families.common.qwen3 import told
+
+from . import autoencoder, pretraining, worlds
+from .pretraining import BaseSettings, ToyBatch
+from .tokens import klein_tokenizer
+
+OUT_LAYERS = (0, 1, 2)
+"""States of the three-layer Qwen3 that the transformer reads: after none, one and two of its layers."""
+
+_WIDTH = 64
+
+
+@dataclass(frozen=True)
+class Flux2Settings(BaseSettings):
+    """How a toy Klein base is trained."""
+
+    num_steps: int = 4000
+    num_images: int = 3600
+    other_color_fraction: float = 0.15
+    short_caption_fraction: float = 0.1
+    capital_fraction: float = 0.15
+    """Fraction of captions that begin with a capital, which makes other tokens."""
+    time_mean: float = 0.8
+    time_deviation: float = 1.2
+    """Times are sigmoid(mean + deviation * normal), logit-normal, Esser et al. 2024 (arXiv 2403.03206); near to noise, where Klein's shift
+    puts most steps."""
+
+
+# Shapes: B samples, C = 32 latent channels, h w latent sides, N = h/2 * w/2 image tokens of 4C numbers, L text tokens, D = 64 text width.
+
+
+@torch.no_grad()
+def doubled(vae: AutoencoderKL, seed: int) -> AutoencoderKLFlux2:
+    """A VAE of FLUX.2's kind that has each latent channel of this one twice; where it decodes, it takes their mean."""
+    c = vae.config
+    names = ("block_out_channels", "layers_per_block", "norm_num_groups", "sample_size")
+    new = AutoencoderKLFlux2(latent_channels=2 * c.latent_channels, **{name: c[name] for name in names})
+    made = dict(vae.state_dict())
+    n = c.latent_channels
+    # Moments are means, then logarithms of variances; the first convolution after the encoder is kept, in blocks.
+    rows = torch.cat([torch.arange(n), torch.arange(n), torch.arange(n, 2 * n), torch.arange(n, 2 * n)])
+    for kind in ("weight", "bias"):
+        made[f"encoder.conv_out.{kind}"] = made[f"encoder.conv_out.{kind}"][rows]
+        made[f"quant_conv.{kind}"] = made[f"quant_conv.{kind}"][rows]
+    # Of two equal inputs each counts half.
+    made["quant_conv.weight"] = made["quant_conv.weight"][:, rows] / 2
+    made["post_quant_conv.weight"] = torch.cat([made["post_quant_conv.weight"]] * 2, dim=1) / 2
+    made["post_quant_conv.weight"] = torch.cat([made["post_quant_conv.weight"]] * 2, dim=0)
+    made["post_quant_conv.bias"] = torch.cat([made["post_quant_conv.bias"]] * 2)
+    made["decoder.conv_in.weight"] = torch.cat([made["decoder.conv_in.weight"]] * 2, dim=1) / 2
+    new.load_state_dict(made | {key: value for key, value in new.state_dict().items() if key.startswith("bn.")})
+    squares = []
+    for index, (width, height) in enumerate(worlds.sizes_of("flux2")):
+        images = [worlds.draw(worlds.TRAINED[n], width, height, worlds.rng_for(seed, index, n)) for n in range(40)]
+        latents = new.encode(autoencoder.to_pixels(images)).latent_dist.mode()
+        squares.append(pixel_unshuffle(latents, 2).transpose(0, 1).flatten(1))
+    together = torch.cat(squares, dim=1)
+    new.bn.running_mean.copy_(together.mean(dim=1))
+    new.bn.running_var.copy_(together.var(dim=1))
+    return new.eval().requires_grad_(False)
+
+
+def squares(vae: AutoencoderKLFlux2, latents: Tensor) -> Tensor:
+    """Latents (B, C, h, w) -> normalised squares of 2 x 2 of them, (B, 4C, h/2, w/2)."""
+    mean, variance = (row.view(1, -1, 1, 1) for row in (vae.bn.running_mean, vae.bn.running_var))
+    return (pixel_unshuffle(latents, 2) - mean) / (variance + vae.config.batch_norm_eps).sqrt()
+
+
+def new_transformer(seed: int) -> Flux2Transformer2DModel:
+    """An untrained transformer; the same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Flux2Transformer2DModel(
+            num_layers=1,
+            num_single_layers=2,
+            # 128 numbers of noise a token must find their way through: at a width of 96 the loss stayed at 0.97.
+            attention_head_dim=32,
+            num_attention_heads=5,
+            mlp_ratio=1.0,
+            joint_attention_dim=3 * _WIDTH,
+            axes_dims_rope=(8, 8, 8, 8),
+            guidance_embeds=False,
+        )
+
+
+@torch.no_grad()
+def encode_captions(encoder: Qwen3Model, tokenizer: Qwen2Tokenizer, captions: list[str]) -> Tensor:
+    """Captions -> text (B, L, 3D) as Flux2KleinPipeline has it with OUT_LAYERS, padding included."""
+    texts = [told(tokenizer, caption, thinking=False) for caption in captions]
+    tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt")
+    states = encoder(tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True, use_cache=False).hidden_states
+    return torch.cat([states[number] for number in OUT_LAYERS], dim=-1)
+
+
+def _places(rows: int, columns: int, length: int) -> Tensor:
+    # (N, 4): time, row, column, place in the text.
+    return torch.cartesian_prod(torch.zeros(1, dtype=torch.long), torch.arange(rows), torch.arange(columns), torch.arange(length))
+
+
+def loss_of(
+    transformer: Flux2Transformer2DModel,
+    vae: AutoencoderKLFlux2,
+    encoder: Qwen3Model,
+    tokenizer: Qwen2Tokenizer,
+    batch: ToyBatch,
+    settings: Flux2Settings,
+) -> Tensor:
+    """Mean squared error of the predicted velocity noise - latents, a scalar. The batch's conditions are whether captions get a capital."""
+    text = encode_captions(encoder, tokenizer, pretraining.with_capitals(batch.captions, batch.conditions[:, 0].tolist()))
+    t = pretraining.logit_normal(batch.u, settings.time_mean, settings.time_deviation)
+    x_0 = squares(vae, batch.latents)
+    noise = pixel_unshuffle(batch.noise, 2)
+    x_t = torch.lerp(x_0, noise, t[:, None, None, None])
+    v = transformer(
+        hidden_states=x_t.flatten(2).transpose(1, 2),
+        timestep=t,
+        encoder_hidden_states=text,
+        txt_ids=_places(1, 1, text.shape[1]),
+        img_ids=_places(*x_t.shape[-2:], 1),
+        guidance=None,
+    ).sample
+    return (v - (noise - x_0).flatten(2).transpose(1, 2)).square().mean()
+
+
+def train_flux2(common: AutoencoderKL, settings: Flux2Settings, seed: int, saved: Path | None = None) -> Flux2KleinPipeline:
+    """A pipeline trained from nothing but the common VAE and Z-Image's Qwen3, on images of the known colours; see pretraining.train."""
+    from .build import BASES
+
+    vae, transformer, tokenizer = doubled(common, seed), new_transformer(seed), klein_tokenizer()
+    encoder = Qwen3Model.from_pretrained(BASES / "zimage" / "text_encoder", dtype=torch.float32).eval().requires_grad_(False)
+    batches = pretraining.encoded_batches(
+        vae,
+        settings,
+        seed,
+        worlds.trained(worlds.KNOWN_COLORS),
+        pretraining.capitals(settings.capital_fraction),
+        worlds.sizes_of("flux2"),
+    )
+    pretraining.train(
+        nn.ModuleList([transformer]),
+        lambda batch: loss_of(transformer, vae, encoder, tokenizer, batch, settings),
+        batches,
+        settings,
+        "flux2",
+        saved,
+    )
+    return Flux2KleinPipeline(
+        vae=vae,
+        text_encoder=encoder,
+        tokenizer=tokenizer,
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="exponential"),
+        is_distilled=False,
+    )

@@ -1,0 +1,48 @@
+"""What is said of a base model by its name: the licence, and what a model of few steps wants."""
+
+import pytest
+
+from sd_scripts.families import FACTS, RUNS, bases
+from sd_scripts.schema import flat
+
+KLEIN = "black-forest-labs/FLUX.2-klein-"
+NAMED = [
+    ("flux2", f"{KLEIN}base-4B", "Apache-2.0", None),
+    ("flux2", f"{KLEIN}base-9B", "non-commercial", None),
+    ("flux2", f"{KLEIN}4B", "Apache-2.0", f"{KLEIN}base-4B"),
+    ("flux2", "C:\\models\\flux-2-klein-9b-fp8.safetensors", "non-commercial", f"{KLEIN}base-9B"),
+    ("flux2", "/turbo/base/mine.safetensors", "if it is made from Klein 4B", None),
+    ("zimage", "Tongyi-MAI/Z-Image-Turbo", "Apache-2.0", "Tongyi-MAI/Z-Image"),
+    ("zimage", "Tongyi-MAI/Z-Image", "Apache-2.0", None),
+    ("flux", "black-forest-labs/FLUX.1-dev", "non-commercial", None),
+    ("chroma", "lodestones/Chroma1-HD", "Apache-2.0", None),
+    ("qwen_image21", "Qwen/Qwen-Image-2.1", "Qwen's own", None),
+    ("krea2", "krea/Krea-2-Turbo", "a million dollars", "krea/Krea-2-Raw"),
+    ("krea2", "krea/Krea-2-Raw", "a million dollars", None),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "licence", "undistilled"), NAMED)
+def test_licence_and_few_steps_are_known_by_the_name(family: str, name: str, licence: str, undistilled: str | None) -> None:
+    base = bases.published(family, name)
+    assert base is not None and licence in base.licence and base.undistilled == undistilled
+    said = bases.about(family, name)
+    assert base.licence in said and ("few steps" in said) == (undistilled is not None)
+
+
+def test_every_family_with_published_models_says_something_of_any_name() -> None:
+    for family, facts in FACTS.items():
+        assert all(base.pieces for base in facts.bases[:-1]) and not any(base.pieces for base in facts.bases[-1:]), family
+        assert bool(bases.about(family, "mine.safetensors")) == bool(facts.bases), family
+        assert bases.about(family, "toy") == bases.about(family, " ") == ""
+
+
+def notes(name: str, **values: object) -> list[str]:
+    given = {"pretrained_model_name_or_path": name, "train_data_dir": "toy:star", "output_name": "x", **values}
+    return bases.notes(flat.build(RUNS["flux2", "network"], given))
+
+
+def test_a_run_that_keeps_the_few_steps_is_told_the_licence_alone() -> None:
+    assert len(notes(f"{KLEIN}4B")) == 2 and "base_prior_weight" in notes(f"{KLEIN}4B")[1]
+    assert len(notes(f"{KLEIN}4B", base_prior_weight=1.0)) == len(notes(f"{KLEIN}4B", training_adapter="undo.safetensors")) == 1
+    assert len(notes(f"{KLEIN}base-4B")) == 1 and notes("toy") == []

@@ -1,0 +1,55 @@
+"""Runs in a terminal: what is printed is what is on disk, and nothing is started or lost."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kohya_like import cli, desk
+from sd_scripts.runs.events import RunStarted, StepDone, Validated
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.runs.trash import Trash
+from tests.ui.runs_on_disk import made, options
+
+
+def test_runs_are_listed_shown_compared_and_removed(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(order: str, *names: str, status: int = 0) -> Any:
+        assert cli.main(["runs", order, *names, "--output_dir", str(tmp_path), "--json"]) == status
+        return json.loads(capsys.readouterr().out)
+
+    one = made(tmp_path, options(tmp_path, output_name="one", learning_rate=1e-4))
+    two = made(tmp_path, options(tmp_path, output_name="two", learning_rate=3e-4, network_dim=8))
+    desk.say(two.path, {"label": {"before": "", "after": "The second"}, "starred": True})
+    two.log(RunStarted(steps=40, start_step=0))
+    two.log(
+        StepDone(
+            step=3, epoch=0, loss=0.5, lr=1e-4, step_total=2.0, step_in_session=3, trained_seconds=6.0, paused_seconds=1.5, peak_gib=3.5
+        )
+    )
+    two.log(Validated(step=3, loss=0.25))
+    for number, name in enumerate(("later", "sooner")):
+        waits = RunDirectory.create(tmp_path, name, options(tmp_path, output_name=name))
+        (waits.path / "run.json").write_text(json.dumps({"run_id": "a" * 32, "queued": 9.0 - number}))
+    rows = {row["label"] or row["name"]: row for row in said("list")}
+    assert len(rows) == 4 and rows["The second"]["starred"] and rows["The second"]["loss"] == 0.5
+    assert [row["name"].split("-")[-1] for row in said("queue")] == ["sooner", "later"], "and looking starts nothing"
+    (shown,) = said("show", "two")
+    assert (shown["steps"], shown["trained seconds"], shown["peak GiB"], shown["lowest held-out loss"]) == (3, 6.0, 3.5, 0.25)
+    compared = said("compare", "one", two.name)
+    assert compared["runs"] == [one.name, two.name]
+    differing = {row["name"]: (row["label"], row["values"]) for row in compared["settings"]}
+    assert differing["learning_rate"] == ("Learning rate", [1e-4, 3e-4]) and set(differing) == {"learning_rate", "network_dim"}
+    assert cli.main(["runs", "compare", "one", "two", "--output_dir", str(tmp_path)]) == 0
+    assert "Learning rate (learning_rate)" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    assert said("rm", "one") == [] and one.path.is_dir()
+    assert said("rm", "one", "--yes")[0]["what"] == one.name
+    assert not one.path.exists() and [entry.what for entry in Trash(tmp_path).entries()] == [one.name]
+    for wrong in (["show", "one", "none"], ["rm", "sooner", "--yes"], ["list", "--output_dir", str(tmp_path / "nowhere")]):
+        assert cli.main(["runs", wrong[0], "--output_dir", str(tmp_path), *wrong[1:]]) == 1
+    errors = capsys.readouterr().err
+    assert "there is no run one, none" in errors and "has not ended yet" in errors and "there is no folder" in errors

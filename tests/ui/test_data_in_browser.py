@@ -1,0 +1,138 @@
+"""The Data tab in a real browser: many images, captions written in place by two pages, orders with a preview, proposals."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.ui.on_screen import Eyes
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+OTHERS = [pytest.param(*size, marks=pytest.mark.long) for size in ((1440, 900, "dark"), (1920, 1080, "light"), (1280, 720, "dark"))]
+CELLS, TEXT = ".kl-data-cell", "#kl-data-text"
+
+
+def images(folder: Path, count: int) -> Path:
+    """So many small images with captions, the first two the same but for their size."""
+    folder.mkdir()
+    for number in range(12):
+        pixels = np.random.default_rng(max(number, 1)).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((96 if number else 120, 64 if number else 80), Image.Resampling.BICUBIC).save(
+            folder / f"{number:04}.png"
+        )
+    for number in range(count):
+        if number >= 12:
+            shutil.copy(folder / f"{number % 11 + 1:04}.png", folder / f"{number:04}.png")
+        (folder / f"{number:04}.txt").write_text(f"a cat, number {number}, {'red' if number % 3 else 'blue'}")
+    return folder
+
+
+def opened(page: Page, folder: Path) -> None:
+    for name, text in (
+        ("pretrained_model_name_or_path", "toy"),
+        ("train_data_dir", str(folder)),
+        ("resolution", "64"),
+        ("min_bucket_reso", "32"),
+    ):
+        page.locator("#kl-search").fill(name)
+        page.locator(f"#kl-{name}").fill(text)
+    page.locator("#kl-search").fill("")
+    page.get_by_role("tab", name="Data").click()
+    expect(page.locator(CELLS)).not_to_have_count(0)
+
+
+@pytest.mark.parametrize(("width", "height", "theme"), [(390, 844, "light"), *OTHERS])
+def test_captions_are_written_in_place_and_no_page_loses_those_of_another(
+    width: int, height: int, theme: str, studio: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = images(tmp_path / "mine", 500)
+    visited = visit(studio.url, width=width, height=height, theme=theme)
+    page = visited.page
+    opened(page, folder)
+    expect(page.locator("#kl-data .kl-note").first).to_contain_text("500 images")
+    assert page.locator(CELLS).count() < 120, "those in sight alone are drawn"
+    page.locator(CELLS).first.click()
+    page.keyboard.press("End")
+    expect(page.locator("#kl-data-499")).to_be_in_viewport()
+    expect(page.locator(TEXT)).to_have_value("a cat, number 499, red")
+    page.keyboard.press("Home")
+    expect(page.locator(TEXT)).to_have_value("a cat, number 0, blue")
+    expect(page.locator(".kl-data-shown")).to_contain_text("a cat, number 0, blue")
+    assert visited.axe() + visited.overflow() == [] and Eyes(page).flaws() == []
+    # What is typed is saved when somebody goes on, also without a button.
+    page.locator(TEXT).fill("a dog")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator(TEXT)).to_have_value("a cat, number 1, red")
+    assert (folder / "0000.txt").read_text() == "a dog"
+    expect(page.locator("#kl-data-0")).to_contain_text("a dog")
+    # Another page has the same image open.
+    other = visit(studio.url).page
+    opened(other, folder)
+    other.locator(CELLS).nth(1).click()
+    expect(other.locator(TEXT)).to_have_value("a cat, number 1, red")
+    page.locator(TEXT).fill("mine")
+    page.locator(TEXT).press("Control+Enter")
+    expect(page.locator("#kl-data-told")).to_contain_text("Saved")
+    other.locator(TEXT).fill("theirs")
+    other.locator(TEXT).press("Control+Enter")
+    expect(other.locator(".kl-data-conflict")).to_contain_text("mine")
+    assert (folder / "0001.txt").read_text() == "mine"
+    other.get_by_role("button", name="Keep mine").click()
+    expect(other.locator("#kl-data-told")).to_contain_text("Saved")
+    assert (folder / "0001.txt").read_text() == "theirs"
+
+
+def test_orders_are_seen_before_they_are_done_and_duplicates_are_proposed(studio: Any, visit: Callable[..., Any], tmp_path: Path) -> None:
+    folder = images(tmp_path / "mine", 12)
+    visited = visit(studio.url, width=1280, height=720, theme="dark")
+    page = visited.page
+    opened(page, folder)
+    page.get_by_label("Find in captions and names").fill("blue")
+    expect(page.locator(CELLS)).to_have_count(4)
+    page.get_by_role("button", name="Search and replace").click()
+    page.get_by_label("Find", exact=True).fill("cat")
+    page.get_by_label("Replace by").fill("dog")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator(".kl-data-rows ins")).to_have_count(4)
+    assert visited.axe(".kl-dialog") == [] and "a cat, number 0, blue" in (folder / "0000.txt").read_text()
+    page.get_by_role("button", name="Change them").click()
+    expect(page.locator(CELLS).first).to_contain_text("a dog, number 0, blue")
+    assert [("dog" in path.read_text()) for path in sorted(folder.glob("*.txt"))] == [number % 3 == 0 for number in range(12)]
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#kl-data .kl-status")).to_contain_text("Taken back: find 'cat', replace 'dog' (4 captions)")
+    assert not any("dog" in path.read_text() for path in folder.glob("*.txt"))
+    page.get_by_role("button", name="Tags", exact=True).click()
+    expect(page.locator(".kl-data-tags button").first).to_have_text("a cat 12")
+    assert visited.axe(".kl-dialog") == []
+    page.get_by_role("button", name="Show red, 8").click()
+    expect(page.locator(CELLS)).to_have_count(8)
+    page.get_by_label("Find in captions and names").fill("")
+    page.get_by_role("button", name="Find duplicates and blur").click()
+    proposals = page.locator("dialog[open]")
+    expect(proposals).to_contain_text("Nearly the same: 1")
+    expect(proposals.locator(".kl-data-group").first.locator("input:checked")).to_have_count(1)
+    assert visited.axe(".kl-dialog") == [] and len(list(folder.glob("*.png"))) == 12
+    page.get_by_role("button", name="Leave out 1 image").click()
+    expect(page.locator("#kl-data .kl-status")).to_contain_text("1 image was left out")
+    expect(page.locator(CELLS)).to_have_count(11)
+    assert not (folder / "0001.png").exists() and not (folder / "0001.txt").exists(), "the smaller one"
+    page.get_by_role("button", name="Bring back what was left out").click()
+    expect(page.locator(CELLS)).to_have_count(12)
+    assert (folder / "0001.txt").read_text() == "a cat, number 1, red"
+
+
+def test_without_images_the_tab_says_what_it_is_for(studio: Any, visit: Callable[..., Any]) -> None:
+    visited = visit(studio.url, width=1280, height=720)
+    page = visited.page
+    page.get_by_role("tab", name="Data").click()
+    expect(page.locator(".kl-data-empty")).to_contain_text("There are none yet")
+    assert visited.axe() + visited.overflow() == []
+    page.locator(".kl-data-empty").get_by_role("button", name="Add images").click()
+    expect(page.locator("#kl-add-name")).to_be_visible()

@@ -1,0 +1,203 @@
+"""A newcomer who reads what stands on the page: from images to a training in six clicks, and past ten mistakes."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from kohya_like.supervisor import JobSupervisor
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.toy.datasets import write_dataset
+from tests.ui import full_studio
+from tests.ui.on_screen import Eyes
+from tests.ui.standin_runs import ROOT, until
+from tests.ui.test_adding_in_browser import SIZES, drop
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(2400)]
+PATIENCE = 1_500_000
+"""Milliseconds for a whole training on a busy machine."""
+
+
+@contextmanager
+def studio_of(studios: Callable[..., Any], root: Path) -> Iterator[Any]:
+    """A studio on an empty folder; what it started is ended afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        studio = studios(output_dir=root)
+        yield studio
+        studio.end()
+        supervisor = JobSupervisor(root)
+        for job in supervisor._look():
+            supervisor.stop(job, grace_seconds=0)
+
+
+class Newcomer:
+    """Finds by its words what can be clicked, and counts the clicks."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self.clicks = page, 0
+
+    def click(self, words: str) -> None:
+        # What opened last lies on top.
+        place = self.page.locator("dialog[open]").last if self.page.locator("dialog[open]").count() else self.page
+        place.get_by_text(words, exact=True).first.click()
+        self.clicks += 1
+
+    def reads(self, words: str) -> None:
+        expect(self.page.get_by_text(words).first).to_be_visible(timeout=PATIENCE)
+
+    def adds(self, *paths: Path) -> None:
+        drop(self.page, *paths)
+        self.click("Add")
+        self.click("Done")
+
+    def is_guided(self, what: str = "A style") -> None:
+        self.click("Guide me")
+        self.click(what)
+        self.click("Fill in the form")
+
+
+def stars(folder: Path, count: int = 24, captions: bool = True) -> Path:
+    """Images of the shape that no built-in model knows, as somebody may have them."""
+    given = write_dataset("star", folder.parent / "toy").train_data_dir
+    folder.mkdir()
+    for path in sorted(given.rglob("*.png"))[:count]:
+        shutil.copy(path, folder)
+        if captions:
+            shutil.copy(path.with_suffix(".txt"), folder)
+    return folder
+
+
+@pytest.mark.parametrize(("width", "height", "theme"), [pytest.param(*SIZES[0], marks=pytest.mark.long), SIZES[1]])
+def test_six_clicks_lead_from_dropped_images_to_a_run(
+    width: int, height: int, theme: str, studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    root = tmp_path / "output"
+    with studio_of(studios, root) as studio:
+        # Another run is at work, so that this one waits and costs nothing.
+        supervisor, busy = full_studio.under_way(root)
+        visited = visit(studio.url, width=width, height=height, theme=theme)
+        newcomer = Newcomer(visited.page)
+        newcomer.adds(stars(tmp_path / "my stars", 4))
+        newcomer.click("Guide me")
+        newcomer.reads("Which model?")
+        assert visited.axe(".kl-dialog") == [] and Eyes(visited.page).flaws() == []
+        newcomer.click("A style")
+        newcomer.click("Fill in the form")
+        newcomer.reads("from your captions, so that previews show what is learned")
+        assert visited.axe(".kl-dialog") == [] and Eyes(visited.page).flaws() == []
+        newcomer.click("Start training")
+        expect(visited.page.locator("#kl-live")).to_contain_text("my-stars")
+        assert newcomer.clicks == 6
+        newcomer.click("Explain my settings")
+        newcomer.reads("is 8 instead of 1.")
+        assert visited.axe(".kl-dialog") == [] and Eyes(visited.page).flaws() == []
+        supervisor.stop(busy, grace_seconds=0)
+        supervisor.close()
+        (run,) = (RunDirectory(path) for path in root.glob("*-my-stars"))
+        options = run.options()
+        assert (
+            options.dataset.train_data_dir == str(root / "datasets" / "my stars") and options.model.pretrained_model_name_or_path == "toy"
+        )
+
+
+@pytest.mark.long
+def test_a_newcomer_gets_a_lora_that_draws_what_the_base_cannot(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    import torch
+
+    from sd_scripts.families import family
+    from sd_scripts.library.adapters.merge import merge_into
+    from sd_scripts.toy import demo, measure
+
+    root = tmp_path / "output"
+    with studio_of(studios, root) as studio:
+        newcomer = Newcomer(visit(studio.url, quiet=False).page)
+        newcomer.adds(stars(tmp_path / "my stars"))
+        newcomer.is_guided("An object")
+        newcomer.click("Start training")
+        assert newcomer.clicks == 6
+        expect(newcomer.page.locator("#kl-live .kr-badge")).to_have_text("Finished", timeout=PATIENCE)
+        (run,) = (RunDirectory(path) for path in root.glob("*-my-stars"))
+        options = run.options()
+        model = family(options.family)
+        parts = model.load(options.model, torch.device("cpu"), torch.float32)
+        render = demo.renderer(model, parts, options.samples.sample_steps, options.samples.sample_cfg_scale)
+        tasks = measure.prompts("star", 24, seed=5)
+        before = measure.obedience(render, tasks).shape
+        merge_into(parts, run.path / "my-stars.safetensors", 1.0)
+        after = measure.obedience(render, tasks).shape
+    assert after >= before + 0.25, (before, after)
+
+
+@pytest.mark.long
+def test_mistakes_end_with_a_sentence_that_names_the_cure_or_with_a_lora(
+    studios: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Nine of them; the tenth, a full disk, is in test_datasets."""
+    root = tmp_path / "output"
+    with studio_of(studios, root) as studio:
+        page = visit(studio.url, quiet=False).page
+        newcomer = Newcomer(page)
+        # 1 to 5: HEIC without its decoder, the same image twice, tiny images, no captions, a file that cannot be read.
+        folder = stars(tmp_path / "my stars", 12, captions=False)
+        (folder / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
+        first = min(folder.glob("*.png"))
+        shutil.copy(first, folder / f"{first.stem}-again.png")
+        Image.new("RGB", (3, 2), "red").save(folder / "tiny.png")
+        (folder / "torn.png").write_bytes(first.read_bytes()[:60])
+        drop(page, folder)
+        newcomer.click("Add")
+        newcomer.reads("run pip install pillow-heif, or convert it to JPEG")
+        newcomer.click("Done")
+        # 6: a folder with a typing error.
+        newcomer.click("Guide me")
+        newcomer.click("A style")
+        path = page.get_by_label("Where are the images?")
+        good = path.input_value()
+        path.fill(good.replace("stars", "starz"))
+        newcomer.click("Fill in the form")
+        newcomer.reads(f"Is {good} meant?")
+        path.fill(good)
+        # 7: a model of another kind than it is said to be.
+        page.get_by_label("Which model?").select_option("*")
+        model = tmp_path / "some.safetensors"
+        model.write_bytes(b"no model")
+        page.get_by_label("File, folder or hub id of the model").fill(str(model))
+        newcomer.click("Fill in the form")
+        newcomer.reads("some.safetensors")
+        page.get_by_label("Which model?").select_option("0")
+        newcomer.click("Fill in the form")
+        newcomer.reads("have no caption and are told as this")
+        # 8: a learning rate of 10.
+        newcomer.click("Look at the form first")
+        page.get_by_label("Learning rate", exact=True).fill("10")
+        newcomer.click("Start training")
+        badge = page.locator("#kl-live .kr-badge")
+        expect(badge).to_have_text("Failed", timeout=PATIENCE)
+        expect(page.locator("#kl-live")).to_contain_text("learning")
+        page.get_by_label("Learning rate", exact=True).fill("0.003")
+        page.get_by_label("Max train steps", exact=True).fill("4")
+        newcomer.click("Start training")
+        expect(badge).to_have_text("Finished", timeout=PATIENCE)
+        until(lambda: bool(list(root.glob("*-my-stars/my-stars.safetensors"))))
+        # 9: the port is in use.
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            command = [sys.executable, str(ROOT / "gui.py"), "--server_port", port, "--output_dir", str(root)]
+            told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert told.returncode != 0 and port in told.stderr and "Traceback" not in told.stderr

@@ -1,0 +1,225 @@
+"""Command lines out of scripts and pasted text: the words are those that the shell itself gives a program, and nothing is ever run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kohya_like import importers
+from sd_scripts.families import RUNS
+from sd_scripts.programs import command_lines
+from sd_scripts.programs.command_lines import Command, commands, options_of
+from sd_scripts.schema import flat, kohya_lines
+from sd_scripts.schema.errors import OptionError
+
+_SCRIPT = r"""#!/bin/bash
+# a comment with --option and 'a quote
+set -e
+export BASE="/models/my base" ; LR=1e-4
+unused='single $LR "kept"'
+NAME="run \"${LR}\" \$5"
+args=(
+  --network_dim 8   # a rank
+  --output_name "$NAME"
+  '--training_comment' "two  blanks"
+)
+args+=(--seed "$((40 + 2))")
+extra="--optimizer_args weight_decay=0.1 betas=0.9,0.99"
+if true; then
+  accelerate launch --num_cpu_threads_per_process=1 --mixed_precision bf16 \
+    "sd-scripts/sdxl_train_network.py" \
+    --pretrained_model_name_or_path="${BASE}/sdxl.safetensors" --learning_rate ${LR:-5} --max_train_steps="${STEPS:-900}" \
+    --caption_extension .txt "${args[@]}" $extra --network_module=networks.lora --empty "" --unset=${NOBODY-} > /dev/null 2>&1 &
+  wait
+fi
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """A folder with an `accelerate` that writes the words it is given, one JSON list a line, to the file `words` beside it."""
+    program = tmp_path / "accelerate"
+    record = f"open({str(tmp_path / 'words')!r}, 'a').write(json.dumps(sys.argv[1:]) + chr(10))"
+    program.write_text(f"#!{sys.executable}\nimport json, sys\n{record}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return tmp_path
+
+
+def _of_bash(folder: Path, script: str) -> list[list[str]]:
+    (folder / "words").unlink(missing_ok=True)
+    file = folder / "script.sh"
+    file.write_text(script, encoding="utf-8")
+    bash = shutil.which("bash")
+    assert bash is not None
+    subprocess.run([bash, str(file)], env={"PATH": f"{folder}:{os.environ['PATH']}"}, cwd=folder, timeout=60, capture_output=True)
+    return [json.loads(line) for line in (folder / "words").read_text(encoding="utf-8").splitlines()]
+
+
+def _same(words: list[str], command: Command) -> bool:
+    place = next(index for index, word in enumerate(words) if word.endswith(".py"))
+    options, loose = options_of(words[place + 1 :])
+    return (words[place], options, loose, options_of(words[1:place])[0]) == (
+        command.script,
+        dict(command.options),
+        command.loose,
+        dict(command.launcher),
+    )
+
+
+def test_a_script_gives_the_words_that_bash_gives(asked: Path) -> None:
+    script = _SCRIPT.replace("$((40 + 2))", "42")
+    (words,) = _of_bash(asked, script)
+    (command,) = commands("train.sh", script)
+    assert _same(words, command), (words, command)
+    assert command.options["output_name"] == 'run "1e-4" $5' and command.options["optimizer_args"] == ["weight_decay=0.1", "betas=0.9,0.99"]
+
+
+_PIECES = ["a", "B_1", "1e-4", "a.b/c", "x=y", "é", "0.9,0.99", "--flag", "-1"]
+
+
+def _random_script(rng: random.Random) -> str:
+    """Assignments and one call, of random words in random quotes, with variables and continued lines."""
+    lines = ["#!/bin/bash", "# --not_me 'x"]
+    names: list[str] = []
+
+    def word() -> str:
+        text = rng.choice(_PIECES)
+        kind = rng.randrange(7)
+        if kind == 0:
+            return f"'{text} $V \\ \"in'"
+        if kind == 1:
+            return f'"{text}  \\" \\$no \\\\ it\'s"'
+        if kind == 2 and names:
+            return rng.choice(['"${%s}"', '"pre ${%s} post"', "a${%s}b", '"$%s"', '"${%s:-other}"']) % rng.choice(names)
+        if kind == 3:
+            return text + "\\ tail"
+        if kind == 4:
+            return f'"${{MISSING_HERE:-{text}}}"'
+        return text
+
+    for index in range(rng.randint(0, 4)):
+        lines.append(rng.choice(["", "export "]) + f"V{index}={word()}")
+        names.append(f"V{index}")
+    call = ["accelerate", "launch", "train_network.py"]
+    for index in range(rng.randint(1, 8)):
+        call += [f"--o{index}" + rng.choice(["=", " "]) + word(), *(word() for _ in range(rng.randrange(2)))]
+    text = "".join(part + rng.choice([" ", " \\\n  ", "\t", " \\\n"]) for part in call)
+    return "\n".join(lines) + "\n" + text + rng.choice(["", "# end", "; exit 0", "&& echo done", "2>/dev/null", "| cat"]) + "\n"
+
+
+def test_random_scripts_give_the_words_that_bash_gives(asked: Path) -> None:
+    rng = random.Random(5)
+    scripts = [_random_script(rng) for _ in range(120)]
+    # One bash for all: each call stands in a subshell of its own, so that variables do not meet.
+    words = _of_bash(asked, "\n".join(f"(\n{script}\n)" for script in scripts))
+    assert len(words) == len(scripts)
+    for given, script in zip(words, scripts, strict=True):
+        (command,) = commands("x.sh", script)
+        assert _same(given, command), f"{script}\n{given}\n{command}"
+
+
+def test_batch_files_and_powershell_are_read_as_their_shells_read_them() -> None:
+    batch = (
+        '@echo off\r\nREM --x\r\n:: --y\r\nset "OUT=C:\\my out"\r\nset LR=1e-4\r\ncd /d %~dp0\r\n'
+        'accelerate launch --num_processes=2 ^\r\n "sd-scripts\\train_network.py" ^\r\n --output_dir="%OUT%\\%name%" '
+        "--learning_rate=%lr% ^\r\n"
+        " --caption_separator=^& --flag & pause\r\n"
+    )
+    (command,) = commands("train.bat", batch)
+    assert command.name == "train_network.py" and command.launcher == {"num_processes": "2"}
+    wanted = {"output_dir": "C:\\my out\\%name%", "learning_rate": "1e-4", "caption_separator": "&", "flag": True}
+    assert command.options == wanted and command_lines.unresolved(command.options["output_dir"]) == "%name%"
+    power = (
+        "<# --x #>\n$out = \"C:/my out\"  # --y\n$lr='1e-4'\n$more = Get-Content x\n"
+        'accelerate launch ./sd-scripts/train_network.py `\n --output_dir=$out `\n --learning_rate "$lr" --name "a `"b`"" --z=$more\n'
+    )
+    (command,) = commands("train.ps1", power)
+    assert command.options == {"output_dir": "C:/my out", "learning_rate": "1e-4", "name": 'a "b"', "z": "$more"}
+
+
+def test_what_only_a_running_shell_knows_is_asked_for_and_never_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    text = (
+        f"accelerate launch train_network.py --pretrained_model_name_or_path $(touch {mark}) --train_data_dir `touch {mark}` \\\n"
+        "  --output_dir $WHERE --network_module networks.lora --network_dim 4\n"
+    )
+    found = importers.read("train.sh", text.encode())
+    rows = {row.key: row for row in found.rows}
+    for key in ("pretrained_model_name_or_path", "train_data_dir", "output_dir"):
+        assert rows[key].verdict == "not supported" and "only the shell knows" in rows[key].text and key not in found.values
+    assert not mark.exists() and found.values["network_dim"] == 4 and len(found.missing) == 2
+
+
+def test_lines_of_kohyas_scripts_fill_the_kind_of_run_that_the_script_trains() -> None:
+    for script, (family, method) in {
+        "train_network.py": ("sd", "network"),
+        "train_db.py": ("sd", "full"),
+        "fine_tune.py": ("sd", "full"),
+        "sdxl_train_network.py": ("sdxl", "network"),
+        "sdxl_train.py": ("sdxl", "full"),
+        "flux_train_network.py": ("flux", "network"),
+        "flux_train.py": ("flux", "full"),
+        "flux_train_network.py --model_type chroma": ("chroma", "network"),
+    }.items():
+        module = " --network_module=networks.lora" if method == "network" else ""
+        text = f"accelerate launch {script} --pretrained_model_name_or_path=m --train_data_dir=d --learning_rate 3e-5{module}"
+        found = importers.read("pasted.txt", text.encode())
+        assert found.run is RUNS[family, method] and not found.missing, script
+        assert found.values["learning_rate"] == 3e-5 and flat.build(found.run, found.values)
+    for script, what in {
+        "sd3_train.py": "Stable Diffusion 3",
+        "train_textual_inversion.py": "embedding",
+        "train_controlnet.py": "ControlNet",
+    }.items():
+        with pytest.raises(OptionError, match=what):
+            importers.read("train.sh", f"accelerate launch {script} --learning_rate 1".encode())
+    with pytest.raises(OptionError, match=r"starts caption\.py, which is no training"):
+        importers.read("x.sh", b"python caption.py --folder x")
+
+
+def test_a_script_with_two_trainings_gives_the_first_and_says_so() -> None:
+    line = "accelerate launch train_network.py --network_module networks.lora --network_dim {}\n"
+    found = importers.read("two.sh", (line.format(3) + line.format(5)).encode())
+    assert found.values["network_dim"] == 3 and "2 trainings" in found.conflicts[0]
+
+
+def test_lines_of_this_program_come_back_as_they_were() -> None:
+    run = RUNS["sdxl", "network"]
+    options = flat.build(run, {"pretrained_model_name_or_path": "m", "train_data_dir": "my images", "save_state": False, "network_dim": 3})
+    line = " ".join(f"'{word}'" for word in flat.to_argv(options))
+    found = importers.read("run.sh", f"accelerate launch sd_scripts/{run.script} {line}".encode())
+    assert flat.build(found.run, found.values) == options
+
+
+def test_the_page_and_the_command_line_understand_kohyas_words_alike() -> None:
+    """Each option that one of kohya's words becomes on a command line is the one that it becomes in an imported line."""
+    from sd_scripts.schema import kohya_words
+
+    run = RUNS["sdxl", "network"]
+    known = flat.fields(run)
+    base = {"pretrained_model_name_or_path": "m", "train_data_dir": "d"}
+    given = {
+        **{name: True for name in kohya_words.SWITCHES if name != "network_train_text_encoder_only"},
+        "network_module": "networks.loha",
+        "optimizer_type": "pagedlion8bit",
+        "save_precision": "float16",
+        "sample_sampler": "k_dpmsolver",
+    }
+    for name, value in given.items():
+        both = {"network_module": "networks.lora", "network_train_unet_only": True, name: value}
+        lined, _ = kohya_lines.translated(run, known, {**base, **both})
+        text = " ".join(f"--{key}" if item is True else f"--{key}={item}" for key, item in {**base, **both}.items())
+        imported = importers.read("x.sh", f"accelerate launch sdxl_train_network.py {text}".encode())
+        one, two = flat.flatten(flat.build(run, lined)), flat.flatten(flat.build(run, imported.values))
+        decided = (
+            set(kohya_words.SWITCHES.get(name, {})) | {name} & known.keys() | ({"network_type"} if name == "network_module" else set())
+        )
+        decided &= known.keys()
+        assert {key: one[key] for key in decided} == {key: two[key] for key in decided}, name
