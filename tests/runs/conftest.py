@@ -1,4 +1,4 @@
-"""Real runs on a tiny model: a base folder, pictures, and processes that train in parts of a second."""
+"""Real runs on a tiny model: a base folder, images, and processes that train in parts of a second."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sd_scripts.library.train.launch import main
 from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.runs.rundir import RunDirectory
 from tests.forked import forked
-from tests.small_models import model_given
+from tests.small_models import model_given, model_options
 
 PATIENCE_SECONDS = 240.0
 
@@ -69,23 +69,23 @@ def tiny_bases(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Tin
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 small pictures of three shapes with captions."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 small images of three shapes with captions."""
+    folder = tmp_path_factory.mktemp("images")
     draw = np.random.default_rng(random.getrandbits(32))
     for number in range(24):
         width, height = ((64, 64), (96, 64), (64, 96))[number % 3]
         Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(folder / f"p{number:02d}.png")
-        (folder / f"p{number:02d}.txt").write_text(f"picture {number}, tag{number % 4}, tag{number % 5}")
+        (folder / f"p{number:02d}.txt").write_text(f"image {number}, tag{number % 4}, tag{number % 5}")
     return folder
 
 
 @pytest.fixture(scope="session")
-def pairs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same pictures as targets, each with a control picture; that of every fourth has another shape."""
+def pairs(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images as targets, each with a control image; that of every fourth has another shape."""
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "control").mkdir()
-    shutil.copytree(pictures, folder / "target")
+    shutil.copytree(images, folder / "target")
     for number, path in enumerate(sorted((folder / "target").glob("*.png"))):
         control = Image.open(path).transpose(Image.Transpose.FLIP_TOP_BOTTOM)
         control = control if number % 4 else control.resize((64, 80))
@@ -94,10 +94,10 @@ def pairs(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def styles(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same pictures in three styles: as they are, darker and striped."""
+def styles(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images in three styles: as they are, darker and striped."""
     folder = tmp_path_factory.mktemp("styles")
-    for number, path in enumerate(sorted(pictures.glob("*.png"))):
+    for number, path in enumerate(sorted(images.glob("*.png"))):
         pixels = np.asarray(Image.open(path))
         style, pixels = (
             ("as it is", pixels),
@@ -114,7 +114,7 @@ class Runs:
     """Starts training processes that share one output folder. Methods that make their model do not look at base."""
 
     base: Path
-    pictures: Path
+    images: Path
     output: Path
     family: str = "sdxl"
     method: str = "network"
@@ -123,11 +123,11 @@ class Runs:
         """A command line for the tiny model; True stands for a switch, None takes an option out."""
         values: dict[str, Any] = {
             **model_given(self.family, self.method, self.base),
-            "train_data_dir": self.pictures,
+            "train_data_dir": self.images,
             "output_dir": self.output,
             "resolution": 64,
             "min_bucket_reso": 32,
-            "bucket_reso_steps": 16,
+            "bucket_reso_steps": max(16, model_options(self.family).grid),
             **({"network_dim": 4} if self.method == "network" else {}),
             "learning_rate": 1e-2,
             "max_train_steps": 8,
@@ -259,7 +259,7 @@ STYLES: dict[str, Any] = {
 LONG: dict[str, Any] = {
     "max_train_steps": 12,
     "save_every_n_steps": 3,
-    "sample_prompts": "a picture --w 64 --h 64 --s 8",
+    "sample_prompts": "an image --w 64 --h 64 --s 8",
     "shuffle_caption": True,
     "caption_dropout_rate": 0.2,
     "network_dropout": 0.1,
@@ -274,9 +274,9 @@ def long_options() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tiny_base: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def undisturbed(tiny_base: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """A run with long_options that was left alone, from caches of its own."""
-    return Runs(tiny_base, pictures, tmp_path_factory.mktemp("undisturbed")).train(**LONG)
+    return Runs(tiny_base, images, tmp_path_factory.mktemp("undisturbed")).train(**LONG)
 
 
 @pytest.fixture(scope="session")
@@ -288,12 +288,15 @@ def undisturbed_styles(styles: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def style_runs(runs: Runs, styles: Path) -> Runs:
     """Runs of style transfer."""
-    runs.family, runs.method, runs.pictures = "lgt", "scratch", styles
+    runs.family, runs.method, runs.images = "lgt", "scratch", styles
     return runs
 
 
 @pytest.fixture
-def runs(tiny_base: Path, pictures: Path, tmp_path: Path) -> Iterator[Runs]:
-    yield Runs(tiny_base, pictures, tmp_path / "out")
+def runs(tiny_base: Path, images: Path, tmp_path: Path) -> Iterator[Runs]:
+    others = {child.pid for child in multiprocessing.active_children()}
+    yield Runs(tiny_base, images, tmp_path / "out")
     for child in multiprocessing.active_children():
-        child.kill()
+        # Those that were there before serve other tests.
+        if child.pid not in others:
+            child.kill()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -46,6 +47,8 @@ class FakeNvml:
         self.references = self.inits = 0
         self.asked: list[str] = []
         self.error: Callable[[int], Exception] = RuntimeError
+        self._strangers: set[threading.Thread] = set()
+        """Threads that were there before it: samplers of other tests ask the binding for minutes, and find no driver."""
 
     def install(self, put: Callable[[ModuleType, str, object], object], module: ModuleType | None = None) -> None:
         """Puts its functions into the binding, with the binding's own errors."""
@@ -53,6 +56,7 @@ class FakeNvml:
             import pynvml as module  # type: ignore[no-redef]
         assert module is not None
         self.error = module.NVMLError
+        self._strangers = {thread for thread in threading.enumerate() if thread is not threading.current_thread()}
         for name in dir(self):
             if name.startswith("nvml"):
                 put(module, name, getattr(self, name))
@@ -71,6 +75,8 @@ class FakeNvml:
                 raise self.error(code)
 
     def nvmlInit(self) -> None:
+        if threading.current_thread() in self._strangers:
+            raise self.error(DRIVER_NOT_LOADED)
         if self.raises:
             raise self.error(self.raises)
         self.references += 1
