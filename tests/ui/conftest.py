@@ -231,7 +231,9 @@ class Complaints:
             yield
 
     def _said(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
+        # Gradio's client aborts the stream of an event that has ended, and calls that an error when it was still being read.
+        aborted = "AbortError: signal is aborted" in text or text.startswith("Connection errored out")
+        if kind in ("error", "warning") and not aborted:
             self.found.append(f"console: {text}")
 
     def _failed(self, url: str, failure: str | None) -> None:
