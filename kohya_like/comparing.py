@@ -15,6 +15,9 @@ from .supervisor import Job
 
 OF_EVERY_RUN = frozenset({"output_name", "output_dir"})
 """Settings that tell where a run lies, not what it is."""
+MOST_RUNS = 16
+MOST_POINTS = 500
+"""Of a run's curve, on a plot of several."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,14 @@ def differences(jobs: Sequence[Job]) -> list[DifferingSetting]:
     return [DifferingSetting(name, words or name, values) for name, words, values in rows if any(value != values[0] for value in values)]
 
 
-def reached(job: Job) -> dict[str, Any]:
-    """What a run has come to: steps, last loss, lowest held-out loss, seconds of training and in pauses, most memory. None: not known."""
-    progress = monitor.Progress()
-    progress.fold(job.run.events()[0])
+def reached(job: Job, progress: monitor.Progress | None = None) -> dict[str, Any]:
+    """What a run has come to: steps, last loss, lowest held-out loss, seconds of training and in pauses, most memory. None: not known.
+
+    progress: what its log says, where somebody has read it already.
+    """
+    if progress is None:
+        progress = monitor.Progress()
+        progress.fold(job.run.events()[0])
     total, last = progress.sessions.total, progress.last_step
     return {
         "state": job.state,
@@ -53,6 +60,19 @@ def reached(job: Job) -> dict[str, Any]:
         "paused seconds": round(total.paused_seconds, 1),
         "seconds per step": progress.seconds_per_step,
         "peak GiB": getattr(last, "peak_gib", None),
+    }
+
+
+def beside(job: Job, progress: monitor.Progress) -> dict[str, Any]:
+    """A run as the page draws it beside others: what it has reached, its curve as [step, mean loss, smoothed loss], and held-out losses."""
+    points = progress.curve.points
+    shown = points[:: max(1, len(points) // MOST_POINTS)]
+    shown += points[-1:] if shown and shown[-1] is not points[-1] else []
+    return {
+        "name": job.name,
+        "reached": reached(job, progress),
+        "curve": [[point.step, float(f"{point.loss:.6g}"), float(f"{point.smooth:.6g}")] for point in shown],
+        "validation": progress.validation,
     }
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from sd_scripts.runs.events import Warned
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-from . import causes, console, desk, evaluations, gpu, monitor, picks, tools
+from . import causes, comparing, console, desk, evaluations, gpu, monitor, picks, tools
 from .datasets import order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
@@ -174,20 +174,9 @@ class Live:
         if version == present:
             return {"version": present}
         tool = tools.drawing_tool(job.run.config)
-        samples = [
-            {
-                "step": step,
-                "index": index,
-                "file": Path(event.file).name,
-                "prompt": event.prompt,
-                "seed": event.seed,
-                "time": event.time or None,
-            }
-            for (step, index), event in sorted(progress.samples.items())
-        ]
         return {
             "version": present,
-            "samples": samples,
+            "samples": _samples(progress),
             "validation": progress.validation,
             "warnings": [[text, count] for text, count in progress.warnings.items()],
             "files": [{**vars(file), "path": str(job.path / file.name), "note": _note(job, progress, file.name)} for file in files],
@@ -199,6 +188,30 @@ class Live:
             "measure_names": monitor.MEASURES,
             "command": self._command(job),
         }
+
+    def compared(self, names: Sequence[str]) -> dict[str, Any]:
+        """Runs beside one another: what comparing.py tells of each with its previews, the settings that differ, and names of no run.
+
+        Raises OptionError for too many.
+        """
+        if len(names) > comparing.MOST_RUNS:
+            raise OptionError(f"{len(names)} runs were chosen; {comparing.MOST_RUNS} fit on one plot, so choose fewer")
+        jobs = {name: self.supervisor.find(name) for name in dict.fromkeys(names)}
+        known = [job for job in jobs.values() if job is not None]
+        rows, complete = [], True
+        for job in known:
+            watched = self._watch(job.path)
+            with watched.lock:
+                complete = watched.read(job.run.events_file) and complete
+                told = comparing.beside(job, watched.progress)
+                rows.append({**told, "label": desk.read(job.path).label, "samples": _samples(watched.progress)})
+        settings, problem = [], ""
+        try:
+            settings = [vars(row) for row in comparing.differences(known)] if len(known) > 1 else []
+        except OptionError as err:
+            problem = str(err)
+        missing = [name for name, job in jobs.items() if job is None]
+        return {"runs": rows, "settings": settings, "problem": problem, "missing": missing, "complete": complete}
 
     def _command(self, job: Job) -> dict[str, str]:
         argv = list(job.argv)
@@ -307,6 +320,12 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
     def runs(_request: Request) -> Response:
         return JSONResponse({"runs": live.runs()})
 
+    def compare(request: Request) -> Response:
+        try:
+            return JSONResponse(live.compared(request.query_params.getlist("run")))
+        except OptionError as err:
+            return JSONResponse({"detail": str(err)}, 400)
+
     def run(request: Request, job: Job) -> Response:
         query = request.query_params
         try:
@@ -385,6 +404,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
 
     return [
         Route("/kl/runs", with_token(runs)),
+        Route("/kl/runs/compare", with_token(compare)),
         Route("/kl/run/{run}", with_job(run)),
         Route("/kl/run/{run}/machine", with_job(machine)),
         Route("/kl/run/{run}/sample/{file}", with_job(sample)),
@@ -432,6 +452,21 @@ def _files(path: Path) -> list[SavedFile]:
     found = [(name, file.stat()) for name in names if (file := downloadable(path, name)) is not None]
     found.sort(key=lambda item: ("/" in item[0], not item[0].endswith(".safetensors"), -item[1].st_mtime_ns, item[0]))
     return [SavedFile(name, stat.st_size) for name, stat in found]
+
+
+def _samples(progress: monitor.Progress) -> list[dict[str, Any]]:
+    """The previews of a run, by step and prompt."""
+    return [
+        {
+            "step": step,
+            "index": index,
+            "file": Path(event.file).name,
+            "prompt": event.prompt,
+            "seed": event.seed,
+            "time": event.time or None,
+        }
+        for (step, index), event in sorted(progress.samples.items())
+    ]
 
 
 def _note(job: Job, progress: monitor.Progress, name: str) -> str:

@@ -1,29 +1,35 @@
-// The address of what is seen: #train, #runs, #run=NAME, #generate ... A reload, a link, and the browser's back and forward lead there again.
+// The address of what is seen: #train, #runs, #run=NAME, #compare=NAME,NAME, #generate ... A reload, a link, and the browser's back and forward lead there again.
 
 import { findAll } from "./page.js";
 
 const RUN = "#run=";
+const COMPARE = "#compare=";
 const tabs = () => findAll(document, '[role="tab"]');
 const nameOf = (tab) => tab.textContent.trim().toLowerCase();
 const selected = () => tabs().find((tab) => tab.getAttribute("aria-selected") === "true");
 
-// Who is told the name of a run that the address leads to.
+// Who is told that the address leads to runs.
 const listeners = [];
-export const onRun = (listen) => listeners.push(listen);
+export const onRuns = (listen) => listeners.push(listen);
 
-// The run that the address names, or "".
-export function run() {
-  if (!location.hash.startsWith(RUN)) return "";
+function named(mark) {
+  if (!location.hash.startsWith(mark)) return [];
   try {
-    return decodeURIComponent(location.hash.slice(RUN.length));
+    return location.hash.slice(mark.length).split(",").filter(Boolean).map(decodeURIComponent);
   } catch (error) {
     console.info("The address names no run:", error.message);
-    return "";
+    return [];
   }
 }
 
+// The run that the address names, or "".
+export const run = () => named(RUN)[0] || "";
+
+// The runs that the address puts beside one another; null where it does not.
+export const compared = () => (location.hash.startsWith(COMPARE) ? named(COMPARE) : null);
+
 const FORMER = { inference: "generate" }; // names of tabs in addresses that people have kept
-const tabOf = (hash) => (hash.startsWith(RUN) ? "runs" : FORMER[hash.slice(1)] || hash.slice(1));
+const tabOf = (hash) => (hash.startsWith(RUN) || hash.startsWith(COMPARE) ? "runs" : FORMER[hash.slice(1)] || hash.slice(1));
 
 function put(hash, replace) {
   if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](history.state, "", hash);
@@ -31,7 +37,12 @@ function put(hash, replace) {
 
 // The Runs tab shows a run. chosen: by a person, who may want to come back to the one before.
 export function shows(name, chosen) {
-  if (name && selected() && nameOf(selected()) === "runs") put(RUN + encodeURIComponent(name), !chosen || !location.hash.startsWith(RUN));
+  if (name && selected() && nameOf(selected()) === "runs") put(RUN + encodeURIComponent(name), !chosen || ![RUN, COMPARE].some((mark) => location.hash.startsWith(mark)));
+}
+
+// It shows several beside one another. chosen: somebody begins with it.
+export function showsCompared(names, chosen) {
+  if (selected() && nameOf(selected()) === "runs") put(COMPARE + names.map(encodeURIComponent).join(","), !chosen);
 }
 
 export function show(name) {
@@ -42,7 +53,7 @@ export function show(name) {
 
 function follow() {
   const tab = show(tabOf(location.hash));
-  if (run()) listeners.forEach((listen) => listen(run()));
+  listeners.forEach((listen) => listen());
   return Boolean(tab);
 }
 

@@ -63,15 +63,41 @@ export function runs({ element, root, props, trigger }) {
     make("button", { type: "button", class: "kr-button", text: "Disk and trash", onclick: tidy }));
   const nav = make("nav", { class: "kr-nav", "aria-label": "Runs" });
   const hint = make("p", { class: "kr-empty kr-hint", text: "Choose a run." });
-  const detail = make("div", { class: "kr-detail" }, hint, view.root);
+  const aside = make("div", { class: "kr-beside-one-another", hidden: true });
+  const detail = make("div", { class: "kr-detail" }, hint, view.root, aside);
   const columns = make("div", { class: "kr-columns-runs", hidden: true }, nav, detail);
   root.append(none, columns);
   let chosen = address.run() || sessionStorage.getItem("kl.run") || "";
-  address.onRun((name) => name !== chosen && choose(name));
+  let compared = address.compared(); // names of the runs that are compared; null while one is shown
+  let comparison = null; // what draws them, once it is fetched
+  address.onRuns(() => {
+    const name = address.run();
+    if (address.compared()) compare(address.compared());
+    else if (name && (name !== chosen || compared)) choose(name);
+  });
 
   // byHand: somebody has clicked it.
+  // byHand: somebody has pressed the button.
+  async function compare(names, byHand) {
+    compared = names;
+    address.showsCompared(names, byHand);
+    view.follow("");
+    hint.hidden = true;
+    aside.hidden = false;
+    draw();
+    comparison ||= import("./compare.js").then(({ makeComparison }) => makeComparison((name) => choose(name, true)));
+    const { root, show } = await comparison;
+    if (compared !== names) return;
+    if (!root.isConnected) aside.append(root);
+    show(names);
+  }
+
+  const tick = (name) => () => compare(compared.includes(name) ? compared.filter((each) => each !== name) : [...compared, name]);
+
   function choose(name, byHand) {
     chosen = name;
+    compared = null;
+    aside.hidden = true;
     // While the run before it is cleared the page is short for a moment, and scrolls as it likes.
     const isFarUp = matchMedia("(max-width: 800px)").matches || detail.getBoundingClientRect().top < 0;
     if (byHand && isFarUp) detail.scrollIntoView({ block: "start" });
@@ -86,10 +112,12 @@ export function runs({ element, root, props, trigger }) {
     const about = [name, label, notes, starred ? "starred ★" : "", ...tags];
     const told = stateWords(state, stopping);
     const counts = [steps ? `${step.toLocaleString()}\u00a0/\u00a0${steps.toLocaleString()}` : "", loss === null ? "" : `loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
+    const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label="starred">★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
+        <span class="kr-badge" data-state=${state}>${told}</span>`;
     return html`<li key=${name} hidden=${!words.every((word) => `${about.join(" ")} ${told}`.toLowerCase().includes(word))}>
-      <button type="button" class="kr-row" aria-current=${String(name === chosen)} onClick=${() => choose(name, true)}>
-        <span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label="starred">★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
-        <span class="kr-badge" data-state=${state}>${told}</span></button></li>`;
+      ${compared
+        ? html`<label key="tick" class="kr-row"><input type="checkbox" checked=${compared.includes(name)} onChange=${tick(name)} />${inside}</label>`
+        : html`<button key="row" type="button" class="kr-row" aria-current=${String(name === chosen)} onClick=${() => choose(name, true)}>${inside}</button>`}</li>`;
   }
 
   function draw() {
@@ -105,7 +133,8 @@ export function runs({ element, root, props, trigger }) {
     render([html`<input type="search" placeholder="Find a run" aria-label="Find a run" class="kr-filter" hidden=${known.length < 6} onInput=${sift} />`,
       html`<select aria-label="Order of the runs" class="kr-filter" hidden=${known.length < 2} value=${order} onChange=${sort}>${Object.entries(ORDERS).map(([value, [text]]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>`,
       html`<ul class="kr-list">${[...known].sort(ORDERS[order][1]).map(row)}</ul>`,
-      html`<button type="button" class="kr-button" onClick=${tidy}>Disk and trash</button>`], nav);
+      html`<div class="kr-actions"><button type="button" class="kr-button" hidden=${known.length < 2} onClick=${() => (compared ? choose(chosen || known[0].name, true) : compare(chosen ? [chosen] : [], true))}>${compared ? "Back to one run" : "Compare runs"}</button>
+        <button type="button" class="kr-button" onClick=${tidy}>Disk and trash</button></div>`], nav);
   }
 
   function show(runs) {
@@ -113,6 +142,11 @@ export function runs({ element, root, props, trigger }) {
     none.hidden = runs.length > 0;
     columns.hidden = runs.length === 0;
     draw();
+    if (compared) {
+      if (!comparison) compare(compared);
+      else if (!address.compared()) address.showsCompared(compared);
+      return;
+    }
     if (!runs.some(({ name }) => name === chosen)) {
       const missing = address.run();
       choose(runs.length ? runs[0].name : "");
