@@ -13,6 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
+from tests.ui.conftest import in_module
 
 pytestmark = pytest.mark.browser
 RUN = RUNS["sdxl", "network"]
@@ -309,6 +310,20 @@ def test_search_and_only_changed_show_what_matches_and_a_way_leads_past_all_sett
         "() => [...document.querySelectorAll('h1,h2,h3,h4')].filter((node) => node.checkVisibility() && !node.textContent.trim()).length"
     )
     assert page.evaluate(empty) == 0
+
+
+LIST_AFTER_CHOICE = """(() => {
+  const root = document.createElement("div"), props = { value: { presets: [] } };
+  let told;
+  it.presets({ root, props, trigger() {}, watch(_, then) { told = then; } });
+  for (const chosen of [given, null]) { props.value = { presets: [], chosen }; told(); }
+  return root.textContent;
+})()"""
+
+
+def test_a_list_of_presets_that_arrives_late_leaves_what_was_chosen_in_the_meantime(studio: Any, visit: Callable[..., Any]) -> None:
+    chosen = {"name": "built:x", "title": "X", "about": "For x.", "changes": [], "run": "sdxl/network", "texts": {}}
+    assert "Use this preset" in in_module(visit(studio.url).page, "train/presets.js", LIST_AFTER_CHOICE, chosen)
 
 
 def test_a_preset_shows_what_it_changes_before_it_does_and_one_of_ones_own_is_kept_and_offered(

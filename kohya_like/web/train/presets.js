@@ -58,6 +58,8 @@ export function presets({ root, props, trigger, watch }) {
   function show() {
     const value = props.value || {};
     list();
+    // The list alone, which may come after somebody has chosen: that stays.
+    if (!value.message && !value.chosen) return;
     view.replaceChildren();
     if (value.message) view.append(make("p", { class: "kl-note", text: value.message }));
     const chosen = value.chosen;
