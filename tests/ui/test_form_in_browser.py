@@ -242,9 +242,11 @@ def test_the_draft_survives_a_reload_and_a_restart_of_the_studio(studios: Callab
     page.reload()
     expect(page.locator("#kl-network_dim")).to_have_value("24")
     page.locator("#kl-learning_rate").fill("2e-4")
+    # A page that is open loads itself anew when its studio is another one, and a reload at that moment is cut off.
+    page.goto("about:blank")
     studio.end()
     studios(output_dir=studio.output_dir, port=studio.port)
-    page.reload()
+    page.goto(studio.url)
     expect(page.locator("#kl-network_dim")).to_have_value("24")
     values = printed(page)
     assert (values["network_dim"], values["learning_rate"], values["train_data_dir"]) == (24, 2e-4, "toy:star")
