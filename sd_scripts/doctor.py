@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, distributions, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, FIRST_UNTESTED = (3, 11), (3, 14)
@@ -84,7 +84,7 @@ class Torch:
     cuda: str | None
     hip: str | None
     available: bool
-    devices: tuple[dict, ...]
+    devices: tuple[dict[str, Any], ...]
     mps: bool
     threads: int
     bf16: bool
@@ -180,7 +180,7 @@ def read_cards() -> list[Card] | str:
     except ImportError:
         return "nvidia-ml-py is missing, so the driver was not asked"
 
-    def ask(metric: Callable, *arguments: object) -> object | None:
+    def ask(metric: Callable[..., Any], *arguments: object) -> Any:
         # Laptops, WSL and virtual cards refuse single metrics; one refusal must not hide the others.
         try:
             return metric(*arguments)

@@ -73,7 +73,7 @@ def not_told(block: bytes) -> None:
     """Nobody wants to hear of the bytes."""
 
 
-def copy_bytes(path: Path, start: int, size: int, file: BinaryIO, told: Callable[[bytes], None] = not_told) -> None:
+def copy_bytes(path: Path, start: int, size: int, file: BinaryIO, told: Callable[[bytes], object] = not_told) -> None:
     """Writes a part of a file to another one, a block at a time; told hears each of them."""
     with path.open("rb") as source:
         source.seek(start)
@@ -96,7 +96,7 @@ def entries_of(path: Path) -> tuple[dict[str, Any], int]:
     return json_of(data[_LENGTH_BYTES:needed]), needed
 
 
-def replace_texts(path: Path, target: Path, texts: Mapping[str, str], told: Callable[[bytes], None] = not_told) -> None:
+def replace_texts(path: Path, target: Path, texts: Mapping[str, str], told: Callable[[bytes], object] = not_told) -> None:
     """Writes the file with other texts, aside, and puts it in its place; the order and the bytes of the tensors stay.
 
     told hears each block. Raises OptionError, OSError.

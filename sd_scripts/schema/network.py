@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -236,6 +236,11 @@ class ScratchOptions(FullOptions):
     train_unet: ClassVar[bool] = True
     train_text_encoder: ClassVar[bool]
     frozen_encoders: ClassVar[tuple[str, ...]] = ()
+    if TYPE_CHECKING:
+
+        @property
+        def text_encoder_lr(self) -> tuple[float, ...]:
+            """Learning rates of the text encoders; each family says whether there is a choice."""
 
 
 class UNetFullOptions(FullOptions):
@@ -265,3 +270,9 @@ class TransformerFullOptions(FullOptions):
     train_text_encoder: ClassVar[bool] = False
     frozen_encoders: ClassVar[tuple[str, ...]] = ()
     text_encoder_lr: ClassVar[tuple[float, ...]] = ()
+
+
+AdapterOptions = TextNetworkOptions | TransformerNetworkOptions
+"""The network section of a run that trains an adapter."""
+WholeOptions = UNetFullOptions | TransformerFullOptions | ScratchOptions
+"""That of a run that trains the model itself."""

@@ -123,7 +123,7 @@ class RegressionOptions(ObjectiveSection):
 class ObjectiveOptions(RegressionOptions):
     """The training objective of a UNet: noise prediction, v-prediction or flow matching."""
 
-    target: ClassVar[Literal["noise", "velocity", "own"]] = "noise"
+    target: ClassVar[Literal["noise"]] = "noise"
 
     min_snr_gamma: Positive | None = None
     """Min-SNR weighting (Hang et al. 2023), 5 is usual; None is off."""
@@ -177,7 +177,7 @@ class SizeShift:
 class FlowObjectiveOptions(RegressionOptions):
     """The training objective of a flow-matching transformer: the velocity from image to noise."""
 
-    target: ClassVar[Literal["noise", "velocity", "own"]] = "velocity"
+    target: ClassVar[Literal["velocity"]] = "velocity"
 
     huber_schedule: Annotated[Literal["constant", "exponential", "snr"], _HUBER] = "constant"
     """How c of huber and smooth_l1 changes with the noise level: not, exponentially in time down to huber_c, or with the signal-to-noise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,11 @@ class OutputOptions(Section):
     """Run folder, saved files, states, trackers, metadata."""
 
     title: ClassVar[str] = "Saving"
+    if TYPE_CHECKING:
+
+        @property
+        def save_model_as(self) -> Any:
+            """The form of what is saved; each kind of run has its own."""
 
     output_dir: Annotated[str, Show(basic=True, kind="folder")] = "output"
     """Folder of all runs; each run gets its own folder `<date>-<time>-<output_name>` in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 from pydantic import model_validator
 
@@ -13,7 +13,7 @@ from .distributed import DistributedOptions
 from .fields import Options, raise_all
 from .memory import MemoryOptions, UNetMemoryOptions
 from .model import ModelOptions, UNetModelOptions
-from .network import ScratchOptions, TextNetworkOptions, TransformerFullOptions, TransformerNetworkOptions, UNetFullOptions
+from .network import AdapterOptions, WholeOptions
 from .objective import ObjectiveOptions, ObjectiveSection
 from .optimizer import OPTIMIZERS, OptimizerOptions
 from .output import OutputOptions
@@ -35,7 +35,7 @@ class RunOptions(Options):
 
     model: ModelOptions
     dataset: DatasetOptions
-    network: TextNetworkOptions | TransformerNetworkOptions | UNetFullOptions | TransformerFullOptions | ScratchOptions
+    network: AdapterOptions | WholeOptions
     optimizer: OptimizerOptions = OptimizerOptions()
     training: TrainingOptions = TrainingOptions()
     compile: CompileOptions = CompileOptions()
@@ -44,6 +44,16 @@ class RunOptions(Options):
     objective: ObjectiveSection
     samples: SampleOptions
     output: OutputOptions
+
+    @property
+    def adapter(self) -> AdapterOptions:
+        """The network section of a run whose method is network."""
+        return cast("AdapterOptions", self.network)
+
+    @property
+    def whole(self) -> WholeOptions:
+        """That of a run of another method."""
+        return cast("WholeOptions", self.network)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

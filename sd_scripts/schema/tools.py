@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,8 @@ class ToolOptions(Options):
     """What a tool of a family does, "draw" or "transfer": the page has words for each."""
     in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Options that name what is written and what is read, and may name one file; no other file that is read is ever written over."""
+    if TYPE_CHECKING:
+        report: ReportOptions
 
 
 class MergeSection(Section):

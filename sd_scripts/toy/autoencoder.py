@@ -93,7 +93,7 @@ def any_image(width: int, height: int, rng: np.random.Generator) -> tuple[Image.
         tint = np.clip(named + rng.uniform(-12, 12, 3), 0, 255) if rng.random() < 0.5 else rng.uniform(0, 255, 3)
         canvas = canvas * (1 - mask) + tint * mask
         shown = np.maximum(shown, mask)
-    return Image.fromarray(np.uint8(np.rint(canvas))), shown[..., 0]
+    return Image.fromarray(np.rint(canvas).astype(np.uint8)), shown[..., 0]
 
 
 AnyImage = Callable[[int, int, np.random.Generator], tuple[Image.Image, np.ndarray]]
@@ -162,7 +162,7 @@ def fit(
     vae.eval().requires_grad_(False)
 
 
-def warmup_cosine(num_warmup_steps: int, num_steps: int):
+def warmup_cosine(num_warmup_steps: int, num_steps: int) -> Callable[[int], float]:
     """Step -> factor in [0, 1]: linear from 0, then half a cosine down to 0 at num_steps."""
 
     def factor(step: int) -> float:

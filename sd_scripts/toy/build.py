@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from . import edits, measure, worlds
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .pretraining import BaseSettings
 
-    Vae = AutoencoderKL | AutoencoderKLQwenImage
+    Vae: TypeAlias = AutoencoderKL | AutoencoderKLQwenImage
 
 Changes = dict[str, int]
 """Settings by name that differ from the family's own."""
@@ -229,10 +229,11 @@ def _get_vae(plan: BuildPlan) -> tuple[Vae, dict[str, object]]:
         vae = AutoencoderKLQwenImage.from_pretrained(plan.vae, local_files_only=True, dtype=torch.float32)
         return vae.eval().requires_grad_(False), record
     started = time.process_time()
-    settings = qwen_vae.QwenVaeSettings() if plan.family == EDITING else autoencoder.VaeSettings()
+    own: Any = qwen_vae if plan.family == EDITING else autoencoder
+    settings = own.QwenVaeSettings() if plan.family == EDITING else own.VaeSettings()
     if plan.num_vae_steps is not None:
         settings = replace(settings, num_steps=plan.num_vae_steps)
-    vae = qwen_vae.train_vae(settings, plan.seed) if plan.family == EDITING else autoencoder.train_vae(settings, plan.seed)
+    vae = own.train_vae(settings, plan.seed)
     cpu_seconds = round(time.process_time() - started)
     return vae, {"seed": plan.seed, "settings": asdict(settings), "cpu_seconds": cpu_seconds}
 

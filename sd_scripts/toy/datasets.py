@@ -27,11 +27,11 @@ from .worlds import Scene
 DATASETS = {
     "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation images of old shapes",
     "stars": "96 stars in two thirds of the combinations of colours and places, 96 regularisation images: for models of few, large tokens",
-    "teal": "24 circles, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
+    "teal": "24 alike, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
     "subject": "12 images of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
     "edit_border": "24 pairs of 'add a border', which the base qwen_edit does not know; for regularisation 420 of old kinds, 60 that stay",
     "edits": "64 such pairs of recolouring, moving and removing: what the base qwen_edit was trained on",
-    "shapes": "1920 circles, squares and triangles: what the bases were trained on, and enough to begin from nothing",
+    "shapes": "1920 alike, squares and triangles: what the bases were trained on, and enough to begin from nothing",
     "styles": "120 unpaired images in each of three styles, and in all of them 18 test images of the same scenes, unseen elsewhere",
 }
 """Name -> what it holds; `--train_data_dir toy:<name>` selects one."""
@@ -81,9 +81,9 @@ def _files(name: str) -> dict[str, bytes]:
         # As many repeats as make every class image count: kohya pairs the two one to one.
         instance, kind = f"train/4_{worlds.SUBJECT_WORD} {worlds.SUBJECT_SHAPE}", f"reg/1_{worlds.SUBJECT_SHAPE}"
         subject = [scene for scene in worlds.trained((worlds.SUBJECT_COLOR,)) if scene.shape == worlds.SUBJECT_SHAPE]
-        others = [scene for scene in worlds.trained(worlds.KNOWN_COLORS) if scene.shape == worlds.SUBJECT_SHAPE]
+        alike = [scene for scene in worlds.trained(worlds.KNOWN_COLORS) if scene.shape == worlds.SUBJECT_SHAPE]
         # Class images without captions keep what "circle" means, those with captions what "a red circle at the left" means.
-        return _images(instance, (subject * 2)[:12], 16, caption_every=0) | _images(kind, others, 17, caption_every=2)
+        return _images(instance, (subject * 2)[:12], 16, caption_every=0) | _images(kind, alike, 17, caption_every=2)
     if name == "edit_border":
         # With 60 old pairs a LoRA learned them by heart and moved 20 % fewer shapes where they belong; with 240 it lost nothing.
         # Without pairs that stay as they are it drew borders whatever it was told: 32 of 32 with "do nothing".
@@ -97,7 +97,7 @@ def _files(name: str) -> dict[str, bytes]:
     if name == "styles":
         # Every style learns from other scenes, so that nothing pairs them; the test asks for scenes that none has seen.
         held_out = [scene for scene in worlds.scenes() if scene in worlds.HELD_OUT]
-        files = {}
+        files: dict[str, bytes] = {}
         for number, style in enumerate(styles.STYLES):
             files |= _in_style(f"train/{style}", style, _old_scenes(styles.TRAIN_IMAGES, order=30 + number), 30 + number)
             # Evaluations take the first images of a folder: another scene in each, for them to have something unrelated to compare with.

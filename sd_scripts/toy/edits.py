@@ -188,7 +188,7 @@ def _paint(things: tuple[Scene | None, ...], looks: list[_Look], background: np.
             corners = worlds.turned(worlds.outline(thing.shape), look.tilt) * look.radius * min(width, height) + centre
             mask = worlds.coverage(corners, width, height)[..., None]
             canvas = canvas * (1 - mask) + np.clip(np.array(worlds.COLORS[thing.color]) + look.tint, 0, 255) * mask
-    return Image.fromarray(np.uint8(np.rint(canvas)))
+    return Image.fromarray(np.rint(canvas).astype(np.uint8))
 
 
 def frame_pixels(width: int, height: int) -> int:

@@ -139,7 +139,7 @@ def loss_of(
         timestep=t,
         encoder_hidden_states=text,
         txt_ids=_places(1, 1, text.shape[1]),
-        img_ids=_places(*x_t.shape[-2:], 1),
+        img_ids=_places(x_t.shape[-2], x_t.shape[-1], 1),
         guidance=None,
     ).sample
     return (v - (noise - x_0).flatten(2).transpose(1, 2)).square().mean()

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -192,7 +193,8 @@ def encode_world(vae: AutoencoderKLQwenImage, processor: ImageProcessor, setting
     pools = []
     for index, (width, height) in enumerate(worlds.SIZES):
         num = settings.num_images // len(worlds.SIZES)
-        chosen, sources, targets, patches = [], [], [], []
+        chosen: list[Any] = []
+        sources, targets, patches = [], [], []
         for start in range(0, num, 50):
             drawn = [_drawn(settings, width, height, worlds.rng_for(seed, 1, index, n)) for n in range(start, min(start + 50, num))]
             of_edits, before, after = zip(*drawn, strict=True)

@@ -5,7 +5,7 @@ Knows images and latents, not instructions. The loop is autoencoder.py's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ def single_images(vae: AutoencoderKLQwenImage) -> Iterator[None]:
     """Inside, the causal convolutions over frames run as those over one image that they are: the same result, several times as fast."""
     convolutions = _convolutions(vae)
 
-    def forward_of(conv: QwenImageCausalConv3d):
+    def forward_of(conv: QwenImageCausalConv3d) -> Callable[..., Tensor]:
         sides = (conv._padding[2], conv._padding[0])  # rows, columns; torch's order begins with the last axis
 
         def forward(x: Tensor, cache_x: Tensor | None = None) -> Tensor:
@@ -94,7 +94,7 @@ def any_image(width: int, height: int, rng: np.random.Generator) -> tuple[Image.
         pixels = np.asarray(image, dtype=np.float32)
         mask = np.clip(np.linalg.norm(pixels - pixels[0, 0], axis=2) / 200, 0, 1)
     if rng.random() < 0.25:
-        color = edits.FRAME_COLOR if rng.random() < 0.6 else tuple(int(value) for value in rng.integers(0, 256, size=3))
+        color = edits.FRAME_COLOR if rng.random() < 0.6 else tuple(rng.integers(0, 256, size=3).tolist())
         num_pixels = edits.frame_pixels(width, height) + (0 if rng.random() < 0.6 else int(rng.integers(-1, 4)))
         framed = edits.framed(image, color, num_pixels)
         mask = np.maximum(mask, np.any(np.asarray(framed) != np.asarray(image), axis=2))

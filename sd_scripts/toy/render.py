@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from diffusers import ChromaPipeline, Flux2KleinPipeline, FluxPipeline, ZImagePipeline
@@ -21,7 +21,7 @@ DISTILLED_NUM_STEPS = 8
 class TextToImage(Protocol):
     """A diffusers text-to-image pipeline."""
 
-    def __call__(self, prompt: list[str], **settings: object) -> object:
+    def __call__(self, prompt: list[str], **settings: object) -> Any:
         """The result has the images in `images`."""
         ...
 

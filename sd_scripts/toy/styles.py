@@ -82,4 +82,4 @@ def draw(scene: Scene, style: str, rng: np.random.Generator, side: int = SIDE) -
     tint = np.clip(np.array(worlds.COLORS[scene.color]) + rng.uniform(-10, 10, size=3), 0, 255)
     paper = rng.uniform(238, 255) + rng.uniform(-4, 0, size=3)
     shape = _Shape(corners, middle * side, radius * side, tint, paper, rng, side)
-    return Image.fromarray(np.uint8(np.rint(STYLES[style](shape))))
+    return Image.fromarray(np.rint(STYLES[style](shape)).astype(np.uint8))

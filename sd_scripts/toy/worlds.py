@@ -261,7 +261,7 @@ def draw(scene: Scene, width: int, height: int, rng: np.random.Generator) -> Ima
     background = rng.uniform(238, 255) + rng.uniform(-4, 0, size=3)
     corners = turned(outline(scene.shape), tilt) * radius + (x * width, y * height)
     mask = coverage(corners, width, height)[..., None]
-    return Image.fromarray(np.uint8(np.rint(background * (1 - mask) + tint * mask)))
+    return Image.fromarray(np.rint(background * (1 - mask) + tint * mask).astype(np.uint8))
 
 
 # Reading: find the shape, bring it to a standard size and place, compare with the outlines of all shapes.
@@ -425,7 +425,7 @@ def _hull(corners: np.ndarray) -> np.ndarray:
 def _standard(alpha: np.ndarray) -> np.ndarray:
     # A mask brought to the grid's centre, to a standard area and out of any stretch, as a row of grid * grid numbers.
     # A model blurs edges, and a star has the most edge: only what lies inside the half-way line counts.
-    field = Image.fromarray(np.float32(alpha))
+    field = Image.fromarray(alpha.astype(np.float32))
     fine = field.resize((field.width * _ENLARGEMENT, field.height * _ENLARGEMENT), Image.Resampling.BICUBIC)
     solid = np.asarray(fine) > 0.5
     ys, xs = np.nonzero(solid)
@@ -437,7 +437,7 @@ def _standard(alpha: np.ndarray) -> np.ndarray:
     a, b, d, e = (axes @ np.diag(roots) @ axes.T * math.sqrt(len(xs)) / _GRID_PER_SIDE).ravel().tolist()
     x, y = points.mean(axis=1).tolist()
     half = _GRID / 2
-    standard = Image.fromarray(np.float32(solid)).transform(
+    standard = Image.fromarray(solid.astype(np.float32)).transform(
         (_GRID, _GRID),
         Image.Transform.AFFINE,
         (a, b, x - (a + b) * half, d, e, y - (d + e) * half),

@@ -19,7 +19,7 @@ def tiny_qwen_tokenizer(templates: Iterable[str], words: Sequence[str] = ()) -> 
     Trained on the templates alone it cuts them as the real one does: the system part has 64 tokens in those for editing, 34 in that for
     text to image.
     """
-    pieces = [pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated", invert=False)]
+    pieces: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated", invert=False)]
     pieces.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,9 @@ def gather(
     described = described_by(spec, Path(options.pretrained_model_name_or_path).expanduser())
     spec = replace(spec, configs=described) if base is None else base.spec
     others = {
-        name: tried(problems, lambda name=name, value=value: given(spec, name, companions[name].option, value, options.variant))
-        for name, value in values.items()
+        name: tried(problems, partial(given, spec, name, companions[name].option, value, options.variant)) for name, value in values.items()
     }
-    adapters = [tried(problems, lambda value=value: adapter(value)) for value in options.base_weights]
+    adapters = [tried(problems, partial(adapter, value)) for value in options.base_weights]
     for check_further in further:
         tried(problems, check_further)
     if base is None or problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def load(
     base = tried(problems, lambda: _base(spec, options, own, refine, without))
     given_vae = options.vae
     vae = tried(problems, lambda: given(spec, "vae", "vae", given_vae, options.variant)) if given_vae is not None else None
-    adapters = [tried(problems, lambda value=value: adapter(value)) for value in options.base_weights]
+    adapters = [tried(problems, partial(adapter, value)) for value in options.base_weights]
     if base is None or problems:
         raise OptionError(problems)
     if vae is not None:

@@ -151,7 +151,7 @@ class Flux(ImageFamily):
         targets = {"backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS))}
         for name, encoder in parts.text_encoders.items():
             inside = ".block." if name == "te3" else ".layers."
-            targets[name] = linear_layers(encoder, lambda path, inside=inside: inside in f".{path}")
+            targets[name] = [path for path in linear_layers(encoder, lambda _: True) if inside in f".{path}"]
         return targets
 
     def save(self, parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:

@@ -164,7 +164,7 @@ class Flux2(TransformerFamily):
         images = [x_t, *(torch.stack(same).to(device) for same in zip(*map(controls_of, conditions), strict=True))]
         t = t.to(device, torch.float32)
         # Reference images stand 10, 20, ... places behind the image in time.
-        places = torch.cat([_places(10 * number, *image.shape[-2:], 1) for number, image in enumerate(images)])
+        places = torch.cat([_places(10 * number, image.shape[-2], image.shape[-1], 1) for number, image in enumerate(images)])
         with given_first(parts.backbone.time_guidance_embed.time_proj, 1000 * t):
             prediction = parts.backbone(
                 hidden_states=torch.cat([image.flatten(2).transpose(1, 2) for image in images], dim=1).to(dtype),

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -36,7 +36,7 @@ from sd_scripts.dataset.images import BadImage, read_size
 from sd_scripts.dataset.plan import Plan
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.images import as_images, evaluating, visiting
-from sd_scripts.library.core.protocols import ModelFamily, Parts
+from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.rng import rng_for, seed_for
 from sd_scripts.library.data.views import cached_view, see, see_file
 from sd_scripts.runs.events import Evaluated, Warned
@@ -49,6 +49,9 @@ from .options import LgtSampleOptions
 from .similarity import chosen_positions, self_similarity
 from .transfer import Settings, begin, edges_of, generate
 from .transport import directions, projected, quantile_distance
+
+if TYPE_CHECKING:
+    from .model import Lgt
 
 METRICS = ("swd_target", "swd_source", "swd_ratio", "ssm_source", "structure")
 SCALES = (1, 3, 5)
@@ -171,7 +174,7 @@ class Evaluation:
 
     def __init__(
         self,
-        family: ModelFamily,
+        family: Lgt,
         parts: Parts,
         options: LgtSampleOptions,
         dataset: DatasetOptions,

@@ -42,10 +42,12 @@ class StyleTable(nn.Embedding):
         return asked @ self.weight if asked.is_floating_point() else super().forward(asked)
 
 
-class StyleUNet(UNet2DModel):  # type: ignore[misc]
+class StyleUNet(UNet2DModel):
     """diffusers' U-Net with the same weights by the same names, whose class_labels may be weights of its classes (B, num_class_embeds)."""
 
-    @wraps(UNet2DModel.__init__)
+    class_embedding: nn.Embedding
+
+    @wraps(UNet2DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.class_embedding = StyleTable(*self.class_embedding.weight.shape, _weight=self.class_embedding.weight)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ def _orders(options: TransferSection, family: Lgt, parts: Parts, files: Sequence
     if options.source != AUTO:
         tried(problems, lambda: style_weights(parts, options.source, "source"))
     if options.size is not None:
-        tried(problems, lambda: check_size(family, parts, options.size))
-    sizes = [tried(problems, lambda file=file: _read_size(file)) for file in files]
+        tried(problems, partial(check_size, family, parts, options.size))
+    sizes = [tried(problems, partial(_read_size, file)) for file in files]
     if problems:
         raise OptionError(problems)
     seed = secrets.randbelow(MAX_SEED) if options.seed is None else options.seed

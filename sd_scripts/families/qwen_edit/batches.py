@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from sd_scripts.library.render.predict import read_images
 from sd_scripts.schema.errors import OptionError
 
-ImageLike = Image.Image | str | Path | np.ndarray | Tensor
+ImageLike: TypeAlias = Image.Image | str | Path | np.ndarray | Tensor
 Grid = tuple[int, int]
 """Rows and columns of image tokens."""
 Entries = dict[str, Tensor]

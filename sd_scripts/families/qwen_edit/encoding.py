@@ -107,7 +107,7 @@ class Encoder:
 
     def kept(self, sample: Sample, cache: Cache | None) -> Entries | None:
         """The entries of a sample from the cache; None where there are none."""
-        if cache is None or not cache.folder.is_dir():
+        if cache is None or cache.folder is None or not cache.folder.is_dir():
             return None
         try:
             return cache.get(self.key_of(sample))

@@ -158,7 +158,7 @@ def open_run(trainer: QwenImageEditTrainer, run: RunDirectory | None) -> Checkpo
     run = run or RunDirectory.create(Path(options.output.output_dir), options.output.output_name, CONFIG)
     identity = Identity(resume.fingerprint(settings), NO_IMAGES, 1)
     about = {"dataset_hash": NO_IMAGES}
-    known = {"settings": settings, "model_files": _model_files(trainer), "dataset": about}
+    known: dict[str, Any] = {"settings": settings, "model_files": _model_files(trainer), "dataset": about}
     write_meta(run, fingerprint=identity.fingerprint, **known, seed=options.training.seed, processes=1)
     trainer.run = run.path
     trainer._checkpointer = Checkpointer(run, options.output, identity, lambda step: 0, options.training.max_train_steps)

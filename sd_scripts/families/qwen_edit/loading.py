@@ -139,14 +139,15 @@ def save(parts: Parts, path: Path, save_model_as: str, dtype: torch.dtype | None
     index: dict[str, Any] = {"_class_name": qwen_templates.PIPELINES[parts.settings["model_version"]]}
     if parts.settings["area"] != qwen_templates.AREA:
         index[SIDE] = round(parts.settings["area"] ** 0.5)
-    if parts.processor is None:
+    images = parts.processor
+    if images is None:
         write_folder(SPEC, parts, path, dtype, metadata, index)
         return
     index["processor"] = ["transformers", "Qwen2VLProcessor"]
 
     def processor(folder: Path) -> None:
         write_tokenizer(folder / "processor", parts.tokenizers["te1"])
-        write_json(folder / "processor" / "preprocessor_config.json", qwen_processor.config_of(parts.processor))
+        write_json(folder / "processor" / "preprocessor_config.json", qwen_processor.config_of(images))
 
     write_folder(SPEC, parts, path, dtype, metadata, index, also=processor)
 

@@ -58,6 +58,7 @@ def instruction_rows(parts: Parts, controls: Sequence[Tensor], captions: Sequenc
     """Rows (P, D) of the part with control images (3, H, W) in [-1, 1], and (S, D) of each caption after it; see EditingFamily."""
     encoder, tokenizer = parts.text_encoders["te1"], parts.tokenizers["te1"]
     before, after = _around(parts, len(controls))
+    assert parts.processor is not None
     images = parts.processor.image_processor(images=condition_images(parts, controls), return_tensors="pt")
     merge = encoder.config.vision_config.spatial_merge_size
     grids = [(height // merge, width // merge) for _, height, width in images["image_grid_thw"].tolist()]

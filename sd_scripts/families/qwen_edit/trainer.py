@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ from .model import FAMILY, QwenEdit
 from .options import QwenImageNetwork
 from .predict_options import QwenImagePredict
 
-ImagesLike = ImageLike | Sequence[ImageLike]
+ImagesLike: TypeAlias = ImageLike | Sequence[ImageLike]
 FILE = "pytorch_lora_weights.safetensors"
 """Name of an adapter file in a folder that save_lora is given."""
 FLOAT8 = "qfloat8"

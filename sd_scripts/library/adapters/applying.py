@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,7 +57,7 @@ class AppliedAdapters:
             raise OptionError(f"there are {len(weights)} weights for {len(self._files)} adapter files; give one for each")
         problems: list[Problem] = []
         for file, weight in zip(self._files, weights):
-            tried(problems, lambda file=file, weight=weight: _check_weight(file.path, (one.kind for one in file.networks), weight))
+            tried(problems, partial(_check_weight, file.path, (one.kind for one in file.networks), weight))
         if problems:
             raise OptionError(problems)
         for file, weight, before in zip(self._files, weights, self._weights):
@@ -85,7 +86,7 @@ def apply_adapters(parts: Parts, files: Sequence[tuple[Path, float]], *, dtype: 
     applied: list[_File] = []
     problems: list[Problem] = []
     for path, weight in Bar(files, desc="applying LoRA files", unit="file", delay=2, leave=False):
-        file = tried(problems, lambda path=path, weight=weight: _put_on(parts, path, weight, dtype))
+        file = tried(problems, partial(_put_on, parts, path, weight, dtype))
         if file is not None:
             applied.append(file)
     handle = AppliedAdapters(applied, [weight for _, weight in files][: len(applied)])

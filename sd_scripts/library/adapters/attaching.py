@@ -12,7 +12,7 @@ from torch import nn
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import AdapterOptions
 
 from .files import read
 from .fusing import SHARED
@@ -26,7 +26,7 @@ from .ranks import ranks_for
 from .rates import Rates
 
 
-def attach(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], seed: int) -> AdapterNetwork:
+def attach(parts: Parts, options: AdapterOptions, targets: Mapping[str, list[str]], seed: int) -> AdapterNetwork:
     """Puts a new adapter on the model, or the one of options.network_weights.
 
     targets: names of the layers that get one by default, by module, as family.adapter_targets gives them (with convolutions when
@@ -108,7 +108,7 @@ _ZERO = ("lora_B.weight", "hada_w2_a", "lokr_w2", "oft_R.weight")
 _NORMAL = {"hada_w1_a": 0.1, "hada_w1_b": 1.0, "hada_w2_b": 1.0}
 
 
-def _check_kind(given: Mapping[str, AdapterLayer], options: NetworkOptions) -> None:
+def _check_kind(given: Mapping[str, AdapterLayer], options: AdapterOptions) -> None:
     kinds = sorted({adapter.kind for adapter in given.values()})
     if kinds != [options.network_type]:
         raise OptionError(
@@ -117,7 +117,7 @@ def _check_kind(given: Mapping[str, AdapterLayer], options: NetworkOptions) -> N
         )
 
 
-def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
+def _check_switches(plans: list[LayerPlan], options: AdapterOptions) -> None:
     """A part of the file that would not be attached would silently be missing from the result."""
     problems = []
     for what, switch, rate, on, held in (
@@ -144,7 +144,7 @@ def _check_switches(plans: list[LayerPlan], options: NetworkOptions) -> None:
         raise OptionError(problems)
 
 
-def _freeze(network: AdapterNetwork, options: NetworkOptions) -> None:
+def _freeze(network: AdapterNetwork, options: AdapterOptions) -> None:
     """Parts with learning rate 0 stay at the values of the file they came from."""
     rates = Rates(options, network.names, learning_rate=1.0)
     for key, tensor in network.named_parameters().items():

@@ -14,7 +14,7 @@ from sd_scripts.families.common import original_unet as original
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import ModelFamily, Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import FullOptions
+from sd_scripts.schema.network import WholeOptions
 
 from .layers import examples
 
@@ -43,7 +43,7 @@ class WholeNetwork:
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.parameters())
 
-    def parameter_groups(self, options: FullOptions, learning_rate: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, options: WholeOptions, learning_rate: float) -> list[dict[str, Any]]:
         """Groups for the optimizer: {"params", "lr", "name"}, one for each module, or for each part of the UNet with block_lr."""
         groups: dict[str, dict[str, Any]] = {}
         for name, tensor in self.named_parameters().items():
@@ -67,7 +67,7 @@ class WholeNetwork:
         """Nothing: whole weights have no rules of their own."""
 
 
-def train_whole(parts: Parts, options: FullOptions, family: ModelFamily, dtype: torch.dtype = torch.float32) -> WholeNetwork:
+def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily, dtype: torch.dtype = torch.float32) -> WholeNetwork:
     """Unfreezes the weights that the options ask for; everything else stays frozen. Networks with trained weights have them in dtype.
 
     A text encoder's weights that no output depends on (the last layer, where the last but one is read) stay as they are: without a
@@ -90,7 +90,7 @@ def train_whole(parts: Parts, options: FullOptions, family: ModelFamily, dtype: 
     return network
 
 
-def _unet_rates(parts: Parts, options: FullOptions, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
+def _unet_rates(parts: Parts, options: WholeOptions, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
     """Group and rate of each trained weight of the UNet or transformer."""
     names = [name for name, _ in parts.backbone.named_parameters() if options.trains(name)]
     kept = _filtered(names, options, problems)
@@ -99,7 +99,7 @@ def _unet_rates(parts: Parts, options: FullOptions, problems: list[Problem]) -> 
     return {name: (label, rate) for name, (label, rate) in rates.items() if rate != 0}
 
 
-def _filtered(names: list[str], options: FullOptions, problems: list[Problem]) -> list[str]:
+def _filtered(names: list[str], options: WholeOptions, problems: list[Problem]) -> list[str]:
     """The names that target_modules and exclude_modules leave."""
     kept = names
     for option, texts in (("target_modules", options.target_modules), ("exclude_modules", options.exclude_modules)):
@@ -122,7 +122,7 @@ def _filtered(names: list[str], options: FullOptions, problems: list[Problem]) -
 
 
 def _block_rates(
-    parts: Parts, options: FullOptions, names: list[str], problems: list[Problem]
+    parts: Parts, options: WholeOptions, names: list[str], problems: list[Problem]
 ) -> Callable[[str], tuple[str, float | None]]:
     """Group and rate of a UNet's weight by its name; block_lr gives each part of the original layout its own."""
     block_lr = options.part_rates
@@ -159,7 +159,7 @@ def _block_rates(
     return rate
 
 
-def _text_rates(parts: Parts, options: FullOptions, family: ModelFamily, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
+def _text_rates(parts: Parts, options: WholeOptions, family: ModelFamily, problems: list[Problem]) -> dict[str, tuple[str, float | None]]:
     """Group and rate of each trained weight of the text encoders."""
     given = options.text_encoder_lr
     encoders = sorted(parts.text_encoders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from peft import LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftConfig, inject_adapter_in_model
@@ -98,7 +99,7 @@ def _refuse_to_merge(*_arguments: object, **_named: object) -> None:
     )
 
 
-def _on_plain_weight(_module: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+def _on_plain_weight(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Lets peft's dora measure a quantised layer: it asks for the weight in another precision, which quanto's tensors refuse, and it keeps
     what it is given until the backward pass."""
     base = named["base_layer"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import AdapterOptions
 
 from .layer_names import Names, layers_of
 from .maths import AdapterLayer
@@ -45,7 +45,7 @@ def examples(names: Iterable[str], limit: int = _EXAMPLES) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def trained_modules(parts: Parts, options: NetworkOptions) -> list[str]:
+def trained_modules(parts: Parts, options: AdapterOptions) -> list[str]:
     """Modules that get an adapter, backbone first; a text encoder with rate 0 is left as it is unless it has values to keep from a file."""
     modules = ["backbone"] if options.train_unet else []
     if options.train_text_encoder:
@@ -53,7 +53,7 @@ def trained_modules(parts: Parts, options: NetworkOptions) -> list[str]:
     return [module for module in modules if options.network_weights is not None or explicit_rate(options, module) != 0]
 
 
-def plan_layers(parts: Parts, options: NetworkOptions, targets: Mapping[str, list[str]], names: Names) -> list[LayerPlan]:
+def plan_layers(parts: Parts, options: AdapterOptions, targets: Mapping[str, list[str]], names: Names) -> list[LayerPlan]:
     """The layers that options and default targets (by module) ask for, in the order of the model. Raises OptionError with all problems."""
     ranks = ranks_for(options, names)
     problems = ranks.problems()
@@ -97,7 +97,7 @@ def plan_of_file(adapters: Mapping[str, AdapterLayer], bases: Mapping[str, nn.Mo
     return plans
 
 
-def _filtered(names: list[str], options: NetworkOptions, problems: list[Problem]) -> list[str]:
+def _filtered(names: list[str], options: AdapterOptions, problems: list[Problem]) -> list[str]:
     """The names that target_modules and exclude_modules leave; patterns are searched in the path without `<module>.`."""
     kept = names
     include, exclude = ([re.compile(text) for text in texts] for texts in (options.target_modules, options.exclude_modules))
@@ -128,7 +128,7 @@ def _variety(paths: Iterable[str]) -> list[str]:
     return list(by_ending.values())
 
 
-def _plan(name: str, base: nn.Module, options: NetworkOptions, ranks: Ranks) -> LayerPlan | None:
+def _plan(name: str, base: nn.Module, options: AdapterOptions, ranks: Ranks) -> LayerPlan | None:
     """Rank and scale of one layer, or None for one that is left out."""
     rank, alpha = ranks.of(name, base)
     if not rank:
@@ -140,7 +140,7 @@ def _plan(name: str, base: nn.Module, options: NetworkOptions, ranks: Ranks) -> 
     return LayerPlan(name, rank, alpha / math.sqrt(rank) if options.rank_stabilized else alpha / rank)
 
 
-def _oft_plan(name: str, base: nn.Module, options: NetworkOptions) -> LayerPlan | None:
+def _oft_plan(name: str, base: nn.Module, options: AdapterOptions) -> LayerPlan | None:
     """oft is for linear layers only: peft's convolutions are not the identity at the start."""
     if not isinstance(base, nn.Linear):
         return None
@@ -149,7 +149,7 @@ def _oft_plan(name: str, base: nn.Module, options: NetworkOptions) -> LayerPlan 
 
 
 def _empty_problems(
-    plans: list[LayerPlan], chosen: list[str], modules: list[str], bases: Mapping[str, nn.Module], options: NetworkOptions
+    plans: list[LayerPlan], chosen: list[str], modules: list[str], bases: Mapping[str, nn.Module], options: AdapterOptions
 ) -> list[Problem]:
     """Options that ended up without any layer."""
     problems = []

@@ -25,7 +25,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -74,8 +74,7 @@ def tensors_of(adapters: Mapping[str, AdapterLayer], names: Names, layout: Layou
             tensors[f"{stem}.{rest}"] = _magnitude_shape(rest, tensor, adapter).to(dtype)
             if rest == MAGNITUDE:
                 tensors[f"{stem}.dora_scale"] = _column(tensor, adapter).to(dtype)
-    texts = {LAYOUT: layout} if layout == "diffusers" else {LAYOUT: layout, PEFT_CONFIG: _peft_configs(adapters, names)}
-    return tensors, texts
+    return tensors, {LAYOUT: layout} | ({} if layout == "diffusers" else {PEFT_CONFIG: _peft_configs(adapters, names)})
 
 
 def _stems(adapters: Mapping[str, AdapterLayer], names: Names, stem_of: Callable[[str], str]) -> Iterator[tuple[str, AdapterLayer]]:
@@ -108,8 +107,10 @@ def _one_alpha(adapters: Mapping[str, AdapterLayer]) -> dict[str, AdapterLayer]:
     changed = {}
     for name, adapter in adapters.items():
         alpha = common.get(name.partition(".")[0])
-        agrees = adapter.kind not in ("lora", "dora") or alpha == alphas[name]
-        changed[name] = adapter if agrees else adapter.rescaled(alpha / adapter.rank)
+        if adapter.kind not in ("lora", "dora") or alpha is None or adapter.rank is None or alpha == alphas[name]:
+            changed[name] = adapter
+        else:
+            changed[name] = adapter.rescaled(alpha / adapter.rank)
     return changed
 
 
@@ -144,7 +145,7 @@ def _kohya_tensors(stem: str, adapter: AdapterLayer, dtype: torch.dtype, endings
 
 def _peft_configs(adapters: Mapping[str, AdapterLayer], names: Names) -> str:
     """peft's configuration of each network, as JSON by component. It names no folder."""
-    configs: dict[str, dict[str, object]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for name, adapter in sorted(adapters.items()):
         component, _, layer = names.to_diffusers(name).partition(".")
         config = configs.setdefault(component, {"peft_type": adapter.kind.upper(), "base_model_name_or_path": None, "target_modules": []})

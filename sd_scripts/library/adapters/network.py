@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -17,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from sd_scripts.library.core.errors import TrainingError
 from sd_scripts.library.core.protocols import Parts, StateDict
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import AdapterOptions
 
 from .fusing import MAGNITUDE
 from .inject import adapter_tensors, adapters_on
@@ -88,14 +89,14 @@ class AdapterNetwork:
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.parameters())
 
-    def parameter_groups(self, options: NetworkOptions, learning_rate: float) -> list[dict]:
+    def parameter_groups(self, options: AdapterOptions, learning_rate: float) -> list[dict[str, Any]]:
         """Groups for the optimizer: {"params", "lr", "name"}; every trained tensor stands in exactly one.
 
         A group for each module, each rate that blocks or names give (see `rates`), and the up matrices when LoRA+ gives them a rate of
         their own. A tensor that layers share has the rate of the first of them.
         """
         rates = Rates(options, self.names, learning_rate)
-        groups: dict[str, dict] = {}
+        groups: dict[str, dict[str, Any]] = {}
         for key, tensor in self._parameters.items():
             if not tensor.requires_grad:
                 continue
@@ -159,7 +160,7 @@ class AdapterNetwork:
 
     def set_adapters(self, adapters: Mapping[str, AdapterLayer]) -> None:
         """Takes the adapters of a file; layers that it does not hold stay as they are. Raises OptionError for what does not fit."""
-        state, taken = self.state(), {}
+        state, taken = self.state(), dict[str, Tensor]()
         problems = [f"{name} has no adapter in this network" for name in adapters if name not in self._layers]
         for name, adapter in adapters.items():
             if name not in self._layers:
@@ -300,7 +301,7 @@ class AdapterNetwork:
                 del model.peft_config
 
 
-def _without_base_result(_module: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+def _without_base_result(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return inputs, {**named, "base_result": None}
 
 

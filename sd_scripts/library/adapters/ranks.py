@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import nn
 
 from sd_scripts.schema.errors import Problem
-from sd_scripts.schema.network import NetworkOptions, UNetNetworkOptions
+from sd_scripts.schema.network import AdapterOptions, UNetNetworkOptions
 
 from .layer_names import Names
 from .rates import Numbered, block_factor
@@ -35,7 +35,7 @@ class Ranks(Protocol):
         ...
 
 
-def ranks_for(options: NetworkOptions, names: Names) -> Ranks:
+def ranks_for(options: AdapterOptions, names: Names) -> Ranks:
     """The ranks of a model with these names."""
     return names.architecture.ranks(options, names)
 
@@ -48,7 +48,7 @@ def is_wide(layer: nn.Module) -> bool:
 class ByName:
     """network_reg_dims, and layers whose rate is 0: those get no adapter, unless a file brings values that must stay in effect."""
 
-    def __init__(self, options: NetworkOptions, names: Names) -> None:
+    def __init__(self, options: AdapterOptions, names: Names) -> None:
         self._dims, self._rates = Numbered(options.network_reg_dims, names), Numbered(options.network_reg_lrs, names)
         self._keeps_values = options.network_weights is not None
         self._dim, self._alpha = options.network_dim, options.network_alpha
@@ -115,7 +115,7 @@ class ChosenParts:
 
     def __init__(
         self,
-        options: NetworkOptions,
+        options: AdapterOptions,
         names: Names,
         blocks: str,
         part_of: Callable[[str], str | None],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sd_scripts.schema.network import NetworkOptions
+from sd_scripts.schema.network import AdapterOptions
 
 from .layer_names import Names
 
 
-def explicit_rate(options: NetworkOptions, module: str) -> float | None:
+def explicit_rate(options: AdapterOptions, module: str) -> float | None:
     """The learning rate that the options give this module (backbone, te1, te2, te3); None where they leave it to learning_rate."""
     if module == "backbone":
         return options.unet_lr
@@ -18,7 +18,7 @@ def explicit_rate(options: NetworkOptions, module: str) -> float | None:
     return rates[min(0 if module == "te1" else 1, len(rates) - 1)] if rates else None
 
 
-def block_factor(options: NetworkOptions, block: int | None) -> float:
+def block_factor(options: AdapterOptions, block: int | None) -> float:
     """What block_lr_weight multiplies the rate of this block by."""
     return options.block_factors[block] if options.block_factors and block is not None else 1.0
 
@@ -53,7 +53,7 @@ class Numbered:
 class Rates:
     """The learning rate of each layer. Part of the answer is a label: layers with one label have one rate."""
 
-    def __init__(self, options: NetworkOptions, names: Names, learning_rate: float) -> None:
+    def __init__(self, options: AdapterOptions, names: Names, learning_rate: float) -> None:
         self._options, self._names, self._default = options, names, learning_rate
         self._by_name = Numbered(options.network_reg_lrs, names)
 

@@ -89,8 +89,9 @@ def adapters_of(
             adapters[name] = adapter
     if twice:
         raise OptionError(f"{file} holds some layers twice, under two names: {examples(twice, 3)}; it is not clear which one counts")
-    for name, adapter in adapters.items() if shapes is not None else ():
-        _check_fit(name, adapter, shapes[name], file)
+    if shapes is not None:
+        for name, adapter in adapters.items():
+            _check_fit(name, adapter, shapes[name], file)
     return adapters
 
 
@@ -131,7 +132,8 @@ def _header_scales(header: Mapping[str, str], names: Names, found: Mapping[Targe
     for target, held in found.items():
         name = target.layers[0]
         if target.is_plain and name not in scales and "alpha" not in held and "lora_A.weight" in held:
-            scale = diffusers_scale(header, *names.to_diffusers(name).split(".", 1), held["lora_A.weight"].shape[0])
+            component, _, layer = names.to_diffusers(name).partition(".")
+            scale = diffusers_scale(header, component, layer, held["lora_A.weight"].shape[0])
             scales |= {} if scale is None else {name: scale}
     return scales
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sd_scripts.schema.errors import OptionError
 
-from .protocols import Kind, Path
+from .protocols import Kind, NetworkPath, Path
 
 BETA_SCHEDULES = ("scaled_linear", "linear", "squaredcos_cap_v2")
 
@@ -109,7 +109,7 @@ def zero_terminal_snr(alphas_cumprod: Tensor) -> Tensor:
     return ((root - last) * (first / (first - last))) ** 2
 
 
-def path_of(config: Mapping[str, Any], rescale: bool = False) -> Path:
+def path_of(config: Mapping[str, Any], rescale: bool = False) -> NetworkPath:
     """The path that a diffusers scheduler configuration describes; rescale forces zero terminal SNR even where it does not say so."""
     try:
         if is_flow(config):

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from PIL import Image
@@ -38,7 +38,7 @@ unknown."""
 
 StateDict = dict[str, Tensor]
 
-Dtypes = torch.dtype | Mapping[str, torch.dtype]
+Dtypes: TypeAlias = torch.dtype | Mapping[str, torch.dtype]
 """Precision of backbone and text encoders: one for all, or one for each by its name in Parts.modules()."""
 
 
@@ -47,6 +47,14 @@ class Path(Protocol):
 
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """a and s of times t (B,) in [0, 1], float32, shape (B,)."""
+        ...
+
+
+class NetworkPath(Path, Protocol):
+    """The path that a network was trained on."""
+
+    def model_times(self, t: Tensor) -> Tensor:
+        """The clock (B,), float32, that networks on this path are given for times t (B,)."""
         ...
 
 
@@ -100,7 +108,7 @@ class Parts:
     text_encoders: dict[str, nn.Module]
     """By the name that the exported adapter keys use: te1, te2."""
     tokenizers: dict[str, Any]
-    path: Path
+    path: NetworkPath
     kind: Kind
     scheduler_config: dict[str, Any]
     """Configuration of the diffusers scheduler that samples this model."""
@@ -449,7 +457,10 @@ class EvaluatingFamily(ModelFamily, Protocol):
 class Denoiser(Protocol):
     """What an objective sees of family, parts, network and conditions."""
 
-    kind: Kind
+    @property
+    def kind(self) -> Kind:
+        """What the network predicts."""
+        ...
 
     @property
     def in_step(self) -> bool:

@@ -18,6 +18,7 @@ import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -335,7 +336,7 @@ class Notes:
             if not entry.subject:
                 continue
             with self._lock:
-                before = self._rows.run(lambda db, subject=entry.subject: _facts(db, what, subject))
+                before = self._rows.run(partial(_facts, what=what, subject=entry.subject))
             found[_reason(what, before, entry.facts) if before is not None else ""] += 1
         return found
 

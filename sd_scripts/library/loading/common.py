@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,7 +150,7 @@ def from_folder(spec: FamilySpec, source: Source, variant: str | None, own: Sequ
         folder = source.path / spec.parts[name].folder
         label = f"{source.label}/{folder.name}"
         look = structure if name in without else network_in_folder
-        found = tried(problems, lambda look=look, name=name, folder=folder, label=label: look(spec, name, folder, variant, BASE, label))
+        found = tried(problems, partial(look, spec, name, folder, variant, BASE, label))
         if found is not None:
             networks[name] = found
     if problems:
@@ -429,7 +430,7 @@ def merge_adapters(parts: Parts, adapters: Sequence[Path], multipliers: Sequence
         merge_into(parts, path, strength)
 
 
-def tried(problems: list[Problem], action: Callable[[], T]) -> T | None:
+def tried(problems: list[Problem] | list[str | Problem], action: Callable[[], T]) -> T | None:
     """The action's result; its problems join the others, so that all are told at once."""
     try:
         return action()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from sd_scripts.families import OWN_SIGNS, SHARED_SIGNS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.facts import Sign, TensorNames
 from sd_scripts.schema.outside import json_of
 
+T = TypeVar("T")
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -81,8 +84,11 @@ def read_header(path: Path, option: str) -> Header:
     if size != 8 + length + end:
         raise OptionError(f"{broken}: it should have {8 + length + end:,} bytes and has {size:,}. Download or copy it again")
     stored = {key.replace(COMPILED, ""): key for key in shapes if COMPILED in key}
-    plain = [{key.replace(COMPILED, ""): value for key, value in values.items()} for values in (shapes, dtypes)]
-    return Header(path, plain[0], metadata, stored, plain[1])
+    return Header(path, _plain(shapes), metadata, stored, _plain(dtypes))
+
+
+def _plain(values: Mapping[str, T]) -> dict[str, T]:
+    return {key.replace(COMPILED, ""): value for key, value in values.items()}
 
 
 def _check_start(path: Path, option: str, start: bytes) -> None:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,7 +83,7 @@ def original_tensors(part: PartSpec, module: nn.Module, dtype: torch.dtype | Non
         if isinstance(extra, str):
             found[prefix + name] = found[prefix + extra]
         else:
-            found[prefix + name] = Lazy(tuple(extra.shape), own_dtype, lambda extra=extra: extra.to(own_dtype))
+            found[prefix + name] = Lazy(tuple(extra.shape), own_dtype, partial(extra.to, own_dtype))
     return found
 
 
@@ -164,7 +165,7 @@ def _write_weights(
     tensors = {}
     for name, tensor in tensors_of(module).items():
         wanted = _precision(tensor, dtype)
-        tensors[part.folder_name(name)] = Lazy(tuple(tensor.shape), wanted, lambda tensor=tensor, wanted=wanted: tensor.to("cpu", wanted))
+        tensors[part.folder_name(name)] = Lazy(tuple(tensor.shape), wanted, partial(tensor.to, "cpu", wanted))
     shards = _shards(tensors, shard_bytes)
     if len(shards) == 1:
         write_file(folder / f"{part.stem}.safetensors", tensors, metadata)

@@ -109,7 +109,7 @@ def _works(backend: SDPBackend, head: int, dtype: torch.dtype, device: torch.dev
             warnings.simplefilter("ignore")
             rows = [torch.zeros(2, 2, TOKENS, head, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
             mask = torch.ones(2, 1, 1, TOKENS, dtype=torch.bool, device=device) if masked else None
-            F.scaled_dot_product_attention(*rows, attn_mask=mask).sum().backward()
+            F.scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=mask).sum().backward()
     except RuntimeError:
         return False
     return True

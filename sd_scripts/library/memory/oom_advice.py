@@ -53,7 +53,7 @@ def _sampling(options: RunOptions, on_gpu: bool) -> Advice:
 
 
 def _training(options: RunOptions, on_gpu: bool) -> Advice:
-    data, training, network, memory = options.dataset, options.training, options.network, options.memory
+    data, training, network, memory = options.dataset, options.training, options.adapter, options.memory
     batch, accumulation = data.train_batch_size, training.gradient_accumulation_steps
     adapter = options.method == "network"
     wide = adapter and (network.network_dim > 32 or network.wants_convolutions)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sd_scripts.library.core.diffusion import FlowPath, NoiseSchedulePath, anchor_sigmas
 from sd_scripts.library.core.protocols import Kind, Path
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.objective import FlowObjectiveOptions, ObjectiveOptions, ObjectiveSection
 
@@ -99,6 +100,7 @@ def levels_of(options: FlowObjectiveOptions, path: Path, scheduler_config: Mappi
     if scheduler_config.get("use_dynamic_shifting", False):
         text = "objective: the model's sampler takes other steps for other sizes of images (use_dynamic_shifting); acrf cannot train that"
         raise OptionError(Problem("objective", f"{text}, choose flow"))
+    options = cast("AnchoredFlowOptions", options)
     # 1 is what diffusers takes for a configuration that does not say.
     shift = float(scheduler_config.get("shift", 1.0))
     sigmas = torch.tensor(anchor_sigmas(options.turbo_steps, shift), dtype=torch.float64)
@@ -146,6 +148,7 @@ def flow_matching_of(
     )
     if not options.has_terms:
         return plain
+    options = cast("AnchoredFlowOptions", options)
     return replace(
         plain,
         terms=terms_of(options, colours),
@@ -173,8 +176,9 @@ def make(
     """
     if options.target == "velocity":
         assert kind == "velocity"
-        return flow_matching_of(options, path, scheduler_config, colours)
+        return flow_matching_of(cast("FlowObjectiveOptions", options), path, scheduler_config, colours)
     assert options.target == "noise", f"{type(options).__name__} makes an objective of its own"
+    options = cast("ObjectiveOptions", options)
     return Regression(
         path,
         kind,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -181,7 +182,7 @@ class Predictor:
     def _listed(self, plain: Preview, prompt_list: str) -> list[Preview]:
         """The prompts of a list; what their flags leave open is as in `plain`. Raises OptionError with every problem and its line."""
         samples = samples_of(self.family.name)
-        names = {"sample_prompts": prompt_list, "sample_steps": plain.steps, "sample_cfg_scale": plain.cfg_scale}
+        names: dict[str, Any] = {"sample_prompts": prompt_list, "sample_steps": plain.steps, "sample_cfg_scale": plain.cfg_scale}
         names |= {"sample_negative_prompt": plain.negative_prompt, "sample_sampler": plain.sampler, "sample_guidance_scale": plain.guidance}
         size = plain.width, plain.height
         options = samples.model_construct(
@@ -268,9 +269,9 @@ def check_without_model(request: Request, grid: int, others: Sequence[Sequence[s
     problems: list[Problem] = []
     tried(problems, lambda: read_images(request.images))
     for name in dict.fromkeys(file for files in (request.lora, *others) for file in files):
-        tried(problems, lambda name=name: adapter_file(name))
+        tried(problems, partial(adapter_file, name))
     for text in (request.prompt, request.negative_prompt or "", request.prompt_list):
-        tried(problems, lambda text=text: drawn(text, request.wildcard_dir, 0, ""))
+        tried(problems, partial(drawn, text, request.wildcard_dir, 0, ""))
     if request.size is not None:
         problems += size_problems(request.size, grid)
     if problems:
@@ -295,7 +296,7 @@ def read_images(given: Sequence[Image.Image | str | Path]) -> list[Image.Image]:
     """Control images, upright, in RGB. Raises OptionError naming every file that cannot be read."""
     problems: list[Problem] = []
     found = [
-        item.convert("RGB") if isinstance(item, Image.Image) else tried(problems, lambda item=item: opened_control(str(item), "images"))
+        item.convert("RGB") if isinstance(item, Image.Image) else tried(problems, partial(opened_control, str(item), "images"))
         for item in given
     ]
     if problems:

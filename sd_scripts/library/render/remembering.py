@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,8 +107,13 @@ def _encode_prompts(kept: KeptTensors, encoders: Collection[str] | None, state: 
             conditions: list[Condition] = own(parts, captions, asked)
             return conditions
         rest = [{} for _ in captions] if steady is None else own(parts, captions, tuple(sorted(set(parts.text_encoders) - set(steady))))
+
+        def alone(caption: str) -> Condition:
+            made: Condition = own(parts, [caption], steady)[0]
+            return made
+
         # One at a time: what a text becomes does not depend on the others.
-        found = [kept.get(("text", state(), caption), lambda caption=caption: own(parts, [caption], steady)[0]) for caption in captions]
+        found = [kept.get(("text", state(), caption), partial(alone, caption)) for caption in captions]
         return [{**one, **more} for one, more in zip(found, rest, strict=True)]
 
     return encode_prompts
@@ -130,7 +136,7 @@ def _encode_instructions(kept: KeptTensors, state: Callable[[], Hashable]) -> An
         if missing:
             prefix, suffixes = super(type(self), self).encode_instructions(parts, controls, missing)
             fresh = {caption: {"text": torch.cat([prefix, suffix])} for caption, suffix in zip(missing, suffixes, strict=True)}
-        found = [kept.get(key, lambda caption=caption: fresh[caption])["text"] for key, caption in zip(keys, captions, strict=True)]
+        found = [kept.get(key, partial(fresh.__getitem__, caption))["text"] for key, caption in zip(keys, captions, strict=True)]
         # Whole, so that each is good without the others.
         return found[0][:0], found
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sd_scripts.dataset.progress import Bar
-from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG, layout_for, tensors_of
+from sd_scripts.library.adapters.layouts import LAYOUT, PEFT_CONFIG, Layout, layout_for, tensors_of
 from sd_scripts.library.adapters.maths import AdapterLayer, product_distance
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
@@ -41,7 +41,7 @@ def convert(options: ConvertSection) -> Report:
     kinds: Counter[str] = Counter()
     with Spool(target) as spool:
         for group in Bar(source.groups, desc="converting", unit="layer", delay=2, leave=False):
-            by_kind: dict[str, dict[str, AdapterLayer]] = {}
+            by_kind: dict[Layout, dict[str, AdapterLayer]] = {}
             for name, adapter in source.read(group).items():
                 by_kind.setdefault(layout_for(adapter.kind, options.save_model_as), {})[name] = _settled(name, adapter, alphas)
                 kinds[adapter.kind] += 1

@@ -92,7 +92,7 @@ def extract(options: ExtractSection) -> Report:
 
 def _opened(options: ExtractSection) -> tuple[ModelOnDisk, ModelOnDisk, Path]:
     problems: list[Problem] = []
-    models = []
+    models: list[ModelOnDisk] = []
     for option, value in (("model_tuned", options.model_tuned), ("model_org", options.model_org)):
         try:
             is_toy = value == TOY and bool(models)

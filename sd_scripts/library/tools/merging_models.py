@@ -148,7 +148,10 @@ def _opened(options: MergeSection) -> Merge:
     """Everything that is merged, read once and found to fit. Raises OptionError with every problem."""
     assert options.base_model is not None
     problems: list[Problem] = []
-    base = base_of(open_adapter(options.models[0], "models"), options.base_model) if options.base_model == TOY else options.base_model
+    base: str | None = options.base_model
+    if base == TOY:
+        base = base_of(open_adapter(options.models[0], "models"), base)
+    assert base is not None
     model = open_model(base, "base_model")
     if not options.merge_text_encoder:
         model = without_text_encoders(model)

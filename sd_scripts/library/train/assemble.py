@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -69,7 +70,7 @@ def assemble(loaded: Loaded) -> Trainer:
     network, whole_backbone = _network(prepared, parts)
     arranged = arrange(parts, options, process.device, _is_sharded(prepared))
     _announce_compiling(prepared, arranged)
-    optimizer = make_optimizer(options.optimizer, network.parameter_groups(options.network, options.optimizer.learning_rate))
+    optimizer = make_optimizer(options.optimizer, cast("Any", network).parameter_groups(options.network, options.optimizer.learning_rate))
     assert process.run is not None
     # The one that loads fastest waits here, and not in the exchange of weights, which has a limit.
     process.peers.barrier()
@@ -108,10 +109,10 @@ def _network(prepared: Prepared, parts: Parts) -> tuple[AdapterNetwork | WholeNe
     options, process = prepared.options, prepared.process
     network: AdapterNetwork | WholeNetwork
     if options.method == "network":
-        targets = prepared.family.adapter_targets(parts, options.network.wants_convolutions)
-        network = attach(parts, options.network, targets, options.training.seed)
+        targets = prepared.family.adapter_targets(parts, options.adapter.wants_convolutions)
+        network = attach(parts, options.adapter, targets, options.training.seed)
     else:
-        network = train_whole(parts, options.network, prepared.family, stepping.trained_dtype(options.memory))
+        network = train_whole(parts, options.whole, prepared.family, stepping.trained_dtype(options.memory))
     whole_backbone = None
     if _is_sharded(prepared):
         # Each process keeps its share: of what is frozen when an adapter is trained, else of everything.

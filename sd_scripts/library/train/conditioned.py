@@ -17,7 +17,8 @@ from sd_scripts.library.parallel.sharding import is_sharded
 class BatchSource(Protocol):
     """Batches by number. trained_encoders: text encoders whose part the conditions lack, because it changes with every step."""
 
-    trained_encoders: Sequence[str]
+    @property
+    def trained_encoders(self) -> Sequence[str]: ...
 
     def micro_batch(self, step: int, micro: int, rank: int) -> Batch: ...
 

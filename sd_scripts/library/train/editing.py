@@ -33,7 +33,7 @@ def control_size(family: ModelFamily, model: ModelOptions) -> Callable[[Size], S
 def check_control_area(family: ModelFamily, model: ModelOptions, parts: Parts) -> None:
     """Raises OptionError when the loaded model takes control images of another area than was found without loading it."""
     found, area = control_area(family, model), parts.settings.get("control_area")
-    if found is not None and area != found:
+    if found is not None and area is not None and area != found:
         side = round(area**0.5)
         text = f"control_resolution: {parts.source} was made for images of about {side} x {side}; set control_resolution to {side}"
         raise OptionError(Problem("control_resolution", text))

@@ -63,7 +63,7 @@ class Learner:
         self.wanted: Callable[[int], Asked] = lambda step: Asked.NOTHING
         """What somebody wants after a step, as this process knows; all are told with the sums of the step."""
         precision = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(options.mixed_precision)
-        self._autocast = lambda: torch.autocast(process.device.type, dtype=precision) if precision is not None else nullcontext()
+        self._precision = precision
         self.scaler = torch.amp.GradScaler(process.device.type, enabled=precision is torch.float16)
         self._peak_rates = [group["lr"] for group in optimizer.param_groups]
         self._whole = [weight for weight in self.weights.values() if own(weight) is weight]
@@ -201,6 +201,10 @@ class Learner:
                     (self.losses(piece, self.options.seed)[0].sum() / self.timetable.global_batch).backward()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        precision: AbstractContextManager[None] = torch.autocast(self.process.device.type, dtype=self._precision)
+        return nullcontext() if self._precision is None else precision
 
     def losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor | None]:
         """The loss of each sample (B,) of a batch on the device, and the times (B,) in [0, 1] where they are known."""

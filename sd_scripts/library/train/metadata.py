@@ -12,14 +12,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from sd_scripts.families import FACTS
 from sd_scripts.library.core.diffusion import anchor_sigmas
 from sd_scripts.library.core.protocols import Kind, StateDict, TrainingAdapter, Version
 from sd_scripts.library.core.safetensors_file import serialise
+from sd_scripts.schema.anchored_flow import AnchoredFlowOptions
 from sd_scripts.schema.fields import show_of
-from sd_scripts.schema.network import NetworkOptions, TextNetworkOptions
-from sd_scripts.schema.objective import ObjectiveOptions
+from sd_scripts.schema.network import AdapterOptions, TextNetworkOptions
 from sd_scripts.schema.runs import RunOptions
 
 CONFIG = "kohya_like.config"
@@ -121,15 +122,16 @@ def with_hashes(texts: Mapping[str, str], tensors: StateDict) -> dict[str, str]:
 
 
 def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
-    network = options.network
+    network = options.adapter
     texts = {"ss_base_model_version": base.version.kohya}
     if base.version.is_v2 is not None:
         texts["ss_v2"] = str(base.version.is_v2)
     if options.method != "network":
         return texts
-    module = _NETWORK_MODULES.get(network.network_type) or FACTS[options.family].lora_module
-    arguments = {"algo": "locon" if network.network_type == "dora" else network.network_type} if network.network_type != "lora" else {}
-    if network.network_type == "dora":
+    module = _NETWORK_MODULES.get(network.network_type) or FACTS[options.family].lora_module or ""
+    kind = network.network_type
+    arguments: dict[str, str] = {} if kind == "lora" else {"algo": "locon" if kind == "dora" else kind}
+    if kind == "dora":
         arguments["dora_wd"] = "True"
     for name in _ARGUMENTS + _own_arguments(network):
         value = getattr(network, name)
@@ -147,7 +149,7 @@ def _network(options: RunOptions, base: BaseFacts) -> dict[str, str]:
 _ARGUMENTS = ("rank_dropout", "module_dropout", "network_reg_dims", "network_reg_lrs")
 
 
-def _own_arguments(network: NetworkOptions) -> tuple[str, ...]:
+def _own_arguments(network: AdapterOptions) -> tuple[str, ...]:
     """The network arguments that not every adapter has, by the names of kohya's scripts."""
     return tuple(name for name in type(network).model_fields if name not in TextNetworkOptions.model_fields)
 
@@ -158,10 +160,10 @@ def _modelspec(options: RunOptions, base: BaseFacts, date: str | None) -> dict[s
     width, height = options.dataset.resolution
     architecture, layout = base.version.modelspec, base.version.layout
     adapter = options.method == "network"
-    texts = {
+    texts: dict[str, str | None] = {
         "sai_model_spec": "1.0.1",
         "architecture": f"{architecture}/lora" if adapter else architecture,
-        "implementation": "diffusers" if output.save_model_as == "diffusers" else layout,
+        "implementation": "diffusers" if options.output.save_model_as == "diffusers" else layout,
         "title": output.metadata_title or output.output_name,
         "resolution": f"{width}x{height}",
         "prediction_type": _PREDICTION[base.kind],
@@ -191,7 +193,7 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
     )
     # kohya writes one number where one was given, and a list otherwise.
     text_rate = network.text_encoder_lr[0] if len(network.text_encoder_lr) == 1 else list(network.text_encoder_lr) or None
-    values = {
+    values: dict[str, object] = {
         "output_name": output.output_name,
         "learning_rate": optimizer.learning_rate,
         "unet_lr": network.unet_lr,
@@ -216,7 +218,8 @@ def _training(options: RunOptions, step: int, epoch: int, base: str, base_hash: 
     if options.model.pretrained_model_name_or_path is not None:
         values |= {"sd_model_name": Path(base).name, "new_sd_model_hash": base_hash}
     if options.method == "network":
-        values |= {"network_dropout": network.network_dropout or None, "scale_weight_norms": network.scale_weight_norms}
+        adapter = options.adapter
+        values |= {"network_dropout": adapter.network_dropout or None, "scale_weight_norms": adapter.scale_weight_norms}
     if objective.target == "velocity":
         values |= {name: getattr(objective, name) for name in _FLOW}
     return _kohya(values | options.model.header_values() | (_noise(objective) if objective.target == "noise" else {}))
@@ -229,9 +232,9 @@ _FLOW = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "timestep_
 
 def _anchors(options: RunOptions, base: BaseFacts) -> dict[str, str]:
     """The noise levels that acrf has trained, in the sampler's order: images are made with as many steps, at these."""
-    objective = options.objective
-    if not objective.has_terms:
+    if not options.objective.has_terms:
         return {}
+    objective = cast("AnchoredFlowOptions", options.objective)
     texts = {"ss_scheduler_shift": str(base.shift)}
     if objective.num_anchors:
         texts["ss_turbo_steps"] = str(objective.turbo_steps)
@@ -250,7 +253,7 @@ def _training_adapter(base: BaseFacts) -> dict[str, str]:
     }
 
 
-def _noise(objective: ObjectiveOptions) -> dict[str, object]:
+def _noise(objective: Any) -> dict[str, object]:
     """The noise and the weights of a model on a noise schedule."""
     return {
         "noise_offset": objective.noise_offset or None,

@@ -44,7 +44,7 @@ def write_report(folder: Path, shown: Sequence[ShownMicroBatch], process: int, f
 
     report.json is that of the first process, report-<process>.json that of another. Numbers that are not finite are texts in it.
     """
-    samples = []
+    samples: list[dict[str, object]] = []
     # A disk that is full or gone must not hide why training ended.
     with suppress(OSError):
         for one in shown:

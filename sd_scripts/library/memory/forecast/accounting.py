@@ -36,7 +36,7 @@ def bytes_of(tensors: Iterable[Tensor], block: int = BLOCK) -> int:
     return sum(rounded(size, block) for size in storages.values())
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[misc]
+class Ledger(TorchDispatchMode):
     """Follows the memory of all meta tensors that are born within the block, to the byte."""
 
     def __init__(self, block: int = BLOCK) -> None:
@@ -159,7 +159,7 @@ def _kind(func: Any) -> frozenset[str] | None:
     return next((names for names in (_LOWER, _FLOAT32, _FLOAT32_RESULT) if name in names), None)
 
 
-class AsOnDevice(TorchFunctionMode):  # type: ignore[misc]
+class AsOnDevice(TorchFunctionMode):
     """Lets the meta device compute as a real one does: with fused attention, and within `autocast` in the lower precision."""
 
     def __init__(self, precision: torch.dtype | None, fused: bool = True, sums_in_float32: bool = True) -> None:
@@ -193,7 +193,7 @@ class AsOnDevice(TorchFunctionMode):  # type: ignore[misc]
         # torch.autocast refuses the meta device, even to be turned off there, as families do around their VAE.
         self._real, self._asked = torch.autocast, self._precision
         torch.autocast = self._block_of
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         torch.autocast = self._real
@@ -247,7 +247,7 @@ def _raised(tensor: Tensor) -> Tensor:
     return tensor.float() if _is_low(tensor) else tensor
 
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
+class _Attention(torch.autograd.Function):
     """The memory of a fused attention kernel: it keeps q, k, v, the result and a float32 for each query, and no weights."""
 
     @staticmethod

@@ -196,7 +196,7 @@ class Forecaster:
         }
         parts |= self._uncached(options, key, scales, parts["activations"])
         at_home = home + int((one.gradients + one.optimizer) * away)
-        known = {
+        known: dict[str, Any] = {
             "num_blocks": len(one.blocks), "at_home": at_home, "tables": one.tables, "optimizer_known": one.optimizer_known,
             "offloaded": offloaded, "weights": frozen + one.tables + (0 if adapts else one.trained),
         }  # fmt: skip

@@ -46,11 +46,11 @@ def structure_of(family: ModelFamily, options: ModelOptions, dtypes: dict[str, t
     # A network of its own that is not here is built as the base's.
     plain |= {name: None for name in FACTS[family.name].companions if is_absent(getattr(options, name))}
     options = options.model_copy(update=plain)
-    name = options.pretrained_model_name_or_path
+    name = options.pretrained_model_name_or_path or ""
     path = Path(name).expanduser()
     if name == "toy" or path.is_dir() or (path.is_file() and FACTS[family.name].whole_files):
         found = Structure(family.load(options, META, torch.float32, EVERYTHING))
-    elif (folder := _cached(name, options.revision)) is not None:
+    elif (folder := _cached(name, getattr(options, "revision", None))) is not None:
         here = options.model_copy(update={"pretrained_model_name_or_path": str(folder), "revision": None})
         found = Structure(family.load(here, META, torch.float32, EVERYTHING))
     elif path.is_file():

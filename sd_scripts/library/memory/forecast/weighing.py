@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -162,12 +162,12 @@ class Scales:
         """
         parts = self.make()
         if options.method == "network":
-            targets = self.family.adapter_targets(parts, options.network.wants_convolutions)
+            targets = self.family.adapter_targets(parts, options.adapter.wants_convolutions)
             # Else each matrix of the adapter would be filled with zeros on the CPU first.
             with META:
-                network: Any = attach(parts, options.network, targets, options.training.seed)
+                network: Any = attach(parts, options.adapter, targets, options.training.seed)
         else:
-            network = train_whole(parts, options.network, self.family, trained_dtype(options.memory))
+            network = train_whole(parts, options.whole, self.family, trained_dtype(options.memory))
         arrange(parts, options, META)
         network.train()
         weights: list[nn.Parameter] = [weight for weight in network.named_parameters().values() if weight.requires_grad]
@@ -242,7 +242,7 @@ def _optimizer(options: RunOptions, groups: Sequence[dict[str, Any]], weights: S
         # It looks at one weight at a time, and those of one shape are alike.
         alike = Counter((weight.shape, weight.dtype) for weight in weights)
         one_each = {(weight.shape, weight.dtype): weight for weight in weights}
-        state = (optimizer_bytes(lambda one=one: make_optimizer(optimizer, [{"params": [one]}]), [one])[0] for one in one_each.values())
+        state = (optimizer_bytes(partial(make_optimizer, optimizer, [{"params": [one]}]), [one])[0] for one in one_each.values())
         return sum(count * size for count, size in zip(map(alike.__getitem__, one_each), state)), 0, True
     try:
         return *optimizer_bytes(lambda: make_optimizer(optimizer, groups), weights), True

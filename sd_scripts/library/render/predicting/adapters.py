@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -42,9 +42,9 @@ class Adapters:
             text = f"lora_weight has {len(weights)} numbers for {len(files)} files in lora; give one for each"
             problems.append(Problem("lora_weight", text))
         for name in files:
-            found = tried(problems, lambda name=name: adapter_file(name))
+            found = tried(problems, partial(adapter_file, name))
             if found is not None and found not in self._files:
-                tried(problems, lambda path=found.path: read(path, self._parts))
+                tried(problems, partial(read, found.path, self._parts))
         return [Problem(problem.option or "lora", problem.message) for problem in problems]
 
     def put_on(self, files: Sequence[str], weights: Sequence[float]) -> None:

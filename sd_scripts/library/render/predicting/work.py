@@ -115,6 +115,7 @@ class _Job:
         order, variants = self.order, self.order.variants
         asked = predictor.prepared(request_of(order), [(variant.lora, variant.lora_weight) for variant in variants])
         seeds, size = [preview.seed for preview in asked], [asked[0].width, asked[0].height]
+        controls = [str(file) for file in request_of(order).images]
         labels, steps, total = [variant.label for variant in variants], asked[0].steps, len(variants) * len(asked)
         self.tell("started", size=size, seeds=seeds, steps=steps, images=total, variants=labels)
         rows: list[list[Image.Image]] = [[] for _ in asked]
@@ -122,9 +123,7 @@ class _Job:
             watch = self._watching(predictor, number, total)
             for index, made in enumerate(predictor.rendered(asked, variant.lora, variant.lora_weight, watch)):
                 suffix = f"-{number + 1}" if order.compares else ""
-                path = output_images.save(
-                    made, order.options.predict.out, predictor.parts.source, variant, request_of(order).images, suffix
-                )
+                path = output_images.save(made, order.options.predict.out, predictor.parts.source, variant, controls, suffix)
                 self.files.append(str(path))
                 rows[index].append(made.image)
                 width, height = made.image.size
