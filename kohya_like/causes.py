@@ -5,8 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sd_scripts.runs.events import LastWord
+
+Kind = Literal["", "memory", "ram", "disk", "nan", "model", "file", "readers", "settings", "passing"]
+"""What fixes.py can do something about; passing: what need not come back when the run is started again."""
+WHY: dict[str, str] = {
+    "memory": "The network, its gradients, the optimizer and the images of a batch need more memory together than the device has free.",
+    "ram": "The model, the readers of the data set and other programs need more together than this machine has.",
+    "disk": "Caches, states and saved files have filled it, or those of other programs have.",
+    "nan": "The steps are too large, fp16 cannot hold the numbers, or an image of the batch is damaged.",
+    "model": "The file is not the one that the settings expect, or not all of it arrived.",
+    "file": "It was moved, renamed or deleted, or its disk is not there.",
+    "readers": "Background readers share memory, of which a container has little.",
+    "settings": "Two settings contradict each other, or one does not fit the data or the model.",
+}
+"""Why things of a kind happen, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +30,11 @@ class Cause:
 
     text: str
     advice: str
+    kind: Kind = ""
+
+    @property
+    def why(self) -> str:
+        return WHY.get(self.kind, "")
 
 
 @dataclass(frozen=True)
@@ -24,6 +44,7 @@ class Recogniser:
     pattern: str
     text: str
     advice: str
+    kind: Kind = ""
 
     def match(self, lines: Sequence[str]) -> Cause | None:
         """The cause, when a line has the pattern; the last such line counts."""
@@ -31,7 +52,7 @@ class Recogniser:
             found = re.search(self.pattern, line)
             if found:
                 groups = [group or "" for group in found.groups()] or [""]
-                return Cause(self.text.format(*groups), self.advice)
+                return Cause(self.text.format(*groups), self.advice, self.kind)
         return None
 
 
@@ -46,24 +67,29 @@ _LESS_RAM = (
 
 RECOGNISERS: tuple[Recogniser, ...] = (
     Recogniser(
-        r"(?:CUDA|HIP|torch\.)\s?(?:error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED",
+        r"(?:CUDA|HIP|torch\.)\s?(?:error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|the device has no memory",
         "The GPU ran out of memory.",
         _LESS_MEMORY,
+        "memory",
     ),
     Recogniser(
         r"can't allocate memory|Cannot allocate memory|^MemoryError|DefaultCPUAllocator: not enough memory",
         "The machine ran out of memory (RAM).",
         _LESS_RAM,
+        "ram",
     ),
     Recogniser(
         r"WinError 1455|paging file is too small",
         "Windows ran out of virtual memory.",
         "Make the paging file larger (system settings, performance, virtual memory) and start again.",
+        "ram",
     ),
     Recogniser(
-        r"No space left on device|Errno 28\b|Disk quota exceeded|There is not enough space on the disk|Errno 122\b",
+        r"No space left on device|Errno 28\b|Disk quota exceeded|There is not enough space on the disk|Errno 122\b"
+        r"|could not be written to .* are free there",
         "The disk is full.",
         "Free some space, or choose an output_dir on another disk, then press Resume; earlier states are intact.",
+        "disk",
     ),
     Recogniser(
         r"ModuleNotFoundError: No module named ['\"]([\w.]+)",
@@ -89,46 +115,56 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         r"NCCL (?:error|watchdog)|ncclSystemError|ncclUnhandledCudaError|collective operation timeout|DistBackendError",
         "The GPUs lost contact with each other (NCCL).",
         "Look for the first failing rank above in the log; one rank out of memory stops them all. If none failed, try NCCL_P2P_DISABLE=1.",
+        "passing",
     ),
     Recogniser(
         r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|CUBLAS_STATUS_EXECUTION_FAILED|\bXid\b",
         "The GPU reported a failed computation.",
         "Press Resume. If it comes back, remove any overclocking, update the driver and report the log.",
+        "passing",
     ),
     Recogniser(
         r"EADDRINUSE|Address already in use",
         "Another run on this machine uses the same network port.",
         "Wait for the other run, or end it, then start again.",
+        "passing",
     ),
     Recogniser(
         r"DataLoader worker .* (?:killed|exited)|Bus error|insufficient shared memory",
         "A data worker was ended; containers often have too little shared memory.",
         "Start the container with --shm-size 8g or --ipc host, or use fewer data workers.",
+        "readers",
     ),
     Recogniser(
-        r"(?i)non-?finite|loss (?:is|became) (?:nan|inf)",
+        r"(?i)non-?finite|is not a finite number|loss (?:is|became|of step \d+ is) (?:nan|inf)",
         "The loss became infinite or not a number.",
         "Press Resume with a lower learning_rate, mixed_precision bf16 instead of fp16, or without the images named in the log.",
+        "nan",
     ),
     Recogniser(
         r"GatedRepo|401 Client Error|403 Client Error|is gated",
         "The model's page asks for a login or for its licence to be accepted.",
         "Accept the licence on the model's page and set HF_TOKEN before starting the studio, or point to a downloaded file.",
+        "model",
     ),
     Recogniser(
         r"Max retries exceeded|Name or service not known|Temporary failure in name resolution|LocalEntryNotFoundError|OfflineModeIsEnabled",
         "The model could not be downloaded: no connection.",
         "Check the network, or download the model and give its path in pretrained_model_name_or_path.",
+        "passing",
     ),
     Recogniser(
-        r"SafetensorError|InvalidHeader|HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer",
+        r"SafetensorError|InvalidHeader|HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer"
+        r"|is damaged or was not downloaded whole|is not a readable safetensors file",
         "A .safetensors file is damaged or not fully downloaded.",
         "Download the file again and compare its size or SHA-256.",
+        "model",
     ),
     Recogniser(
-        r"size mismatch for|Missing key\(s\) in state_dict",
+        r"size mismatch for|Missing key\(s\) in state_dict|: .* is .*; you chose .*, which needs",
         "The model file does not belong to this model family.",
         "Choose the family that fits the file, or another file.",
+        "model",
     ),
     Recogniser(
         r"Too many open files|Errno 24\b",
@@ -141,35 +177,51 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "Change its permissions or choose another folder.",
     ),
     Recogniser(
-        r"FileNotFoundError.*?['\"]([^'\"]+)['\"]", "A file is missing: {0}", "Correct the path or bring the file back, then press Resume."
+        r"FileNotFoundError.*?['\"]([^'\"]+)['\"]",
+        "A file is missing: {0}",
+        "Correct the path or bring the file back, then press Resume.",
+        "file",
     ),
     Recogniser(
         r"failed \(exitcode: -9\) local_rank: (\d+)",
         "The process with local rank {0} was killed (signal 9), almost always because memory (RAM) ran out.",
         _LESS_RAM,
+        "ram",
     ),
     Recogniser(
         r"SIGKILL|exitcode\s*: -9|[Ss]ignal 9\b",
         "The operating system ended the training at once (SIGKILL), almost always because memory (RAM) ran out.",
         _LESS_RAM,
+        "ram",
     ),
     Recogniser(
         r"SIGSEGV|Segmentation fault|exitcode\s*: -11",
         "The training crashed in native code (segmentation fault).",
         "Press Resume; if it comes back, run `bash setup.sh doctor`.",
+        "passing",
     ),
 )
 
 _SIGNALS: dict[int, Cause] = {
-    1: Cause("The terminal that held the training was closed (SIGHUP).", "Press Resume; runs started by the studio survive this."),
-    2: Cause("The training was interrupted (Ctrl-C) before it could save.", "Press Resume."),
+    1: Cause(
+        "The terminal that held the training was closed (SIGHUP).", "Press Resume; runs started by the studio survive this.", "passing"
+    ),
+    2: Cause("The training was interrupted (Ctrl-C) before it could save.", "Press Resume.", "passing"),
     4: Cause("The processor does not know an instruction of this torch build.", "Install a torch build for this processor."),
     7: Cause(
-        "A memory page could not be read (bus error); containers often have too little shared memory.", "Use --shm-size 8g or --ipc host."
+        "A memory page could not be read (bus error); containers often have too little shared memory.",
+        "Use --shm-size 8g or --ipc host.",
+        "readers",
     ),
-    9: Cause("The operating system ended the training at once (SIGKILL), almost always because memory (RAM) ran out.", _LESS_RAM),
-    11: Cause("The training crashed in native code (segmentation fault).", "Press Resume; if it comes back, run `bash setup.sh doctor`."),
-    15: Cause("Something outside the studio ended the training (SIGTERM), such as a shutdown or a job scheduler.", "Press Resume."),
+    9: Cause("The operating system ended the training at once (SIGKILL), almost always because memory (RAM) ran out.", _LESS_RAM, "ram"),
+    11: Cause(
+        "The training crashed in native code (segmentation fault).",
+        "Press Resume; if it comes back, run `bash setup.sh doctor`.",
+        "passing",
+    ),
+    15: Cause(
+        "Something outside the studio ended the training (SIGTERM), such as a shutdown or a job scheduler.", "Press Resume.", "passing"
+    ),
 }
 
 
@@ -190,6 +242,10 @@ def without_launcher(lines: Sequence[str]) -> list[str]:
     return list(lines) if end is None else list(lines[: begin[-1] if begin else end])
 
 
+def _known(lines: Sequence[str]) -> Cause | None:
+    return next((cause for cause in (item.match(lines) for item in RECOGNISERS) if cause), None)
+
+
 def diagnose(lines: Sequence[str], returncode: int | None, farewell: LastWord | None) -> Cause:
     """Why a run failed or died.
 
@@ -197,9 +253,11 @@ def diagnose(lines: Sequence[str], returncode: int | None, farewell: LastWord | 
     killed). farewell: its last word, when it wrote one; its own words come first.
     """
     words = farewell.text if farewell else ""
-    known = next((cause for cause in (item.match([words, *lines]) for item in RECOGNISERS) if cause), None)
+    # Who says what to do has said all; otherwise the console may know more.
+    known = (_known([words]) if words else None) or (None if farewell and farewell.advice else _known(lines))
     if farewell and words:
-        return Cause(words, farewell.advice or (known.advice if known else ""))
+        kind: Kind = known.kind if known else "settings" if farewell.refused else ""
+        return Cause(words, farewell.advice or (known.advice if known else ""), kind)
     if known:
         return known
     signal = _signal_of(returncode)
@@ -207,10 +265,14 @@ def diagnose(lines: Sequence[str], returncode: int | None, farewell: LastWord | 
         return _SIGNALS.get(signal, Cause(f"The training was ended by signal {signal}.", "Press Resume."))
     if returncode is None:
         return Cause(
-            "The training disappeared without a word: the machine was restarted, or everything was ended at once.", "Press Resume."
+            "The training disappeared without a word: the machine was restarted, or everything was ended at once.",
+            "Press Resume.",
+            "passing",
         )
     if returncode == 127:
         return Cause("The training command could not be started.", "Run `bash setup.sh doctor`.")
     if returncode == 2:
-        return Cause("The training refused its settings.", "The last lines of the log say which; correct them in the Train tab.")
+        return Cause(
+            "The training refused its settings.", "The last lines of the log say which; correct them in the Train tab.", "settings"
+        )
     return Cause(f"The training ended with code {returncode}.", "The last lines of the log say more.")

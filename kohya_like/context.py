@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainDoor:
-    """How another tab puts settings into the form: `button.click(lambda: door.fill(config), outputs=door.outputs)`."""
+    """How another tab puts settings into the form: `button.click(lambda: door.fill(config, ""), outputs=door.outputs)`."""
 
     outputs: tuple[Any, ...]
     """Components that fill() gives values for, in its order."""
-    fill: Callable[[Path], tuple[Any, ...]]
-    """Values that set the form from a config.toml and bring the Train tab to the front. A file that cannot be read becomes a
-    sentence in the form's list of problems, not an exception."""
+    fill: Callable[[Path, str], tuple[Any, ...]]
+    """Values that set the form from a config.toml, bring the Train tab to the front, and go to the field of an option, if one is named. A
+    file that cannot be read becomes a sentence in the form's list of problems, not an exception."""
 
 
 @dataclass(frozen=True)

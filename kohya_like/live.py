@@ -29,7 +29,7 @@ from sd_scripts.runs.events import Warned
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-from . import causes, comparing, console, desk, evaluations, gpu, monitor, picks, tools
+from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, tools
 from .datasets import order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
@@ -131,7 +131,7 @@ class Live:
                 **self._lists(job, progress, version),
             }
         if job.damage:
-            answer["cause"] = {"text": job.damage, "advice": DAMAGED, "lines": []}
+            answer["cause"] = {"text": job.damage, "advice": DAMAGED, "why": "", "lines": [], "fix": None}
         elif job.state in ("failed", "died"):
             answer["cause"] = self._cause(job, progress)
         deadline = self._stopping.get(job.run_id or job.name)
@@ -245,18 +245,33 @@ class Live:
             watched.pids_until = now + gpu.PERIOD_SECONDS
         return watched.pids if job.state == "running" else ()
 
+    def _diagnosis(self, job: Job, progress: monitor.Progress) -> causes.Cause:
+        return causes.diagnose(console.last_lines(job.run.console), job.returncode, progress.farewell if job.state == "failed" else None)
+
     def _cause(self, job: Job, progress: monitor.Progress) -> dict[str, Any]:
-        lines = console.last_lines(job.run.console)
-        farewell = progress.farewell if job.state == "failed" else None
-        cause = causes.diagnose(lines, job.returncode, farewell)
-        if farewell is not None and farewell.refused:
-            # The sentence says all; what follows it on the console is the launcher's astonishment.
-            return {"text": cause.text, "advice": cause.advice, "lines": [], "refused": True}
+        cause, farewell = self._diagnosis(job, progress), progress.farewell
+        refused = job.state == "failed" and farewell is not None and farewell.refused
+        fix = fixes.fix_of(job, cause)
         return {
             "text": cause.text,
+            "why": cause.why,
             "advice": cause.advice,
-            "lines": causes.without_launcher(console.last_lines(job.run.console, 200))[-12:],
+            "fix": None if fix is None else {"text": fix.text, "button": fix.button, "goes_to": fix.goes_to, "option": fix.option},
+            # The sentence of a refusal says all; what follows it on the console is the launcher's astonishment.
+            "lines": [] if refused else causes.without_launcher(console.last_lines(job.run.console, 200))[-12:],
+            "refused": refused,
         }
+
+    def fix(self, job: Job) -> Job:
+        """Does what the button about the failure of a run promises. Raises OptionError where there is nothing to start."""
+        watched = self._watch(job.path)
+        with watched.lock:
+            while not watched.read(job.run.events_file):
+                continue
+            fix = fixes.fix_of(job, self._diagnosis(job, watched.progress)) if job.state in ("failed", "died") else None
+        if fix is None or fix.goes_to:
+            raise OptionError(f"{job.name} has no failure that a start could mend")
+        return fixes.start(self.supervisor, job, fix)
 
     def stop(self, job: Job, grace_seconds: float) -> None:
         """Begins to stop a run and comes back at once."""
@@ -402,6 +417,12 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         except OptionError as err:
             return JSONResponse({"detail": str(err)}, 409)
 
+    def fix(_request: Request, job: Job) -> Response:
+        try:
+            return JSONResponse({"run": live.fix(job).name})
+        except OptionError as err:
+            return JSONResponse({"detail": str(err)}, 409)
+
     return [
         Route("/kl/runs", with_token(runs)),
         Route("/kl/runs/compare", with_token(compare)),
@@ -414,6 +435,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         Route("/kl/run/{run}/evaluate", with_job(evaluate), methods=["POST"]),
         Route("/kl/run/{run}/ask", ask, methods=["POST"]),
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
+        Route("/kl/run/{run}/fix", with_job(fix), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]
 

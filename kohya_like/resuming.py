@@ -117,7 +117,7 @@ def _latest(options: RunOptions, is_at_work: Callable[[Path], bool]) -> Outlook:
     """The newest run of this name that has a state goes on, and no other."""
     for run in _named(options):
         total = _total_steps(run, options)
-        if _newest_state(run.state)[0] is None and not (total is not None and is_finished(run, options.output, total)):
+        if newest_state(run.state)[0] is None and not (total is not None and is_finished(run, options.output, total)):
             continue
         if is_at_work(run.path):
             return Outlook("busy", f"{run.name} is at work. Another run with these settings needs resume = none.", run=run.path)
@@ -134,7 +134,7 @@ def _continued(run: RunDirectory, options: RunOptions) -> Outlook:
     if total is not None and is_finished(run, options.output, total):
         text = f"{run.name} is finished already ({total} steps). More steps make it longer; resume = none starts a new run."
         return Outlook("finished", text, run=run.path)
-    state, broken = _newest_state(run.state)
+    state, broken = newest_state(run.state)
     if state is None:
         notes = (*broken, f"{run.name} has the same settings, but no saved state to go on from.")
         return Outlook("new", "Starts a new run from the first step.", notes)
@@ -174,7 +174,7 @@ def _from_path(options: RunOptions, path: Path) -> Outlook:
         )
     if (path / "manifest.json").is_file() or path.parent.name == "state":
         return _from_state(options, path)
-    state, broken = _newest_state(path / "state")
+    state, broken = newest_state(path / "state")
     if state is None:
         return Outlook("refused", f"{path} holds no whole training state" + (f": {'; '.join(broken)}." if broken else "."))
     return _from_state(options, state)
@@ -205,7 +205,7 @@ def _differing(run: RunDirectory, options: RunOptions) -> str:
         return "its config.toml is not one of this version"
     if type(old) is not type(options):
         return f"it is a run of {old.script}"
-    before, now = _settings(old), _settings(options)
+    before, now = settings_of(old), settings_of(options)
     told = meta_of(run).get("settings")
     if isinstance(told, dict) and "global_batch" in told:
         # What it really was: the number of processes may have been another one then.
@@ -215,7 +215,8 @@ def _differing(run: RunDirectory, options: RunOptions) -> str:
     return "" if before == now else differing_settings(before, now)
 
 
-def _settings(options: RunOptions) -> dict[str, Any]:
+def settings_of(options: RunOptions) -> dict[str, Any]:
+    """What decides what a step of these options trains on this machine."""
     distributed = options.distributed
     together = options.dataset.train_batch_size * options.training.gradient_accumulation_steps
     batch = distributed.global_batch_size or together * processes_here(distributed) * distributed.num_machines
@@ -232,7 +233,7 @@ def _total_steps(run: RunDirectory, options: RunOptions) -> int | None:
     return monitor.summary(run.events_file).steps or None
 
 
-def _newest_state(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
+def newest_state(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
     """The newest state whose files are all there, and a sentence for each newer one that is not."""
     broken = []
     for path in reversed(state_folders(folder)):

@@ -21,7 +21,10 @@ def build(context: Context) -> gr.HTML:
 
 
 def using(context: Context) -> Callable[[Mapping[str, Any] | None], Any]:
-    """What "Use these settings" does with the value of the view: the form gets the config.toml of the run of that name."""
+    """What "Use these settings" does with the value of the view: the form gets the config.toml of the run of that name.
+
+    option: a field of the form that is shown then.
+    """
 
     def use(value: Mapping[str, Any] | None) -> Any:
         door = context.train
@@ -29,6 +32,6 @@ def using(context: Context) -> Callable[[Mapping[str, Any] | None], Any]:
         job = context.supervisor.find(str((value or {}).get("run", "")))
         if job is None:
             return gr.skip()
-        return door.fill(job.run.config)
+        return door.fill(job.run.config, str((value or {}).get("option", "")))
 
     return use

@@ -422,7 +422,9 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
         _Parts(tuple(fieldsets), welcome, picker, board, following, keeper),
         {"start": start, "stop": stop, "print": show, "check": check},
     )
-    return TrainDoor(outputs=(board, tabs), fill=lambda config: (tab.load_path(config), gr.Tabs(selected="train")))
+    return TrainDoor(
+        outputs=(board, tabs), fill=lambda config, option: (tab.load_path(config) | {"goTo": option}, gr.Tabs(selected="train"))
+    )
 
 
 def cluster_fields() -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from tests.ui.test_tools import lora
 def fill(root: Path, session: str) -> None:
     """Runs that have ended, each in its way, a tool that was run, and predictions of the browser of this session."""
     old_run(root, "broken", "failed", text="12 images cannot be read.")
+    old_run(root, "no-memory", "died", console="torch.OutOfMemoryError: CUDA out of memory.\n")
     made(root, options(root, output_name="resumable"), (100, 200))
     styles = style_run(root, "styles")
     for epoch in range(3):

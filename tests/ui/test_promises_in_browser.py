@@ -71,7 +71,7 @@ def group(title: str, field: str) -> Promise:
 
 def row(name: str) -> Promise:
     """A run in the list of all."""
-    return Promise(f"{name}.*(Running|Finished|Stopped|Stopping|Failed|Waiting)", f"{RUNS} .kr-title", f"^{name}$", f"{RUNS} .kr-list")
+    return Promise(f"{name}.*(Running|Finished|Stopped|Stopping|Failed|Died|Waiting)", f"{RUNS} .kr-title", f"^{name}$", f"{RUNS} .kr-list")
 
 
 def fold(name: str, place: str, inside: str, rare: bool = False) -> Promise:
@@ -267,6 +267,9 @@ PROMISES: list[Promise] = [
     row("resumable"),
     Promise("Resume", f"{RUNS} .kr-run", "Waits", RUNS),
     Promise("Stop", f"{RUNS} .kr-run .kr-badge", "Stopped", RUNS),
+    row("no-memory"),
+    Promise("Change this and start again", f"{RUNS} .kr-status", "Started again", f"{RUNS} .kr-fix"),
+    Promise("Stop", f"{RUNS} .kr-run .kr-badge", "Stopped", RUNS),
     row("shapes"),
     Promise("Draw", f"{RUNS} .kr-draw-form", place=f"{RUNS} .kr-actions"),
     fold("More", f"{RUNS} .kr-draw", ".kl-field"),
@@ -291,10 +294,10 @@ PROMISES: list[Promise] = [
     Promise("Keep it", f"{RUNS} .kr-title", "^broken$", place=".kl-dialog", rare=True),
     Promise("Delete", ".kl-dialog", "trash", place=f"{RUNS} .kr-desk", rare=True),
     Promise("Move to the trash", f"{RUNS} .kr-status", "is in the trash", place=".kl-dialog"),
-    Promise("Compare runs", f"{RUNS} .kr-nav input:checked", place=f"{RUNS} .kr-nav"),
+    Promise("Compare runs", f"{RUNS} .kr-nav input:checked", place=f"{RUNS} .kr-nav", at_once=False),
     Promise("Held-out loss", f"{RUNS} .kr-beside-one-another .kr-stage", place=RUNS, at_once=False),
     Promise("Open run .*", f"{RUNS} .kr-desk", place=RUNS),
-    Promise("Compare runs", f"{RUNS} .kr-nav input:checked", place=f"{RUNS} .kr-nav", rare=True),
+    Promise("Compare runs", f"{RUNS} .kr-nav input:checked", place=f"{RUNS} .kr-nav", at_once=False, rare=True),
     Promise("Back to one run", f"{RUNS} .kr-nav .kr-row", place=f"{RUNS} .kr-nav", rare=True),
     Promise("Disk and trash", ".kr-tidy", "Trash"),
     Promise("Put .*broken back", ".kr-tidy .kr-status", "is back", rare=True),

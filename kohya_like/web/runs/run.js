@@ -58,7 +58,7 @@ export function date(name, unix) {
 export const stateWords = (state, stopping) => (stopping ? "Stopping" : WORDS[state] || state);
 
 export class RunView {
-  // options: compact, use(run) for "Use these settings", missing(why) when the run is gone
+  // options: compact, use(run, option) for "Use these settings" (and a field to go to), open(run) for another run, missing(why) when it is gone
   constructor(options) {
     this.options = options;
     this.name = "";
@@ -389,10 +389,26 @@ export class RunView {
     const lines = cause.lines.length ? make("pre", { class: "kr-lines", tabindex: 0, "aria-label": "Last lines of the log", text: cause.lines.join("\n") }) : null;
     this.cause.replaceChildren(
       make("h3", { text: cause.text }),
-      cause.advice ? make("p", { text: cause.advice }) : null,
+      cause.why ? make("p", { text: cause.why }) : "",
+      cause.advice ? make("p", { text: cause.advice }) : "",
+      cause.fix ? make("div", { class: "kr-fix" }, make("p", { text: cause.fix.text }), make("button", { type: "button", class: "kr-button kr-primary", text: cause.fix.button, onclick: () => this.mend(cause.fix) })) : "",
       ...(lines ? [make("p", { class: "kr-note", text: "Last lines of the log" }), lines] : []),
     );
     // The newest line says most.
     if (lines) lines.scrollTop = lines.scrollHeight;
+  }
+
+  // What the button of a failure does; where a person has to decide, it leads there.
+  async mend(fix) {
+    if (fix.goes_to === "form") return this.options.use(this.name, fix.option);
+    if (fix.goes_to === "disk") return (await import("./tidy.js")).openTidy(() => this.poll());
+    try {
+      const { run } = await ask(address(this.name, "/fix"), { method: "POST" });
+      if (run !== this.name) this.options.open(run);
+      this.note("Started again.");
+    } catch (error) {
+      this.note(error.message);
+    }
+    return this.poll();
   }
 }

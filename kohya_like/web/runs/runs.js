@@ -6,6 +6,7 @@ import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, repeat } from "../common/studio.js";
 import { figure } from "../common/words.js";
+import { goTo } from "../train/form.js";
 import { date, RunView, stateWords, title } from "./run.js";
 
 const ORDERS = {
@@ -19,7 +20,11 @@ const ORDERS = {
 const nameOf = ({ label, name }) => label || title(name);
 
 export function panel({ element, root, props, watch }) {
-  const view = new RunView({ compact: true, element, missing: () => view.follow("") });
+  const view = new RunView({
+    compact: true, element, missing: () => view.follow(""), open: (name) => view.follow(name),
+    // They are in the form.
+    use: (_name, option) => goTo(option || "output_name"),
+  });
   root.append(view.root);
   // After a reload, and when one is started elsewhere, the run that is under way is shown.
   repeat(element, async () => {
@@ -53,8 +58,9 @@ export function runs({ element, root, props, trigger }) {
       gone = why || "";
       look();
     },
-    use(name) {
-      props.value = { run: name };
+    open: (name) => choose(name, true),
+    use(name, option = "") {
+      props.value = { run: name, option };
       trigger("submit");
     },
   });

@@ -88,6 +88,9 @@ export function answers({ root, props, watch }) {
     // The answer may lie far from the button, and its tab come to the front with it. What is wrong, and an import, take the focus.
     const told = value.report ? report : value.output ? output : status;
     if (!value.problems?.length && !value.imported && !value.ask && !value.download && !value.save) setTimeout(() => bring(told));
+    // Once its tab is there.
+    const go = () => (root.offsetParent ? goTo(value.goTo) : requestAnimationFrame(go));
+    if (value.goTo) setTimeout(go);
     foresee(0);
   }
   watch("value", () => props.value && answer(props.value));
