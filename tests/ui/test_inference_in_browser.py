@@ -47,7 +47,8 @@ def place(studios: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
     """A studio over one finished run with three LoRA files. No worker is left after it."""
     root = tmp_path_factory.mktemp("inference") / "output"
     needed = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:edit_border", "output_dir": str(root), "output_name": "border"}
-    needed |= {"sample_prompts": "put a border around it"}
+    # Previews, and so what is drawn, are as large as the images.
+    needed |= {"sample_prompts": "put a border around it", "resolution": (64, 64)}
     run = RunDirectory.create(root, "border", build(RUNS["qwen_edit", "network"], needed))
     run.log(RunFinished(step=1, text="", advice=""))
     for name, strength in (("border-000100", 0.5), ("border-000200", 1.0), ("border", 2.0)):
