@@ -186,7 +186,7 @@ def routes(known: Picks) -> list[Route]:
 
     def delete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         files = given.get("files")
-        return {"freed": picks.delete_others(known.folder(name), files if isinstance(files, list) else [])}
+        return {"bytes": picks.delete_others(known.folder(name), files if isinstance(files, list) else [])}
 
     return [
         Route("/kl/compare/{name}/numbers", answered(lambda name, _: known.numbers(name))),

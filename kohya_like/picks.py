@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from sd_scripts.runs import drawing
 from sd_scripts.runs.safetensors_header import CHOSEN, entries_of, replace_texts
+from sd_scripts.runs.trash import Trash
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.outside import json_of
@@ -134,20 +134,13 @@ def _bytes(path: Path) -> int:
 
 
 def delete_others(folder: Path, names: Sequence[str]) -> int:
-    """Removes what was saved besides the chosen file, for ever; the bytes that are free now. names: of the files that somebody agreed to.
+    """Moves what was saved besides the chosen file into the trash; the bytes that emptying it frees. names: of the files that somebody
+    agreed to.
 
-    Raises OptionError where these are not the others any more, and where one cannot be removed.
+    Raises OptionError where these are not the others any more, and where one cannot be moved.
     """
     found = others(folder)
-    if sorted(path.name for path, _ in found) != sorted(names):
+    if not found or sorted(path.name for path, _ in found) != sorted(names):
         raise OptionError("the files of this run have changed since; look at them again before they are deleted")
-    freed, kept = 0, []
-    for path, size in found:
-        try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-            freed += size
-        except OSError as err:
-            kept.append(f"{path.name} ({err.strerror})")
-    if kept:
-        raise OptionError(f"{freed:,} bytes are free now; these cannot be deleted: {', '.join(kept)}")
-    return freed
+    Trash(folder.parent).put(f"Other files of {folder.name}", [path for path, _ in found])
+    return sum(size for _, size in found)

@@ -26,6 +26,7 @@ from sd_scripts.families import RUNS
 from sd_scripts.runs.events import FileSaved, RunStarted, Validated
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.safetensors_header import CHOSEN, entries_of
+from sd_scripts.runs.trash import Trash
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from tests.ui.standin_runs import until
@@ -183,9 +184,13 @@ def test_numbers_pick_and_the_end_of_the_others_by_their_routes(place: Place, ru
         assert sorted(others["files"]) == [path.name for path in gone] and others["bytes"] == sum(path.stat().st_size for path in gone)
         stale = client.post(f"/kl/compare/{name}/delete-others", json={"files": others["files"][:1]}).json()
         assert "have changed since" in stale["problems"][0]["message"] and all(path.exists() for path in gone)
-        assert client.post(f"/kl/compare/{name}/delete-others", json={"files": others["files"]}).json() == {"freed": others["bytes"]}
+        assert client.post(f"/kl/compare/{name}/delete-others", json={"files": others["files"]}).json() == {"bytes": others["bytes"]}
         assert [path.name for path in run.path.glob("*.safetensors")] == ["star-20.safetensors"]
+        (entry,) = Trash(place.root).entries()
+        assert Trash(place.root).bytes_of(entry) >= others["bytes"]
         assert place.compared.one(name)["state"] == "done", "its images stay"
         assert client.get("/kl/compare/none/numbers").status_code == 404
         with pytest.raises(OptionError, match="no file of a run"):
             known.choose(name, 1)
+        Trash(place.root).restore(entry.name)
+        assert all(path.exists() for path in gone), "they come back"

@@ -58,8 +58,8 @@ export class Pick {
   }
 
   leave() {
-    const { files, bytes: freed } = this.leaving;
-    return this.order(`${plural(files.length, "file is", "files are")} deleted; ${bytes(freed)} are free.`, () => post(`${this.place}/delete-others`, { files }), () => (this.leaving = null));
+    const { files, bytes: size } = this.leaving;
+    return this.order(`${plural(files.length, "file is", "files are")} in the trash: Disk and trash in Runs puts them back, or frees ${bytes(size)}.`, () => post(`${this.place}/delete-others`, { files }), () => (this.leaving = null));
   }
 
   row(column, place) {
@@ -76,10 +76,10 @@ export class Pick {
     const { chosen } = this.answer;
     if (!chosen) return null;
     if (!this.leaving) return html`<div class="kl-row"><button type="button" class="kl-quiet" onClick=${() => this.askToLeave()}>Delete the others</button></div>`;
-    const { files, bytes: freed } = this.leaving;
+    const { files, bytes: size } = this.leaving;
     if (!files.length) return html`<p class="kl-note">The run has saved nothing besides ${chosen}.</p>`;
-    return html`<p class="kl-error" role="alert">${files.join(", ")}: ${bytes(freed)}, deleted for ever. Images of this grid stay; it cannot be continued then.</p>
-      <div class="kl-row"><button type="button" class="kl-button" onClick=${() => this.leave()}>${`Delete ${plural(files.length, "file", "files")} for ever`}</button>
+    return html`<p class="kl-note" role="alert">${files.join(", ")}: ${bytes(size)}. They can be put back for 30 days. Images of this grid stay; it cannot be continued meanwhile.</p>
+      <div class="kl-row"><button type="button" class="kl-button" onClick=${() => this.leave()}>${`Move ${plural(files.length, "file", "files")} to the trash`}</button>
       <button type="button" class="kl-quiet" onClick=${() => {
         this.leaving = null;
         this.drawn();
