@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from sd_scripts.schema.files import given_path
 
 from . import desk
 from .comparing import differences, found, reached
-from .supervisor import Job, JobSupervisor
+from .queueing import Waiting
+from .supervisor import Job, JobSupervisor, queue_of
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,11 +88,18 @@ def _compared(jobs: Sequence[Job]) -> tuple[Any, str]:
 
 def _queue(jobs: Sequence[Job]) -> tuple[Any, str]:
     """Those at work first, then those that wait, the next one first."""
-    order = [job for job in jobs if job.state == "running"] + sorted(
-        (job for job in jobs if job.state == "queued"), key=lambda job: job.queued_at
-    )
-    rows, text = _listed(order)
-    return rows, text if rows else "No run is at work, and none waits.\n"
+    order = [job for job in jobs if job.state == "running"] + queue_of(jobs)
+    rows = [{**_line(job), "waits for": _waits_for(job.waiting)} for job in order]
+    lines = [[row["name"], row["state"], f"{row['step']}/{row['steps']}", row["label"], row["waits for"]] for row in rows]
+    return rows, _table(["run", "state", "steps", "name", "waits for"], lines) if rows else "No run is at work, and none waits.\n"
+
+
+def _waits_for(waiting: Waiting) -> str:
+    """Besides a device."""
+    told = ["to be released"] if waiting.held else []
+    if waiting.not_before:
+        told.append(datetime.fromtimestamp(waiting.not_before).astimezone().strftime("%Y-%m-%d %H:%M"))
+    return ", ".join([*told, *([waiting.after] if waiting.after else [])])
 
 
 def _remove(supervisor: JobSupervisor, jobs: Sequence[Job], is_sure: bool) -> tuple[Any, str]:

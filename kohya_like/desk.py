@@ -30,7 +30,7 @@ from sd_scripts.schema.flat import read_toml, run_of
 from sd_scripts.schema.outside import json_of
 
 from .datasets import order_of, said
-from .supervisor import ENDED, Job, JobSupervisor
+from .supervisor import ENDED, Job, JobSupervisor, queue_of
 
 FILE = "desk.json"
 MAX_LABEL, MAX_NOTES, MAX_TAG, MAX_TAGS = 120, 20_000, 40, 30
@@ -210,6 +210,17 @@ def ask(job: Job, what: str, step: object = None) -> dict[str, Any]:
     return asked(job)
 
 
+def queue(supervisor: JobSupervisor, job: Job) -> dict[str, Any]:
+    """Of a queued run: its place among those that wait, what it waits for, and the runs that it could wait for."""
+    if job.state != "queued":
+        return {}
+    jobs = supervisor.seen()
+    names = [each.name for each in queue_of(jobs)]
+    others = [{"name": each.name, "label": read(each.path).label} for each in jobs if each.state not in ENDED and each.name != job.name]
+    place = names.index(job.name) if job.name in names else 0
+    return {**asdict(job.waiting), "place": place, "of": max(1, len(names)), "others": others}
+
+
 def routes(supervisor: JobSupervisor) -> list[Route]:
     """All of them; the guard asks each for the token of the page."""
 
@@ -245,8 +256,13 @@ def routes(supervisor: JobSupervisor) -> list[Route]:
         names = [str(name) for name in order["entries"]]
         return {"freed": sum(Trash(parent).empty(names) for parent in supervisor.parents())}
 
+    def plan(order: Mapping[str, Any]) -> dict[str, Any]:
+        supervisor.plan(job_of(order.get("run")), order)
+        return queue(supervisor, job_of(order.get("run")))
+
     work: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
         "say": spoken,
+        "queue": plan,
         "delete": discard,
         "disk": looked,
         "clean": cleaned,

@@ -126,6 +126,7 @@ class Live:
                     for name in ("images_per_second", "peak_gib", "grad_norm", "epoch", "data_fetch", "fwd_bwd", "opt_step", "step_total")
                 },
                 "asked": desk.asked(job),
+                "queue": desk.queue(self.supervisor, job),
                 "console": asdict(console.read_console(job.run.console, console_offset)),
                 **self._curve(watched, generation, points),
                 **self._lists(job, progress, version),

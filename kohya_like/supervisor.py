@@ -32,7 +32,7 @@ from sd_scripts.schema.flat import to_toml
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 
-from . import monitor, processes
+from . import monitor, processes, queueing
 
 State = Literal["queued", "running", "finished", "stopped", "failed", "died", "damaged"]
 ENDED = ("finished", "stopped", "failed", "died", "damaged")
@@ -83,6 +83,8 @@ class Job:
     """Belongs to argv: together they are the command of the run."""
     stopping: bool
     """It was asked to stop and has not ended yet."""
+    waiting: queueing.Waiting = field(default_factory=queueing.Waiting)
+    """While it is queued: what it waits for besides a device."""
     damage: str = ""
     """What is wrong with its folder, in a sentence; its state is `damaged` then, unless its processes are at work."""
 
@@ -94,10 +96,15 @@ class Job:
     def run(self) -> RunDirectory:
         return RunDirectory(self.path)
 
-    @property
-    def queued_at(self) -> float:
-        """Unix time of the order to start; 0 for a run from a terminal."""
-        return _queued_at(self.path)
+
+def queue_of(jobs: Sequence[Job]) -> list[Job]:
+    """Those that wait, in the order in which they are to start."""
+
+    def turn(job: Job) -> tuple[bool, float]:
+        place = job.waiting.place
+        return place is None, _queued_at(job.path) if place is None else place
+
+    return sorted((job for job in jobs if job.state == "queued"), key=turn)
 
 
 def devices() -> list[str]:
@@ -213,6 +220,8 @@ class JobSupervisor:
             return known[1]
         record = _read_record(path)
         job = _terminal_job(path) if record is None else _studio_job(path, record, living)
+        if job.state == "queued":
+            job = replace(job, waiting=queueing.read(path))
         damage = job.summary.damage or ("" if job.run.config.is_file() else "config.toml, which holds its settings, is missing.")
         if damage:
             job = replace(job, damage=damage, state="running" if job.state == "running" else "damaged")
@@ -265,16 +274,17 @@ class JobSupervisor:
         run.clear_stop()
         # Of what was asked of the session before.
         run.orders.take_back(~Asked.NOTHING)
-        for name in ("exit.json", "launcher.json"):
+        for name in ("exit.json", "launcher.json", queueing.FILE):
             (run.path / name).unlink(missing_ok=True)
         return run
 
     def _start_queued(self) -> None:
-        """Starts the oldest queued runs on the devices that are free."""
+        """Starts the first queued runs that wait for nothing else on the devices that are free."""
         with self._lock:
             processes.collect()
             jobs = [self._adopted(job) for job in self._look()]
-            queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: _queued_at(job.path))
+            under_way = [job.name for job in jobs if job.state not in ENDED]
+            queued = [job for job in queue_of(jobs) if job.waiting.is_due(under_way)]
             if not queued:
                 return
             here = _Devices()
@@ -339,6 +349,7 @@ class JobSupervisor:
             begun = 0.0 if process is None else processes.created(process)
             started = replace(record, pid=pid, create_time=begun, argv=tuple(argv), environment=environment, device=",".join(names))
             _write_record(path, started)
+            queueing.forget(path)
         except (OptionError, OSError) as err:
             self._cannot_start(path, err)
         finally:
@@ -351,6 +362,27 @@ class JobSupervisor:
         RunDirectory(path).log(RunFailed(step=0, text=str(err), advice=""))
         if record is not None:
             _write_record(path, replace(record, dropped=True))
+
+    # The queue
+
+    def plan(self, job: Job, order: Mapping[str, object]) -> None:
+        """Changes the place of a queued run, or what it waits for: {"place": number from 0}, or an order of queueing.planned.
+
+        Raises OptionError for a run that does not wait any more.
+        """
+        with self._lock:
+            jobs = self._look()
+            queue = queue_of(jobs)
+            now = next((each for each in queue if each.path == job.path), None)
+            if now is None:
+                raise OptionError(f"{job.name} does not wait any more")
+            place = order.get("place")
+            if isinstance(place, int):
+                queueing.moved([each.path for each in queue], job.path, place)
+            else:
+                others = {each.name: each.waiting for each in jobs if each.state not in ENDED}
+                queueing.write(job.path, queueing.planned(job.name, now.waiting, order, others))
+            self._start_queued()
 
     # The thread that keeps the queue moving while nobody looks
 

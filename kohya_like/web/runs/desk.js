@@ -105,6 +105,45 @@ export function makeDesk(view, root) {
       ${waits.length > 0 && html`<p class="kr-note">Asked for ${waits.join(" and ")}, after the present step.</p>`}`;
   }
 
+  async function plan(order, sentence) {
+    try {
+      run = { ...run, queue: await post("/kl/desk/queue", { run: run.name, ...order }) };
+      problem = "";
+      view.note(sentence);
+    } catch (error) {
+      problem = error.message;
+    }
+    view.poll();
+    draw();
+  }
+
+  // datetime-local writes the reader's own time.
+  const local = (unix) => new Date((unix - 60 * new Date(1000 * unix).getTimezoneOffset()) * 1000).toISOString().slice(0, 16);
+
+  function startAt(event) {
+    event.preventDefault();
+    const { value } = event.currentTarget.elements.time;
+    plan({ not_before: value ? new Date(value).getTime() / 1000 : null }, value ? "It starts then, or as soon after it as a device is free." : "It starts as soon as a device is free.");
+  }
+
+  // Of a run that waits: its place, and what it waits for.
+  function waits() {
+    const { queue } = run;
+    if (run.state !== "queued" || !queue || queue.of === undefined) return null;
+    const { place, of, held, not_before, after, others } = queue;
+    const button = (words, order, sentence, off) => html`<button type="button" class="kr-button" disabled=${off} onClick=${() => plan(order, sentence)}>${words}</button>`;
+    const follow = (event) => {
+      const name = event.currentTarget.value;
+      plan({ after: name || null }, name ? "It starts once that run has ended, in whatever way." : "It waits for no other run.");
+    };
+    return html`<section class="kr-queue" aria-label="In the queue"><p>${of === 1 ? "The only run that waits" : `${place + 1} of ${of} that wait`}${held ? ", held" : ""}</p>
+      <div class="kr-actions">${button("Earlier", { place: place - 1 }, "Moved.", place === 0)}${button("Later", { place: place + 1 }, "Moved.", place === of - 1)}
+        ${held ? button("Release", { held: false }, "It starts as soon as a device is free.") : button("Hold", { held: true }, "It waits until it is released; runs behind it pass by.")}</div>
+      <form class="kr-stop-at" onSubmit=${startAt}><label for="kl-start-at">Start at</label><input id="kl-start-at" name="time" class="kr-filter" type="datetime-local" value=${not_before ? local(not_before) : ""} /><button type="submit" class="kr-button">Set</button></form>
+      ${others.length > 0 && html`<div class="kr-stop-at"><label for="kl-start-after">Start after</label><select id="kl-start-after" class="kr-filter" value=${after} onChange=${follow}><option value="">no other run</option>
+        ${others.map(({ name, label }) => html`<option key=${name} value=${name}>${label || name}</option>`)}</select></div>`}</section>`;
+  }
+
   function remove() {
     const { name } = run;
     const wrong = make("p", { class: "kl-error", role: "alert" });
@@ -139,7 +178,7 @@ export function makeDesk(view, root) {
 
   function draw() {
     const ended = run.state !== "running" && run.state !== "queued";
-    render([work(), html`<div class="kr-actions" role="group" aria-label="About this run">
+    render([work(), waits(), html`<div class="kr-actions" role="group" aria-label="About this run">
         <button type="button" class="kr-button" aria-pressed=${String(run.starred)} onClick=${() => tell({ starred: !run.starred })}>${run.starred ? "★" : "☆"} Star</button>
         <button type="button" class="kr-button kr-desk-edit" hidden=${edit !== null} onClick=${begin}>Name, tags, notes</button>
         <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>Delete</button></div>`,

@@ -57,6 +57,12 @@ export function date(name, unix) {
 
 export const stateWords = (state, stopping) => (stopping ? "Stopping" : WORDS[state] || state);
 
+function waitWords({ held, not_before: time, after }) {
+  if (held) return "Held until it is released";
+  const told = [after && `after ${title(after)}`, 1000 * time > Date.now() && `at ${moment(1000 * time)}`].filter(Boolean);
+  return told.length ? `Starts ${told.join(", ")}` : PHASES.queued;
+}
+
 export class RunView {
   // options: compact, use(run, option) for "Use these settings" (and a field to go to), open(run) for another run, missing(why) when it is gone
   constructor(options) {
@@ -294,6 +300,7 @@ export class RunView {
     const steps = answer.steps ? `${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? `${answer.step} steps` : "";
     const parts = [];
     let phase = PHASES[answer.phase] || answer.phase || "Starting";
+    if (answer.state === "queued") phase = waitWords(answer.queue);
     if (answer.phase === "sample" && this.evaluates) phase = "Evaluating";
     if (answer.phase === "cache") {
       const cached = Object.entries(answer.cached).map(([what, [done, total]]) => `${what === "text" ? "captions" : "images"} ${done} of ${total}`);
