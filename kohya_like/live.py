@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from PIL import Image, UnidentifiedImageError
 from starlette.requests import Request
@@ -29,7 +30,7 @@ from sd_scripts.runs.events import Warned
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, tools
+from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, tools
 from .datasets import order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
@@ -418,6 +419,10 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         except OptionError as err:
             return JSONResponse({"detail": str(err)}, 409)
 
+    def report(_request: Request, job: Job) -> Response:
+        headers = {"content-disposition": f'attachment; filename="{quote(job.name)}.html"'}
+        return Response(reporting.page(job), media_type="text/html", headers=headers)
+
     def fix(_request: Request, job: Job) -> Response:
         try:
             return JSONResponse({"run": live.fix(job).name})
@@ -436,6 +441,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         Route("/kl/run/{run}/evaluate", with_job(evaluate), methods=["POST"]),
         Route("/kl/run/{run}/ask", ask, methods=["POST"]),
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
+        Route("/kl/run/{run}/report", with_job(report)),
         Route("/kl/run/{run}/fix", with_job(fix), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]

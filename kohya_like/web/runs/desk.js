@@ -2,7 +2,7 @@
 
 import { html, render } from "../common/html.js";
 import { make } from "../common/page.js";
-import { address, post } from "../common/studio.js";
+import { address, post, withToken } from "../common/studio.js";
 import { openDialog } from "../picking/dialog.js";
 
 const split = (text) => [...new Set(text.split(",").map((tag) => tag.trim().replace(/\s+/g, " ")).filter(Boolean))];
@@ -181,6 +181,7 @@ export function makeDesk(view, root) {
     render([work(), waits(), html`<div class="kr-actions" role="group" aria-label="About this run">
         <button type="button" class="kr-button" aria-pressed=${String(run.starred)} onClick=${() => tell({ starred: !run.starred })}>${run.starred ? "★" : "☆"} Star</button>
         <button type="button" class="kr-button kr-desk-edit" hidden=${edit !== null} onClick=${begin}>Name, tags, notes</button>
+        <a class="kr-button" download href=${withToken(address(run.name, "/report"))}>Report</a>
         <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>Delete</button></div>`,
       run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label="Tags">${run.tags.map((tag) => html`<li key=${tag}>${tag}</li>`)}</ul>`,
       run.notes && !edit && html`<p class="kr-notes">${run.notes}</p>`,

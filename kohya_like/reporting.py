@@ -1,0 +1,250 @@
+"""A run as one HTML file to be shared: settings, curve, previews, and what it was trained with. It has no script, asks nobody for anything,
+and no path of this computer stands in it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from sd_scripts.runs.resume import meta_of
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.labels import label
+from sd_scripts.schema.runs import RunOptions
+
+from . import desk, monitor
+from .comparing import OF_EVERY_RUN, reached
+from .console import plain
+from .supervisor import Job
+
+SIDE = 384
+LOSSLESS_SIDE = 256
+MOST_STEPS, MOST_PROMPTS = 6, 12
+WIDTH, HEIGHT, LEFT, BOTTOM = 760, 260, 56, 24
+_PLACES = ("folder", "file", "start")
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_PATH = re.compile(r"(?<![\w:/\\.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\\"'<>|,;:()]+)+")
+_SECRET = re.compile(r"(?i)(key|token|password|secret)$")
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_STYLE = """
+:root { color-scheme: light dark; --soft: #5b6676; --line: #d6dbe3; --loss: #0f766e; --held: #b45309; }
+@media (prefers-color-scheme: dark) { :root { --soft: #a7b2c3; --line: #2c3648; --loss: #4fd1c1; --held: #f5b042; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 0 auto; padding: 20px 16px; overflow-wrap: anywhere; }
+h1 { font-size: 22px; margin: 0; } h2 { font-size: 16px; margin: 28px 0 8px; }
+.soft, th { color: var(--soft); } .notes { white-space: pre-wrap; }
+table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: 5px 10px 5px 0; }
+th, td { vertical-align: top; border-bottom: 1px solid var(--line); } th { font-weight: 400; width: 38%; } code { font-size: 12px; }
+svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; } .grid { stroke: var(--line); }
+.raw, .smooth { fill: none; stroke: var(--loss); stroke-width: 2; } .raw { stroke-width: 1; opacity: .4; } .held { fill: var(--held); }
+.images { overflow-x: auto; } .images td, .images th { width: auto; border: 0; padding: 4px; }
+img { display: block; width: 180px; border-radius: 6px; } img.tiny { image-rendering: pixelated; }
+"""
+
+
+def page(job: Job) -> bytes:
+    """The report of a run, whatever state it is in."""
+    progress = monitor.Progress()
+    progress.fold(job.run.events()[0])
+    said = desk.read(job.path)
+    hidden = _Hidden(job)
+    name = said.label or job.name
+    parts = [
+        f"<h1>{_text(name)}</h1>",
+        f'<p class="soft">{_text(", ".join([*([job.name] if said.label else []), job.state, *said.tags]))}</p>',
+        f'<p class="notes">{_text(hidden.out_of(said.notes))}</p>' if said.notes else "",
+        _section("What it reached", _table(_figures(job, progress))),
+        _section("Loss", _curve(progress)),
+        _section("Previews", _previews(job, progress, hidden)),
+        *_settings(job, hidden),
+        _section("Warnings", _table((hidden.out_of(text), f"{count} x") for text, count in progress.warnings.items())),
+        _section("Receipts", _table(_receipts(job, progress, hidden))),
+    ]
+    text = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{_text(name)}</title><style>{_STYLE}</style>'
+        f"{''.join(parts)}</html>\n"
+    )
+    return text.encode()
+
+
+class _Hidden:
+    """Takes what is private out of texts: folders of this computer, of which the last name is left, and access tokens."""
+
+    def __init__(self, job: Job) -> None:
+        try:
+            self.options: RunOptions | None = job.run.options()
+        except OptionError:
+            self.options = None
+        values = flat.flatten(self.options).values() if self.options else ()
+        texts = [each for value in values for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
+        absolute = {text for text in texts if "\n" not in text and (Path(text).is_absolute() or re.match(r"[A-Za-z]:\\|\\\\|~", text))}
+        # Of a folder around them nothing is left. A path with a space in it is known only from the options.
+        known = {str(folder): "…" for text in {*absolute, str(job.path), str(Path.home())} for folder in (Path(text), *Path(text).parents)}
+        known |= {text: _last(text) for text in absolute}
+        self._known = sorted(((text, left) for text, left in known.items() if len(text) > 1), key=lambda item: -len(item[0]))
+
+    def out_of(self, text: str) -> str:
+        for path, left in self._known:
+            text = text.replace(path, left)
+        return plain(_PATH.sub(lambda found: _last(found[0]), text).replace("……", "…"))
+
+    def of_option(self, name: str, value: Any, field: flat.FlatField) -> str:
+        """The value of an option, in words."""
+        if value is None or value == "" or value == ():
+            return "none"
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if _SECRET.search(name):
+            return "***"
+        if isinstance(value, tuple):
+            return ", ".join(self.of_option(name, each, field) for each in value)
+        text = str(value)
+        is_model = name.endswith("name_or_path") and _HUB.fullmatch(text) and not Path(text).exists()
+        if field.show.kind in _PLACES and "\n" not in text and not text.startswith("toy") and not is_model:
+            return _last(text) if re.search(r"[/\\]", text) else text
+        return self.out_of(text)
+
+
+def _last(path: str) -> str:
+    """What is shown of a path, of whichever system."""
+    parts = [part for part in re.split(r"[/\\]", path) if part]
+    return f"…/{parts[-1]}" if parts else "…"
+
+
+def _text(text: object) -> str:
+    return html.escape(str(text))
+
+
+def _section(title: str, inside: str) -> str:
+    return f"<h2>{title}</h2>{inside}" if inside else ""
+
+
+def _table(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> str:
+    lines = "".join(f'<tr><th scope="row">{_text(name)}</th><td>{_text(value)}</td></tr>' for name, value in rows)
+    return f"<table>{lines}</table>" if lines else ""
+
+
+def _figures(job: Job, progress: monitor.Progress) -> list[tuple[str, str]]:
+    told = {name: value for name, value in reached(job, progress).items() if value is not None and name != "state"}
+    return [(name.capitalize(), f"{value:.5g}" if isinstance(value, float) else str(value)) for name, value in told.items()]
+
+
+def _curve(progress: monitor.Progress) -> str:
+    """The loss over the steps, drawn; empty before there is any."""
+    points = progress.curve.points
+    if not points:
+        return ""
+    values = sorted([*(point.loss for point in points), *(point.smooth for point in points), *(loss for _, loss in progress.validation)])
+    # The wildest of them must not flatten all others.
+    low, high = values[0], values[min(len(values) - 1, int(0.995 * len(values)))]
+    high = high if high > low else low + (abs(low) or 1.0) * 0.1
+    first, last = points[0].step, max(points[-1].step, points[0].step + 1)
+
+    def place(step: int, value: float) -> str:
+        across = LEFT + (WIDTH - LEFT - 8) * (min(max(step, first), last) - first) / (last - first)
+        down = (HEIGHT - BOTTOM) - (HEIGHT - BOTTOM - 8) * (min(max(value, low), high) - low) / (high - low)
+        return f"{across:.1f},{down:.1f}"
+
+    def line(kind: str, found: Sequence[float]) -> str:
+        places = " ".join(place(point.step, value) for point, value in zip(points, found, strict=True))
+        return f'<polyline class="{kind}" points="{places}"/>'
+
+    marks = [low + (high - low) * share / 4 for share in range(5)]
+    heights = [place(first, value).split(",")[1] for value in marks]
+    grid = "".join(f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{at}" y2="{at}"/>' for at in heights)
+    labels = "".join(f'<text x="0" y="{at}">{value:.3g}</text>' for at, value in zip(heights, marks, strict=True))
+    held = "".join(
+        '<circle class="held" r="4" cx="{}" cy="{}"/>'.format(*place(step, loss).split(",")) for step, loss in progress.validation
+    )
+    ends = f'<text x="{LEFT}" y="{HEIGHT - 6}">step {first}</text><text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">step {last}</text>'
+    drawn = line("raw", [point.loss for point in points]) + line("smooth", [point.smooth for point in points]) + held
+    about = "thin: as logged; thick: smoothed" + ("; dots: held-out loss" if held else "")
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Loss">{grid}{labels}{ends}{drawn}</svg><p class="soft">{about}</p>'
+
+
+def _previews(job: Job, progress: monitor.Progress, hidden: _Hidden) -> str:
+    """The prompts below one another, some steps beside one another, the first and the last among them."""
+    steps = sorted({step for step, _ in progress.samples})
+    count = min(MOST_STEPS, len(steps))
+    chosen = sorted({steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)})
+    prompts = sorted({index for _, index in progress.samples})[:MOST_PROMPTS]
+    rows = []
+    for index in prompts:
+        cells, texts = [], []
+        for step in chosen:
+            event = progress.samples.get((step, index))
+            texts += [event.prompt] if event else []
+            cells.append(f"<td>{_image(job.run.samples / Path(event.file).name, f'step {step}') if event else ''}</td>")
+        rows.append(
+            f'<tr><th colspan="{len(chosen)}">{_text(hidden.out_of(texts[-1]) if texts else "")}</th></tr><tr>{"".join(cells)}</tr>'
+        )
+    head = "".join(f'<th scope="col">step {step}</th>' for step in chosen)
+    return f'<div class="images"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>' if rows else ""
+
+
+def _image(file: Path, words: str) -> str:
+    """An image inside the page; empty where it is not there any more, or cannot be read."""
+    try:
+        with Image.open(file) as image:
+            small = image.convert("RGB")
+    except (OSError, Image.DecompressionBombError):
+        return ""
+    tiny = max(small.size) < LOSSLESS_SIDE
+    small.thumbnail((SIDE, SIDE))
+    stream = io.BytesIO()
+    small.save(stream, format="WEBP", **({"lossless": True} if tiny else {"quality": 85}))
+    data = base64.b64encode(stream.getvalue()).decode()
+    return f'<img class="{"tiny" if tiny else ""}" alt="{_text(words)}" src="data:image/webp;base64,{data}">'
+
+
+def _settings(job: Job, hidden: _Hidden) -> Iterator[str]:
+    """What differs from the defaults, and folded away, everything."""
+    options = hidden.options
+    if options is None:
+        yield _section("Settings", "<p>They cannot be read any more.</p>")
+        return
+    known, family = flat.fields(type(options)), options.family
+
+    def rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        shown = {name: value for name, value in values.items() if name not in OF_EVERY_RUN}
+        return [(f"{label(name, family)} ({name})", hidden.of_option(name, value, known[name])) for name, value in shown.items()]
+
+    yield _section(
+        "Settings that are not the defaults", _table([("Model family and training mode", options.label), *rows(flat.changed(options))])
+    )
+    yield f"<details><summary>All settings</summary>{_table(rows(flat.flatten(options)))}</details>"
+
+
+def _receipts(job: Job, progress: monitor.Progress, hidden: _Hidden) -> Iterator[tuple[str, str]]:
+    """With what it was trained: enough to do it again, and to know the files again."""
+    meta = meta_of(job.run)
+    if progress.started and progress.started.time:
+        yield "Started", datetime.fromtimestamp(progress.started.time).astimezone().strftime("%Y-%m-%d %H:%M %z")
+    for name, words in (
+        ("fingerprint", "Fingerprint of the settings"),
+        ("dataset_hash", "Images and captions"),
+        ("git", "Revision"),
+        ("seed", "Seed"),
+    ):
+        if meta.get(name) is not None:
+            yield words, hidden.out_of(str(meta[name]))
+    for name, words in (("versions", "Version of"), ("model_files", "Hash of")):
+        given = meta.get(name)
+        for each, value in given.items() if isinstance(given, dict) else ():
+            yield f"{words} {hidden.out_of(str(each))}", hidden.out_of(value if isinstance(value, str) else json.dumps(value))
+    devices = meta.get("devices")
+    for device in devices if isinstance(devices, list) else ():
+        yield "GPU", hidden.out_of(str(device.get("name", "")) if isinstance(device, dict) else "")
+    for event in progress.saved:
+        file = job.path / event.file
+        if event.what != "state" and file.is_file():
+            yield f"{Path(event.file).name}, step {event.step}", f"{file.stat().st_size:,} bytes"
