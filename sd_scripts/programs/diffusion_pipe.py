@@ -46,6 +46,7 @@ MODELS: Mapping[str, NamedModel] = {
     "flux": NamedModel("flux", "FLUX.1"),
     "flux2_klein": NamedModel("flux2", "FLUX.2 Klein"),
     "chroma": NamedModel("chroma", "Chroma"),
+    "krea2": NamedModel("krea2", "Krea 2"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "z_image": NamedModel("zimage", "Z-Image"),
     **{
@@ -69,7 +70,6 @@ MODELS: Mapping[str, NamedModel] = {
             "auraflow": "AuraFlow",
             "ernie_image": "ERNIE-Image",
             "ideogram4": "Ideogram 4",
-            "krea2": "Krea 2",
             "minimax_h3": "MiniMax-H3, a model of videos",
         }.items()
     },

@@ -29,6 +29,7 @@ MODELS: Mapping[str, NamedModel] = {
     "zimage": NamedModel("zimage", "Z-Image"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "flux_2_klein": NamedModel("flux2", "FLUX.2 Klein"),
+    "krea2": NamedModel("krea2", "Krea 2"),
     "flux_2": NamedModel("", "FLUX.2 dev"),
     "flux_kontext": NamedModel("", "FLUX.1 Kontext"),
     "framepack": NamedModel("", "FramePack, a model of videos"),
@@ -40,11 +41,16 @@ MODELS: Mapping[str, NamedModel] = {
     "kandinsky5": NamedModel("", "Kandinsky 5"),
     "hidream_o1": NamedModel("", "HiDream-O1"),
     "ideogram4": NamedModel("", "Ideogram 4"),
-    "krea2": NamedModel("", "Krea 2"),
 }
 """By the end of the network module, or the beginning of the script."""
 _MODULES = {"networks.lora": "hv", "networks.lora_flux": "flux_kontext"}
-_PIECES = {"zimage": ("z_image", "z-image", "zimage"), "qwen_image": ("qwen",), "wan": ("wan2",), "flux_2_klein": ("klein",)}
+_PIECES = {
+    "zimage": ("z_image", "z-image", "zimage"),
+    "krea2": ("krea2", "krea_2", "krea-2"),
+    "qwen_image": ("qwen",),
+    "wan": ("wan2",),
+    "flux_2_klein": ("klein",),
+}
 """Pieces of the names of weights, for files that say nothing else."""
 _DEFAULTS: dict[str, object] = {
     "network_dim": 4,
@@ -144,6 +150,7 @@ _LINES = {
     "flux_shift": ((256, 0.5), (4096, 1.15)),
     "flux2_shift": ((256, 0.5), (4096, 1.15)),
     "qwen_shift": ((256, 0.5), (8192, 0.9)),
+    "krea2_shift": ((256, 0.5), (6400, 1.15)),
 }
 """The lines by which that program shifts times with the image's size: tokens and mu at both ends."""
 RULES: Table = {}

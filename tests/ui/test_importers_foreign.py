@@ -329,7 +329,7 @@ def test_times_of_musubi_tuner_are_the_same_density_here() -> None:
 
 
 def test_models_of_musubi_tuner_that_are_not_trained_are_refused_by_their_names() -> None:
-    for module, named in {"networks.lora_wan": "Wan", "networks.lora_krea2": "Krea 2", "networks.lora": "HunyuanVideo"}.items():
+    for module, named in {"networks.lora_wan": "Wan", "networks.lora_ideogram4": "Ideogram 4", "networks.lora": "HunyuanVideo"}.items():
         with pytest.raises(OptionError, match=f"for {named}.*does not train"):
             musubi(network_module=f'"{module}"')
     with pytest.raises(OptionError, match="Layered"):
@@ -657,6 +657,82 @@ ADDED: dict[str, tuple[Callable[[], Imported], str]] = {
     "OneTrainer": (lambda: one(optimizer={**ONE["optimizer"]}, made_up_today=3), "made_up_today"),
     "musubi-tuner": (lambda: musubi("made_up_today = 3"), "made_up_today"),
 }
+
+
+# --- Models that several programs have ----------------------------------------------------------------------------------
+
+KREA_LINE = """accelerate launch --num_cpu_threads_per_process 1 --mixed_precision bf16 src/musubi_tuner/krea2_train_network.py \\
+    --dit raw.safetensors --vae qwen_image_vae --dataset_config set.toml --sdpa --mixed_precision bf16 \\
+    --timestep_sampling krea2_shift --weighting_scheme none --optimizer_type adamw8bit --learning_rate 1e-4 --gradient_checkpointing \\
+    --network_module networks.lora_krea2 --network_dim 32 --network_alpha 32 --max_train_epochs 16 --seed 42 --output_name mine
+"""
+KREA_PRESET = {
+    "base_model_name": "krea/Krea-2-Raw",
+    "model_type": "KREA_2",
+    "training_method": "LORA",
+    "resolution": "512",
+    "learning_rate": 3e-4,
+    "timestep_distribution": "LOGIT_NORMAL",
+    "output_model_format": "DIFFUSERS_LORA",
+    "transformer": {"train": True, "weight_dtype": "INT_W8A8"},
+    "text_encoder": {"train": False, "weight_dtype": "FLOAT_8"},
+}
+KREA_PIPE = """micro_batch_size_per_gpu = 1
+epochs = 10
+output_dir = "out"
+dataset = "set.toml"
+[model]
+type = "krea2"
+diffusion_model = "krea2_raw.safetensors"
+vae = "qwen_image_vae.safetensors"
+text_encoders = [{path = "qwen3vl_4b_bf16.safetensors", type = "krea2"}]
+dtype = "bfloat16"
+timestep_sample_method = "logit_normal"
+[adapter]
+type = "lora"
+rank = 32
+dtype = "bfloat16"
+[optimizer]
+type = "adamw_optimi"
+lr = 2e-5
+"""
+
+
+def test_a_network_that_simpletuner_compiles_is_compiled() -> None:
+    names = ("compile", "compile_backend", "compile_scope", "compile_mode")
+    for given, wanted in (("inductor", (True, "inductor", "blocks", "reduce-overhead")), ("no", (False, "inductor", "auto", "default"))):
+        found = builds(simple(dynamo_backend=given, dynamo_mode="reduce-overhead", dynamo_use_regional_compilation=True))
+        assert tuple(map(found.get, names)) == wanted
+    lost = simple(dynamo_backend="onnxrt", dynamo_mode="default")
+    assert said(lost, "dynamo_backend")[0] == "not supported" and builds(lost)["compile"] is False
+
+
+def test_krea_2_of_every_program_is_a_run_on_krea_2() -> None:
+    line = importers.read("train.sh", KREA_LINE.encode())
+    options = builds(line)
+    assert (options["timestep_sampling"], options["vae"], options["network_dim"]) == ("krea2_shift", "qwen_image_vae", 32)
+    assert line.conflicts == [], "its line through the sizes is this family's"
+    preset = importers.read("#krea2 LoRA.json", json.dumps(KREA_PRESET).encode())
+    assert (builds(preset)["transformer_quantization"], builds(preset)["text_encoder_quantization"]) == ("qint8", "qfloat8")
+    pipe = importers.read("krea.toml", KREA_PIPE.encode())
+    assert (builds(pipe)["text_encoder"], builds(pipe)["timestep_sampling"]) == ("qwen3vl_4b_bf16.safetensors", "sigmoid")
+    tuner = importers.read(
+        "config.json",
+        json.dumps({**SIMPLE, "--model_family": "krea2", "--model_flavour": "turbo", "--validation_guidance": 4.5}).encode(),
+    )
+    tuned = builds(tuner)
+    assert (tuned["pretrained_model_name_or_path"], tuned["sample_cfg_scale"]) == ("krea/Krea-2-Turbo", 5.5)
+
+    def turbo(process: dict[str, Any]) -> None:
+        process["model"] = {"arch": "krea2:turbo", "name_or_path": "krea/Krea-2-Turbo", "assistant_lora_path": "adapter.safetensors"}
+
+    toolkit = job(turbo)
+    assert builds(toolkit)["training_adapter"] == "adapter.safetensors"
+    for found in (line, preset, pipe, tuner, toolkit):
+        assert found.run is RUNS["krea2", "network"] and not [row for row in found.rows if row.verdict == "unknown"]
+    for change in ({"arch": "krea2:o_edit"}, {"arch": "krea2", "model_kwargs": {"edit": True, "kv_cache": True}}):
+        with pytest.raises(OptionError, match="Krea 2 with control images, which this version does not train"):
+            job(lambda process: process.update(model={"name_or_path": "krea/Krea-2-Raw", **change}))  # noqa: B023
 
 
 @pytest.mark.parametrize("program", ADDED)

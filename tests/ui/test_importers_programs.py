@@ -60,7 +60,7 @@ _ACRF = {
     "rest": "num_train_epochs = 3\nlearning_rate = 1e-4",
 }
 _FOREIGN = [
-    ("krea.toml", _MUSUBI.format(kind="krea2"), "a file of musubi-tuner"),
+    ("ideogram.toml", _MUSUBI.format(kind="ideogram4"), "a file of musubi-tuner"),
     ("wan.toml", "[parts]\n" + _MUSUBI.format(kind="wan").replace("dit =", "dit_high_noise ="), "a file of musubi-tuner"),
     ("data.toml", '[general]\n[[datasets]]\nimage_directory = "a"\ncache_directory = "b"\n', "give its path as dataset_config"),
     ("sana.json", json.dumps({**_ONETRAINER, "model_type": "SANA"}), "a file of OneTrainer for Sana"),

@@ -24,6 +24,7 @@ MODELS: Mapping[str, NamedModel] = {
     "flux": NamedModel("flux", "FLUX.1"),
     "flex1": NamedModel("flux", "Flex.1, a FLUX.1 made smaller"),
     "chroma": NamedModel("chroma", "Chroma"),
+    "krea2": NamedModel("krea2", "Krea 2"),
     "zimage": NamedModel("zimage", "Z-Image"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "qwen_image_edit": NamedModel("qwen_edit", "Qwen-Image-Edit", _EDIT),
@@ -60,7 +61,8 @@ MODELS: Mapping[str, NamedModel] = {
             "ltx2.5": "LTX-2, a model of videos",
             "cogview4": "CogView4",
             "f-lite": "F-Lite",
-            "krea2": "Krea 2",
+            "krea2:o_edit": "Krea 2 with control images",
+            "krea2:o_edit_turbo": "Krea 2 with control images",
             "ideogram4": "Ideogram 4",
             "anima": "Anima",
             "ernie_image": "ERNIE-Image",
@@ -100,12 +102,15 @@ def said_by(process: Mapping[str, object]) -> str:
     """The name of the model that a job is for, with its tag."""
     named = process.get("model")
     named = named if isinstance(named, Mapping) else {}
-    return str(named.get("arch") or next((one for key, one in SWITCHES.items() if switch(named.get(key))), "sd1"))
+    said = str(named.get("arch") or next((one for key, one in SWITCHES.items() if switch(named.get(key))), "sd1"))
+    more = named.get("model_kwargs")
+    edits = isinstance(more, Mapping) and switch(more.get("edit"))
+    return f"{said.partition(':')[0]}:o_edit" if edits else said
 
 
 def run_for(file: str, said: str, method: str) -> tuple[type[RunOptions], NamedModel]:
     """The kind of run for a name. Raises OptionError for what is not trained here."""
-    return kind_of_run(PROGRAM, file, MODELS, said.partition(":")[0], method)
+    return kind_of_run(PROGRAM, file, MODELS, said if said in MODELS else said.partition(":")[0], method)
 
 
 def name_of(family: str, values: Mapping[str, object]) -> str | None:

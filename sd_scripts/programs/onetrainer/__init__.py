@@ -42,6 +42,7 @@ MODELS: Mapping[str, NamedModel] = {
     "FLUX_DEV_1": NamedModel("flux", "FLUX.1"),
     "FLUX_2_KLEIN": NamedModel("flux2", "FLUX.2 Klein"),
     "CHROMA_1": NamedModel("chroma", "Chroma"),
+    "KREA_2": NamedModel("krea2", "Krea 2"),
     "QWEN": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "Z_IMAGE": NamedModel("zimage", "Z-Image"),
     **{
@@ -63,7 +64,6 @@ MODELS: Mapping[str, NamedModel] = {
             "HUNYUAN_VIDEO": "HunyuanVideo",
             "HI_DREAM_FULL": "HiDream-I1",
             "ANIMA": "Anima",
-            "KREA_2": "Krea 2",
             "ERNIE": "ERNIE-Image",
             "IDEOGRAM_4": "Ideogram 4",
         }.items()

@@ -47,6 +47,7 @@ MODELS: Mapping[str, NamedModel] = {
     "flux": NamedModel("flux", "FLUX.1"),
     "flux2 klein": NamedModel("flux2", "FLUX.2 Klein"),
     "chroma": NamedModel("chroma", "Chroma"),
+    "krea2": NamedModel("krea2", "Krea 2"),
     "z_image": NamedModel("zimage", "Z-Image"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image"),
     **{
@@ -69,7 +70,6 @@ MODELS: Mapping[str, NamedModel] = {
             "cosmos3": "Cosmos 3",
             "bria": "Bria",
             "anima": "Anima",
-            "krea2": "Krea 2",
             "ideogram": "Ideogram 4",
             "ernie": "ERNIE-Image",
             "mageflow": "MageFlow",
@@ -106,11 +106,24 @@ _WEIGHTS = {
     ("qwen_image", "edit-v1"): "Qwen/Qwen-Image-Edit",
     ("qwen_image", "edit-v2"): "Qwen/Qwen-Image-Edit-2509",
     ("qwen_image", "edit-v3"): "Qwen/Qwen-Image-Edit-2511",
+    ("krea2", "raw"): "krea/Krea-2-Raw",
+    ("krea2", "turbo"): "krea/Krea-2-Turbo",
     ("flux2", "klein-4b"): "black-forest-labs/FLUX.2-klein-base-4B",
     ("flux2", "klein-9b"): "black-forest-labs/FLUX.2-klein-base-9B",
 }
 """Weights that a flavour means where the file names none."""
-_FIRST = {"sd1x": "1.5", "sd2x": "2.1", "sdxl": "base-1.0", "flux": "dev", "chroma": "base", "z_image": "turbo", "qwen_image": "v1.0"}
+_FIRST = {
+    "sd1x": "1.5",
+    "sd2x": "2.1",
+    "sdxl": "base-1.0",
+    "flux": "dev",
+    "chroma": "base",
+    "z_image": "turbo",
+    "qwen_image": "v1.0",
+    "krea2": "raw",
+}
+_ONE_LESS = {"zimage": 1.0, "krea2": 0.0}
+"""Families whose pipeline adds its guidance to the prediction, and up to where it is off there; 1 is off here."""
 _DEFAULTS: dict[str, object] = {
     "learning_rate": 4e-7,
     "lr_scheduler": "constant_with_warmup",
@@ -298,8 +311,34 @@ def _previews(sheet: ForeignSheet, key: str) -> None:
 
 
 def _guidance(sheet: ForeignSheet, key: str) -> None:
-    option = "sample_guidance_scale" if "sample_guidance_scale" in sheet.known else "sample_cfg_scale"
-    sheet.take(key, option, sheet.value(key))
+    if "sample_guidance_scale" in sheet.known:
+        sheet.take(key, "sample_guidance_scale", sheet.value(key))
+        return
+    value, off = sheet.number(key), _ONE_LESS.get(sheet.run.family)
+    if value is None or off is None:
+        sheet.take(key, "sample_cfg_scale", sheet.value(key))
+    else:
+        sheet.take(key, "sample_cfg_scale", value + 1 if value > off else 1.0, "one more than the pipeline's number")
+
+
+def _compiled(sheet: ForeignSheet, key: str) -> None:
+    """torch.compile, as accelerate has it."""
+    backend = str(sheet.value("dynamo_backend") or "no").lower()
+    if key != "dynamo_backend":
+        option = {"mode": "compile_mode", "use_regional_compilation": "compile_scope", "fullgraph": "compile_fullgraph"}[
+            key[len("dynamo_") :]
+        ]
+        if is_off(sheet.value(key)) or not sheet.has("compile_backend", backend):
+            sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "nothing is compiled")
+        else:
+            sheet.take(key, option, "blocks" if option == "compile_scope" else sheet.value(key))
+    elif backend == "no":
+        sheet.skip(key, "it is off")
+    elif sheet.has("compile_backend", backend):
+        sheet.put("compile", True, key)
+        sheet.take(key, "compile_backend", backend, "with compile on")
+    else:
+        sheet.lose(key, "the network is not compiled; compile with inductor is the usual way")
 
 
 def _tracker(sheet: ForeignSheet, key: str) -> None:
@@ -474,6 +513,7 @@ TABLE: Table = {
     **each("", "validation_prompt validation_seed validation_resolution", _previews),
     **each("", "validation_steps validation_step_interval", more_than_zero("sample_every_n_steps")),
     "validation_epoch_interval": more_than_zero("sample_every_n_epochs"),
+    **each("dynamo_", "backend mode use_regional_compilation fullgraph", _compiled),
     "validation_guidance": _guidance,
     "validation_num_inference_steps": to("sample_steps"),
     "validation_negative_prompt": to("sample_negative_prompt"),
