@@ -707,6 +707,35 @@ def test_a_network_that_simpletuner_compiles_is_compiled() -> None:
     assert said(lost, "dynamo_backend")[0] == "not supported" and builds(lost)["compile"] is False
 
 
+LYCORIS = {
+    "bypass_mode": True,
+    "algo": "lokr",
+    "multiplier": 1.0,
+    "linear_dim": 10000,
+    "linear_alpha": 1,
+    "factor": 12,
+    "apply_preset": {"target_module": ["Attention"], "module_algo_map": {"Attention": {"factor": 12}, "FeedForward": {"factor": 6}}},
+}
+
+
+def test_the_file_of_lycoris_that_simpletuner_names_is_read_with_it_and_alone(tmp_path: Any) -> None:
+    (tmp_path / "config" / "mine").mkdir(parents=True)
+    (tmp_path / "config" / "mine" / "lycoris_config.json").write_text(json.dumps(LYCORIS))
+    given = {**SIMPLE, "--lora_type": "lycoris", "--lycoris_config": "config/mine/lycoris_config.json"}
+    main = tmp_path / "config" / "mine" / "config.json"
+    main.write_text(json.dumps(given))
+    found = importers.read("config.json", main.read_bytes(), importers.Opened(path=main))
+    options = builds(found)
+    assert (options["network_type"], options["network_dim"], options["network_alpha"], options["lokr_factor"]) == ("lokr", 4096, 1.0, 12)
+    assert said(found, "lycoris_config.apply_preset.module_algo_map.Attention.factor")[0] == "not needed"
+    assert said(found, "lycoris_config.apply_preset.module_algo_map.FeedForward.factor")[0] == "not supported"
+    assert not [row for row in found.rows if row.verdict == "unknown"]
+    alone = importers.read("lycoris_config.json", json.dumps(LYCORIS).encode(), importers.Opened(found.run))
+    assert alone.adds and alone.values["network_type"] == "lokr" and alone.values["lokr_factor"] == 12
+    absent = builds(simple(lora_type="lycoris", lycoris_config="elsewhere.json"))
+    assert absent["network_type"] == "lora"
+
+
 def test_krea_2_of_every_program_is_a_run_on_krea_2() -> None:
     line = importers.read("train.sh", KREA_LINE.encode())
     options = builds(line)

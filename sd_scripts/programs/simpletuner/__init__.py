@@ -37,7 +37,7 @@ from ..table import (
     where,
     words,
 )
-from . import data
+from . import data, lycoris
 
 PROGRAM = "SimpleTuner"
 MODELS: Mapping[str, NamedModel] = {
@@ -159,9 +159,8 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     kind = next((key for key in MODELS if " " in key and key.split()[0] == family and key.split()[1] in files), family)
     method = "network" if "lora" in str(plain.get("model_type") or "full") else "full"
     run, _ = kind_of_run(PROGRAM, name, MODELS, kind, method)
-    backends = plain.get(data.KEY)
-    sheet = ForeignSheet(PROGRAM, run, {**plain, **opened({data.KEY: backends})} if isinstance(backends, list) else plain)
-    sheet.given.pop(data.KEY) if isinstance(backends, list) and backends else None
+    files_read = {key: plain.pop(key) for key in (data.KEY, lycoris.KEY) if isinstance(plain.get(key), list | dict) and plain[key]}
+    sheet = ForeignSheet(PROGRAM, run, {**plain, **opened(files_read)})
     if "model_version" in sheet.known:
         version = next((ours for start, ours in reversed(_VERSIONS.items()) if flavour.startswith(start)), "image")
         sheet.put("model_version", version, "model_flavour" if flavour else "")
@@ -220,7 +219,9 @@ _BITS_OF = {"base_model_precision": "transformer_quantization"}
 
 def _network(sheet: ForeignSheet, key: str) -> None:
     value = str(sheet.value(key))
-    if value == "lycoris":
+    if value == "lycoris" and f"{lycoris.KEY}.algo" in sheet.given:
+        sheet.skip(key, f"{lycoris.KEY} says which")
+    elif value == "lycoris":
         sheet.lose(key, "its algorithm stands in lycoris_config, a file of its own; choose network_type, lokr_factor and network_dim")
     else:
         sheet.take(key, "network_type", "dora" if sheet.on("use_dora") else "lora")
@@ -432,6 +433,7 @@ TABLE: Table = {
     "vae_dtype": words("vae_dtype", {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "default": "float"}, "choose vae_dtype"),
     data.KEY: _data,
     **data.TABLE,
+    **lycoris.TABLE,
     "output_dir": to("output_dir"),
     "seed": where(lambda sheet: (sheet.number("seed") or 0) >= 0, to("seed"), "every run has a seed here"),
     "resolution": _resolution,
@@ -564,4 +566,7 @@ TABLE: Table = {
 """The rule of each key, without the dashes before it."""
 
 IMPORTER = Importer(f"a configuration of {PROGRAM} (.json or .toml)", (".json", ".toml"), looks_like, read)
-DATA = (DataFile(PROGRAM, "data backends", data.KEY, data.KEY, data.TABLE, data.looks_like),)
+DATA = (
+    DataFile(PROGRAM, "data backends", data.KEY, data.KEY, data.TABLE, data.looks_like),
+    DataFile(PROGRAM, "the settings of LyCORIS", lycoris.KEY, lycoris.KEY, lycoris.TABLE, lycoris.looks_like, needs_images=False),
+)

@@ -1,0 +1,67 @@
+"""What SimpleTuner's files for LyCORIS (lycoris_config.json) say: the kind of adapter, its rank and alpha."""
+
+from __future__ import annotations
+
+from sd_scripts.schema.sheet import is_off
+
+from ..table import ForeignSheet, Rule, Table, only, to, unneeded, where
+
+KEY = "lycoris_config"
+_WHOLE = 4096
+"""A rank from which on no LoKr is divided."""
+
+
+def looks_like(given: object) -> bool:
+    """Whether this is such a file: LyCORIS alone has an algorithm beside the rank of linear layers or a preset of modules."""
+    return isinstance(given, dict) and "algo" in given and bool({"linear_dim", "apply_preset", "full_matrix"} & given.keys())
+
+
+def _algorithm(sheet: ForeignSheet, key: str) -> None:
+    name = str(sheet.value(key)).lower()
+    ours = "lora" if name == "locon" else name
+    if sheet.has("network_type", ours):
+        sheet.take(key, "network_type", ours)
+    else:
+        sheet.lose(key, f"{name} is no kind of adapter here; network_type = lora is put")
+
+
+def _rank(sheet: ForeignSheet, key: str) -> None:
+    rank = sheet.number(key) or 0
+    if rank >= _WHOLE or not is_off(sheet.value(f"{KEY}.full_matrix")):
+        sheet.take(key, "network_dim", _WHOLE, "whole matrices, which is what it asks for")
+    else:
+        sheet.take(key, "network_dim", int(rank))
+
+
+def _of_lokr(rule: Rule) -> Rule:
+    return where(lambda sheet: str(sheet.value(f"{KEY}.algo")).lower() == "lokr", rule, "it is for lokr")
+
+
+def _whole(sheet: ForeignSheet, key: str) -> None:
+    sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "network_dim says it")
+
+
+def _preset(sheet: ForeignSheet, key: str) -> None:
+    """Classes of modules that get an adapter, and what some of them have of their own."""
+    if key.endswith(".factor") and sheet.number(key) == sheet.number(f"{KEY}.factor"):
+        sheet.skip(key, "the factor of all says it")
+    elif key.endswith((".target_module", ".target_modules")):
+        sheet.lose(key, "classes of modules are no names of layers; target_modules chooses layers here, and empty it takes the usual ones")
+    else:
+        sheet.lose(key, "one kind of adapter with one factor is for all layers; network_reg_dims gives layers ranks of their own")
+
+
+_RULES: Table = {
+    "algo": _algorithm,
+    "linear_dim": _rank,
+    "linear_alpha": to("network_alpha"),
+    "conv_dim": to("conv_dim"),
+    "conv_alpha": to("conv_alpha"),
+    "factor": _of_lokr(to("lokr_factor")),
+    "full_matrix": _whole,
+    "dropout": to("network_dropout"),
+    "multiplier": only(1.0, "an adapter is trained at its full strength"),
+    "bypass_mode": unneeded("it says how the same is computed"),
+    "apply_preset.*": _preset,
+}
+TABLE: Table = {f"{KEY}.{name}": rule for name, rule in _RULES.items()}
