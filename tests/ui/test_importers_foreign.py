@@ -736,6 +736,19 @@ def test_the_file_of_lycoris_that_simpletuner_names_is_read_with_it_and_alone(tm
     assert absent["network_type"] == "lora"
 
 
+def test_a_library_of_prompts_that_simpletuner_names_becomes_previews(tmp_path: Any) -> None:
+    library = {"portrait": "a woman with blue hair", "place": "a cafe in the morning"}
+    (tmp_path / "library.json").write_text(json.dumps(library))
+    main = tmp_path / "config.json"
+    main.write_text(json.dumps({**SIMPLE, "--user_prompt_library": "library.json"}))
+    found = importers.read("config.json", main.read_bytes(), importers.Opened(path=main))
+    texts = [SIMPLE["--validation_prompt"], *library.values()]
+    assert builds(found)["sample_prompts"].splitlines() == [f"{text} --d 3 --w 768 --h 512" for text in texts]
+    alone = importers.read("library.json", json.dumps(library).encode(), importers.Opened(found.run))
+    assert alone.adds and alone.values["sample_prompts"].splitlines() == list(library.values())
+    assert said(simple(user_prompt_library="elsewhere.json"), "user_prompt_library")[0] == "not supported"
+
+
 def test_krea_2_of_every_program_is_a_run_on_krea_2() -> None:
     line = importers.read("train.sh", KREA_LINE.encode())
     options = builds(line)

@@ -122,6 +122,7 @@ _FIRST = {
     "qwen_image": "v1.0",
     "krea2": "raw",
 }
+_LIBRARY = "user_prompt_library"
 _ONE_LESS = {"zimage": 1.0, "krea2": 0.0}
 """Families whose pipeline adds its guidance to the prediction, and up to where it is off there; 1 is off here."""
 _DEFAULTS: dict[str, object] = {
@@ -159,7 +160,9 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     kind = next((key for key in MODELS if " " in key and key.split()[0] == family and key.split()[1] in files), family)
     method = "network" if "lora" in str(plain.get("model_type") or "full") else "full"
     run, _ = kind_of_run(PROGRAM, name, MODELS, kind, method)
-    files_read = {key: plain.pop(key) for key in (data.KEY, lycoris.KEY) if isinstance(plain.get(key), list | dict) and plain[key]}
+    files_read = {
+        key: plain.pop(key) for key in (data.KEY, lycoris.KEY, _LIBRARY) if isinstance(plain.get(key), list | dict) and plain[key]
+    }
     sheet = ForeignSheet(PROGRAM, run, {**plain, **opened(files_read)})
     if "model_version" in sheet.known:
         version = next((ours for start, ours in reversed(_VERSIONS.items()) if flavour.startswith(start)), "image")
@@ -299,16 +302,17 @@ def _schedule(sheet: ForeignSheet, key: str) -> None:
 
 
 def _previews(sheet: ForeignSheet, key: str) -> None:
-    prompt = sheet.value("validation_prompt")
-    if key != "validation_prompt":
-        sheet.skip(key, "it stands in sample_prompts" if not is_empty(prompt) else "there is no prompt")
-        return
-    if is_empty(prompt) or sheet.on("validation_disable"):
+    """The prompt, and those of the library, which has a name for each."""
+    library = [name for name in sheet.given if name.startswith(f"{_LIBRARY}.")]
+    texts = {name: sheet.value(name) for name in ("validation_prompt", *library) if not is_empty(sheet.value(name))}
+    if not texts or sheet.on("validation_disable"):
         sheet.skip(key, "no previews are drawn")
-        return
-    sides = [int(side) for side in re.findall(r"\d+", str(sheet.value("validation_resolution") or ""))[:2]]
-    line = line_of_prompt(prompt, d=sheet.value("validation_seed"), w=sides[0] if sides else None, h=sides[-1] if sides else None)
-    sheet.take(key, "sample_prompts", line, "more prompts go one a line")
+    elif key != next(iter(texts)):
+        sheet.skip(key, "it stands in sample_prompts")
+    else:
+        sides = [int(side) for side in re.findall(r"\d+", str(sheet.value("validation_resolution") or ""))[:2]]
+        flags = {"d": sheet.value("validation_seed"), "w": sides[0] if sides else None, "h": sides[-1] if sides else None}
+        sheet.take(key, "sample_prompts", "\n".join(line_of_prompt(text, **flags) for text in texts.values()), "a prompt a line")
 
 
 def _guidance(sheet: ForeignSheet, key: str) -> None:
@@ -520,7 +524,8 @@ TABLE: Table = {
     "validation_num_inference_steps": to("sample_steps"),
     "validation_negative_prompt": to("sample_negative_prompt"),
     "disable_benchmark": lambda sheet, key: sheet.take(key, "sample_at_first", is_off(sheet.value(key))),
-    "user_prompt_library": only(None, "write its prompts as sample_prompts, one a line"),
+    "user_prompt_library": only(None, "the file was not there to be read; open it too, or write its prompts as sample_prompts, one a line"),
+    f"{_LIBRARY}.*": _previews,
     "report_to": _tracker,
     "tracker_project_name": _tracked("log_tracker_name"),
     "tracker_run_name": _tracked("wandb_run_name"),
@@ -565,8 +570,15 @@ TABLE: Table = {
 }
 """The rule of each key, without the dashes before it."""
 
+
+def _holds_prompts(given: object) -> bool:
+    """Whether every value is a text of several words, as no file of settings has."""
+    return isinstance(given, dict) and bool(given) and all(isinstance(text, str) and len(text.split()) > 2 for text in given.values())
+
+
 IMPORTER = Importer(f"a configuration of {PROGRAM} (.json or .toml)", (".json", ".toml"), looks_like, read)
 DATA = (
     DataFile(PROGRAM, "data backends", data.KEY, data.KEY, data.TABLE, data.looks_like),
+    DataFile(PROGRAM, "a library of prompts", _LIBRARY, _LIBRARY, {f"{_LIBRARY}.*": _previews}, _holds_prompts, needs_images=False),
     DataFile(PROGRAM, "the settings of LyCORIS", lycoris.KEY, lycoris.KEY, lycoris.TABLE, lycoris.looks_like, needs_images=False),
 )
