@@ -231,8 +231,8 @@ class Complaints:
             yield
 
     def _said(self, kind: str, text: str) -> None:
-        # Gradio's client aborts the stream of an event that has ended, and calls that an error when it was still being read.
-        aborted = "AbortError: signal is aborted" in text or text.startswith("Connection errored out")
+        # Gradio's words for a stream that a reload or it itself has ended. A studio that is gone is told by _failed.
+        aborted = "AbortError: signal is aborted" in text or "Connection errored out" in text
         if kind in ("error", "warning") and not aborted:
             self.found.append(f"console: {text}")
 

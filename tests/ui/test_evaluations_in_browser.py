@@ -20,7 +20,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from tests.ui.conftest import painted
 from tests.ui.runs_on_disk import STYLES, colour_of, evaluated, style_run
-from tests.ui.standin_runs import ROOT, command
+from tests.ui.standin_runs import ROOT, command, until
 
 pytestmark = pytest.mark.browser
 
@@ -278,7 +278,8 @@ def test_a_run_of_style_transfer_that_is_at_work_is_asked_to_evaluate(place: tup
         panel = runs_tab(visit(place[0].url).page, "at-work")
         panel.get_by_role("button", name="Evaluate now").click()
         expect(panel).to_contain_text("after the step it is at")
-        assert job.run.evaluation_requested()
+        # The page says so at once, and then tells the studio.
+        until(job.run.evaluation_requested)
     finally:
         supervisor.stop(job, grace_seconds=0)
         supervisor.close()

@@ -286,6 +286,25 @@ def test_a_finished_run_is_tried_by_one_click_and_the_toy_by_another(place: Any,
     expect(page.locator("#kl-inf-with-error")).to_contain_text("/nowhere/at/all.safetensors")
 
 
+def test_what_was_chosen_last_stays_when_the_answer_to_an_earlier_choice_comes_later(place: Any, visit: Callable[..., Any]) -> None:
+    page = visit(place.url).page
+    open_tab(page)
+    held: list[Any] = []
+    earlier = re.compile(r"/kl/predict\?.*with=.*border")
+    page.route(earlier, lambda route: held.append(route))
+    choice = page.locator("#kl-inf-with")
+    choice.select_option(index=1)
+    until(lambda: page.evaluate("1") and held)
+    choice.select_option(label="Toy of SDXL")
+    expect(page.locator("#kl-inf-sampler")).to_be_visible()
+    with page.expect_response(earlier):
+        held[0].continue_()
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    expect(page.locator("#kl-inf-about")).to_contain_text("SDXL")
+    assert page.locator("#kl-inf-sampler").is_visible()
+    page.unroute(earlier)
+
+
 def test_an_address_of_the_former_tab_leads_to_this_one(place: Any, visit: Callable[..., Any]) -> None:
     page = visit(place.url).page
     page.goto(f"{place.url}?kept#inference")

@@ -113,10 +113,13 @@ export function inference({ root }) {
     listen();
   }
 
-  // The form becomes that of what is drawn with: its base, settings, LoRA files and words are filled in.
+  // The form becomes that of what is drawn with: its base, settings, LoRA files and words are filled in. The last choice counts.
+  let choices = 0;
   async function choose(given, family) {
+    const turn = ++choices;
     say(status, "Reading what it is …");
     const answer = await ask(`/kl/predict?${me}&with=${encodeURIComponent(given)}&family=${encodeURIComponent(family)}`);
+    if (turn !== choices) return false;
     say(status, "");
     if (answer.problems) {
       source.wrong(answer.problems.map(({ message }) => message));
@@ -143,7 +146,9 @@ export function inference({ root }) {
     const name = sessionStorage.getItem("kl.try");
     if (!name || !known) return;
     sessionStorage.removeItem("kl.try");
+    const before = choices;
     Object.assign(known, await ask(`/kl/predict/now?${me}`));
+    if (choices !== before) return;
     const saved = known.saved.find((each) => each.run === name);
     if (!saved) source.wrong([`${name} has saved nothing that can be drawn with.`]);
     else {
