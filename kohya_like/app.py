@@ -15,7 +15,22 @@ import gradio as gr
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from . import browsing, comparison_routes, datasets, desk, drawing, files, guide, live, page, pick_routes, predict_routes, theme, tools
+from . import (
+    browsing,
+    comparison_routes,
+    datasets,
+    desk,
+    drawing,
+    files,
+    guide,
+    live,
+    notices,
+    page,
+    pick_routes,
+    predict_routes,
+    theme,
+    tools,
+)
 from .comparisons import Comparisons
 from .context import Context
 from .data_room import routes as data_room
@@ -62,7 +77,7 @@ def make_context(output_dir: Path, allowed_dirs: Sequence[Path], is_private: boo
     given = tuple(folder.expanduser().resolve() for folder in allowed_dirs)
     roots = (output_dir, *given) if given or not is_private else files.everything()
     queue = PredictionQueue(WorkerBackend(), output_dir)
-    return Context(JobSupervisor(output_dir), secrets.token_urlsafe(24), output_dir, roots, queue)
+    return Context(JobSupervisor(output_dir), secrets.token_urlsafe(24), output_dir, roots, queue, is_private)
 
 
 def make_app(context: Context) -> gr.Blocks:
@@ -112,6 +127,7 @@ def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
         *routes,
         *live.routes(context.supervisor, context.token),
         *desk.routes(context.supervisor),
+        *notices.routes(context, notices.Notices(context.output_dir, context.is_private)),
         *train_tab.routes(context),
         *tools.routes(context),
         *drawing.routes(context),

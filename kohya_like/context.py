@@ -42,6 +42,8 @@ class Context:
     """Folders the page may read and write, canonical; output_dir is one of them. files.confine checks against them."""
     predictions: PredictionQueue
     """Predictions: their queue, and what was made."""
+    is_private: bool = False
+    """Only somebody at this computer can open the page."""
     train: TrainDoor | None = None
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """What ends with the studio, before the predictions do."""

@@ -46,7 +46,7 @@ th, td { vertical-align: top; border-bottom: 1px solid var(--line); } th { font-
 svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; } .grid { stroke: var(--line); }
 .raw, .smooth { fill: none; stroke: var(--loss); stroke-width: 2; } .raw { stroke-width: 1; opacity: .4; } .held { fill: var(--held); }
 .images { overflow-x: auto; } .images td, .images th { width: auto; border: 0; padding: 4px; }
-img { display: block; width: 180px; border-radius: 6px; } img.tiny { image-rendering: pixelated; }
+img { display: block; width: 150px; border-radius: 6px; } img.tiny { image-rendering: pixelated; }
 """
 
 
@@ -135,7 +135,7 @@ def _table(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> str:
 
 def _figures(job: Job, progress: monitor.Progress) -> list[tuple[str, str]]:
     told = {name: value for name, value in reached(job, progress).items() if value is not None and name != "state"}
-    return [(name.capitalize(), f"{value:.5g}" if isinstance(value, float) else str(value)) for name, value in told.items()]
+    return [(name[0].upper() + name[1:], f"{value:.5g}" if isinstance(value, float) else str(value)) for name, value in told.items()]
 
 
 def _curve(progress: monitor.Progress) -> str:

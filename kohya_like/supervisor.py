@@ -167,6 +167,8 @@ class JobSupervisor:
         self._known: dict[Path, tuple[tuple[float, ...], Job]] = {}
         self._watching: threading.Thread | None = None
         self._closed = threading.Event()
+        self.listeners: list[Callable[[Sequence[Job]], None]] = []
+        """Who hears of all runs about once a second while the queue is kept moving; they must not wait."""
 
     # Looking
 
@@ -278,15 +280,15 @@ class JobSupervisor:
             (run.path / name).unlink(missing_ok=True)
         return run
 
-    def _start_queued(self) -> None:
-        """Starts the first queued runs that wait for nothing else on the devices that are free."""
+    def _start_queued(self) -> list[Job]:
+        """Starts the first queued runs that wait for nothing else on the devices that are free; all runs as they were before."""
         with self._lock:
             processes.collect()
             jobs = [self._adopted(job) for job in self._look()]
             under_way = [job.name for job in jobs if job.state not in ENDED]
             queued = [job for job in queue_of(jobs) if job.waiting.is_due(under_way)]
             if not queued:
-                return
+                return jobs
             here = _Devices()
             for job in jobs:
                 if job.state == "running":
@@ -303,6 +305,7 @@ class JobSupervisor:
                     self._launch(job.path, options, wanted)
                 # Whoever waits keeps later ones from what it waits for, or a run on several GPUs might wait for ever.
                 here.take(wanted)
+            return jobs
 
     def at_work(self) -> list[tuple[str, list[str]]]:
         """The runs under way, each with what it computes on, as a process of the studio would call it: cuda:0, ..., or cpu."""
@@ -403,7 +406,9 @@ class JobSupervisor:
     def _watch(self) -> None:
         emptied = float("-inf")
         while not self._closed.wait(1.0):
-            self._start_queued()
+            jobs = self._start_queued()
+            for listener in self.listeners:
+                listener(jobs)
             if time.monotonic() - emptied >= EMPTYING_SECONDS:
                 emptied = time.monotonic()
                 for parent in self.parents():

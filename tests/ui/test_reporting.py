@@ -118,5 +118,5 @@ def test_a_report_is_read_in_a_browser_from_its_file(width: int, window: Page, t
     assert window.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     curve, first = window.locator("svg").bounding_box(), window.locator("img").first.bounding_box()
     assert curve and curve["width"] > 300 and curve["height"] > 90
-    assert first and first["width"] == 180 and window.evaluate("[...document.images].every((image) => image.naturalWidth)")
+    assert first and first["width"] == 150 and window.evaluate("[...document.images].every((image) => image.naturalWidth)")
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

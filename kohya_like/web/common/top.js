@@ -7,6 +7,7 @@ import { enter } from "./studio.js";
 export function top({ root, props }) {
   const { token, title = "kohya_like", tag = "the trainer you can trust" } = props.value || {};
   enter(token);
+  if (Object.values(stored("kl.notices") || {}).some(Boolean)) import("../runs/notices.js").then(({ watch }) => watch());
   const dark = () => document.body.classList.contains("dark");
   const button = make("button", { type: "button", class: "kl-quiet kl-theme" });
   const show = () => (button.textContent = dark() ? "Light" : "Dark");

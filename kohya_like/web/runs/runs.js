@@ -140,7 +140,8 @@ export function runs({ element, root, props, trigger }) {
       html`<select aria-label="Order of the runs" class="kr-filter" hidden=${known.length < 2} value=${order} onChange=${sort}>${Object.entries(ORDERS).map(([value, [text]]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>`,
       html`<ul class="kr-list">${[...known].sort(ORDERS[order][1]).map(row)}</ul>`,
       html`<div class="kr-actions"><button type="button" class="kr-button" hidden=${known.length < 2} onClick=${() => (compared ? choose(chosen || known[0].name, true) : compare(chosen ? [chosen] : [], true))}>${compared ? "Back to one run" : "Compare runs"}</button>
-        <button type="button" class="kr-button" onClick=${tidy}>Disk and trash</button></div>`], nav);
+        <button type="button" class="kr-button" onClick=${tidy}>Disk and trash</button>
+        <button type="button" class="kr-button" onClick=${async () => (await import("./notices.js")).openNotices()}>Notices</button></div>`], nav);
   }
 
   function show(runs) {
