@@ -26,8 +26,10 @@ from sd_scripts.runs.states import BrokenState, check_state, read_manifest, stat
 from sd_scripts.runs.trash import Trash, bytes_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically
-from sd_scripts.schema.flat import read_toml, run_of
+from sd_scripts.schema.flat import read_toml, run_of, to_toml
 from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
+from sd_scripts.schema.runs import RunOptions
 
 from .datasets import order_of, said
 from .supervisor import ENDED, Job, JobSupervisor, queue_of
@@ -163,6 +165,7 @@ def disk(supervisor: JobSupervisor, also_newest: bool) -> dict[str, Any]:
     return {"runs": rows, "trash": thrown, "free": shutil.disk_usage(supervisor.root).free if supervisor.root.is_dir() else None}
 
 
+MAX_PROMPTS = 20_000
 WISHES = {"save": Asked.SAVE, "sample": Asked.SAMPLES, "pause": Asked.PAUSE}
 
 
@@ -172,21 +175,49 @@ def asked(job: Job) -> dict[str, Any]:
         return {}
     now = job.run.orders.asked()
     wishes = {name: wish in now for name, wish in WISHES.items()}
-    return {**wishes, "stop_step": job.run.orders.stop_step(), "draws": _draws(job.run.config, job.run.config.stat().st_mtime_ns)}
+    prompts = _prompts(job.run.config, job.run.config.stat().st_mtime_ns)
+    told = {"other": Asked.OTHER in now, "stop_step": job.run.orders.stop_step()}
+    return {**wishes, **told, "draws": prompts is not None, "prompts": prompts or ""}
 
 
 @lru_cache(maxsize=256)
-def _draws(config: Path, _time: int) -> bool:
-    """Whether the settings of a run have something to draw samples of."""
+def _prompts(config: Path, _time: int) -> str | None:
+    """The prompts in the settings of a run; empty where it evaluates instead, None where there is nothing to draw samples of."""
     try:
         said = read_toml(config)
-        return bool(said.get("sample_prompts")) or FACTS[run_of(said).family].evaluates
+        return str(said.get("sample_prompts") or "") or ("" if FACTS[run_of(said).family].evaluates else None)
     except OptionError:
-        return False
+        return None
 
 
-def ask(job: Job, what: str, step: object = None) -> dict[str, Any]:
+def _checked(job: Job, text: object) -> RunOptions:
+    """The options of a run with other prompts. Raises OptionError for what are none, and for files that its own prompts do not name."""
+    options, written = job.run.options(), str(text or "").strip()
+    if FACTS[options.family].evaluates:
+        raise OptionError("this run evaluates its styles; it has no prompts")
+    if not written or len(written) > MAX_PROMPTS:
+        raise OptionError(f"sample_prompts: write between 1 and {MAX_PROMPTS:,} characters, one prompt a line")
+    if "\n" not in written and Path(written).suffix.lower() in (".txt", ".toml", ".json"):
+        raise OptionError(f"sample_prompts: {written} names a file; write the prompts themselves")
+    after = options.model_copy(update={"samples": options.samples.model_copy(update={"sample_prompts": written})})
+
+    def specs(of: RunOptions) -> list[PromptSpec]:
+        # What sides are multiples of, the run knows.
+        return read_prompts(Defaults(of.samples, of.dataset.resolution, 1, of.training.seed))
+
+    known = {file for spec in specs(options) for file in spec.controls}
+    strange = [file for spec in specs(after) for file in spec.controls if file not in known]
+    if strange:
+        raise OptionError(
+            f"sample_prompts: --ci {strange[0]} is no control image of this run; only those that its prompts name can be used"
+        )
+    return after
+
+
+def ask(job: Job, what: str, step: object = None, text: object = None) -> dict[str, Any]:
     """Asks a run at work for something after its present step. what: of WISHES, go_on, or stop_at with a step (None takes it back).
+
+    text: prompts, for sample (once, instead of its own) and for prompts (from now on; they are written into its config.toml).
 
     Raises OptionError for what cannot be asked now.
     """
@@ -201,12 +232,16 @@ def ask(job: Job, what: str, step: object = None) -> dict[str, Any]:
         if step is not None and not job.summary.step < step < (job.summary.steps or step + 1):
             raise OptionError(f"stop after step {step}: choose one between {job.summary.step + 1} and {(job.summary.steps or 0) - 1}")
         orders.stop_after(step)
-    elif what == "sample" and not asked(job)["draws"]:
+    elif what in ("sample", "prompts") and not asked(job)["draws"]:
         raise OptionError("this run has no sample_prompts; give some in the Train tab before a start")
+    elif what == "prompts":
+        write_atomically(job.run.config, to_toml(_checked(job, text)))
+    elif what == "sample" and text is not None:
+        orders.ask_other(_checked(job, text).samples.sample_prompts)
     elif what in WISHES:
         orders.ask(WISHES[what])
     else:
-        raise OptionError(f"{what} cannot be asked of a run; {', '.join(WISHES)}, go_on and stop_at can")
+        raise OptionError(f"{what} cannot be asked of a run; {', '.join(WISHES)}, prompts, go_on and stop_at can")
     return asked(job)
 
 

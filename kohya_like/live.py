@@ -385,7 +385,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         if job is None:
             return JSONResponse({"detail": "This run is not on disk."}, 404)
         try:
-            return JSONResponse(desk.ask(job, str(order.get("what")), order.get("step")))
+            return JSONResponse(desk.ask(job, str(order.get("what")), order.get("step"), order.get("text")))
         except OptionError as err:
             return JSONResponse({"detail": str(err)}, 409)
 

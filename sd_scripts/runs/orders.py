@@ -1,7 +1,7 @@
 """What somebody may ask of a run while it trains: files in its folder, looked for after each step. Nothing that is asked changes a step.
 
-`evaluate.request` and `save.request` are taken away when they are followed, `pause.request` by whoever wants it to go on, and
-`stop_at.request`, which holds the number of a step, when the run has ended there.
+`evaluate.request`, `save.request` and `sample_other.request`, which holds prompts, are taken away when they are followed, `pause.request`
+by whoever wants it to go on, and `stop_at.request`, which holds the number of a step, when the run has ended there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Asked(IntFlag):
     SAVE = 2
     PAUSE = 4
     STOP = 8
+    OTHER = 16
+    """Samples of other prompts than the run's."""
 
 
 class Orders:
@@ -31,12 +33,24 @@ class Orders:
             Asked.SAMPLES: folder / "evaluate.request",
             Asked.SAVE: folder / "save.request",
             Asked.PAUSE: folder / "pause.request",
+            Asked.OTHER: folder / "sample_other.request",
         }
         self._stop_at = folder / "stop_at.request"
 
     def ask(self, what: Asked) -> None:
         """Asks for samples, a save or a pause after the present step."""
         write_atomically(self._files[what], f"{str(what.name).lower()}\n")
+
+    def ask_other(self, prompts: str) -> None:
+        """Asks for samples of these prompts, once."""
+        write_atomically(self._files[Asked.OTHER], prompts)
+
+    def other_prompts(self) -> str:
+        """Those that samples are asked of; empty where there are none that can be read."""
+        try:
+            return self._files[Asked.OTHER].read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return ""
 
     def take_back(self, what: Asked) -> None:
         """What is no longer asked, or is being followed."""

@@ -21,13 +21,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from sd_scripts.families import family
+from sd_scripts.families import RUNS, family
 from sd_scripts.library.adapters.attaching import attach
 from sd_scripts.library.core.errors import NonFiniteLoss
 from sd_scripts.library.core.protocols import Batch, Geometry, Losses, Parts
 from sd_scripts.library.core.rng import rng_for
 from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.objectives import make as objectives
+from sd_scripts.library.render.renderer import Renderer
+from sd_scripts.library.render.sample import OTHERS, Previews
 from sd_scripts.library.train.checkpoint import Checkpointer, Identity, read_state
 from sd_scripts.library.train.conditioned import TrainedModel
 from sd_scripts.library.train.epochs import EpochTable
@@ -43,11 +45,13 @@ from sd_scripts.runs.events import RunStarted, Validated, lines_of, read
 from sd_scripts.runs.orders import Asked
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.runs.stopping import StopRequest
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.network import UNetNetworkOptions
 from sd_scripts.schema.objective import ObjectiveOptions
 from sd_scripts.schema.optimizer import OptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions
+from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.training import TrainingOptions
 
 SDXL = family("sdxl")
@@ -576,6 +580,59 @@ def test_what_is_asked_while_it_trains_is_done_and_changes_nothing(tmp_path: Pat
     states = [event["step"] for event in run.events()[0] if event["kind"] == "saved" and event["what"] == "state"]
     assert {1, 3} <= set(states), "it can go on from a save and from a pause"
     assert [event["name"] for event in run.events()[0] if event["kind"] == "phase"].count("pause") == 1
+    assert torch.equal(weights(plain), weights(trainer))
+
+
+def test_other_prompts_are_drawn_while_it_trains_and_change_nothing(tmp_path: Path) -> None:
+    """Once, and from now on: the images are those of these prompts, and the weights those of a run that nobody disturbed."""
+
+    def prompts(text: str) -> list[PromptSpec]:
+        samples = options.samples.model_copy(update={"sample_prompts": text})
+        return read_prompts(Defaults(samples, (64, 64), 8, 3))
+
+    options = flat.build(RUNS["sdxl", "network"], {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star", "output_dir": "x"})
+
+    def written(text: str) -> str:
+        return flat.to_toml(options.model_copy(update={"samples": options.samples.model_copy(update={"sample_prompts": text})}))
+
+    plain = make(tmp_path / "plain", steps=6)
+    assert plain.fit()
+    trainer, run = make(tmp_path / "asked", steps=6), RunDirectory(tmp_path / "asked")
+    run.config.write_text(written("a red cat --s 2"))
+    renderer = Renderer(SDXL, trainer.learner.model.parts)
+    trainer.samples = Previews(renderer, prompts("a red cat --s 2"), run, "x", read=prompts)
+
+    class Asking:
+        """Asks after steps 1 to 5."""
+
+        kept = ""
+
+        def begin(self, step: int) -> None: ...
+        def before_step(self, step: int) -> None: ...
+        def end(self, step: int) -> None: ...
+        def after_step(self, step: int, log: Any) -> None:
+            if step in (1, 5):
+                run.orders.ask_other("a blue dog --s 2\na house --s 2 --d 9")
+            elif step == 2:
+                run.config.write_text(written("a green bird --s 2"))
+                run.request_evaluation()
+            elif step == 3:
+                run.orders.ask_other("a dog --w 65")
+
+    trainer.observers = (Asking(),)
+    assert trainer.fit()
+    drawn = [(event["step"], event["index"], event["prompt"]) for event in run.events()[0] if event["kind"] == "sample"]
+    others = [(OTHERS, "a blue dog"), (OTHERS + 1, "a house")]
+    assert drawn == [
+        *((2, index, prompt) for index, prompt in others),
+        (3, 0, "a green bird"),
+        (6, 0, "a green bird"),
+        *((6, index, prompt) for index, prompt in others),
+    ]
+    assert all((run.path / event["file"]).is_file() for event in run.events()[0] if event["kind"] == "sample")
+    (warned,) = (event["text"] for event in run.events()[0] if event["kind"] == "warning")
+    assert "step 4: the changed prompts were not taken" in warned and "65" in warned
+    assert run.orders.asked() == Asked.NOTHING
     assert torch.equal(weights(plain), weights(trainer))
 
 

@@ -81,4 +81,4 @@ def predicted(root: Path, session: str) -> None:
 def under_way(root: Path) -> tuple[JobSupervisor, Job]:
     """A run that is at work and does not hear that it is to stop."""
     supervisor = JobSupervisor(root, command("stubborn"))
-    return supervisor, supervisor.start(SCRIPT, options(root, output_name="under-way"))
+    return supervisor, supervisor.start(SCRIPT, options(root, output_name="under-way", sample_prompts="a star"))

@@ -56,6 +56,26 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
             until(lambda wish=wish: wish in orders.asked())
         expect(page.locator(f"{RUNS} .kr-desk")).to_contain_text("Asked for a save and samples")
         looked(visited, "orders")
+        # Other prompts, once and from now on; a file of this computer is none.
+        page.locator(f"{RUNS} summary", has_text="Prompts").press("Enter")
+        prompts = page.locator("#kl-run-prompts")
+        expect(prompts).to_have_value("a star")
+        prompts.fill("a blue star\na house --d 4")
+        page.get_by_role("button", name="Sample these once").press("Enter")
+        until(lambda: orders.other_prompts() == "a blue star\na house --d 4")
+        page.get_by_role("button", name="Use these from now on").press("Enter")
+        until(lambda: job.run.options().samples.sample_prompts == "a blue star\na house --d 4")
+        for wrong, sentence in (("/etc/passwd.txt", "names a file"), ("a star --ci /etc/x.png", "control image"), ("a --w huge", "--w")):
+            prompts.fill(wrong)
+            with page.expect_response(lambda answer: answer.status == 409):
+                page.get_by_role("button", name="Use these from now on").press("Enter")
+            expect(page.locator(f"{RUNS} .kr-desk [role=alert]")).to_contain_text(sentence)
+            expect(prompts).to_have_value(wrong)
+        prompts.fill("a blue star")
+        page.get_by_role("button", name="Sample these once").press("Enter")
+        expect(page.locator(f"{RUNS} .kr-desk [role=alert]")).to_have_count(0)
+        assert job.run.options().samples.sample_prompts == "a blue star\na house --d 4"
+        looked_quietly(visited)
         page.get_by_role("button", name="Go on").click()
         until(lambda: Asked.PAUSE not in orders.asked())
         step = page.get_by_label("Stop after step")
@@ -77,6 +97,12 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
     finally:
         supervisor.stop(job, grace_seconds=0)
         supervisor.close()
+
+
+def looked_quietly(visited: Any) -> None:
+    """As looked, where refusals are no complaint."""
+    looked(visited, "prompts")
+    assert [line for line in visited.complaints.found if "409" not in line] == []
 
 
 def opened(page: Page, name: str) -> None:

@@ -90,11 +90,22 @@ export function makeDesk(view, root) {
     ask({ what: "stop_at", step: Number(typed) }, `It will save its state and end after step ${typed}; Resume goes on from there.`);
   }
 
+  // Other prompts than those of the run: once, or from now on.
+  function otherPrompts() {
+    const written = () => root.querySelector("#kl-run-prompts").value;
+    const start = run.asked.prompts.includes("\n") || !/\.(txt|toml|json)$/i.test(run.asked.prompts) ? run.asked.prompts : "";
+    const button = (words, what, sentence) => html`<button type="button" class="kr-button" onClick=${() => ask({ what, text: written() }, sentence)}>${words}</button>`;
+    return html`<details class="kr-fold"><summary>Prompts</summary><label for="kl-run-prompts">One a line, with flags such as --w --h --d</label>
+      <textarea id="kl-run-prompts" class="kr-filter" rows="4" maxlength="20000" spellcheck="false" defaultValue=${start}></textarea>
+      <div class="kr-actions">${button("Sample these once", "sample", "It draws these prompts after the present step, once.")}
+        ${button("Use these from now on", "prompts", "Previews are drawn of these prompts from now on; its settings have them too.")}</div></details>`;
+  }
+
   function work() {
     const { asked } = run;
     if (run.state !== "running" || run.stopping || !asked || asked.pause === undefined || !run.step) return null;
     const button = (words, what, sentence) => html`<button type="button" class="kr-button" onClick=${() => ask({ what }, sentence)}>${words}</button>`;
-    const waits = [asked.save && "a save", asked.sample && "samples"].filter(Boolean);
+    const waits = [asked.save && "a save", asked.sample && "samples", asked.other && "other prompts"].filter(Boolean);
     return html`<div class="kr-actions" role="group" aria-label="While it runs">
         ${button("Save now", "save", "It saves its file and its state after the present step.")}
         ${asked.draws && button("Sample now", "sample", "It draws its sample prompts after the present step.")}
@@ -102,6 +113,7 @@ export function makeDesk(view, root) {
         <form class="kr-stop-at" onSubmit=${stopAt}><label for="kl-stop-at">Stop after step</label>
           <input id="kl-stop-at" name="step" class="kr-filter" inputmode="numeric" value=${asked.stop_step ?? ""} /><button type="submit" class="kr-button">Set</button>
           ${asked.stop_step !== null && html`<button type="button" class="kr-button" onClick=${() => ask({ what: "stop_at", step: null }, "It trains to its last step.")}>Train to the end</button>`}</form></div>
+      ${asked.draws && asked.prompts && otherPrompts()}
       ${waits.length > 0 && html`<p class="kr-note">Asked for ${waits.join(" and ")}, after the present step.</p>`}`;
   }
 

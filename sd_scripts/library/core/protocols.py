@@ -427,6 +427,15 @@ class Samples(Protocol):
         ...
 
 
+@runtime_checkable
+class PromptSamples(Samples, Protocol):
+    """Samples that are made of prompts, and of others too."""
+
+    def render_other(self, step: int, prompts: str) -> None:
+        """Renders prompts that are not the run's own, written as sample_prompts are. The first process knows them."""
+        ...
+
+
 class EvaluatingFamily(ModelFamily, Protocol):
     """A family whose runs are shown by evaluations of its own instead of prompts; see FamilyFacts.evaluates."""
 

@@ -19,12 +19,15 @@ from sd_scripts.runs.events import Previewed, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import written_aside
+from sd_scripts.schema.flat import read_toml
 from sd_scripts.schema.prompts import OPTION, PromptSpec
 
 from .renderer import Renderer, at_once
 
 MAX_SEED = 2**32
 """Seeds that are drawn stay below this, so that they can be typed again."""
+OTHERS = 50
+"""Numbers of prompts that are not the run's own begin here."""
 GAP = 2
 """Pixels between the images of a grid."""
 
@@ -94,7 +97,7 @@ def save_image(
         image.save(aside, format="PNG", pnginfo=text)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Previews:
     """The prompts of a run and where their images go. An image that cannot be rendered is a warning, never the end of the run."""
 
@@ -109,21 +112,54 @@ class Previews:
     """Gives the first process's choice of prompts to all that render together."""
     progress: Callable[[], None] = lambda: None
     """Called after each batch of images, for those who wait."""
+    read: Callable[[str], Sequence[PromptSpec]] | None = None
+    """The prompts in a text, which raises OptionError; None where they stay those of the start."""
+    same_text: Callable[[str], str] = str
+    """Gives the first process's text to all that render together."""
+
+    def __post_init__(self) -> None:
+        self._written = self._in_config()
+        self._others: dict[PromptSpec, int] = {}
 
     def path(self, step: int, index: int) -> Path:
         return self.run.samples / f"{self.name}-{step:06d}-{index:02d}.png"
 
     def render(self, step: int, missing_only: bool = False) -> None:
         """Renders all prompts for a step, those of equal size and settings together; missing_only leaves out images that exist."""
+        text = self.same_text(self._in_config())
+        if text != self._written:
+            self.prompts, self._written = self._read(step, text, self.prompts), text
         chosen = list(range(len(self.prompts)))
         if missing_only:
             chosen = self.agreed([index for index in chosen if not self.path(step, index).exists()])
-        wanted = [(index, request) for index in chosen if (request := self._request(step, index)) is not None]
+        self._render(step, {index: self.prompts[index] for index in chosen})
+
+    def render_other(self, step: int, prompts: str) -> None:
+        """Renders other prompts for a step; each has a number of its own, so that it is found again at a later step."""
+        specs = self._read(step, self.same_text(prompts), ())
+        self._render(step, {self._others.setdefault(spec, OTHERS + len(self._others)): spec for spec in specs})
+
+    def _in_config(self) -> str:
+        """The prompts as config.toml has them now, where somebody may have changed them; those of the start where it cannot be read."""
+        try:
+            return str(read_toml(self.run.config).get(OPTION, ""))
+        except OptionError:
+            return getattr(self, "_written", "")
+
+    def _read(self, step: int, text: str, otherwise: Sequence[PromptSpec]) -> Sequence[PromptSpec]:
+        try:
+            return otherwise if self.read is None else self.read(text)
+        except OptionError as err:
+            self.run.log(Warned(text=f"step {step}: the changed prompts were not taken: {err}; training goes on"))
+            return otherwise
+
+    def _render(self, step: int, specs: Mapping[int, PromptSpec]) -> None:
+        wanted = [(index, request) for index, spec in specs.items() if (request := self._request(step, index, spec)) is not None]
         if not wanted:
             return
         with Bar(total=len(wanted), desc=f"sample step {step}", unit="image", leave=False, disable=not self.saves) as bar:
             for batch in _batches(wanted):
-                self._render_batch(step, batch)
+                self._render_batch(step, batch, specs)
                 bar.update(len(batch))
                 self.progress()
 
@@ -136,19 +172,19 @@ class Previews:
         first = batch[0][1]
         return f"{len(batch)} preview{'s' if len(batch) > 1 else ''} of {first.width} x {first.height}"
 
-    def _request(self, step: int, index: int) -> Preview | None:
+    def _request(self, step: int, index: int, spec: PromptSpec) -> Preview | None:
         """The request of a prompt; None, after a warning, when one of its control images cannot be read any more."""
         try:
-            return request_of(self.prompts[index])
+            return request_of(spec)
         except OptionError as err:
             self.run.log(Warned(text=f"step {step}: preview {index} could not be rendered: {err}; training goes on"))
             return None
 
-    def _render_batch(self, step: int, batch: list[tuple[int, Preview]]) -> None:
+    def _render_batch(self, step: int, batch: list[tuple[int, Preview]], specs: Mapping[int, PromptSpec]) -> None:
         try:
             images = self.renderer.render([request for _, request in batch])
             for (index, request), image in zip(batch, images, strict=True) if self.saves else ():
-                save_image(image, self.path(step, index), request, self.renderer.parts.source, step, self.prompts[index].controls)
+                save_image(image, self.path(step, index), request, self.renderer.parts.source, step, specs[index].controls)
                 self.run.log(
                     Previewed(
                         step=step,

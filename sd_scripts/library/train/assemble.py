@@ -40,7 +40,7 @@ from .learner import Learner
 from .load import Loaded
 from .observing import Observer
 from .optim import make_optimizer
-from .prepare import Prepared
+from .prepare import Prepared, prompts_in
 from .profiling import StepProfiler
 from .run_meta import devices
 from .timetable import timetable_of
@@ -175,7 +175,18 @@ def _samples(loaded: Loaded) -> Samples | None:
         return None
     renderer = Renderer(loaded.previewing, loaded.parts, options.memory.vae_tiling)
     name = options.output.output_name
-    return Previews(renderer, prepared.prompts, process.run, name, peers.is_first, agreed, peers.progress)
+    same_text = peers.same_text if _is_sharded(prepared) else str
+    return Previews(
+        renderer,
+        prepared.prompts,
+        process.run,
+        name,
+        peers.is_first,
+        agreed,
+        peers.progress,
+        lambda text: prompts_in(prepared, text),
+        same_text,
+    )
 
 
 def _go_on(prepared: Prepared, trainer: Trainer) -> None:

@@ -238,8 +238,14 @@ def shown(found: Read) -> WithPreviews:
 
 def prompts_of(found: Read) -> tuple[PromptSpec, ...]:
     """The prompts of previews, with their control images."""
+    return prompts_in(found, found.options.samples.sample_prompts)
+
+
+def prompts_in(found: Read, text: str) -> tuple[PromptSpec, ...]:
+    """The prompts in a text that is written as sample_prompts, with their control images. Raises OptionError."""
     options = found.options
-    prompts = read_prompts(Defaults(options.samples, options.dataset.resolution, found.family.grid, options.training.seed))
+    samples = options.samples if text == options.samples.sample_prompts else options.samples.model_copy(update={"sample_prompts": text})
+    prompts = read_prompts(Defaults(samples, options.dataset.resolution, found.family.grid, options.training.seed))
     return tuple(with_controls(prompts, found.plan))
 
 

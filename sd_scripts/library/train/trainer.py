@@ -17,7 +17,7 @@ import torch
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.core.errors import NonFiniteLoss
-from sd_scripts.library.core.protocols import Samples
+from sd_scripts.library.core.protocols import PromptSamples, Samples
 from sd_scripts.library.core.rng import seed_for
 from sd_scripts.library.memory.compiling import plain_code
 from sd_scripts.library.memory.oom_advice import is_out_of_memory
@@ -170,7 +170,9 @@ class Trainer:
     def _wanted(self, step: int) -> Asked:
         """What somebody wants after a step; the first process looks, and tells the others in the step's sums."""
         asked = self.run.orders.asked(step + 1) if self._main else Asked.NOTHING
-        return asked if self.samples is not None else asked & ~Asked.SAMPLES
+        if self.samples is None:
+            asked &= ~Asked.SAMPLES
+        return asked if isinstance(self.samples, PromptSamples) else asked & ~Asked.OTHER
 
     def _pause(self) -> None:
         """Waits until the pause is taken back, or somebody wants the run to end: then it does after one more step."""
@@ -192,13 +194,15 @@ class Trainer:
         samples = samples or Asked.SAMPLES in asked
         exports = exports or Asked.SAVE in asked
         state = not again and (stopping or state or bool(asked & (Asked.SAVE | Asked.PAUSE)))
+        other = Asked.OTHER in asked
+        prompts = self.run.orders.other_prompts() if other and self._main else ""
         if self._main:
             # Before they are followed: what is asked meanwhile is for the next step.
             self.run.orders.take_back(asked & ~Asked.PAUSE)
         validates = not again and validates
         if again and exports:
             exports = self.process.peers.same_text("" if self.checkpointer.export_path(step).exists() else "missing") == "missing"
-        if not (exports or validates or samples or state):
+        if not (exports or validates or samples or other or state):
             return
         if validates:
             with self.learner.averaged():
@@ -207,17 +211,20 @@ class Trainer:
         # After validation, so that a state knows which file is the best.
         if state or self.ended_early:
             self._save_state()
-        with self.learner.averaged() if exports or samples else nullcontext():
+        with self.learner.averaged() if exports or samples or other else nullcontext():
             if exports and self._takes_part:
                 self._export(self.checkpointer.export_path(step))
                 if self._main:
                     self.checkpointer.exported(step, self.checkpointer.export_path(step))
-            if samples and self._takes_part and self.samples is not None:
+            if (samples or other) and self._takes_part and self.samples is not None:
                 self.process.phases.enter("sample")
-                if self._main:
+                if self._main and samples:
                     self.run.clear_evaluation()
                 with self.learner.together(), plain_code(self.learner.model.parts.backbone):
-                    self.samples.render(step, missing_only=again)
+                    if samples:
+                        self.samples.render(step, missing_only=again)
+                    if other and isinstance(self.samples, PromptSamples):
+                        self.samples.render_other(step, prompts)
         # Those who had nothing to do wait here, however long it takes, and not in the next sum of gradients, which has a limit.
         self.process.peers.barrier()
         if not (again or ended or stopping or self.ended_early):
