@@ -149,7 +149,7 @@ export function makeDesk(view, root) {
       plan({ after: name || null }, name ? "It starts once that run has ended, in whatever way." : "It waits for no other run.");
     };
     return html`<section class="kr-queue" aria-label="In the queue"><p>${of === 1 ? "The only run that waits" : `${place + 1} of ${of} that wait`}${held ? ", held" : ""}</p>
-      <div class="kr-actions">${button("Earlier", { place: place - 1 }, "Moved.", place === 0)}${button("Later", { place: place + 1 }, "Moved.", place === of - 1)}
+      <div class="kr-actions">${of > 1 && [button("Earlier", { place: place - 1 }, "Moved.", place === 0), button("Later", { place: place + 1 }, "Moved.", place === of - 1)]}
         ${held ? button("Release", { held: false }, "It starts as soon as a device is free.") : button("Hold", { held: true }, "It waits until it is released; runs behind it pass by.")}</div>
       <form class="kr-stop-at" onSubmit=${startAt}><label for="kl-start-at">Start at</label><input id="kl-start-at" name="time" class="kr-filter" type="datetime-local" value=${not_before ? local(not_before) : ""} /><button type="submit" class="kr-button">Set</button></form>
       ${others.length > 0 && html`<div class="kr-stop-at"><label for="kl-start-after">Start after</label><select id="kl-start-after" class="kr-filter" value=${after} onChange=${follow}><option value="">no other run</option>
