@@ -1,6 +1,5 @@
-"""Runs in a terminal, from the same code as the Runs tab: `python -m kohya_like.cli runs list|show|compare|rm|queue`.
-
-Nothing here starts or ends a run.
+"""Runs in a terminal, from the same code as the Runs tab: `python -m kohya_like.cli runs list|show|compare|rm|queue`, which start and end
+none, and `... sweep`, which tries several values of settings.
 """
 
 from __future__ import annotations
@@ -17,15 +16,17 @@ from sd_scripts.runs.trash import bytes_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import given_path
 
-from . import desk
+from . import desk, sweep_cli
 from .comparing import differences, found, reached
 from .queueing import Waiting
 from .supervisor import Job, JobSupervisor, queue_of
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser("python -m kohya_like.cli", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    runs = parse.add_subparsers(dest="what", required=True).add_parser("runs", help="the runs of an output folder")
+    what = parse.add_subparsers(dest="what", required=True)
+    sweep_cli.add_to(what.add_parser("sweep", help="try several values of settings", description=sweep_cli.__doc__, allow_abbrev=False))
+    runs = what.add_parser("runs", help="the runs of an output folder")
     orders = runs.add_subparsers(dest="order", required=True)
     of_all = argparse.ArgumentParser(add_help=False)
     of_all.add_argument("--output_dir", type=given_path, default=Path("output"), help="folder of the runs (default: output)")
@@ -115,9 +116,14 @@ def _remove(supervisor: JobSupervisor, jobs: Sequence[Job], is_sure: bool) -> tu
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0, or 1 with a sentence on stderr."""
-    asked = _parser().parse_args(arguments)
+    asked, rest = parser().parse_known_args(arguments)
+    if rest and asked.what != "sweep":
+        parser().parse_args(arguments)
     folder = asked.output_dir or Path("output")
     try:
+        if asked.what == "sweep":
+            sweep_cli.main(asked, rest)
+            return 0
         if not folder.is_dir():
             raise OptionError(f"there is no folder {folder}; give the studio's --output_dir")
         supervisor = JobSupervisor(folder)

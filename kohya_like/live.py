@@ -30,7 +30,7 @@ from sd_scripts.runs.events import Warned
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, tools
+from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, sweeps, tools
 from .datasets import order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
@@ -335,7 +335,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         return with_token(found)
 
     def runs(_request: Request) -> Response:
-        return JSONResponse({"runs": live.runs()})
+        return JSONResponse({"runs": live.runs(), "sweeps": bool(sweeps.names_in(supervisor.root))})
 
     def compare(request: Request) -> Response:
         try:

@@ -68,7 +68,9 @@ def head() -> str:
     first = (
         name
         for name in modules()
-        if not name.startswith(("vendor/uplot/", "inference/", "picking/", "guide/", "data/", "runs/compare", "runs/notices"))
+        if not name.startswith(
+            ("vendor/uplot/", "inference/", "picking/", "guide/", "data/", "runs/compare", "runs/notices", "runs/sweep.", "train/sweep.")
+        )
     )
     return "".join(f'<link rel="modulepreload" href="{folder()}{name}">' for name in first)
 

@@ -236,10 +236,11 @@ class JobSupervisor:
 
     # Starting
 
-    def start(self, script: str, options: RunOptions, resume: Path | None = None) -> Job:
+    def start(self, script: str, options: RunOptions, resume: Path | None = None, stop_after: int | None = None) -> Job:
         """Makes a run folder, or continues the run in the folder `resume`, and starts it as soon as a device is free.
 
-        Raises OptionError when the folder cannot be written, is no run, or is still running, or when its GPUs are not here.
+        stop_after: the step at which it saves its state and ends; None trains to the end. Raises OptionError when the folder cannot be
+        written, is no run, or is still running, or when its GPUs are not here.
         """
         if script != options.script:
             raise OptionError(f"{script} does not train these options; {options.script} does")
@@ -247,6 +248,7 @@ class JobSupervisor:
         with self._lock:
             run = self._new_run(options) if resume is None else self._continued_run(resume, options)
             self._remember(run.path.parent)
+            run.orders.stop_after(stop_after)
             _write_record(run.path, _Record(uuid.uuid4().hex, time.time(), events_offset=_size(run.events_file)))
             self._start_queued()
         self.watch()

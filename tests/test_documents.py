@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.util
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import gui
-from kohya_like import exporting
+from kohya_like import cli, exporting, sweep_cli, sweeps
 from sd_scripts.dataset.config import read_config
 from sd_scripts.families import RUNS, TOOLS
 from sd_scripts.families.qwen_edit.predict_options import QwenImagePredict
@@ -100,7 +101,12 @@ def check_setup(words: list[str]) -> None:
 @pytest.mark.parametrize(("page", "words"), command_blocks(), ids=lambda item: " ".join(item)[:80] if isinstance(item, list) else item)
 def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if any(Path(word).name in SCRIPTS for word in words):
+    if words[1:4] == ["-m", "kohya_like.cli", "sweep"]:
+        asked, rest = cli.parser().parse_known_args(words[3:])
+        run = next(run for run in RUNS.values() if run.script == asked.script)
+        assert flat.parser(run).parse_known_args(rest)[1] == []
+        sweeps.read_axes(run, dict(text.split("=") for text in asked.vary))
+    elif any(Path(word).name in SCRIPTS for word in words):
         check_training(words, tmp_path)
     elif any(word in ("setup.sh", "setup.ps1") for word in words):
         check_setup(words)
@@ -136,7 +142,9 @@ def test_the_flags_of_the_launcher_exist():
 
 @pytest.mark.parametrize("path", PAGES, ids=page_ids)
 def test_every_flag_in_a_document_exists(path):
-    of_the_page = {action.dest for parser in (gui.parser(), exporting.parser()) for action in parser._actions}
+    of_sweeps = argparse.ArgumentParser()
+    sweep_cli.add_to(of_sweeps)
+    of_the_page = {action.dest for parser in (gui.parser(), exporting.parser(), of_sweeps) for action in parser._actions}
     known = set(OPTIONS) | OWN_FLAGS | of_the_page | LAUNCHER_FLAGS | OTHER_FLAGS | set(FLAGS)
     known |= {f"no_{name}" for name, field in OPTIONS.items() if field.type is bool}
     for tool in COMMANDS.values():

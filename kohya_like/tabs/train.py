@@ -32,7 +32,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
 
-from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, theme
+from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
 from ..context import Context, TrainDoor
 from ..gpu_drivers import Readings
 from ..supervisor import Job
@@ -414,6 +414,7 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
                 check = gr.Button("Check data set", elem_id="kl-check")
             page.part("memory")
             page.part("cluster", cluster_fields())
+            page.part("sweep")
             board = page.part("answers", None, elem_id="kl-answers")
             following = page.part("panel", {"run": ""}, look="kl-live", elem_id="kl-live")
             keeper = page.part("keep", None, ("open_file", "save_file"))
@@ -466,6 +467,7 @@ def routes(context: Context) -> list[Route]:
         Route("/kl/train/memory", remember, methods=["POST"]),
         Route("/kl/train/cluster", answered(export), methods=["POST"]),
         Route("/kl/train/gpus", here),
+        *sweep_routes.routes(context, lambda payload: tab.options([payload])),
     ]
 
 

@@ -11,13 +11,14 @@ import { keep } from "./train/imports.js";
 import { memory } from "./train/memory.js";
 import { kinds, presets, welcome } from "./train/presets.js";
 import { foresight } from "./train/starting.js";
+import { sweep } from "./train/sweeping.js";
 
 // Fetched when it is shown for the first time.
 const inference = async (place) => (await import("./inference/inference.js")).inference(place);
 
 const data = async (place) => (await import("./data/data.js")).data(place);
 
-const PARTS = { top, data, kinds, presets, welcome, fieldset, toolbar, foresight, memory, cluster, answers, keep, panel, runs, tools, inference, reference };
+const PARTS = { top, data, kinds, presets, welcome, fieldset, toolbar, foresight, memory, cluster, sweep, answers, keep, panel, runs, tools, inference, reference };
 
 // name: that of a part, and after a colon what it shall show. The rest is what gradio gives to a component's own code.
 export function mount(name, element, props, trigger, watch) {

@@ -5,13 +5,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
+import tomllib
 from pathlib import Path
 
-from sd_scripts.runs.events import Cached, FileSaved, PhaseBegun, Previewed, RunFailed, RunFinished, RunStarted, RunStopped, StepDone
+from sd_scripts.runs.events import (
+    Cached,
+    FileSaved,
+    PhaseBegun,
+    Previewed,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+    StepDone,
+    Validated,
+)
+from sd_scripts.runs.orders import Asked
 from sd_scripts.runs.rundir import RunDirectory
 
 STEPS = 400
@@ -76,6 +90,31 @@ def fail(run: RunDirectory) -> None:
     sys.exit(1)
 
 
+def tried(run: RunDirectory) -> None:
+    """A member of a sweep: its held-out loss is the lower the nearer its learning rate is to 1e-3, and falls; a rate of 9 breaks it."""
+    said = tomllib.loads(run.config.read_text(encoding="utf-8"))
+    rate, steps = said["optimizer"]["learning_rate"], said["training"]["max_train_steps"]
+    every = said["dataset"].get("validate_every_n_steps")
+    before = done(run)
+    run.log(RunStarted(steps=steps, start_step=before, pid=os.getpid()))
+    if rate == 9:
+        run.log(RunFailed(step=before, text="The loss is not a number.", advice=""))
+        sys.exit(1)
+    for step in range(before + 1, steps + 1):
+        run.log(StepDone(step=step, epoch=0, loss=0.5, lr=rate, step_total=0.01, step_in_session=step - before))
+        stop = run.orders.stop_step() == step
+        if (every and step % every == 0) or (step == steps and every is None):
+            losses = [[0.1 * each, abs(math.log10(rate) + 3) + each / 100 + 1 / step] for each in range(8)]
+            run.log(Validated(step=step, loss=sum(loss for _, loss in losses) / 8, samples=losses))
+        if stop and step < steps:
+            run.orders.take_back(Asked.STOP)
+            (run.path / "progress").write_text(str(step))
+            (run.state / f"{step:06d}").mkdir(parents=True)
+            run.log(RunStopped(step=step, text="stopped as asked", advice=""))
+            return
+    run.log(RunFinished(step=steps, text="", advice=""))
+
+
 BEHAVIOURS = {
     "train": train,
     "quick": lambda run: train(run, steps=5),
@@ -87,6 +126,7 @@ BEHAVIOURS = {
     "raise": lambda run: (run.log(RunStarted(steps=9, start_step=0)), sys.exit("torch.OutOfMemoryError: CUDA out of memory.")),
     "die": die,
     "fail": fail,
+    "tried": tried,
 }
 
 if __name__ == "__main__":

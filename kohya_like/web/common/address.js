@@ -1,9 +1,11 @@
-// The address of what is seen: #train, #runs, #run=NAME, #compare=NAME,NAME, #generate ... A reload, a link, and the browser's back and forward lead there again.
+// The address of what is seen: #train, #runs, #run=NAME, #compare=NAME,NAME, #sweep=NAME, #generate ... A reload, a link, and the browser's back and forward lead there again.
 
 import { findAll } from "./page.js";
 
 const RUN = "#run=";
 const COMPARE = "#compare=";
+const SWEEP = "#sweep=";
+const OF_RUNS = [RUN, COMPARE, SWEEP];
 const tabs = () => findAll(document, '[role="tab"]');
 const nameOf = (tab) => tab.textContent.trim().toLowerCase();
 const selected = () => tabs().find((tab) => tab.getAttribute("aria-selected") === "true");
@@ -28,8 +30,12 @@ export const run = () => named(RUN)[0] || "";
 // The runs that the address puts beside one another; null where it does not.
 export const compared = () => (location.hash.startsWith(COMPARE) ? named(COMPARE) : null);
 
+// The sweep that the address names, "" for any; null where it names none.
+export const sweep = () => (location.hash.startsWith(SWEEP) ? named(SWEEP)[0] || "" : null);
+export const makeSweep = (name) => SWEEP + encodeURIComponent(name);
+
 const FORMER = { inference: "generate" }; // names of tabs in addresses that people have kept
-const tabOf = (hash) => (hash.startsWith(RUN) || hash.startsWith(COMPARE) ? "runs" : FORMER[hash.slice(1)] || hash.slice(1));
+const tabOf = (hash) => (OF_RUNS.some((mark) => hash.startsWith(mark)) ? "runs" : FORMER[hash.slice(1)] || hash.slice(1));
 
 function put(hash, replace) {
   if (hash !== location.hash) history[replace ? "replaceState" : "pushState"](history.state, "", hash);
@@ -37,7 +43,7 @@ function put(hash, replace) {
 
 // The Runs tab shows a run. chosen: by a person, who may want to come back to the one before.
 export function shows(name, chosen) {
-  if (name && selected() && nameOf(selected()) === "runs") put(RUN + encodeURIComponent(name), !chosen || ![RUN, COMPARE].some((mark) => location.hash.startsWith(mark)));
+  if (name && selected() && nameOf(selected()) === "runs") put(RUN + encodeURIComponent(name), !chosen || !OF_RUNS.some((mark) => location.hash.startsWith(mark)));
 }
 
 // It shows several beside one another. chosen: somebody begins with it.
@@ -49,6 +55,11 @@ export function show(name) {
   const tab = tabs().find((each) => nameOf(each) === name);
   if (tab && tab !== selected()) tab.click();
   return tab;
+}
+
+// It shows a sweep.
+export function showsSweep(name, chosen) {
+  if (selected() && nameOf(selected()) === "runs") put(makeSweep(name), !chosen);
 }
 
 function follow() {

@@ -48,6 +48,7 @@ export function panel({ element, root, props, watch }) {
 
 export function runs({ element, root, props, trigger }) {
   let known = [];
+  let hasSweeps = false; // there are sweeps to look at
   let words = []; // that a run must have to be listed
   let order = stored("kl.runs.order") in ORDERS ? stored("kl.runs.order") : "newest";
   let gone = ""; // what became of the run that was deleted
@@ -76,25 +77,51 @@ export function runs({ element, root, props, trigger }) {
   let chosen = address.run() || sessionStorage.getItem("kl.run") || "";
   let compared = address.compared(); // names of the runs that are compared; null while one is shown
   let comparison = null; // what draws them, once it is fetched
+  let swept = address.sweep(); // name of the sweep that is shown, "" for the newest; null while none is
+  let sweeps = null; // what draws it, once it is fetched
   address.onRuns(() => {
     const name = address.run();
     if (address.compared()) compare(address.compared());
-    else if (name && (name !== chosen || compared)) choose(name);
+    else if (address.sweep() !== null) sweep(address.sweep());
+    else if (name && (name !== chosen || compared || swept !== null)) choose(name);
   });
 
-  // byHand: somebody has clicked it.
-  // byHand: somebody has pressed the button.
-  async function compare(names, byHand) {
+  function besides(names, name) {
     compared = names;
-    address.showsCompared(names, byHand);
+    swept = name;
     view.follow("");
     hint.hidden = true;
     aside.hidden = false;
     draw();
+  }
+
+  // byHand: somebody has pressed the button.
+  async function sweep(name, byHand) {
+    besides(null, name);
+    address.showsSweep(name, byHand);
+    sweeps ||= import("./sweep.js").then(({ makeSweeps }) => makeSweeps({
+      open: (run) => choose(run, true),
+      compare: (names) => compare(names, true),
+      chosen: (shown) => {
+        if (swept === null) return;
+        swept = shown;
+        address.showsSweep(shown);
+      },
+    }));
+    const { root, show } = await sweeps;
+    if (swept === null) return;
+    aside.replaceChildren(root);
+    if (name) show(name);
+  }
+
+  // byHand: somebody has pressed the button.
+  async function compare(names, byHand) {
+    besides(names, null);
+    address.showsCompared(names, byHand);
     comparison ||= import("./compare.js").then(({ makeComparison }) => makeComparison((name) => choose(name, true)));
     const { root, show } = await comparison;
     if (compared !== names) return;
-    if (!root.isConnected) aside.append(root);
+    aside.replaceChildren(root);
     show(names);
   }
 
@@ -102,7 +129,7 @@ export function runs({ element, root, props, trigger }) {
 
   function choose(name, byHand) {
     chosen = name;
-    compared = null;
+    compared = swept = null;
     aside.hidden = true;
     // While the run before it is cleared the page is short for a moment, and scrolls as it likes.
     const isFarUp = matchMedia("(max-width: 800px)").matches || detail.getBoundingClientRect().top < 0;
@@ -140,18 +167,25 @@ export function runs({ element, root, props, trigger }) {
       html`<select aria-label="Order of the runs" class="kr-filter" hidden=${known.length < 2} value=${order} onChange=${sort}>${Object.entries(ORDERS).map(([value, [text]]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>`,
       html`<ul class="kr-list">${[...known].sort(ORDERS[order][1]).map(row)}</ul>`,
       html`<div class="kr-actions"><button type="button" class="kr-button" hidden=${known.length < 2} onClick=${() => (compared ? choose(chosen || known[0].name, true) : compare(chosen ? [chosen] : [], true))}>${compared ? "Back to one run" : "Compare runs"}</button>
+        <button type="button" class="kr-button" hidden=${!hasSweeps} onClick=${() => sweep("", true)}>Sweeps</button>
         <button type="button" class="kr-button" onClick=${tidy}>Disk and trash</button>
         <button type="button" class="kr-button" onClick=${async () => (await import("./notices.js")).openNotices()}>Notices</button></div>`], nav);
   }
 
-  function show(runs) {
+  function show({ runs, sweeps: isSwept }) {
     known = runs;
+    hasSweeps = isSwept;
     none.hidden = runs.length > 0;
     columns.hidden = runs.length === 0;
     draw();
     if (compared) {
       if (!comparison) compare(compared);
       else if (!address.compared()) address.showsCompared(compared);
+      return;
+    }
+    if (swept !== null) {
+      if (!sweeps) sweep(swept);
+      else if (address.sweep() === null) address.showsSweep(swept);
       return;
     }
     if (!runs.some(({ name }) => name === chosen)) {
@@ -166,7 +200,7 @@ export function runs({ element, root, props, trigger }) {
 
   const look = repeat(element, async () => {
     try {
-      show((await ask("/kl/runs")).runs);
+      show(await ask("/kl/runs"));
       return 2.5;
     } catch (error) {
       view.trouble(error);

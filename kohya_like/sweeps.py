@@ -1,0 +1,532 @@
+"""Sweeps: several values of some settings are tried, and the steps go to those that do best.
+
+Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) with a third kept, as Hyperband does (Li et al. 2018, arXiv 1603.06560):
+all members train the first steps, the better third goes on from where it stopped, and so on to the last step. They are told apart by their
+held-out loss, which each measures on the same images with the same noise. A sweep is a folder in `.sweeps` of the output folder: the
+settings of the form, and which run has which values; how far it is stands in the runs. Starts runs through the supervisor.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.runs.events import RunStarted, Validated
+from sd_scripts.runs.resume import one_at_a_time
+from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.labels import label
+from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.runs import RunOptions
+
+from . import desk, form
+from .measures import Mean, mean_of
+from .supervisor import ENDED, Job, JobSupervisor
+
+FOLDER = ".sweeps"
+KEPT = 3
+"""One member in so many goes on."""
+MOST_COST = 3.0
+"""Times the steps of one run, for all members together."""
+MOST_MEMBERS = 27
+MOST_RUNGS = 4
+EARLIEST = 1 / 12
+"""Part of the run before which nothing is compared, while fewer comparisons than MOST_RUNGS will do."""
+SECTIONS = ("optimizer", "network")
+"""Options of these change how a model is trained, never what the held-out loss measures."""
+NOT_COMPARED = frozenset({"network_weights", "dim_from_weights", "train_unet", "lr_scheduler_type", "allow_custom_modules"})
+HELD_OUT = 0.1
+"""Part of the images that is held out where the form holds out none."""
+TROUBLE = "trouble.txt"
+OWN = "as in the form"
+WAITS = ("queued", "running")
+
+
+# What will be tried
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """The steps after which members are compared, the last at the end of the run or just before; and how many train up to each."""
+
+    steps: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def cost(self) -> float:
+        """Steps of all members together, in runs of full length."""
+        before = (0, *self.steps)
+        return sum(count * (step - last) for count, step, last in zip(self.counts, self.steps, before, strict=False)) / self.steps[-1]
+
+
+def rungs_of(members: int, steps: int) -> Rungs:
+    """The fewest comparisons, and the latest first one, with which all members together take at most MOST_COST times the steps of one run.
+
+    Between the first and the last the steps of rungs grow evenly, as multiples of the first. Raises OptionError for too few steps.
+    """
+    for count in range(1, MOST_RUNGS + 1):
+        earliest = 1 if count == MOST_RUNGS else max(1, math.ceil(EARLIEST * steps))
+        places = range(steps, steps + 1) if count == 1 else range(earliest, steps)
+        # The cost grows with the first step, but for rounding.
+        found = bisect.bisect_right(places, MOST_COST, key=partial(_cost, members, steps, count))
+        for first in reversed(places[:found]):
+            rungs = _rungs(members, steps, count, first)
+            if rungs.cost <= MOST_COST and rungs.steps == tuple(sorted(set(rungs.steps))):
+                return rungs
+    raise OptionError(Problem("max_train_steps", f"max_train_steps: {steps} steps are too few to compare {members} runs in; give more"))
+
+
+def _cost(members: int, steps: int, count: int, first: int) -> float:
+    return _rungs(members, steps, count, first).cost
+
+
+def _rungs(members: int, steps: int, count: int, first: int) -> Rungs:
+    between = (first * round((steps / first) ** (place / (count - 1))) for place in range(count - 1))
+    return Rungs((*between, steps - steps % first), tuple(math.ceil(members / KEPT**place) for place in range(count)))
+
+
+def axes_of(run: type[RunOptions]) -> dict[str, flat.FlatField]:
+    """The settings of a kind of run that can be swept over."""
+    known = form.shown_fields(run)
+    return {name: field for name, field in known.items() if field.section in SECTIONS and not field.many and name not in NOT_COMPARED}
+
+
+def read_axes(run: type[RunOptions], given: Mapping[str, object]) -> dict[str, tuple[Any, ...]]:
+    """The values of each setting, from texts such as `1e-4 3e-4` (spaces or commas between them). Raises OptionError with all problems."""
+    known, read, problems = axes_of(run), {}, list[Problem]()
+    for name, text in given.items():
+        if name not in known:
+            words = "is no option here" if name not in flat.fields(run) else "cannot be swept over"
+            problems.append(Problem(name, f"{name} {words}; these can: {', '.join(known)}"))
+            continue
+        values = [form.from_text(known[name], part) for part in re.split(r"[\s,;]+", str(text).strip()) if part]
+        if not values:
+            problems.append(Problem(name, f"{name}: give the values to try, with spaces between them"))
+        read[name] = tuple(dict.fromkeys(_switch(value) if known[name].type is bool else value for value in values))
+    if not given:
+        problems.append(Problem("", "choose a setting to try several values of, such as learning_rate"))
+    if problems:
+        raise OptionError(problems)
+    return read
+
+
+def _switch(value: Any) -> Any:
+    return {"on": True, "true": True, "off": False, "false": False}.get(str(value).lower(), value)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep. values: what differs from the form, empty for the form's own. rung: the last one it was started for, or -1.
+
+    losses: mean held-out losses at the rungs before.
+    """
+
+    values: Mapping[str, Any]
+    run: str = ""
+    rung: int = -1
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is known of a sweep before anybody looks at its runs."""
+
+    name: str
+    base: RunOptions
+    members: tuple[Member, ...]
+    rungs: Rungs
+    notes: tuple[str, ...] = ()
+    """What was changed in the settings of the form, in sentences."""
+    is_ended: bool = False
+    """Nothing more is started: it is through, or somebody has ended it."""
+
+    def options(self, member: Member) -> RunOptions:
+        return flat.build(type(self.base), {**_given(self.base), **member.values})
+
+    def words(self, member: Member) -> str:
+        """What a member tries, as the page says it."""
+        return (
+            ", ".join(f"{label(name, self.base.family) or name} {self._said(name, value)}" for name, value in member.values.items()) or OWN
+        )
+
+    def _said(self, name: str, value: Any) -> str:
+        told = form.to_text(flat.fields(type(self.base))[name], value)
+        return {True: "on", False: "off", "": "none"}.get(told, str(told))
+
+
+def planned(options: RunOptions, axes: Mapping[str, Sequence[Any]]) -> Sweep:
+    """The sweep over all combinations, the form's own settings first. Raises OptionError with every problem of every member."""
+    base, notes = _comparable(options)
+    now = flat.flatten(base)
+    members, seen, problems = [Member({})], [base], list[Problem]()
+    for chosen in itertools.product(*axes.values()):
+        values = dict(zip(axes, chosen, strict=True))
+        try:
+            made = flat.build(type(base), {**_given(base), **values})
+        except OptionError as err:
+            problems += err.problems
+            continue
+        # What sleeps beside another value makes no member of its own.
+        if made not in seen:
+            settled = flat.flatten(made)
+            seen.append(made)
+            members.append(Member({name: settled[name] for name in axes if settled[name] != now[name]}))
+    if problems:
+        raise OptionError(list(dict.fromkeys(problems)))
+    if not 2 <= len(members) <= MOST_MEMBERS:
+        few = "all of these values are the form's own, so there is nothing to compare; give others"
+        raise OptionError(
+            few if len(members) < 2 else f"these are {len(members)} runs; a sweep has at most {MOST_MEMBERS}, so give fewer values"
+        )
+    rungs = rungs_of(len(members), base.training.max_train_steps)
+    every = {"validate_every_n_steps": rungs.steps[0] if len(rungs.steps) > 1 else None}
+    base = flat.build(type(base), {**_given(base), **every})
+    return Sweep("", base, tuple(members), rungs, tuple(notes))
+
+
+def described(sweep: Sweep) -> str:
+    """What a sweep will do, in sentences."""
+    steps = " and ".join(map(str, sweep.rungs.steps[:-1]))
+    compared = f"compared at steps {steps}, the better third goes on" if steps else "compared at the end"
+    first = f"{len(sweep.members)} runs, {compared}: at most {sweep.rungs.cost:.1f} times the steps of one run."
+    return " ".join((first, *sweep.notes))
+
+
+def _comparable(options: RunOptions) -> tuple[RunOptions, list[str]]:
+    """The options of the form as a sweep trains them, and what is different. Raises OptionError for what cannot be compared."""
+    values, notes = _given(options), list[str]()
+    if values.get("max_train_epochs"):
+        raise OptionError(Problem("max_train_epochs", "max_train_epochs: a sweep counts steps; leave it empty and set max_train_steps"))
+    if values.get("validation_split") == 0 and not values.get("dataset_config"):
+        values["validation_split"] = HELD_OUT
+        notes.append(f"{HELD_OUT:.0%} of the images are held out, because held-out losses are compared.")
+    if values.pop("early_stop_patience", None) is not None:
+        notes.append("early_stop_patience is left out: the sweep says who goes on.")
+    if not values.get("save_state_on_train_end", True):
+        values["save_state_on_train_end"] = True
+        notes.append("States are kept, because the better runs go on from them.")
+    values["resume"] = "none" if values.get("resume") in (None, "auto", "latest") else values["resume"]
+    return flat.build(type(options), values), notes
+
+
+def _given(options: RunOptions) -> dict[str, Any]:
+    return {name: value for name, value in flat.flatten(options).items() if value is not None}
+
+
+# How far it is
+
+
+@dataclass(frozen=True)
+class MemberStanding:
+    """How a member does.
+
+    state: that of its run; "waiting" where it has come to a rung before others, "" before it is started. losses: mean held-out loss at
+    each rung that it has reached. out: why it did not go on; empty while it is in.
+    """
+
+    member: Member
+    state: str
+    step: int
+    losses: tuple[float, ...]
+    out: str = ""
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """standings: in the order of members. rung: the one that is being trained. starts: members whose turn it is. winner: its place."""
+
+    standings: tuple[MemberStanding, ...]
+    rung: int
+    starts: tuple[int, ...]
+    winner: int | None
+    is_through: bool
+
+
+Pairs = Sequence[Sequence[float]]
+
+
+@lru_cache(maxsize=256)
+def _measured(file: Path, _time: int, _size: int) -> dict[int, tuple[float, Pairs]]:
+    """Mean and single held-out losses of a run by step."""
+    found: dict[int, tuple[float, Pairs]] = {}
+    for event in RunDirectory(file.parent).history():
+        if isinstance(event, RunStarted):
+            # What came after the state from which it goes on is done again.
+            found = {step: told for step, told in found.items() if step <= event.start_step}
+        elif isinstance(event, Validated) and event.loss is not None:
+            found[event.step] = event.loss, event.samples
+    return found
+
+
+def measured(run: RunDirectory) -> dict[int, tuple[float, Pairs]]:
+    """What a run's log says of held-out losses, by step."""
+    try:
+        stat = run.events_file.stat()
+    except OSError:
+        return {}
+    return _measured(run.events_file, stat.st_mtime_ns, stat.st_size)
+
+
+def progress_of(sweep: Sweep, jobs: Mapping[str, Job]) -> SweepProgress:
+    """Where a sweep stands; follows from its runs alone. jobs: all runs by name."""
+    standings = [_standing(sweep, member, jobs.get(member.run)) for member in sweep.members]
+    inside = list(range(len(standings)))
+    for rung in range(len(sweep.rungs.steps)):
+        starts = [place for place in inside if sweep.members[place].rung < rung]
+        settled = [_settled(standings[place], rung) for place in inside]
+        standings = [replace(one, out=settled[inside.index(place)]) if place in inside else one for place, one in enumerate(standings)]
+        arrived = [place for place in inside if len(standings[place].losses) > rung]
+        is_open = any(not standings[place].out and place not in arrived for place in inside)
+        if is_open or starts:
+            for place in () if sweep.is_ended else arrived:
+                standings[place] = replace(standings[place], state="waiting")
+            return SweepProgress(tuple(standings), rung, tuple(starts), None, False)
+        ranked = sorted(arrived, key=lambda place: standings[place].losses[rung])
+        if rung == len(sweep.rungs.steps) - 1 or not ranked:
+            return SweepProgress(tuple(standings), rung, (), ranked[0] if ranked else None, True)
+        inside = ranked[: sweep.rungs.counts[rung + 1]]
+        for place in ranked[len(inside) :]:
+            standings[place] = replace(standings[place], out=f"higher loss at step {sweep.rungs.steps[rung]}")
+    raise AssertionError("a sweep has a rung")
+
+
+def _standing(sweep: Sweep, member: Member, job: Job | None) -> MemberStanding:
+    if job is None:
+        return MemberStanding(member, "gone" if member.run else "", 0, member.losses)
+    losses = list(member.losses)
+    # Its log is read when it has ended, where a loss that it measured counts with the state that it saved.
+    told = measured(job.run) if job.state in ENDED else {}
+    for step in sweep.rungs.steps[len(losses) : member.rung + 1]:
+        if step not in told:
+            break
+        losses.append(told[step][0])
+    return MemberStanding(member, job.state, job.summary.step, tuple(losses))
+
+
+def _settled(standing: MemberStanding, rung: int) -> str:
+    """Why a member that has not come to a rung will not come there; empty where it has come, or is on its way."""
+    if len(standing.losses) > rung or standing.member.rung < rung or standing.state in WAITS:
+        return ""
+    if not standing.state:
+        return "was not started"
+    return {"gone": "its folder is gone", "finished": "measured no held-out loss"}.get(
+        standing.state, f"{standing.state} at step {standing.step}"
+    )
+
+
+def verdict(sweep: Sweep, progress: SweepProgress, jobs: Mapping[str, Job]) -> str:
+    """What came out, in a sentence: the winner, and how sure it is that it does better than the settings of the form."""
+    if progress.winner is None:
+        return "No run came to the end; the reasons stand beside them." if progress.is_through else ""
+    won, own = progress.standings[progress.winner], progress.standings[0]
+    loss = f"{won.losses[-1]:.4g}"
+    if progress.winner == 0:
+        return f"The settings of the form have the lowest held-out loss, {loss}; nothing that was tried does better."
+    said = f"{sweep.words(won.member)} has the lowest held-out loss, {loss}"
+    rung = min(len(won.losses), len(own.losses)) - 1
+    if rung < 0 or own.member.run not in jobs or won.member.run not in jobs:
+        return f"{said}."
+    step = sweep.rungs.steps[rung]
+    difference = _difference(jobs[won.member.run].run, jobs[own.member.run].run, step)
+    if difference is None:
+        return f"{said}."
+    if difference.half is None or abs(difference.value) <= difference.half:
+        return f"{said}; at step {step} it is not clearly different from the settings of the form ({_interval(difference)})."
+    side = "lower" if difference.value < 0 else "higher"
+    return f"{said}; at step {step} it is {side} than that of the form's settings by {_interval(difference)}."
+
+
+def _interval(difference: Mean) -> str:
+    told = f"{abs(difference.value):.3g}"
+    return told if difference.half is None else f"{told} ± {difference.half:.2g}, 95 %"
+
+
+def _difference(one: RunDirectory, other: RunDirectory, step: int) -> Mean | None:
+    """How much the held-out losses of one run lie above those of another at a step, image by image; None where they are not the same."""
+    (_, these), (_, those) = (measured(run).get(step, (0.0, ())) for run in (one, other))
+    if not these or [time for time, _ in these] != [time for time, _ in those]:
+        return None
+    return mean_of([loss - low for (_, loss), (_, low) in zip(these, those, strict=True)])
+
+
+# What is on the disk
+
+
+def names_in(root: Path) -> list[str]:
+    """The sweeps of an output folder, the newest first."""
+    return sorted((path.parent.name for path in (root / FOLDER).glob("*/sweep.json")), reverse=True)
+
+
+class Sweeps:
+    """The sweeps of one output folder."""
+
+    def __init__(self, supervisor: JobSupervisor) -> None:
+        self.supervisor = supervisor
+        self.folder = supervisor.root / FOLDER
+        self._heard: dict[str, tuple[str, ...]] = {}
+
+    def begin(self, sweep: Sweep) -> Sweep:
+        """Keeps a sweep and starts its first runs. Raises OptionError."""
+        named = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{sweep.base.output.output_name}"
+        with one_at_a_time(self.supervisor.root, ".sweeping"):
+            name = next(
+                each
+                for each in itertools.chain([named], (f"{named}-{count}" for count in itertools.count(2)))
+                if not (self.folder / each).exists()
+            )
+            kept = replace(sweep, name=name)
+            try:
+                (self.folder / name).mkdir(parents=True)
+                write_atomically(self.folder / name / "base.toml", flat.to_toml(kept.base))
+                self._write(kept)
+            except OSError as err:
+                raise OptionError(f"the sweep cannot be kept in {self.folder}: {err.strerror or err}; free some space there") from err
+        self.advance(kept.name)
+        return self.read(kept.name)
+
+    def names(self) -> list[str]:
+        """The newest first."""
+        return names_in(self.supervisor.root)
+
+    def read(self, name: str) -> Sweep:
+        """Raises OptionError for one that is not there or cannot be read."""
+        if name not in self.names():
+            raise OptionError(f"there is no sweep {name} in {self.supervisor.root}")
+        return _read(self.folder / name, *_stamp(self.folder / name))
+
+    def _write(self, sweep: Sweep) -> None:
+        told = {
+            "members": [asdict(member) for member in sweep.members],
+            **asdict(sweep.rungs),
+            "notes": sweep.notes,
+            "is_ended": sweep.is_ended,
+        }
+        write_atomically(self.folder / sweep.name / "sweep.json", json.dumps(told, ensure_ascii=False, indent=1))
+
+    def jobs(self) -> dict[str, Job]:
+        return {job.name: job for job in self.supervisor.seen()}
+
+    def advance(self, name: str) -> SweepProgress:
+        """Starts what a sweep has come to. Whoever calls it, and how often, makes no difference. Raises OptionError."""
+        with one_at_a_time(self.supervisor.root, ".sweeping"):
+            sweep = self.read(name)
+            progress = progress_of(sweep, self.jobs())
+            if sweep.is_ended:
+                return progress
+            for place in progress.starts:
+                sweep = self._started(sweep, place, progress)
+            if progress.is_through:
+                if progress.winner is not None:
+                    self._say(sweep.members[progress.winner], {"starred": True})
+                self._write(replace(sweep, is_ended=True))
+            return progress
+
+    def _started(self, sweep: Sweep, place: int, progress: SweepProgress) -> Sweep:
+        """The sweep with a member started for the present rung, written down before the next one is."""
+        member, steps, rung = sweep.members[place], sweep.rungs.steps, progress.rung
+        options = sweep.options(member)
+        until = steps[rung] if rung < len(steps) - 1 else None
+        job = self.supervisor.find(member.run) if member.run else None
+        if job is None or job.state not in WAITS:
+            job = self.supervisor.start(options.script, options, resume=None if job is None else job.path, stop_after=until)
+        begun = replace(member, run=job.name, rung=rung, losses=progress.standings[place].losses)
+        after = replace(sweep, members=tuple(begun if at == place else each for at, each in enumerate(sweep.members)))
+        self._write(after)
+        if not member.run:
+            self._say(
+                begun,
+                {
+                    "label": {"before": "", "after": sweep.words(member)[: desk.MAX_LABEL]},
+                    "tags": {"add": [f"sweep {sweep.name}"[: desk.MAX_TAG]]},
+                },
+            )
+        return after
+
+    def _say(self, member: Member, order: Mapping[str, Any]) -> None:
+        job = self.supervisor.find(member.run)
+        if job is not None:
+            desk.say(job.path, order)
+
+    def end(self, name: str) -> None:
+        """Starts nothing more, and stops what is at work or waits."""
+        with one_at_a_time(self.supervisor.root, ".sweeping"):
+            sweep = self.read(name)
+            self._write(replace(sweep, is_ended=True))
+            for member in sweep.members:
+                job = self.supervisor.find(member.run) if member.run else None
+                if job is not None and job.state in WAITS:
+                    self.supervisor.request_stop(job)
+
+    def hear(self, jobs: Sequence[Job]) -> None:
+        """A listener of the supervisor: goes on with each sweep that is not through, when the state of one of its runs has changed."""
+        states = {job.name: job.state for job in jobs}
+        for name in self.names():
+            try:
+                sweep = self.read(name)
+                heard = tuple(states.get(member.run, "") for member in sweep.members)
+                if not sweep.is_ended and self._heard.get(name) != heard:
+                    self.advance(name)
+                    (self.folder / name / TROUBLE).unlink(missing_ok=True)
+                    self._heard[name] = heard
+            except OptionError as err:
+                # It stays as it is, and its page says why.
+                self._trouble(name, err)
+
+    def _trouble(self, name: str, err: OptionError) -> None:
+        """What keeps a sweep from going on, for whoever looks at it."""
+        with contextlib.suppress(OSError):
+            write_atomically(self.folder / name / TROUBLE, str(err))
+
+    def trouble(self, name: str) -> list[str]:
+        """Why a sweep does not go on."""
+        try:
+            return [(self.folder / name / TROUBLE).read_text(encoding="utf-8")]
+        except (OSError, ValueError):
+            return []
+
+    def discard_others(self, name: str) -> list[str]:
+        """Moves the runs of a sweep that is through, but for the winner, into the trash; their names. Raises OptionError."""
+        sweep, jobs = self.read(name), self.jobs()
+        progress = progress_of(sweep, jobs)
+        if progress.winner is None:
+            raise OptionError("this sweep has no winner; delete its runs one by one in the list")
+        others = [jobs[member.run] for place, member in enumerate(sweep.members) if place != progress.winner and member.run in jobs]
+        return [self.supervisor.discard(job).what for job in others]
+
+
+def _stamp(folder: Path) -> tuple[int, int]:
+    try:
+        stat = (folder / "sweep.json").stat()
+    except OSError as err:
+        raise OptionError(f"{folder.name}: its sweep.json cannot be read: {err.strerror}") from err
+    return stat.st_mtime_ns, stat.st_ino
+
+
+@lru_cache(maxsize=64)
+def _read(folder: Path, _time: int, _inode: int) -> Sweep:
+    try:
+        told = json_of((folder / "sweep.json").read_bytes())
+        values = flat.read_toml(folder / "base.toml")
+        base = flat.build(flat.run_of(values), values, origin="base.toml")
+        members = tuple(
+            Member(each["values"], str(each["run"]), int(each["rung"]), tuple(map(float, each["losses"]))) for each in told["members"]
+        )
+        rungs = Rungs(tuple(map(int, told["steps"])), tuple(map(int, told["counts"])))
+        if not members or not rungs.steps or len(rungs.steps) != len(rungs.counts):
+            raise ValueError("it has no members")
+        return Sweep(folder.name, base, members, rungs, tuple(map(str, told["notes"])), told["is_ended"] is True)
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        why = str(err) if isinstance(err, OptionError) else f"{type(err).__name__}: {err}"
+        raise OptionError(f"{folder.name}: the sweep cannot be read ({why}); delete the folder {folder}") from err

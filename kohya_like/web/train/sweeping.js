@@ -1,0 +1,12 @@
+// The place of a sweep beside the form; what is in it is fetched when somebody opens it.
+
+import { make } from "../common/page.js";
+
+export function sweep({ root }) {
+  const body = make("div", { class: "kl-body" });
+  const open = async (event) => {
+    if (event.target.open && !body.firstChild) (await import("./sweep.js")).fill(body);
+  };
+  root.append(make("details", { class: "kl-card kl-section kl-export", ontoggle: open },
+    make("summary", {}, make("h2", { class: "kl-title", text: "Sweep" }), make("span", { class: "kl-hint", text: "several values of a setting" })), body));
+}

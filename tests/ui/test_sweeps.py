@@ -1,0 +1,194 @@
+"""Sweeps: what is compared when, which runs go on, and that it goes on whoever looks and whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from kohya_like import cli, desk, sweeps
+from kohya_like.supervisor import ENDED, JobSupervisor
+from sd_scripts.families import RUNS
+from sd_scripts.schema.errors import OptionError
+from tests.ui.standin_runs import command, options, until
+
+RUN = RUNS["sdxl", "network"]
+
+
+def test_all_runs_of_a_sweep_together_take_at_most_three_times_the_steps_of_one() -> None:
+    for members in range(2, sweeps.MOST_MEMBERS + 1):
+        for steps in (81, 300, 1000, 1601, 100_000):
+            rungs = sweeps.rungs_of(members, steps)
+            before = (0, *rungs.steps)
+            trained = sum(count * (step - last) for count, step, last in zip(rungs.counts, rungs.steps, before, strict=False))
+            assert trained <= 3 * steps, (members, steps, rungs)
+            assert list(rungs.steps) == sorted(set(rungs.steps)) and steps - rungs.steps[0] < rungs.steps[-1] <= steps
+            assert all(step % rungs.steps[0] == 0 for step in rungs.steps), "held-out losses are measured at multiples of the first"
+            assert rungs.counts[0] == members and all(
+                later * 3 >= sooner for sooner, later in zip(rungs.counts, rungs.counts[1:], strict=False)
+            )
+    with pytest.raises(OptionError, match="5 steps are too few to compare 27 runs"):
+        sweeps.rungs_of(27, 5)
+
+
+def test_what_cannot_be_swept_over_is_said_with_all_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        sweeps.read_axes(RUN, {"loss_type": "l1 l2", "nonsense": "1", "network_dim": " "})
+    told = [str(problem) for problem in caught.value.problems]
+    assert (
+        "loss_type cannot be swept over" in told[0] and "nonsense is no option here" in told[1] and told[2].startswith("network_dim: give")
+    )
+    with pytest.raises(OptionError, match="choose a setting"):
+        sweeps.read_axes(RUN, {})
+    base = options(tmp_path, max_train_steps=90)
+    with pytest.raises(OptionError) as caught:
+        sweeps.planned(base, sweeps.read_axes(RUN, {"learning_rate": "1e-3 fast", "network_dim": "4 0"}))
+    assert {problem.option for problem in caught.value.problems} == {"learning_rate", "network_dim"}
+    with pytest.raises(OptionError, match="nothing to compare"):
+        sweeps.planned(base, {"learning_rate": (base.optimizer.learning_rate,)})
+    with pytest.raises(OptionError, match="these are 31 runs; a sweep has at most 27"):
+        sweeps.planned(base, {"network_dim": tuple(range(200, 230))})
+    with pytest.raises(OptionError, match="a sweep counts steps"):
+        sweeps.planned(options(tmp_path, max_train_epochs=2), {"network_dim": (4,)})
+
+
+def test_values_that_mean_the_same_are_one_run_and_changes_are_told(tmp_path: Path) -> None:
+    base = options(tmp_path, max_train_steps=90, early_stop_patience=3, save_best=True, validation_split=0.2, network_type="lora")
+    sweep = sweeps.planned(base, sweeps.read_axes(RUN, {"network_type": "lora lokr", "lokr_factor": "4,8", "rank_stabilized": "on off"}))
+    words = [sweep.words(member) for member in sweep.members]
+    assert len(words) == len(set(words)) == 4, words
+    assert words[:2] == ["as in the form", "Rank-stabilized (rsLoRA) on"], "which sleeps beside lokr, as its factor does beside lora"
+    assert sweep.options(sweep.members[0]).optimizer == base.optimizer
+    assert sweep.notes == ("early_stop_patience is left out: the sweep says who goes on.",)
+    assert sweep.base.dataset.validate_every_n_steps == sweep.rungs.steps[0] and sweep.base.dataset.validation_split == 0.2
+    assert "are held out" in sweeps.planned(options(tmp_path), {"network_dim": (3,)}).notes[0]
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobSupervisor]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    supervisor = JobSupervisor(tmp_path / "output", command("tried"))
+    yield supervisor
+    for job in supervisor.seen():
+        supervisor.stop(job, grace_seconds=0)
+    supervisor.close()
+
+
+def through(supervisor: JobSupervisor, name: str) -> sweeps.SweepProgress:
+    """Goes on as the studio does until the sweep is through."""
+    kept = sweeps.Sweeps(supervisor)
+
+    def is_through() -> bool:
+        kept.hear(supervisor.jobs())
+        return kept.read(name).is_ended
+
+    until(is_through, 300)
+    return sweeps.progress_of(kept.read(name), kept.jobs())
+
+
+def test_the_better_third_goes_on_and_a_studio_that_was_closed_takes_it_up(supervisor: JobSupervisor) -> None:
+    base = options(supervisor.root, max_train_steps=60, learning_rate=1e-5)
+    kept = sweeps.Sweeps(supervisor)
+    name = kept.begin(sweeps.planned(base, {"learning_rate": (1e-4, 5e-4, 1e-2, 9.0)})).name
+    first = [member.run for member in kept.read(name).members]
+    assert all(first) and len(set(first)) == 5
+    kept.advance(name)
+    assert [member.run for member in kept.read(name).members] == first, "looking again starts nothing again"
+    supervisor.close()
+    after = JobSupervisor(supervisor.root, command("tried"))
+    try:
+        progress = through(after, name)
+        jobs = {job.name: job for job in after.seen()}
+    finally:
+        after.close()
+    rates = {one.member.values.get("learning_rate", 1e-5): one for one in progress.standings}
+    assert sorted(jobs) == sorted(first), "each trained in one folder"
+    assert {rate: len(one.losses) for rate, one in rates.items()} == {1e-5: 1, 1e-4: 1, 5e-4: 2, 1e-2: 2, 9.0: 0} or {
+        rate: len(one.losses) for rate, one in rates.items()
+    } == {1e-5: 1, 1e-4: 2, 5e-4: 2, 1e-2: 1, 9.0: 0}, "the two at one distance may change places by rounding"
+    assert rates[9.0].out.startswith("failed") and rates[1e-5].out.startswith("higher loss")
+    won = progress.standings[progress.winner or 0]
+    assert won.member.values == {"learning_rate": 5e-4} and jobs[won.member.run].state == "finished"
+    assert desk.read(jobs[won.member.run].path).starred and desk.read(jobs[won.member.run].path).label == "Learning rate 0.0005"
+    assert sum(job.summary.step for job in jobs.values()) <= 3 * 60
+    sweep = kept.read(name)
+    step = sweep.rungs.steps[0]
+    assert f"at step {step} it is lower than that of the form's settings by 1.7" in sweeps.verdict(sweep, progress, jobs)
+    assert kept.discard_others(name) == [run for run in first if run != won.member.run]
+    assert [job.name for job in supervisor.seen()] == [won.member.run]
+
+
+def test_a_sweep_that_is_ended_starts_nothing_more(supervisor: JobSupervisor) -> None:
+    kept = sweeps.Sweeps(supervisor)
+    name = kept.begin(sweeps.planned(options(supervisor.root, max_train_steps=5000), {"learning_rate": (1e-3, 2e-3, 3e-3)})).name
+    kept.end(name)
+    until(lambda: all(job.state in ENDED or job.stopping for job in supervisor.jobs()))
+    kept.hear(supervisor.jobs())
+    assert sum(member.rung > 0 for member in kept.read(name).members) == 0
+    assert not [job for job in supervisor.seen() if job.state == "queued"]
+
+
+@pytest.mark.parametrize("damage", ["[" * 200_000, "", "{}", '{"members": 3}', "\xff"])
+def test_a_damaged_sweep_is_a_sentence_and_keeps_nobody_from_anything(damage: str, supervisor: JobSupervisor) -> None:
+    folder = supervisor.root / sweeps.FOLDER / "one"
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_bytes(damage.encode("latin-1"))
+    kept = sweeps.Sweeps(supervisor)
+    kept.hear(supervisor.jobs())
+    with pytest.raises(OptionError, match=r"one: .* cannot be read"):
+        kept.read("one")
+    assert kept.names() == ["one"] and "cannot be read" in kept.trouble("one")[0]
+
+
+def test_a_sweep_in_a_terminal_says_its_plan_and_what_is_wrong(tmp_path: Path, capsys: Any) -> None:
+    words = ["sweep", RUN.script, "--pretrained_model_name_or_path", "toy", "--train_data_dir", "toy:star", "--output_dir", str(tmp_path)]
+    assert cli.main([*words, "--max_train_steps", "900", "--vary", "learning_rate=1e-4,1e-3", "--vary", "network_dim=4,8", "--plan"]) == 0
+    assert "5 runs, compared at steps 300" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir()), "a plan writes nothing"
+    assert cli.main([*words, "--vary", "learning_rate"]) == 1 and "--vary learning_rate: write option=value" in capsys.readouterr().err
+    assert cli.main(["sweep", "train.py"]) == 1 and "train.py: name the script that trains" in capsys.readouterr().err
+    assert cli.main(["sweep", "--end", "x", "--output_dir", str(tmp_path)]) == 1 and "there is no sweep x" in capsys.readouterr().err
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)
+def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
+    supervisor: JobSupervisor, studios: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    kept = sweeps.Sweeps(supervisor)
+    name = kept.begin(sweeps.planned(options(supervisor.root, max_train_steps=30), {"learning_rate": (1e-3,)})).name
+    through(supervisor, name)
+    visited = visit(studios(output_dir=supervisor.root).url)
+    page = visited.page
+    page.locator("summary", has_text="Sweep").click()
+    page.get_by_label("Values of setting 1").fill("1e-4 2e-4")
+    expect(page.locator(".kl-export [role=alert]").last).to_contain_text("pretrained_model_name_or_path is missing")
+    expect(page.get_by_role("button", name="Start sweep")).to_be_disabled()
+    page.get_by_label("Base model", exact=True).fill("toy")
+    page.get_by_label("Training image folder", exact=True).fill("toy:star")
+    expect(page.locator(".kl-sweep-runs li")).to_have_count(2)
+    expect(page.get_by_role("button", name="Start sweep")).to_be_enabled()
+    page.get_by_role("tab", name="Runs").click()
+    page.get_by_role("button", name="Sweeps", exact=True).click()
+    table = page.get_by_role("region", name="Table of the sweep")
+    expect(table.locator("tbody tr")).to_have_count(2)
+    expect(page.locator(".kr-compare .kr-caption")).to_contain_text("Learning rate 0.001 has the lowest held-out loss")
+    assert page.url.endswith(f"#sweep={name}")
+    page.reload()
+    expect(table.locator("tbody tr")).to_have_count(2)
+    (won,) = (member.run for member in kept.read(name).members if member.values.get("learning_rate") == 1e-3)
+    table.get_by_role("button", name="Learning rate 0.001", exact=True).click()
+    expect(page).to_have_url(re.compile(f"#run={won}$"))
+    page.go_back()
+    page.get_by_role("button", name="Delete the others").click()
+    page.get_by_role("button", name="Move 1 run to the trash").click()
+    expect(page.locator("[aria-label=Sweep] .kr-status")).to_contain_text("1 run is in the trash")
+    assert [job.name for job in supervisor.seen()] == [won]
+    assert json.loads((supervisor.root / sweeps.FOLDER / name / "sweep.json").read_text())["is_ended"]
+    assert visited.complaints.found == []
