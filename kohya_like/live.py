@@ -30,7 +30,7 @@ from sd_scripts.runs.events import Warned
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, sweeps, tools
+from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, supporting, sweeps, tools
 from .datasets import order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
@@ -423,6 +423,10 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         headers = {"content-disposition": f'attachment; filename="{quote(job.name)}.html"'}
         return Response(reporting.page(job), media_type="text/html", headers=headers)
 
+    def support(_request: Request, job: Job) -> Response:
+        headers = {"content-disposition": f'attachment; filename="{quote(job.name)}-support.zip"'}
+        return Response(supporting.archive(job), media_type="application/zip", headers=headers)
+
     def fix(_request: Request, job: Job) -> Response:
         try:
             return JSONResponse({"run": live.fix(job).name})
@@ -442,6 +446,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         Route("/kl/run/{run}/ask", ask, methods=["POST"]),
         Route("/kl/run/{run}/stop", with_job(stop), methods=["POST"]),
         Route("/kl/run/{run}/report", with_job(report)),
+        Route("/kl/run/{run}/support", with_job(support)),
         Route("/kl/run/{run}/fix", with_job(fix), methods=["POST"]),
         Route("/kl/run/{run}/resume", with_job(resume), methods=["POST"]),
     ]

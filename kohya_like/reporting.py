@@ -7,7 +7,6 @@ import base64
 import html
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,23 +16,17 @@ from PIL import Image
 
 from sd_scripts.runs.resume import meta_of
 from sd_scripts.schema import flat
-from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.labels import label
-from sd_scripts.schema.runs import RunOptions
 
 from . import desk, monitor
 from .comparing import OF_EVERY_RUN, reached
-from .console import plain
+from .hiding import Hidden
 from .supervisor import Job
 
 SIDE = 384
 LOSSLESS_SIDE = 256
 MOST_STEPS, MOST_PROMPTS = 6, 12
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 260, 56, 24
-_PLACES = ("folder", "file", "start")
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")
-_PATH = re.compile(r"(?<![\w:/\\.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\\"'<>|,;:()]+)+")
-_SECRET = re.compile(r"(?i)(key|token|password|secret)$")
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --soft: #5b6676; --line: #d6dbe3; --loss: #0f766e; --held: #b45309; }
@@ -55,7 +48,7 @@ def page(job: Job) -> bytes:
     progress = monitor.Progress()
     progress.fold(job.run.events()[0])
     said = desk.read(job.path)
-    hidden = _Hidden(job)
+    hidden = Hidden(job)
     name = said.label or job.name
     parts = [
         f"<h1>{_text(name)}</h1>",
@@ -74,50 +67,6 @@ def page(job: Job) -> bytes:
         f"{''.join(parts)}</html>\n"
     )
     return text.encode()
-
-
-class _Hidden:
-    """Takes what is private out of texts: folders of this computer, of which the last name is left, and access tokens."""
-
-    def __init__(self, job: Job) -> None:
-        try:
-            self.options: RunOptions | None = job.run.options()
-        except OptionError:
-            self.options = None
-        values = flat.flatten(self.options).values() if self.options else ()
-        texts = [each for value in values for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
-        absolute = {text for text in texts if "\n" not in text and (Path(text).is_absolute() or re.match(r"[A-Za-z]:\\|\\\\|~", text))}
-        # Of a folder around them nothing is left. A path with a space in it is known only from the options.
-        known = {str(folder): "…" for text in {*absolute, str(job.path), str(Path.home())} for folder in (Path(text), *Path(text).parents)}
-        known |= {text: _last(text) for text in absolute}
-        self._known = sorted(((text, left) for text, left in known.items() if len(text) > 1), key=lambda item: -len(item[0]))
-
-    def out_of(self, text: str) -> str:
-        for path, left in self._known:
-            text = text.replace(path, left)
-        return plain(_PATH.sub(lambda found: _last(found[0]), text).replace("……", "…"))
-
-    def of_option(self, name: str, value: Any, field: flat.FlatField) -> str:
-        """The value of an option, in words."""
-        if value is None or value == "" or value == ():
-            return "none"
-        if isinstance(value, bool):
-            return "on" if value else "off"
-        if _SECRET.search(name):
-            return "***"
-        if isinstance(value, tuple):
-            return ", ".join(self.of_option(name, each, field) for each in value)
-        text = str(value)
-        is_model = name.endswith("name_or_path") and _HUB.fullmatch(text) and not Path(text).exists()
-        if field.show.kind in _PLACES and "\n" not in text and not text.startswith("toy") and not is_model:
-            return _last(text) if re.search(r"[/\\]", text) else text
-        return self.out_of(text)
-
-
-def _last(path: str) -> str:
-    """What is shown of a path, of whichever system."""
-    parts = [part for part in re.split(r"[/\\]", path) if part]
-    return f"…/{parts[-1]}" if parts else "…"
 
 
 def _text(text: object) -> str:
@@ -171,7 +120,7 @@ def _curve(progress: monitor.Progress) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Loss">{grid}{labels}{ends}{drawn}</svg><p class="soft">{about}</p>'
 
 
-def _previews(job: Job, progress: monitor.Progress, hidden: _Hidden) -> str:
+def _previews(job: Job, progress: monitor.Progress, hidden: Hidden) -> str:
     """The prompts below one another, some steps beside one another, the first and the last among them."""
     steps = sorted({step for step, _ in progress.samples})
     count = min(MOST_STEPS, len(steps))
@@ -206,7 +155,7 @@ def _image(file: Path, words: str) -> str:
     return f'<img class="{"tiny" if tiny else ""}" alt="{_text(words)}" src="data:image/webp;base64,{data}">'
 
 
-def _settings(job: Job, hidden: _Hidden) -> Iterator[str]:
+def _settings(job: Job, hidden: Hidden) -> Iterator[str]:
     """What differs from the defaults, and folded away, everything."""
     options = hidden.options
     if options is None:
@@ -224,7 +173,7 @@ def _settings(job: Job, hidden: _Hidden) -> Iterator[str]:
     yield f"<details><summary>All settings</summary>{_table(rows(flat.flatten(options)))}</details>"
 
 
-def _receipts(job: Job, progress: monitor.Progress, hidden: _Hidden) -> Iterator[tuple[str, str]]:
+def _receipts(job: Job, progress: monitor.Progress, hidden: Hidden) -> Iterator[tuple[str, str]]:
     """With what it was trained: enough to do it again, and to know the files again."""
     meta = meta_of(job.run)
     if progress.started and progress.started.time:

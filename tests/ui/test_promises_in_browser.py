@@ -296,6 +296,7 @@ PROMISES: list[Promise] = [
     row("broken"),
     Promise("[☆★] Star", f"{RUNS} .kr-desk [aria-pressed=true]", place=f"{RUNS} .kr-desk"),
     Promise("Report", f"{RUNS} .kr-desk", gives="download", place=f"{RUNS} .kr-desk"),
+    Promise("Support file", f"{RUNS} .kr-desk", gives="download", place=f"{RUNS} .kr-desk"),
     Promise("Name, tags, notes", "#kl-desk-label:focus"),
     Promise("Leave as it was", f"{RUNS} .kr-desk-edit:focus"),
     Promise("Name, tags, notes", "#kl-desk-label:focus", rare=True),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import zipfile
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,9 +15,9 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from kohya_like import desk, reporting
+from kohya_like import desk, reporting, supporting
 from kohya_like.supervisor import JobSupervisor
-from sd_scripts.runs.events import FileSaved, Previewed, RunFinished, RunStarted, StepDone, Validated, Warned
+from sd_scripts.runs.events import FileSaved, Previewed, RunFailed, RunFinished, RunStarted, StepDone, Validated, Warned
 from sd_scripts.runs.rundir import RunDirectory
 from tests.ui.runs_on_disk import made, options
 
@@ -91,6 +94,30 @@ def test_a_report_has_what_was_trained_and_nothing_private(tmp_path: Path) -> No
     assert not [name for name, _ in tags.attributes if name.startswith("on")]
     assert tags.names.count("img") == reporting.MOST_STEPS and "step 1<" in text and "step 28<" in text
     assert "url(" not in text and not re.search(r"(src|href)=.?https?:", text)
+
+
+def test_a_support_file_has_the_log_and_the_findings_and_nothing_private(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    prompt = "my secret niece on a beach --d 3"
+    settings = re.sub("(?m)^sample_prompts = .*$", f'sample_prompts = "{prompt}"', run.config.read_text())
+    run.config.write_text(settings)
+    run.console.write_text(f"draws {prompt}\nreads {tmp_path}/Jane Doe/photos/7_cats/2.png with {TOKEN}\nCUDA out of memory\n")
+    run.log(RunFailed(step=30, text=f"{tmp_path}/Jane Doe/photos/7_cats/2.png cannot be read", advice="Replace it."))
+    job = JobSupervisor(run.path.parent).find(run.name)
+    assert job is not None and job.state == "failed"
+    with zipfile.ZipFile(io.BytesIO(supporting.archive(job))) as packed:
+        assert packed.testzip() is None
+        texts = {Path(name).name: packed.read(name).decode() for name in packed.namelist()}
+    assert set(texts) == {"ABOUT.txt", "settings.txt", "console.txt", "events.jsonl", "findings.txt", "versions.json"}
+    assert "* learning_rate = 0.0003" in texts["settings.txt"] and f"sample_prompts = ({len(prompt)} characters)" in texts["settings.txt"]
+    assert "Replace it." in texts["findings.txt"] and "Python" in texts["findings.txt"], "the doctor's lines follow"
+    assert "out of memory" in texts["console.txt"] and "…/2.png" in texts["console.txt"]
+    kinds = [json.loads(line)["kind"] for line in texts["events.jsonl"].splitlines()]
+    assert kinds.count("step") == 30 and "sample" not in kinds
+    assert json.loads(texts["versions.json"])["versions"]["torch"]
+    for name, text in texts.items():
+        for private in ("Jane", "jane", str(tmp_path), "out put", "holiday", TOKEN, "niece", "a cat "):
+            assert private not in text, (name, private)
 
 
 def test_a_run_of_which_little_is_left_has_a_report_too(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ export function makeDesk(view, root) {
         <button type="button" class="kr-button" aria-pressed=${String(run.starred)} onClick=${() => tell({ starred: !run.starred })}>${run.starred ? "★" : "☆"} Star</button>
         <button type="button" class="kr-button kr-desk-edit" hidden=${edit !== null} onClick=${begin}>Name, tags, notes</button>
         <a class="kr-button" download href=${withToken(address(run.name, "/report"))}>Report</a>
+        <a class="kr-button" download href=${withToken(address(run.name, "/support"))}>Support file</a>
         <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>Delete</button></div>`,
       run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label="Tags">${run.tags.map((tag) => html`<li key=${tag}>${tag}</li>`)}</ul>`,
       run.notes && !edit && html`<p class="kr-notes">${run.notes}</p>`,
