@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.sheet import is_empty, is_off, number, shown
 
 from .table import (
+    DIFFUSERS_LINE,
     DataFile,
     ForeignSheet,
     NamedModel,
@@ -34,6 +34,7 @@ from .table import (
     sizes,
     switch_to,
     times,
+    times_by_size,
     to,
     unneeded,
     where,
@@ -41,10 +42,12 @@ from .table import (
 )
 
 PROGRAM = "diffusion-pipe"
+_TWICE = 32
+"""The side in pixels of what it counts as a token of FLUX.2, of whose latents, which are patches already, it makes patches once more."""
 MODELS: Mapping[str, NamedModel] = {
     "sdxl": NamedModel("sdxl", "SDXL"),
     "flux": NamedModel("flux", "FLUX.1"),
-    "flux2_klein": NamedModel("flux2", "FLUX.2 Klein"),
+    "flux2_klein": NamedModel("flux2", "FLUX.2 Klein", token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
     "krea2": NamedModel("krea2", "Krea 2"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
@@ -102,7 +105,7 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     files = " ".join(str(value) for value in model.values()).lower()
     kind = next((name for name, (base, piece) in _MODEL_PIECES.items() if kind == base and piece in files), kind)
     run, found = kind_of_run(PROGRAM, name, MODELS, kind, "network" if isinstance(given.get("adapter"), Mapping) else "full")
-    sheet = ForeignSheet(PROGRAM, run, opened(given))
+    sheet = ForeignSheet(PROGRAM, run, opened(given), found)
     for option, value in found.options.items():
         sheet.put(option, "edit" if option == "model_version" and "edit" in files else value, "model.type")
     fill(sheet, TABLE)
@@ -295,14 +298,11 @@ def _times(sheet: ForeignSheet, key: str) -> None:
     scale = sheet.number("model.sigmoid_scale") or 1.0
     shift = sheet.number("model.shift")
     by_size = sheet.on("model.flux_shift") and not shift
-    own = next((str(choice) for choice in sheet.known["timestep_sampling"].choices if str(choice).endswith("_shift")), None)
     spread: dict[str, float] = {} if uniform or scale == 1 else {"sigmoid_scale": scale}
-    line = getattr(flat.section_of(sheet.run, "objective"), "size_shifts", {}).get(own)
-    if by_size and own and not uniform and line is not None and (line.fewest, line.most) == ((256, 0.5), (4096, 1.15)):
-        times(sheet, key, own, "the shift of the image's size", **spread)
-    elif by_size:
-        times(sheet, key, "sigma" if uniform else "shift", "", discrete_flow_shift=3.1582, **spread)
-        sheet.lose(key, "a shift by the image's size is not here for this family; that of 1024 px was put")
+    if by_size:
+        found = (sizes(sheet.value(name)) for name in sheet.given if name.endswith("resolutions"))
+        side = next((one[0] for one in found if one), 1024)
+        times_by_size(sheet, key, side, DIFFUSERS_LINE, even=uniform, scale=1.0 if uniform else scale)
     elif shift:
         times(sheet, key, "sigma" if uniform else "shift", "", discrete_flow_shift=shift, **spread)
     else:
@@ -516,6 +516,7 @@ TABLE: Table = {
     "optimizer.type": optimizer(),
     "optimizer.lr": to("learning_rate"),
     "optimizer.gradient_release": _released,
+    "optimizer.beta2_half_life": only(None, "the second beta does not follow the batch size; give betas in optimizer_args", banner=True),
     "optimizer.*": _optimizer_argument,
     "monitoring.enable_wandb": switch_to("log_with", "wandb"),
     "monitoring.wandb_api_key": unneeded("secrets are read from the environment (WANDB_API_KEY) and never written; this one was not kept"),

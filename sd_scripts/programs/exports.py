@@ -241,6 +241,8 @@ def to_ai_toolkit(options: RunOptions) -> Exported:
     bits = {name: values[f"{name}_quantization"] or "none" for name in ("transformer", "text_encoder")}
     kept = (values["save_last_n_steps"] or 10**6) // (values["save_every_n_steps"] or 1000)
     sides = values["sample_size"] or (None, None)
+    # Bounds are places in the list of times there, which are times where all are alike.
+    even = values["timestep_sampling"] == "uniform"
     others = {
         "type": "diffusion_trainer",
         "device": "cuda:0",
@@ -264,6 +266,8 @@ def to_ai_toolkit(options: RunOptions) -> Exported:
         "train.optimizer_params": _arguments(values["optimizer_args"]) or None,
         "train.lr_scheduler": values["lr_scheduler"],
         "train.timestep_type": {"sigmoid": "sigmoid", "uniform": "linear"}.get(str(values["timestep_sampling"])),
+        "train.min_denoising_steps": 1000 - values["max_timestep"] if even and values["max_timestep"] < 1000 else None,
+        "train.max_denoising_steps": 1000 - values["min_timestep"] if even and values["min_timestep"] else None,
         "train.loss_type": {"l2": "mse", "l1": "mae"}.get(str(values["loss_type"])),
         "train.noise_scheduler": program.SCHEDULERS["model_prediction_type" in values],
         "train.skip_first_sample": not values["sample_at_first"],

@@ -14,6 +14,7 @@ from typing import Any
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
+from sd_scripts.schema.objective import SizeShift
 from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, shown
 
 from .command_lines import Command
@@ -22,7 +23,7 @@ from .kohya.network import ADAPTER, RATES
 from .kohya.reading import TABLE as KOHYA_TABLE
 from .kohya.reading import fill, lines, opened
 from .kohya.sheet import KohyaSheet, Table, rules
-from .table import FILE_PRECISIONS, NamedModel, kind_of_run
+from .table import DIFFUSERS_LINE, FILE_PRECISIONS, NamedModel, kind_of_run, size_shift
 
 PROGRAM = "musubi-tuner"
 MODELS: Mapping[str, NamedModel] = {
@@ -116,7 +117,7 @@ def _imported(
         raise OptionError(f"{name} is a file of {PROGRAM} for Qwen-Image-Layered, which this version does not train")
     run, found = kind_of_run(PROGRAM, name, MODELS, model, method)
     merged, split = opened(given)
-    sheet = KohyaSheet(run, merged, page=False, tab="lora" if method == "network" else "finetune", program=PROGRAM)
+    sheet = KohyaSheet(run, merged, page=False, tab="lora" if method == "network" else "finetune", program=PROGRAM, usual_shift=1.0)
     for option, value in found.options.items():
         sheet.put(option, value)
     fill(sheet, split, KOHYA_TABLE | ADAPTER | RATES | RULES)
@@ -147,12 +148,12 @@ def _model(given: Mapping[str, object]) -> str:
 
 
 _LINES = {
-    "flux_shift": ((256, 0.5), (4096, 1.15)),
-    "flux2_shift": ((256, 0.5), (4096, 1.15)),
-    "qwen_shift": ((256, 0.5), (8192, 0.9)),
-    "krea2_shift": ((256, 0.5), (6400, 1.15)),
+    "flux_shift": DIFFUSERS_LINE,
+    "flux2_shift": DIFFUSERS_LINE,
+    "qwen_shift": SizeShift((256, 0.5), (8192, 0.9)),
+    "krea2_shift": SizeShift((256, 0.5), (6400, 1.15)),
 }
-"""The lines by which that program shifts times with the image's size: tokens and mu at both ends."""
+"""The lines by which that program shifts times with the image's size."""
 RULES: Table = {}
 rule = rules(RULES)
 _VERSIONS = {"original": "image", "edit": "edit", "edit-2509": "edit-2509", "edit-2511": "edit-2511"}
@@ -218,7 +219,6 @@ def _times(sheet: KohyaSheet, key: str) -> None:
     sampling = str(sheet.value("timestep_sampling") or "sigma")
     scheme = str(sheet.value("weighting_scheme") or "none")
     if sampling == "sigma" and scheme in ("logit_normal", "mode"):
-        sheet.given.setdefault("discrete_flow_shift", 1.0) if key == "timestep_sampling" else None
         KOHYA_TABLE[key](sheet, key)
     elif sampling == "logsnr" and key in ("timestep_sampling", "logit_mean", "logit_std"):
         # logSNR = 2 ln((1 - t) / t), so the logit of t is -logSNR / 2.
@@ -243,17 +243,19 @@ def _times(sheet: KohyaSheet, key: str) -> None:
 
 
 def _sampling(sheet: KohyaSheet, key: str, sampling: str) -> None:
-    choices = sheet.known[key].choices
-    own = next((choice for choice in choices if str(choice).endswith("_shift")), None)
     line = _LINES.get(sampling)
     ours = getattr(flat.section_of(sheet.run, "objective"), "size_shifts", {}).get(sampling)
-    if sampling in choices:
+    if line is not None and (ours is None or (ours.fewest, ours.most) != (line.fewest, line.most)):
+        shift = round(size_shift(line, 1024), 4)
+        sheet.put("discrete_flow_shift", shift, key)
+        sheet.take(key, key, "shift")
+        sheet.lose(
+            key,
+            f"this line through the images' sizes is not here; timestep_sampling = shift with discrete_flow_shift = {shift:g} was put, the "
+            "shift that images of 1024 px have there",
+        )
+    elif sampling in sheet.known[key].choices:
         sheet.take(key, key, sampling)
-        if line and ours is not None and (ours.fewest, ours.most) != line:
-            sheet.lose(key, "its line through the sizes is another there; the one by which the model's own sampler shifts was put")
-    elif sampling.endswith("_shift") and own:
-        sheet.take(key, key, own, "the shift that this family's sampler has")
-        sheet.lose(key, f"{sampling} is the shift of another family's sampler; timestep_sampling = {own} was put, this family's own")
     else:
         sheet.take(key, key, "shift")
         sheet.lose(key, f"{sampling} is not here; timestep_sampling = shift was put")
@@ -308,12 +310,18 @@ def _of_the_model(sheet: KohyaSheet, key: str) -> None:
         sheet.lose(key, f"{shown(sheet.value(key))} belongs to a model that is made otherwise, which is not trained here")
 
 
+@rule("min_timestep", "max_timestep")
+def _bounds(sheet: KohyaSheet, key: str) -> None:
+    """There another density than an even one is squeezed into the range, unless the file keeps its shape."""
+    sheet.plain(key)
+    even = str(sheet.value("timestep_sampling") or "sigma") in ("uniform", "sigma")
+    if not (even or sheet.on("preserve_distribution_shape") or sheet.number(key) in (None, {"min": 0, "max": 1000}[key[:3]])):
+        sheet.conflicts.append(f"{key} = {shown(sheet.value(key))}: the density of times is cut here, and squeezed into the range there")
+
+
 @rule("preserve_distribution_shape")
 def _kept_shape(sheet: KohyaSheet, key: str) -> None:
-    if is_off(sheet.value(key)) and not (is_empty(sheet.value("min_timestep")) and is_empty(sheet.value("max_timestep"))):
-        sheet.refuse(key, "min_timestep and max_timestep cut the density here; there they squeeze it into the range")
-    else:
-        sheet.skip(key, "min_timestep and max_timestep cut the density without changing its shape")
+    sheet.skip(key, "min_timestep and max_timestep cut the density without changing its shape")
 
 
 @rule("block_swap_optimizer_patch_params", "compile_cache_size_limit")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sd_scripts.families import FACTS, RUNS
 from sd_scripts.runs.told import header_of
@@ -25,6 +25,10 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.sheet import MISSING, Sheet, fitted, is_empty, is_off, number, parts, shown, switch
 
+DIFFUSERS_LINE = SizeShift((256, 0.5), (4096, 1.15))
+"""By what diffusers' scheduler of flow matching shifts times with the image's size, where the model's own file says nothing else."""
+TOKEN = 16
+"""Pixels of a token's side in the families that shift by size: 2 x 2 latents of 8, or one of 16."""
 NOT_HERE = "it is not part of this version"
 MAX_DEPTH = 8
 """Tables inside tables that are opened; what is deeper stays one value."""
@@ -38,14 +42,19 @@ class NamedModel:
     """As the registry has it; one that is not there is refused by `label`."""
     label: str
     options: Mapping[str, object] = field(default_factory=dict)
+    by_size: SizeShift | Literal["own"] | None = "own"
+    """The line along which the program shifts times with the image's size: the family's own, another one, or none."""
+    token: int = TOKEN
+    """The pixels that it counts as a token's side in doing so."""
 
 
 class ForeignSheet(Sheet):
     """A file of another program by the paths of its keys, as one kind of run."""
 
-    def __init__(self, program: str, run: type[RunOptions], given: Mapping[str, object]) -> None:
+    def __init__(self, program: str, run: type[RunOptions], given: Mapping[str, object], model: NamedModel | None = None) -> None:
         super().__init__(run, given)
         self.program = program
+        self.model = model or NamedModel(run.family, run.label)
         self.sets: list[dict[str, tuple[object, str]]] = []
         """For each data set of the file the options of its own, with the key to blame."""
         self._notes: dict[str, str] = {}
@@ -229,11 +238,13 @@ def fill(sheet: ForeignSheet, table: Table) -> None:
 
 
 def _openings(key: str, table: Table) -> Iterator[tuple[str, Rule]]:
-    """Rules for a whole table, which the table has as `name.*`."""
-    while "." in key:
-        key = key.rpartition(".")[0]
-        if f"{key}.*" in table:
-            yield key, table[f"{key}.*"]
+    """Rules for a whole table, which the table has as `name.*`, and for all names that begin alike, `name_*`; the nearest first."""
+    for mark in "._":
+        begun = key
+        while mark in begun:
+            begun = begun.rpartition(mark)[0]
+            if f"{begun}{mark}*" in table:
+                yield begun, table[f"{begun}{mark}*"]
 
 
 @dataclass(frozen=True)
@@ -516,15 +527,38 @@ def quantized(sheet: ForeignSheet, key: str, bits: str, option: str = "transform
         sheet.lose(key, f"there are no such weights here ({bits}); {option} = {nearest} was put, the nearest")
 
 
-def size_shift(sheet: ForeignSheet, side: float) -> float | None:
-    """The factor by which a family's sampler shifts times at a square of this side in pixels; None where it has no such shift."""
-    objective = flat.section_of(sheet.run, "objective")
-    found: Mapping[str, SizeShift] = getattr(objective, "size_shifts", {})
-    for line in found.values():
-        # A token is 16 x 16 pixels: 2 x 2 latents of 8, or one of 16.
-        (few, low), (many, high) = line.fewest, line.most
-        return math.exp(low + (high - low) * ((side / 16) ** 2 - few) / (many - few))
-    return None
+def own_line(sheet: ForeignSheet) -> tuple[str, SizeShift] | None:
+    """The family's own timestep_sampling by the image's size, with its line; None where it has none."""
+    found: Mapping[str, SizeShift] = getattr(flat.section_of(sheet.run, "objective"), "size_shifts", {})
+    return next(iter(found.items()), None)
+
+
+def line_of(sheet: ForeignSheet) -> SizeShift | None:
+    """The line along which the program shifts this model's times with the image's size."""
+    own = own_line(sheet)
+    return sheet.model.by_size if sheet.model.by_size != "own" else own[1] if own else None
+
+
+def size_shift(line: SizeShift, side: float, token: int = TOKEN) -> float:
+    """The factor by which a line shifts times at a square of this side in pixels."""
+    (few, low), (many, high) = line.fewest, line.most
+    return math.exp(low + (high - low) * ((side / token) ** 2 - few) / (many - few))
+
+
+def times_by_size(sheet: ForeignSheet, key: str, side: float, line: SizeShift, *, even: bool = False, scale: float = 1.0) -> None:
+    """Sigmoid times, or even ones, shifted along a line of another program: by the family's own density where it is that line, else by the
+    one shift that images of this side have."""
+    own, token, spread = own_line(sheet), sheet.model.token, {} if scale == 1 else {"sigmoid_scale": scale}
+    if own and not even and token == TOKEN and (own[1].fewest, own[1].most) == (line.fewest, line.most):
+        times(sheet, key, own[0], "the shift of the image's size", **spread)
+    else:
+        note = f"shifted as images of {side:g} px are; there each size has a shift of its own"
+        times(sheet, key, "sigma" if even else "shift", note, discrete_flow_shift=round(size_shift(line, side, token), 4), **spread)
+
+
+def shifted(time: float, shift: float) -> float:
+    """A time moved towards noise, as samplers of flow matching do it."""
+    return shift * time / (1 + (shift - 1) * time)
 
 
 def times(sheet: ForeignSheet, key: str, sampling: str, note: str = "", **more: float) -> None:

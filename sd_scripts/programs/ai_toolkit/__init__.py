@@ -17,6 +17,7 @@ from ..table import (
     Table,
     each,
     fill,
+    only,
     opened,
     to,
     unneeded,
@@ -61,7 +62,7 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     run, found = models.run_for(name, said, method)
     config = {f"config.{key}": value for key, value in given["config"].items() if key != "process"}
     rest = opened({key: value for key, value in given.items() if key != "config"})
-    sheet = ForeignSheet(PROGRAM, run, {**rest, **config, **opened(process)})
+    sheet = ForeignSheet(PROGRAM, run, {**rest, **config, **opened(process)}, found)
     for option, value in {**found.options, **models.TAGS.get(said, {})}.items():
         sheet.put(option, value, "model.arch" if "model.arch" in sheet.given else "")
     fill(sheet, TABLE)
@@ -108,6 +109,10 @@ TABLE: Table = {
     "type": unneeded("the kind of run says it"),
     "training_folder": to("output_dir"),
     "device": unneeded("the launcher chooses devices; gpu_ids names them"),
+    "training_seed": to("seed"),
+    **each("", "do_lorm guidance", only(False, "it is not part of this version", banner=True)),
+    "first_sample.*": unneeded("the previews before the first step are those of sample"),
+    **each("", "torch_profiler log_dir lorm_extract_mode lorm_extract_mode_param", unneeded("it changes nothing that is trained")),
     **each("", "sqlite_db_path performance_log_every job_id is_ui_trainer", unneeded("it belongs to that program's page")),
 }
 """The rule of each key, by its path in the process."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.sheet import switch
 
-from ..table import NamedModel, Table, kind_of_run, only, unneeded, version_of
+from ..table import DIFFUSERS_LINE, NamedModel, Table, kind_of_run, only, unneeded, version_of
 
 PROGRAM = "ai-toolkit"
 SCHEDULERS = ("ddpm", "flowmatch")
@@ -15,6 +15,8 @@ SCHEDULERS = ("ddpm", "flowmatch")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 """What a process is called that trains a LoRA or a model."""
 _EDIT = {"model_version": "edit"}
+_LATENT = 8
+"""The side in pixels of what it counts as a token where it does not find the network's patches."""
 
 MODELS: Mapping[str, NamedModel] = {
     "sd1": NamedModel("sd", "Stable Diffusion 1.5"),
@@ -23,14 +25,14 @@ MODELS: Mapping[str, NamedModel] = {
     "sdxl": NamedModel("sdxl", "SDXL"),
     "flux": NamedModel("flux", "FLUX.1"),
     "flex1": NamedModel("flux", "Flex.1, a FLUX.1 made smaller"),
-    "chroma": NamedModel("chroma", "Chroma"),
-    "krea2": NamedModel("krea2", "Krea 2"),
+    "chroma": NamedModel("chroma", "Chroma", by_size=DIFFUSERS_LINE, token=_LATENT),
+    "krea2": NamedModel("krea2", "Krea 2", token=_LATENT),
     "zimage": NamedModel("zimage", "Z-Image"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "qwen_image_edit": NamedModel("qwen_edit", "Qwen-Image-Edit", _EDIT),
     "qwen_image_edit_plus": NamedModel("qwen_edit", "Qwen-Image-Edit-2509 or 2511", {"model_version": "edit-2509"}),
-    "flux2_klein_4b": NamedModel("flux2", "FLUX.2 Klein 4B"),
-    "flux2_klein_9b": NamedModel("flux2", "FLUX.2 Klein 9B"),
+    "flux2_klein_4b": NamedModel("flux2", "FLUX.2 Klein 4B", by_size=DIFFUSERS_LINE),
+    "flux2_klein_9b": NamedModel("flux2", "FLUX.2 Klein 9B", by_size=DIFFUSERS_LINE),
     **{
         name: NamedModel("", label)
         for name, label in {

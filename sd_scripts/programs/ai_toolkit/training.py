@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
+
 from sd_scripts.schema.sheet import is_empty, is_off, number
 
 from ..table import (
@@ -11,13 +14,16 @@ from ..table import (
     ForeignSheet,
     Table,
     each,
+    line_of,
     literal,
     more_than_zero,
     only,
     optimizer,
+    shifted,
     size_shift,
     switch_to,
     times,
+    times_by_size,
     to,
     unneeded,
     words,
@@ -79,19 +85,37 @@ def _times(sheet: ForeignSheet, key: str) -> None:
         times(sheet, key, "uniform", "and without its weights")
         sheet.lose(key, "its table of weights, measured on Flex.1, is not here; times are uniform and count alike")
     elif kind in SHIFTS:
-        side = max((side for key, side in _sides(sheet)), default=512)
-        shift = size_shift(sheet, side)
-        note = f"uniform times shifted as images of {side} px are; there each size has a shift of its own" if shift else ""
-        times(sheet, key, "sigma", note, discrete_flow_shift=round(shift or 3.0, 4))
+        line = line_of(sheet)
+        if line is None:
+            times(sheet, key, "sigma", discrete_flow_shift=3.0)
+        else:
+            times_by_size(sheet, key, _side(sheet), line, even=True)
     else:
         times(sheet, key, "sigmoid")
         sheet.lose(key, f"{kind} is not here; timestep_sampling = sigmoid was put")
 
 
-def _sides(sheet: ForeignSheet) -> list[tuple[str, int]]:
-    found = [(key, value) for key, value in sheet.given.items() if key.endswith("].resolution")]
-    sides = [(key, number(side)) for key, value in found for side in (value if isinstance(value, list) else [value])]
-    return [(key, int(side)) for key, side in sides if side]
+def _side(sheet: ForeignSheet) -> int:
+    """The largest side that is trained."""
+    found = [value for key, value in sheet.given.items() if key.endswith("].resolution")]
+    sides = [number(side) for value in found for side in (value if isinstance(value, list) else [value])]
+    return int(max((side for side in sides if side), default=512))
+
+
+def _bound(sheet: ForeignSheet, key: str) -> None:
+    """Places in the list of times, which begins with the most noise there: 300 leaves out the noisiest 300 of 1000."""
+    option, usual = ("max_timestep", 0) if key.endswith("min_denoising_steps") else ("min_timestep", 999)
+    place = sheet.number(key)
+    if place is None or place == usual:
+        sheet.skip(key, "it leaves no time out" if place is not None else "it is empty")
+        return
+    share, kind = min(max(1 - place / 1000, 0.0), 1.0), str(sheet.value("train.timestep_type") or "sigmoid")
+    if is_flow(sheet) and kind == "sigmoid" and 0 < share < 1:
+        share = 1 / (1 + math.exp(-NormalDist().inv_cdf(share)))
+    elif is_flow(sheet) and kind in SHIFTS:
+        line = line_of(sheet)
+        share = shifted(share, size_shift(line, _side(sheet), sheet.model.token) if line else 3.0)
+    sheet.take(key, option, round(share * 1000), "steps count from the noisiest time down there")
 
 
 def _scheduler(sheet: ForeignSheet, key: str) -> None:
@@ -265,8 +289,7 @@ TABLE: Table = {
     "train.content_or_style": only(
         "balanced", "times are not favoured this way; min_timestep, max_timestep and logit_mean choose among them", banner=True
     ),
-    "train.min_denoising_steps": more_than_zero("min_timestep"),
-    "train.max_denoising_steps": only(999, "give max_timestep"),
+    **each("train.", "min_denoising_steps max_denoising_steps", _bound),
     "train.optimizer": optimizer(),
     "train.optimizer_params": unneeded("it is empty"),
     "train.optimizer_params.*": _optimizer_argument,

@@ -236,7 +236,9 @@ def _guessed(given: Mapping[str, object], name: str, page: bool) -> tuple[str, s
         if on := next((one.switch for one in facts.versions if switch(given.get(one.switch)) is True), None):
             return family, on
     sides = [number(side) or 0 for side in str(given.get("max_resolution") or given.get("resolution") or "").strip("[]() ").split(",")]
-    family, side = next((family, facts.side) for family, facts in KOHYA.items() if facts.side is not None and min(sides) >= facts.side)
+    family, side = next(
+        (family, facts.side) for family, facts in KOHYA.items() if facts.side is not None and max(0, min(sides)) >= facts.side
+    )
     return family, f"{'the resolution' if side else 'the lack of any other sign'}; choose another kind of run if that is wrong"
 
 

@@ -187,9 +187,16 @@ def _perturbation(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "it has no effect while ip_noise_gamma is 0")
 
 
-@rule(
-    "min_timestep", "max_timestep", "min_snr_gamma", "scale_weight_norms", "max_validation_steps", "vae_batch_size", "caption_dropout_rate"
-)
+@rule("min_timestep", "max_timestep")
+def _bounds(sheet: KohyaSheet, key: str) -> None:
+    """Scripts of models with flow matching take them, and look at them for validation alone."""
+    if "model_prediction_type" in sheet.known and not is_off(sheet.value(key)):
+        sheet.skip(key, f"training of such a model takes no notice of it there; set {key} here if it is meant")
+    else:
+        _zero_is_none(sheet, key)
+
+
+@rule("min_snr_gamma", "scale_weight_norms", "max_validation_steps", "vae_batch_size", "caption_dropout_rate")
 def _zero_is_none(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "0 is off")
@@ -234,19 +241,21 @@ def _flow(sheet: KohyaSheet, key: str) -> None:
 def _density_of_scheme(sheet: KohyaSheet, key: str, scheme: str) -> None:
     """sigma with logit_normal: steps are drawn at u = sigmoid(mean + std N) from noisy to clean, so t = 1 - u, then shifted by s. A shift
     adds ln s to the logit of t, so together that is logit_normal with the mean ln s - mean."""
-    shift = sheet.number("discrete_flow_shift")
+    given = sheet.number("discrete_flow_shift")
+    shift = given if given is not None and given > 0 else sheet.usual_shift
     if key in ("model_prediction_type", "sigmoid_scale"):
         sheet.plain(key)
     elif scheme == "mode":
-        note = "without the shift of the steps that kohya adds"
+        note = f"without the shift of the steps by {shift:g} that is added there" if shift != 1 else ""
         if key == "mode_scale":
             sheet.plain(key)
         elif key == "weighting_scheme":
             sheet.take(key, "timestep_sampling", "mode", note)
+            sheet.conflicts += [f"{key} = mode: timestep_sampling = mode was put, {note}"] if note else []
         else:
             sheet.skip(key, "weighting_scheme = mode became timestep_sampling = mode")
     elif key == "weighting_scheme":
-        mean = math.log(3.0 if not shift or shift <= 0 else shift) - (sheet.number("logit_mean") or 0)
+        mean = math.log(shift) - (sheet.number("logit_mean") or 0)
         sheet.put("logit_mean", round(mean, 6), key)
         sheet.take(key, "timestep_sampling", "logit_normal", f"with logit_mean = {mean:.4g}, which holds the shift of the steps")
     elif key == "logit_std":

@@ -25,6 +25,7 @@ class KohyaSheet(Sheet):
         other_family: bool = False,
         program: str = "",
         like: str = "",
+        usual_shift: float = 3.0,
     ) -> None:
         super().__init__(run, given)
         self.kohya = FACTS[run.family].kohya or (FACTS[like].kohya if like in FACTS else None)
@@ -34,6 +35,8 @@ class KohyaSheet(Sheet):
         """Whether the names and values are those of the page's widgets (JSON) and not of the scripts' options (TOML)."""
         self.tab = tab
         """lora, dreambooth or finetune: the page of kohya_ss that the settings are for."""
+        self.usual_shift = usual_shift
+        """The shift of the steps with timestep_sampling = sigma where the file says none."""
         self.other_family = other_family
         """Whether the settings are for a family that is not trained here."""
         self.trains_unet, self.trains_text = self._who_is_trained()

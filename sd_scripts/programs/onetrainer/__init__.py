@@ -13,6 +13,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Importer
 
 from ..table import (
+    DIFFUSERS_LINE,
     DataFile,
     ForeignSheet,
     NamedModel,
@@ -40,11 +41,11 @@ MODELS: Mapping[str, NamedModel] = {
     "STABLE_DIFFUSION_21_BASE": NamedModel("sd", "Stable Diffusion 2"),
     "STABLE_DIFFUSION_XL_10_BASE": NamedModel("sdxl", "SDXL"),
     "FLUX_DEV_1": NamedModel("flux", "FLUX.1"),
-    "FLUX_2_KLEIN": NamedModel("flux2", "FLUX.2 Klein"),
-    "CHROMA_1": NamedModel("chroma", "Chroma"),
+    "FLUX_2_KLEIN": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE),
+    "CHROMA_1": NamedModel("chroma", "Chroma", by_size=None),
     "KREA_2": NamedModel("krea2", "Krea 2"),
     "QWEN": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
-    "Z_IMAGE": NamedModel("zimage", "Z-Image"),
+    "Z_IMAGE": NamedModel("zimage", "Z-Image", by_size=DIFFUSERS_LINE),
     **{
         name: NamedModel("", label)
         for name, label in {
@@ -107,7 +108,7 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     if kind in _BY_NAME and _BY_NAME[kind] in str(given.get("base_model_name")).lower():
         kind = f"{kind}_{_BY_NAME[kind].upper()}"
     run, found = kind_of_run(PROGRAM, name, MODELS, kind, _METHODS[method])
-    sheet = ForeignSheet(PROGRAM, run, opened(_with_defaults_of_optimizer(given)))
+    sheet = ForeignSheet(PROGRAM, run, opened(_with_defaults_of_optimizer(given)), found)
     for option, value in found.options.items():
         sheet.put(option, value, "model_type" if "model_type" in sheet.given else "")
     fill(sheet, TABLE)

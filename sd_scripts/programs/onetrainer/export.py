@@ -7,6 +7,7 @@ from typing import Any
 
 from sd_scripts.schema.prompts import PromptSpec
 
+from ..table import shifted
 from .model import KINDS, PRECISIONS, backbone_of
 
 _VERSION, _CONCEPT_VERSION = 11, 2
@@ -109,9 +110,10 @@ def _times(values: Mapping[str, Any]) -> dict[str, object]:
     kind, shift = values["timestep_sampling"], values["discrete_flow_shift"] or 1.0
     spread = (values["sigmoid_scale"] or 1.0) - 1
     normal = {"timestep_distribution": "LOGIT_NORMAL", "noising_weight": spread}
-    cut = {
-        f"{name}_noising_strength": values[f"{name}_timestep"] / 1000 for name in ("min", "max") if values[f"{name}_timestep"] is not None
-    }
+    # Bounds come before the shift there.
+    before = shift if kind in ("shift", "sigma") else 1.0
+    bounds = {name: values[f"{name}_timestep"] for name in ("min", "max") if values[f"{name}_timestep"] is not None}
+    cut = {f"{name}_noising_strength": round(shifted(bound / 1000, 1 / before), 6) for name, bound in bounds.items()}
     if kind == "sigmoid":
         return {**normal, **cut}
     if kind == "shift":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from sd_scripts.schema.objective import SizeShift
 from sd_scripts.schema.sheet import is_empty, is_off, shown
 
 from ..table import (
@@ -12,14 +13,17 @@ from ..table import (
     Rule,
     Table,
     each,
+    line_of,
     more_than_zero,
     only,
     optimizer,
     optimizer_of,
+    shifted,
     size_shift,
     sizes,
     switch_to,
     times,
+    times_by_size,
     to,
     unneeded,
     where,
@@ -131,35 +135,49 @@ def _resolution(sheet: ForeignSheet, key: str) -> None:
         sheet.take(key, "resolution", [side, side], note)
 
 
+def _line(sheet: ForeignSheet) -> SizeShift | None:
+    """The line along which this file's times are shifted by the image's size; None where they have one shift."""
+    return line_of(sheet) if sheet.on("dynamic_timestep_shifting") else None
+
+
+def _side(sheet: ForeignSheet) -> int:
+    found = sizes(str(sheet.value("resolution") or "512"))
+    return found[0] if found else 512
+
+
+def _shift(sheet: ForeignSheet) -> float:
+    line = _line(sheet)
+    return (size_shift(line, _side(sheet)) if line else sheet.number("timestep_shift")) or 1.0
+
+
 def _times(sheet: ForeignSheet, key: str) -> None:
     """A distribution, then a shift s by t' = s t / (1 + (s - 1) t), which adds ln s to the logit of t."""
     kind = str(sheet.value("timestep_distribution") or "UNIFORM")
     weight, bias = sheet.number("noising_weight") or 0.0, sheet.number("noising_bias") or 0.0
-    by_size = sheet.on("dynamic_timestep_shifting")
-    sides = sizes(str(sheet.value("resolution") or "512"))
-    shift = (size_shift(sheet, sides[0] if sides else 512) if by_size else None) or sheet.number("timestep_shift") or 1.0
-    own = next((choice for choice in sheet.known["timestep_sampling"].choices if str(choice).endswith("_shift")), None)
+    line, shift = _line(sheet), _shift(sheet)
+    even = kind == "UNIFORM" or (kind == "SIGMOID" and weight == 0)
     flow = "model_prediction_type" in sheet.known
-    note = f"shifted as images of {sides[0]} px are; there each size has a shift of its own" if by_size and sides and own else ""
-    if kind == "UNIFORM" or (kind == "SIGMOID" and weight == 0):
-        if shift == 1 or not flow:
-            times(sheet, key, "uniform")
-        else:
-            times(sheet, key, "sigma", note, discrete_flow_shift=round(shift, 6))
-    elif kind == "LOGIT_NORMAL" and by_size and own and bias == 0:
-        times(sheet, key, str(own), "the shift of the image's size", sigmoid_scale=1 + weight)
+    if (even or (kind == "LOGIT_NORMAL" and bias == 0)) and line and flow:
+        times_by_size(sheet, key, _side(sheet), line, even=even, scale=1 + weight if not even else 1.0)
+    elif even:
+        times(sheet, key, "sigma", discrete_flow_shift=round(shift, 6)) if flow and shift != 1 else times(sheet, key, "uniform")
     elif kind == "LOGIT_NORMAL" and bias == 0 and shift == 1:
         times(sheet, key, "sigmoid", sigmoid_scale=1 + weight)
-    elif kind == "LOGIT_NORMAL" and bias == 0 and not by_size:
+    elif kind == "LOGIT_NORMAL" and bias == 0:
         times(sheet, key, "shift", sigmoid_scale=1 + weight, discrete_flow_shift=shift)
     elif kind == "LOGIT_NORMAL":
-        told = "; ".join(text for text in (f"logit_mean holds the shift, ln {shift:g}" if shift != 1 else "", note) if text)
-        times(sheet, key, "logit_normal", told, logit_mean=round(bias + math.log(shift), 6), logit_std=1 + weight)
+        held = f"logit_mean holds the shift, ln {shift:g}" if shift != 1 else ""
+        note = f"{held}, of images of {_side(sheet)} px; there each size has a shift of its own" if line else held
+        times(sheet, key, "logit_normal", note, logit_mean=round(bias + math.log(shift), 6), logit_std=1 + weight)
     elif kind == "HEAVY_TAIL" and shift == 1:
         times(sheet, key, "mode", mode_scale=weight)
     else:
-        times(sheet, key, "uniform")
-        sheet.lose(key, f"{kind} with these numbers is not here; timestep_sampling = uniform was put")
+        if flow and shift != 1:
+            times(sheet, key, "sigma", discrete_flow_shift=round(shift, 6))
+        else:
+            times(sheet, key, "uniform")
+        put = sheet.values.get("timestep_sampling", sheet.known["timestep_sampling"].default)
+        sheet.lose(key, f"{kind} with these numbers is not here; timestep_sampling = {put} was put")
 
 
 def _part_of_times(sheet: ForeignSheet, key: str) -> None:
@@ -172,15 +190,20 @@ def _part_of_times(sheet: ForeignSheet, key: str) -> None:
 
 
 def _strength(option: str, usual: float) -> Rule:
-    """Bounds of the noise, as parts of 1 there."""
+    """Bounds of the noise, as parts of 1, before the shift there."""
 
     def rule(sheet: ForeignSheet, key: str) -> None:
         value = sheet.number(key)
         if value is None or value == usual:
             sheet.skip(key, f"{usual:g} is all of them")
-        else:
-            cut = str(sheet.value("timestep_distribution") or "UNIFORM") == "UNIFORM"
-            sheet.take(key, option, round(value * 1000), "" if cut else "the density is cut here, and squeezed into the range there")
+            return
+        moved = _shift(sheet) if "model_prediction_type" in sheet.known else 1.0
+        even = str(sheet.value("timestep_distribution") or "UNIFORM") == "UNIFORM"
+        squeezed = "" if even else "the density is cut here, and squeezed into the range there"
+        note = "; ".join(text for text in (f"shifted by {moved:g}, as times are there" if moved != 1 else "", squeezed) if text)
+        sheet.take(key, option, round(shifted(min(max(value, 0.0), 1.0), moved) * 1000), note)
+        if squeezed:
+            sheet.conflicts.append(f"{key} = {shown(value)}: {squeezed}")
 
     return rule
 

@@ -15,6 +15,7 @@ from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.sheet import is_empty, is_off, parts, shown
 
 from ..table import (
+    DIFFUSERS_LINE,
     SCHEDULES,
     DataFile,
     ForeignSheet,
@@ -24,6 +25,7 @@ from ..table import (
     each,
     fill,
     kind_of_run,
+    line_of,
     line_of_prompt,
     more_than_zero,
     only,
@@ -32,6 +34,7 @@ from ..table import (
     quantized,
     switch_to,
     times,
+    times_by_size,
     to,
     unneeded,
     where,
@@ -40,12 +43,14 @@ from ..table import (
 from . import data, lycoris
 
 PROGRAM = "SimpleTuner"
+_TWICE = 32
+"""The side in pixels of what it counts as a token of FLUX.2, of whose latents, which are patches already, it makes patches once more."""
 MODELS: Mapping[str, NamedModel] = {
     "sd1x": NamedModel("sd", "Stable Diffusion 1.x"),
     "sd2x": NamedModel("sd", "Stable Diffusion 2"),
     "sdxl": NamedModel("sdxl", "SDXL"),
     "flux": NamedModel("flux", "FLUX.1"),
-    "flux2 klein": NamedModel("flux2", "FLUX.2 Klein"),
+    "flux2 klein": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE, token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
     "krea2": NamedModel("krea2", "Krea 2"),
     "z_image": NamedModel("zimage", "Z-Image"),
@@ -159,11 +164,11 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     files = f"{flavour} {plain.get('pretrained_model_name_or_path')}".lower()
     kind = next((key for key in MODELS if " " in key and key.split()[0] == family and key.split()[1] in files), family)
     method = "network" if "lora" in str(plain.get("model_type") or "full") else "full"
-    run, _ = kind_of_run(PROGRAM, name, MODELS, kind, method)
+    run, model = kind_of_run(PROGRAM, name, MODELS, kind, method)
     files_read = {
         key: plain.pop(key) for key in (data.KEY, lycoris.KEY, _LIBRARY) if isinstance(plain.get(key), list | dict) and plain[key]
     }
-    sheet = ForeignSheet(PROGRAM, run, {**plain, **opened(files_read)})
+    sheet = ForeignSheet(PROGRAM, run, {**plain, **opened(files_read)}, model)
     if "model_version" in sheet.known:
         version = next((ours for start, ours in reversed(_VERSIONS.items()) if flavour.startswith(start)), "image")
         sheet.put("model_version", version, "model_flavour" if flavour else "")
@@ -172,6 +177,12 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     if weights and not sheet.decided("pretrained_model_name_or_path"):
         sheet.assume("pretrained_model_name_or_path", weights, PROGRAM)
     defaults = {option: value for option, value in _DEFAULTS.items() if not (method == "full" and option.startswith("network_"))}
+    defaults |= {} if sheet.decided("max_train_steps") else {"max_train_epochs": 1}
+    defaults |= {"ema_decay": 0.995} if sheet.values.get("use_ema") else {}
+    if sheet.values.get("sample_prompts"):
+        guided = "sample_guidance_scale" in sheet.known
+        more = 0 if guided or sheet.run.family not in _ONE_LESS else 1
+        defaults |= {"sample_steps": 30, "sample_every_n_steps": 100, "sample_guidance_scale" if guided else "sample_cfg_scale": 7.5 + more}
     return sheet.finish(f"configuration of {PROGRAM}", defaults)
 
 
@@ -243,19 +254,25 @@ def _times(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "timestep_sampling and its numbers hold it")
         return
     uniform, scale = sheet.on("flow_use_uniform_schedule"), sheet.number("flow_sigmoid_scale") or 1.0
-    given = sheet.number("flow_schedule_shift")
+    given, by_size = sheet.number("flow_schedule_shift"), sheet.on("flow_schedule_auto_shift")
     shift = 3.0 if given is None else given
-    own = next((str(choice) for choice in sheet.known["timestep_sampling"].choices if str(choice).endswith("_shift")), None)
     spread: dict[str, float] = {} if uniform or scale == 1 else {"sigmoid_scale": scale}
-    if sheet.on("flow_use_beta_schedule"):
-        times(sheet, key, "shift", "", discrete_flow_shift=shift or 1.0)
-        sheet.lose("flow_use_beta_schedule", "times are not drawn from a beta density; timestep_sampling = shift was put")
+    if by_size:
+        times_by_size(sheet, key, _side(sheet), line_of(sheet) or DIFFUSERS_LINE, even=uniform, scale=1.0 if uniform else scale)
     elif shift > 0 and shift != 1:
         times(sheet, key, "sigma" if uniform else "shift", "", discrete_flow_shift=shift, **spread)
-    elif sheet.on("flow_schedule_auto_shift") and own and not uniform:
-        times(sheet, key, own, "the shift of the image's size", **spread)
     else:
         times(sheet, key, "uniform" if uniform else "sigmoid", "", **spread)
+    if sheet.on("flow_use_beta_schedule"):
+        put = sheet.values.get("timestep_sampling", sheet.known["timestep_sampling"].default)
+        sheet.lose("flow_use_beta_schedule", f"times are not drawn from a beta density; timestep_sampling = {put} was put")
+
+
+def _side(sheet: ForeignSheet) -> int:
+    """The side of the images that are trained, of the run or of its first data set that has one."""
+    named = [name for name in sheet.given if name.endswith("].resolution")]
+    value = next((number for name in ("resolution", *named) if (number := sheet.number(name))), 1024.0)
+    return data.side_of(value, str(sheet.value("resolution_type") or "pixel_area"))[0]
 
 
 _OF_TIMES = ("flow_schedule_shift", "flow_schedule_auto_shift", "flow_sigmoid_scale", "flow_use_uniform_schedule", "flow_use_beta_schedule")
@@ -330,13 +347,13 @@ def _compiled(sheet: ForeignSheet, key: str) -> None:
     """torch.compile, as accelerate has it."""
     backend = str(sheet.value("dynamo_backend") or "no").lower()
     if key != "dynamo_backend":
-        option = {"mode": "compile_mode", "use_regional_compilation": "compile_scope", "fullgraph": "compile_fullgraph"}[
-            key[len("dynamo_") :]
-        ]
+        options = {"mode": "compile_mode", "use_regional_compilation": "compile_scope"}
+        option = options.get(key[len("dynamo_") :], f"compile_{key[len('dynamo_') :]}")
         if is_off(sheet.value(key)) or not sheet.has("compile_backend", backend):
             sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "nothing is compiled")
         else:
-            sheet.take(key, option, "blocks" if option == "compile_scope" else sheet.value(key))
+            written = {"compile_scope": "blocks", "compile_dynamic": "true"}
+            sheet.take(key, option, written.get(option, sheet.value(key)))
     elif backend == "no":
         sheet.skip(key, "it is off")
     elif sheet.has("compile_backend", backend):
@@ -344,6 +361,30 @@ def _compiled(sheet: ForeignSheet, key: str) -> None:
         sheet.take(key, "compile_backend", backend, "with compile on")
     else:
         sheet.lose(key, "the network is not compiled; compile with inductor is the usual way")
+
+
+def _processes(sheet: ForeignSheet, key: str) -> None:
+    count = int(sheet.number(key) or 1)
+    if count <= 1:
+        sheet.skip(key, "one process is the default here as well")
+    else:
+        sheet.put("multi_gpu", True, key)
+        sheet.take(key, "num_gpus", count, "with multi_gpu on")
+
+
+def _offset(sheet: ForeignSheet, key: str) -> None:
+    """An offset of the noise, which only a part of the samples gets there."""
+    if not sheet.on("offset_noise"):
+        sheet.skip(key, "offset_noise is off")
+        return
+    if key == "offset_noise" and "noise_offset" in sheet.given:
+        sheet.skip(key, "noise_offset says it")
+        return
+    given, share = sheet.number("noise_offset"), sheet.number("noise_offset_probability")
+    sheet.take(key, "noise_offset", 0.1 if given is None else given)
+    share = 0.25 if share is None else share
+    if share < 1:
+        sheet.lose(key, f"every sample has it here; there {share:.0%} of them (noise_offset_probability)")
 
 
 def _tracker(sheet: ForeignSheet, key: str) -> None:
@@ -414,6 +455,15 @@ _PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v_prediction", "flow_matc
 _MACHINE = unneeded("it says how that program works, not what is trained")
 _CACHE = unneeded("latents and captions are cached by themselves, and renewed where something changed")
 _LOST = "it is not part of this version"
+_PARTS = """crepa irepa layersync urepa nextlat xm mixflow twinflow internal_guidance scheduled_sampling timestep_bias group_offload
+    ramtorch refiner_training singlora controlnet distillation flow_timesteps gradient_checkpointing_offload freeze_encoder fsdp offload
+    sla"""
+"""Beginnings of the names of what is not here: each says what belongs to a feature, or to a memory option, that has a row of its own."""
+_OWN = """accelerate machine main_process nsfw audio eval_dataset vae_enable post parquet modelspec publishing validation delete disk same
+    sageattention find_unused enable_nsfw enable_watermark pretrained_evaluation pretrained_gemma pretrained_grounding max_grounding
+    trust_remote text_encoder_limit unet_attention data_aesthetic disable_assistant assistant_lora_inference init_lora_step save_text
+    framerate disable_multiline fuse_optimizer"""
+"""Beginnings of the names of what belongs to that program's own ways."""
 _FEATURES = """distillation_method tread_config diffusion_blocks_config diff2flow_enabled mixflow_enabled xm_enabled nextlat_enabled
         irepa_enabled crepa_enabled twinflow_enabled internal_guidance_enabled layersync_enabled urepa_enabled
         slider_lora_target flow_cubic_schedule_weights flow_custom_timesteps layer_freeze_strategy refiner_training
@@ -443,7 +493,7 @@ TABLE: Table = {
     "resolution": _resolution,
     "resolution_type": unneeded("resolution holds it"),
     "aspect_bucket_alignment": to("bucket_reso_steps"),
-    **each("", "minimum_image_size maximum_image_size target_downsample_size", _sizes_of_images),
+    **each("", "minimum_image_size maximum_image_size target_downsample_size max_upscale_threshold", _sizes_of_images),
     "instance_prompt": to("instance_prompt"),
     "caption_strategy": only("textfile", "captions are files beside the images; instance_prompt is that of images without one"),
     "caption_dropout_probability": to("caption_dropout_rate"),
@@ -506,8 +556,9 @@ TABLE: Table = {
         "prediction_type", {"epsilon": "epsilon", "v_prediction": "v_prediction", "flow_matching": "flow"}, "see prediction_type"
     ),
     "rescale_betas_zero_snr": to("zero_terminal_snr"),
-    "noise_offset": where(lambda sheet: sheet.on("offset_noise"), to("noise_offset"), "offset_noise is off"),
-    "offset_noise": unneeded("noise_offset says it"),
+    "noise_offset": _offset,
+    "offset_noise": _offset,
+    "noise_offset_probability": unneeded("noise_offset says it"),
     "input_perturbation": more_than_zero("ip_noise_gamma"),
     "loss_type": words("loss_type", {"l2": "l2", "huber": "huber", "smooth_l1": "smooth_l1"}, "choose loss_type"),
     "huber_schedule": where(lambda sheet: sheet.value("loss_type") in ("huber", "smooth_l1"), to("huber_schedule"), "it is for huber"),
@@ -519,7 +570,9 @@ TABLE: Table = {
     **each("", "validation_prompt validation_seed validation_resolution", _previews),
     **each("", "validation_steps validation_step_interval", more_than_zero("sample_every_n_steps")),
     "validation_epoch_interval": more_than_zero("sample_every_n_epochs"),
-    **each("dynamo_", "backend mode use_regional_compilation fullgraph", _compiled),
+    **each("dynamo_", "backend mode use_regional_compilation fullgraph dynamic", _compiled),
+    "num_processes": _processes,
+    "num_machines": only(1, "see num_machines, and main_process_port", banner=True),
     "validation_guidance": _guidance,
     "validation_num_inference_steps": to("sample_steps"),
     "validation_negative_prompt": to("sample_negative_prompt"),
@@ -537,6 +590,14 @@ TABLE: Table = {
     "disable_tf32": lambda sheet, key: sheet.take(key, "cuda_allow_tf32", is_off(sheet.value(key))),
     "attention_mechanism": unneeded("see attention_backend; the fastest that is there is taken"),
     **each("", _FEATURES, only(False, _LOST, banner=True)),
+    **each("", "use_soft_min_snr diff2flow_loss optimizer_offload_gradients", only(False, _LOST, banner=True)),
+    **each("", "scheduled_sampling_max_step_offset ema_warmup_steps input_perturbation_steps", only(0, _LOST, banner=True)),
+    **each("", "snr_weight context_parallel_size", only(1, _LOST, banner=True)),
+    **each("", "soft_min_snr_sigma_data prodigy_steps quantization_config optimizer_cpu_offload_method", only(None, _LOST, banner=True)),
+    "gradient_checkpointing_backend": only("torch", "see gradient_checkpointing_cpu_offload", banner=True),
+    "gradient_checkpointing_segment_stride": only(None, "see gradient_checkpointing_share", banner=True),
+    **{f"{name}_*": unneeded(f"it belongs to {name}, which is not part of this version") for name in _PARTS.split()},
+    **{f"{name}{end}": _MACHINE for name in _OWN.split() for end in ("", "_*")},
     **each(
         "",
         """aspect_bucket_rounding disable_bucket_pruning compress_disk_cache skip_file_discovery preserve_data_backend_cache
@@ -563,8 +624,8 @@ TABLE: Table = {
         disk_low_threshold disk_low_action fully_unload_text_encoder offload_during_startup delete_model_after_load
         accelerator_cache_clear_interval local_rank model_card_private model_card_safe_for_work model_card_note webhook_config
         webhook_reporting_interval i_know_what_i_am_doing print_filenames print_sampler_statistics debug_aspect_buckets
-        debug_dataset_loader musubi_block_swap_device num_processes num_machines flow_beta_schedule_alpha
-        flow_beta_schedule_beta noise_offset_probability t5_padding user_prompt_library_path controlnet control""",
+        debug_dataset_loader musubi_block_swap_device flow_beta_schedule_alpha
+        flow_beta_schedule_beta t5_padding user_prompt_library_path controlnet control""",
         _MACHINE,
     ),
 }
