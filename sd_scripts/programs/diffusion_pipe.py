@@ -47,6 +47,7 @@ _TWICE = 32
 MODELS: Mapping[str, NamedModel] = {
     "sdxl": NamedModel("sdxl", "SDXL"),
     "flux": NamedModel("flux", "FLUX.1"),
+    "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
     "flux2_klein": NamedModel("flux2", "FLUX.2 Klein", token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
     "krea2": NamedModel("krea2", "Krea 2"),
@@ -55,7 +56,6 @@ MODELS: Mapping[str, NamedModel] = {
     **{
         name: NamedModel("", label)
         for name, label in {
-            "flux_kontext": "FLUX.1 Kontext",
             "flux2": "FLUX.2 dev",
             "ltx-video": "LTX-Video, a model of videos",
             "ltx2": "LTX-2, a model of videos",

@@ -358,7 +358,9 @@ def to_musubi(options: RunOptions) -> Exported:
         raise OptionError(
             f"a file of {musubi.PROGRAM} for {options.label} says its model by the module of a LoRA; set network_type to lora"
         )
-    given |= {"network_module": f"networks.lora_{name}", "network_alpha": values["network_alpha"]}
+    module = next((module for module, model in musubi.MODULES.items() if model == name), f"networks.lora_{name}")
+    given |= {"network_module": module, "network_alpha": values["network_alpha"]}
+    given |= {theirs: values[one] for theirs, ours in musubi.FILES.items() for one in ours if values[one] is not None}
     given |= {one: values[one] for one in _MUSUBIS if values[one] not in (None, (), "", "auto", "none") and one not in asleep}
     bits = values["transformer_quantization"]
     given |= {"fp8_base": True} if bits in ("fp8", "qfloat8") else {}

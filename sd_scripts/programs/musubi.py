@@ -32,7 +32,7 @@ MODELS: Mapping[str, NamedModel] = {
     "flux_2_klein": NamedModel("flux2", "FLUX.2 Klein"),
     "krea2": NamedModel("krea2", "Krea 2"),
     "flux_2": NamedModel("", "FLUX.2 dev"),
-    "flux_kontext": NamedModel("", "FLUX.1 Kontext"),
+    "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
     "framepack": NamedModel("", "FramePack, a model of videos"),
     "fpack": NamedModel("", "FramePack, a model of videos"),
     "hv": NamedModel("", "HunyuanVideo"),
@@ -44,7 +44,10 @@ MODELS: Mapping[str, NamedModel] = {
     "ideogram4": NamedModel("", "Ideogram 4"),
 }
 """By the end of the network module, or the beginning of the script."""
-_MODULES = {"networks.lora": "hv", "networks.lora_flux": "flux_kontext"}
+MODULES = {"networks.lora": "hv", "networks.lora_flux": "flux_kontext"}
+"""Modules of adapters that are not called after their model."""
+FILES = {"vae": ("vae", "ae"), "text_encoder": ("text_encoder",), "text_encoder1": ("t5xxl",), "text_encoder2": ("clip_l",)}
+"""Networks beside the transformer, with our names of them."""
 _PIECES = {
     "zimage": ("z_image", "z-image", "zimage"),
     "krea2": ("krea2", "krea_2", "krea-2"),
@@ -77,7 +80,7 @@ def looks_like(given: Mapping[str, object]) -> bool:
     return (
         ("dit" in flat_ones and bool({"dataset_config", "network_module"} & flat_ones.keys()))
         or "dit_high_noise" in flat_ones
-        or (module.removeprefix("networks.lora_") in MODELS and module not in _MODULES)
+        or (module.removeprefix("networks.lora_") in MODELS and module not in MODULES)
     )
 
 
@@ -135,8 +138,8 @@ def _imported(
 def _model(given: Mapping[str, object]) -> str:
     """The model of a file without a script: by its network module, options of one model, or the names of weights."""
     module = str(given.get("network_module") or "")
-    if module in _MODULES and "dit" in given:
-        return _MODULES[module]
+    if module in MODULES and "dit" in given:
+        return MODULES[module]
     if module.removeprefix("networks.lora_") in MODELS:
         return module.removeprefix("networks.lora_")
     if "dit_high_noise" in given:
@@ -167,9 +170,9 @@ def _transformer(sheet: KohyaSheet, key: str) -> None:
         sheet.take(key, "pretrained_model_name_or_path", sheet.value(key), "the transformer alone, with vae and text_encoder beside it")
 
 
-@rule("vae", "text_encoder")
+@rule(*FILES)
 def _parts(sheet: KohyaSheet, key: str) -> None:
-    option = next((name for name in ({"vae": ("vae", "ae"), "text_encoder": ("text_encoder",)}[key]) if name in sheet.known), key)
+    option = next((name for name in FILES[key] if name in sheet.known), key)
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     else:
@@ -204,7 +207,7 @@ def _editing(sheet: KohyaSheet, key: str) -> None:
         sheet.take(key, "model_version", "edit" if key == "edit" else "edit-2509")
 
 
-@rule("fp8_vl", "fp8_llm", "fp8_text_encoder")
+@rule("fp8_vl", "fp8_llm", "fp8_text_encoder", "fp8_t5")
 def _encoder_bits(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "it is off")
@@ -329,7 +332,7 @@ def _by_itself(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, "it is done by itself here")
 
 
-FP8_OF_TEXTS = {"zimage": "fp8_llm", "qwen_image": "fp8_vl", "flux_2_klein": "fp8_text_encoder"}
+FP8_OF_TEXTS = {"zimage": "fp8_llm", "qwen_image": "fp8_vl", "flux_2_klein": "fp8_text_encoder", "flux_kontext": "fp8_t5"}
 """The switch for a text encoder in 8 bits, by the model."""
 
 

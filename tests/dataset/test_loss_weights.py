@@ -10,7 +10,7 @@ from PIL import Image
 
 from sd_scripts.dataset.plan import Plan, make_plan
 from sd_scripts.dataset.scan import read_dataset
-from sd_scripts.families.flux.options import FluxFlowObjectiveOptions
+from sd_scripts.families.common.clip_t5_options import ClipT5ObjectiveOptions
 from sd_scripts.schema.anchored_flow import TERMS, AnchoredFlowOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError
@@ -133,7 +133,7 @@ def test_what_is_no_weight_in_a_list_is_a_sentence_for_each_line(root: Path) -> 
 
 
 def test_terms_that_the_model_is_trained_without_are_refused_and_loss_weight_is_not(root: Path) -> None:
-    assert FluxFlowObjectiveOptions().term_weights == {}
+    assert ClipT5ObjectiveOptions().term_weights == {}
     (message,) = refusal(root, ONE + "lambda_fft = 0.5\nalpha_hf = 1", {})
     assert "alpha_hf, lambda_fft" in message and "trained without" in message
     plan = plan_of(root, ONE + "loss_weight = 0.5", {})

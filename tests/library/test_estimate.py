@@ -44,6 +44,7 @@ MODELS = {
     "sd": "a/stable-diffusion-v1-5",
     "sdxl": "a/sdxl",
     "flux": "a/FLUX.1-dev",
+    "kontext": "a/FLUX.1-Kontext-dev",
     "zimage": "a/Z-Image-Turbo",
     "qwen_edit": "a/Qwen-Image",
     "qwen_image21": "a/Qwen-Image-2.1",
@@ -85,6 +86,7 @@ def sd() -> Forecaster:
 
 
 BILLIONS = {"sd": 0.8595, "sdxl": 2.567, "flux": 11.901, "zimage": 6.155, "qwen_edit": 20.430, "qwen_image21": 7.115, "krea2": 12.819}
+BILLIONS["kontext"] = BILLIONS["flux"]
 """Weights of the published models, as their makers count them."""
 
 
@@ -464,7 +466,7 @@ def test_a_preset_with_a_card_in_its_name_fits_that_card(
     path: Path, photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = presets.read(path, own=False).run
-    data = "pairs" if "qwen-edit" in path.stem else "styles" if run.family == "lgt" else "plain"
+    data = "pairs" if "qwen-edit" in path.stem or run.family == "kontext" else "styles" if run.family == "lgt" else "plain"
     given = ["--config_file", str(path), "--train_data_dir", str(photographs / data), "--output_dir", str(tmp_path), "--estimate", "--json"]
     if run.family in MODEL_OF_PRESET:
         given += ["--pretrained_model_name_or_path", MODEL_OF_PRESET[run.family]]

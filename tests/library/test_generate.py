@@ -138,6 +138,13 @@ def by_diffusers(name: str, trained: Trained, request: Preview) -> torch.Tensor:
     pipeline.set_progress_bar_config(disable=True)
     called: dict[str, Any] = {
         "flux": {"true_cfg_scale": request.cfg_scale, "guidance_scale": request.guidance, "max_sequence_length": 32},
+        "kontext": {
+            "true_cfg_scale": request.cfg_scale,
+            "guidance_scale": request.guidance,
+            "max_sequence_length": 32,
+            "max_area": request.width * request.height,
+            "image": list(request.controls) or None,
+        },
         "qwen_edit": {"true_cfg_scale": request.cfg_scale, "image": list(request.controls)},
         "qwen_image21": {"true_cfg_scale": request.cfg_scale},
         "zimage": {"guidance_scale": request.cfg_scale - 1, "sigmas": [1 - step / request.steps for step in range(request.steps)]},

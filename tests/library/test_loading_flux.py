@@ -18,8 +18,8 @@ from transformers import T5Config, T5EncoderModel
 
 from sd_scripts.families import family
 from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.common import pooled_original
 from sd_scripts.families.flux import loading as flux
-from sd_scripts.families.flux import original as original_flux
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.core.protocols import Parts, StateDict
@@ -58,7 +58,7 @@ def folder(saved, tmp_path) -> Path:
 def transformer_file(parts: Parts) -> StateDict:
     """The transformer under the published names."""
     state = parts.backbone.state_dict()
-    return original.to_original(original.places(original_flux.transformer, state, config_of(parts.backbone)), state)
+    return original.to_original(original.places(pooled_original.transformer, state, config_of(parts.backbone)), state)
 
 
 def vae_file(parts: Parts) -> StateDict:

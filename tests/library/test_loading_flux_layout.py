@@ -7,8 +7,8 @@ from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpo
 
 from sd_scripts.families import family
 from sd_scripts.families.common import original_unet as original
+from sd_scripts.families.common import pooled_original
 from sd_scripts.families.flux import loading as flux
-from sd_scripts.families.flux import original as original_flux
 from sd_scripts.library.loading.common import config_of, read_json
 
 
@@ -22,7 +22,7 @@ def published(request) -> FluxTransformer2DModel:
 
 def test_there_and_back_is_the_identity_on_full_size_names_and_shapes(published):
     state = published.state_dict()
-    placed = original.places(original_flux.transformer, state, published.config)
+    placed = original.places(pooled_original.transformer, state, published.config)
     file = original.to_original(placed, state)
     # Published flux1-dev has 780 tensors; schnell lacks the four of the guidance embedding.
     assert (len(state), len(file)) == ((1160, 780) if published.config.guidance_embeds else (1156, 776))
@@ -33,16 +33,16 @@ def test_there_and_back_is_the_identity_on_full_size_names_and_shapes(published)
 
 def test_diffusers_reads_the_full_size_layout_as_the_same_names_and_shapes(published):
     state = published.state_dict()
-    file = original.to_original(original.places(original_flux.transformer, state, published.config), state)
+    file = original.to_original(original.places(pooled_original.transformer, state, published.config), state)
     theirs = convert_flux_transformer_checkpoint_to_diffusers(dict(file))
     assert {key: t.shape for key, t in theirs.items()} == {key: t.shape for key, t in state.items()}
 
 
 def test_the_configuration_follows_from_the_tensors_of_either_layout(published):
     state = published.state_dict()
-    file = original.to_original(original.places(original_flux.transformer, state, published.config), state)
+    file = original.to_original(original.places(pooled_original.transformer, state, published.config), state)
     for tensors in (file, state):
-        config = original_flux.config_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        config = pooled_original.config_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         made = {key: value for key, value in config.items() if key != "_class_name"}
         wanted = {key: published.config[key] for key in made} | {"out_channels": 64, "axes_dims_rope": [16, 56, 56]}
         assert made == wanted
@@ -50,7 +50,7 @@ def test_the_configuration_follows_from_the_tensors_of_either_layout(published):
 
 def test_known_places_of_the_published_file(published):
     state = published.state_dict()
-    file = original.to_original(original.places(original_flux.transformer, state, published.config), state)
+    file = original.to_original(original.places(pooled_original.transformer, state, published.config), state)
     assert file["double_blocks.18.txt_attn.qkv.weight"].shape == (9216, 3072)
     assert file["single_blocks.37.linear1.weight"].shape == (21504, 3072)
     assert file["single_blocks.37.linear2.weight"].shape == (3072, 15360)
@@ -68,7 +68,7 @@ def test_diffusers_converter_puts_every_number_where_ours_does():
         # Rows numbered through: enough to see every permutation, and quick to make.
         tensor.copy_((torch.arange(len(tensor)) % 1999 + number).view(-1, *[1] * (tensor.ndim - 1)))
     theirs = convert_flux_transformer_checkpoint_to_diffusers(
-        original.to_original(original.places(original_flux.transformer, state, model.config), state)
+        original.to_original(original.places(pooled_original.transformer, state, model.config), state)
     )
     assert theirs.keys() == state.keys()
     assert all(torch.equal(theirs[key], state[key]) for key in state)
@@ -99,4 +99,4 @@ def test_the_published_text_encoders_have_the_published_number_of_tensors():
 def test_a_name_without_a_place_is_an_error():
     for name in ("strange.weight", "transformer_blocks.0.strange.weight"):
         with pytest.raises(KeyError, match="no place in the original layout"):
-            original.places(original_flux.transformer, [name], config_of(family("flux").tiny().backbone))
+            original.places(pooled_original.transformer, [name], config_of(family("flux").tiny().backbone))

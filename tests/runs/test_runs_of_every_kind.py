@@ -36,7 +36,7 @@ PREVIEW = Preview("image 3, tag1", "", 64, 64, 7, 4, 1.0)
 KINDS = list(RUNS)
 SHARDED = [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")]
 LONG = pytest.mark.long
-EDITING = ("qwen_edit", "flux2")
+EDITING = ("qwen_edit", "flux2", "kontext")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def ambitious(kind: Runs) -> dict[str, Any]:
         "sample_at_first": None,
         "output_name": "trained",
     }
-    if kind.family == "flux2":
+    if kind.family in ("flux2", "kontext"):
         options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"sample_steps": 1, "sample_sampler": "euler", "ode_integration_steps": 2, "caption_dropout_rate": 0.2}
@@ -135,6 +135,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 # The other method of six families, each of which is here with one of both.
 OTHERS = [("sd", "network"), ("sdxl", "full"), ("flux", "full"), ("zimage", "network"), ("chroma", "network"), ("flux2", "full")]
+OTHERS += [("kontext", "full")]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[LONG] * (kind in OTHERS)) for kind in KINDS], indirect=True, ids="/".join)
@@ -191,6 +192,7 @@ def _as_base(kind: Runs, file: Path) -> dict[str, str]:
     target.write_bytes(file.read_bytes())
     own = {
         "flux": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
+        "kontext": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
         "zimage": {"vae": "vae", "text_encoder": "text_encoder"},
         "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
         "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
@@ -220,7 +222,7 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_image(family: str,
     shown = pixels(Image.open(run.samples / "trained-000006-00.png"))
     assert np.abs(pixels(made.preview(parts, [PREVIEW])[0]) - shown).max() <= 1
     own: dict[str, Any] = {"prompt": PREVIEW.prompt}
-    if family == "flux":
+    if family in ("flux", "kontext"):
         # The tiny T5 knows fewer positions than the pipeline's default asks for.
         own |= {"max_sequence_length": parts.settings["t5xxl_max_token_length"], "guidance_scale": PREVIEW.guidance}
     # Z-Image's pipeline counts guidance from 0.
@@ -228,6 +230,9 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_image(family: str,
     if family == "flux2":
         # The tiny Qwen3 has fewer layers and positions.
         own |= {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": parts.settings["max_token_length"]}
+    if family == "kontext":
+        # It draws images of a million pixels unless it is told another area.
+        own |= {"max_area": PREVIEW.width * PREVIEW.height}
     if family == "chroma":
         # Its pipeline hides no padding, so it is told the tokens that count.
         text = made.encode_prompts(parts, [PREVIEW.prompt])[0]["t5"][None]
@@ -265,7 +270,7 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs, tm
     if kind.method == "scratch":
         # Each process draws its own dropout, and weights that are drawn are not small.
         options |= {"learning_rate": 0.02, **({"unet_dropout": 0.0} if kind.family == "lgt" else {"text_dropout": 0.0})}
-    if kind.family == "flux2":
+    if kind.family in ("flux2", "kontext"):
         options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"swd_pooling": "sample", "no_sample_at_first": True, "sample_steps": 1}

@@ -15,6 +15,7 @@ NAMED = [
     ("zimage", "Tongyi-MAI/Z-Image-Turbo", "Apache-2.0", "Tongyi-MAI/Z-Image"),
     ("zimage", "Tongyi-MAI/Z-Image", "Apache-2.0", None),
     ("flux", "black-forest-labs/FLUX.1-dev", "non-commercial", None),
+    ("kontext", "black-forest-labs/FLUX.1-Kontext-dev", "non-commercial", None),
     ("chroma", "lodestones/Chroma1-HD", "Apache-2.0", None),
     ("qwen_image21", "Qwen/Qwen-Image-2.1", "Qwen's own", None),
     ("krea2", "krea/Krea-2-Turbo", "a million dollars", "krea/Krea-2-Raw"),

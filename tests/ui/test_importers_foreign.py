@@ -637,8 +637,8 @@ def test_a_configuration_of_simpletuner_becomes_the_same_run() -> None:
     assert (flat_times["timestep_sampling"], flat_times["discrete_flow_shift"]) == ("sigma", 2.0)
     with pytest.raises(OptionError, match="trains a ControlNet"):
         simple(controlnet=True)
-    with pytest.raises(OptionError, match=r"FLUX\.1 Kontext"):
-        simple(model_family="flux", model_flavour="kontext")
+    with pytest.raises(OptionError, match=r"FLUX\.2 dev"):
+        simple(model_family="flux2", model_flavour="dev")
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -775,6 +775,28 @@ def test_krea_2_of_every_program_is_a_run_on_krea_2() -> None:
     for change in ({"arch": "krea2:o_edit"}, {"arch": "krea2", "model_kwargs": {"edit": True, "kv_cache": True}}):
         with pytest.raises(OptionError, match="Krea 2 with control images, which this version does not train"):
             job(lambda process: process.update(model={"name_or_path": "krea/Krea-2-Raw", **change}))  # noqa: B023
+
+
+KONTEXT_LINE = """accelerate launch --mixed_precision bf16 src/musubi_tuner/flux_kontext_train_network.py --dit kontext.safetensors \\
+    --vae ae.safetensors --text_encoder1 t5xxl_fp16.safetensors --text_encoder2 clip_l.safetensors --dataset_config data.toml --sdpa \\
+    --mixed_precision bf16 --timestep_sampling flux_shift --weighting_scheme none --fp8_t5 --network_module networks.lora_flux \\
+    --network_dim 32 --max_train_epochs 16 --output_name mine
+"""
+
+
+def test_kontext_of_every_program_is_a_run_on_kontext() -> None:
+    line = importers.read("train.sh", KONTEXT_LINE.encode())
+    options = builds(line)
+    assert [options[name] for name in ("ae", "t5xxl", "clip_l")] == ["ae.safetensors", "t5xxl_fp16.safetensors", "clip_l.safetensors"]
+    assert (options["timestep_sampling"], options["text_encoder_quantization"]) == ("flux_shift", "qfloat8")
+    tuner = simple(model_family="flux", model_flavour="kontext")
+    assert builds(tuner)["pretrained_model_name_or_path"] == "black-forest-labs/FLUX.1-Kontext-dev"
+    toolkit = job(lambda process: process.update(model={"arch": "flux_kontext", "name_or_path": "black-forest-labs/FLUX.1-Kontext-dev"}))
+    pipe = importers.read(
+        "kontext.toml", KREA_PIPE.replace('type = "krea2"\ndiffusion', 'type = "flux"\ndiffusion').replace("krea2_raw", "kontext").encode()
+    )
+    for found in (line, tuner, toolkit, pipe):
+        assert found.run is RUNS["kontext", "network"] and not [row for row in found.rows if row.verdict == "unknown"]
 
 
 @pytest.mark.parametrize("program", ADDED)

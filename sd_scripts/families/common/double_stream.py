@@ -38,10 +38,10 @@ def t5_states(parts: Parts, captions: Sequence[str], max_length: int, masked: bo
     return [text[:length] for text, length in zip(states, lengths, strict=True)]
 
 
-def positions(height: int, width: int) -> Tensor:
-    """Position (N, 3) of each token of latents of these sides, float32: 0, row, column. Text tokens are all at 0, 0, 0."""
+def positions(height: int, width: int, image: int = 0) -> Tensor:
+    """Position (N, 3) of each token of latents of these sides, float32: number of the image, row, column. Text is at 0, 0, 0."""
     rows, columns = torch.meshgrid(torch.arange(height // 2), torch.arange(width // 2), indexing="ij")
-    return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).float()
+    return torch.stack([torch.full_like(rows, image), rows, columns], dim=-1).reshape(-1, 3).float()
 
 
 def batched_texts(texts: Sequence[Tensor], num_image_tokens: int) -> tuple[Tensor, Tensor | None]:

@@ -228,6 +228,8 @@ class Loader:
     """Folders with the published configurations of further versions, by a piece of the names that they are published under."""
     kept: tuple[str, ...] = ()
     """Switches of model_index.json, off where it does not have them; they stand in Parts.denoising."""
+    denoising: Callable[[Any], dict[str, Any]] = lambda options: {}
+    """What else stands in Parts.denoising, by the options."""
     also: tuple[str, ...] = ()
     """Files of the published configurations that nothing here reads, and diffusers does; they are written with a folder."""
     finish: Callable[[Parts], None] = lambda parts: None
@@ -297,7 +299,7 @@ class Loader:
             scheduler_config=scheduler,
             source=base.source.label,
             settings=self.settings(options, base),
-            denoising={name: bool(base.index.get(name)) for name in self.kept},
+            denoising={name: bool(base.index.get(name)) for name in self.kept} | self.denoising(options),
         )
         self.finish(parts)
         return parts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sd_scripts.families.common.double_stream_signs import TRANSFORMER
 from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, PublishedBase, Sign
 
-TRANSFORMER = "a FLUX transformer"
 FACTS = FamilyFacts(
     label="FLUX",
     place=20,

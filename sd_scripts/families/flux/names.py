@@ -7,16 +7,16 @@ block are one matrix (`double_blocks.0.img_attn.qkv`), and with the MLP's first 
 
 from __future__ import annotations
 
+from sd_scripts.families.common import pooled_original
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.double_stream_names import DoubleStreamNames
+from sd_scripts.families.common.double_stream_signs import TRANSFORMER
 from sd_scripts.library.adapters.architectures import Architecture, Prefixes
 from sd_scripts.library.adapters.layer_names import Target
 from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
-from . import original
-from .facts import TRANSFORMER
-from .loading import SPEC, VERSION_DEV
-from .ranks import FluxRanks
+from .loading import DEV_VERSION, SPEC
+from .ranks import ranks_of
 
 _PREFIXES = Prefixes(
     # OneTrainer counts T5 as the second encoder, kohya as the third; their paths have nothing in common with CLIP's.
@@ -59,15 +59,15 @@ ARCHITECTURES = (
         label="FLUX.1",
         spec=SPEC,
         is_backbone=lambda config: True,
-        config_of=lambda header, shapes: original.config_of(shapes),
+        config_of=lambda header, shapes: pooled_original.config_of(shapes),
         files=(TRANSFORMER,),
         encoders=("te1", "te3"),
-        version=VERSION_DEV,
+        version=DEV_VERSION,
         # Attention in double blocks has the names and the width of Qwen-Image's.
         told_by=("flux",),
         prefixes=_PREFIXES,
         layer_names=FluxNames,
-        ranks=FluxRanks,
+        ranks=ranks_of,
         has_one_alpha=False,
         comfyui_endings="kohya",
         readers={

@@ -7,17 +7,17 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.fields import (
     NotNegative,
-    Positive,
     Rate,
     Show,
     Verdict,
     raise_all,
 )
 from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import BaseModelOptions, file_name
+from sd_scripts.schema.model import file_name
 from sd_scripts.schema.network import (
     OF_TEXT,
     Indices,
@@ -25,34 +25,18 @@ from sd_scripts.schema.network import (
     TextNetworkOptions,
     TransformerFullOptions,
 )
-from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import SampleOptions
 
 
-class FluxModelOptions(BaseModelOptions):
+class FluxModelOptions(ClipT5ModelOptions):
     """The FLUX.1 base model: dev, schnell or one made from them."""
 
-    grid: ClassVar[int] = 16
-
-    ae: Annotated[str | None, Show(kind="file")] = None
-    """The autoencoder (VAE): ae.safetensors, a diffusers folder or a hub id; None takes the one that comes with the base model."""
-    clip_l: Annotated[str | None, Show(kind="file")] = None
-    """The CLIP-L text encoder as a file or folder; None takes the one that comes with the base model."""
-    t5xxl: Annotated[str | None, Show(kind="file")] = None
-    """The T5-XXL text encoder as a file or folder; None takes the one that comes with the base model."""
-    t5xxl_max_token_length: Annotated[int | None, Field(ge=16, le=512)] = None
-    """Caption tokens that T5 reads; None takes 512 for dev and 256 for schnell."""
     apply_t5_attn_mask: bool = False
     """Hide the padding after a short caption from T5 and from the transformer. FLUX was trained without this; files made with it want it
     when images are made, too."""
-    guidance_scale: NotNegative = 1.0
-    """Guidance that dev's embedding is told during training. 1 is what kohya's guide recommends; it has no effect on schnell. Previews
-    have their own, sample_guidance_scale."""
-    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
-    """Hold the T5 encoder in 8 bits, which halves its memory while captions are encoded."""
 
     def header_values(self) -> dict[str, object]:
         """See ModelOptions."""
@@ -127,20 +111,6 @@ class FluxFullOptions(TransformerFullOptions):
     """The weights of a FLUX transformer; its text encoders stay as they are."""
 
 
-class FluxFlowObjectiveOptions(FlowObjectiveOptions):
-    """The training objective of FLUX."""
-
-    size_shifts: ClassVar[dict[str, SizeShift]] = {"flux_shift": SizeShift((256, 0.5), (4096, 1.15))}
-
-    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "flux_shift", "mode", "sigma"] = "shift"
-    """Density of the training times: uniform; sigmoid(sigmoid_scale * N); logit_normal(logit_mean, logit_std); shift = sigmoid shifted by
-    discrete_flow_shift; flux_shift = sigmoid shifted by the image's size, as FLUX is sampled; mode (mode_scale); sigma = uniform shifted
-    by discrete_flow_shift."""
-    discrete_flow_shift: Positive = 3.1582
-    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
-    at 1024 x 1024."""
-
-
 class FluxSampleOptions(SampleOptions):
     """Previews of a FLUX model, always with its own flow-matching sampler."""
 
@@ -180,7 +150,7 @@ class _FluxRun(RunOptions):
 
     model: FluxModelOptions
     dataset: FluxDatasetOptions
-    objective: FluxFlowObjectiveOptions = FluxFlowObjectiveOptions()
+    objective: ClipT5ObjectiveOptions = ClipT5ObjectiveOptions()
     samples: FluxSampleOptions = FluxSampleOptions()
 
 

@@ -31,6 +31,7 @@ MODELS: Mapping[str, NamedModel] = {
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "qwen_image_edit": NamedModel("qwen_edit", "Qwen-Image-Edit", _EDIT),
     "qwen_image_edit_plus": NamedModel("qwen_edit", "Qwen-Image-Edit-2509 or 2511", {"model_version": "edit-2509"}),
+    "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
     "flux2_klein_4b": NamedModel("flux2", "FLUX.2 Klein 4B", by_size=DIFFUSERS_LINE),
     "flux2_klein_9b": NamedModel("flux2", "FLUX.2 Klein 9B", by_size=DIFFUSERS_LINE),
     **{
@@ -43,7 +44,6 @@ MODELS: Mapping[str, NamedModel] = {
             "lumina2": "Lumina 2",
             "vega": "Segmind Vega",
             "ssd": "SSD-1B",
-            "flux_kontext": "FLUX.1 Kontext",
             "flux2": "FLUX.2 dev",
             "flex2": "Flex.2",
             "chroma_radiance": "Chroma Radiance",

@@ -50,6 +50,7 @@ MODELS: Mapping[str, NamedModel] = {
     "sd2x": NamedModel("sd", "Stable Diffusion 2"),
     "sdxl": NamedModel("sdxl", "SDXL"),
     "flux": NamedModel("flux", "FLUX.1"),
+    "flux kontext": NamedModel("kontext", "FLUX.1 Kontext"),
     "flux2 klein": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE, token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
     "krea2": NamedModel("krea2", "Krea 2"),
@@ -58,7 +59,6 @@ MODELS: Mapping[str, NamedModel] = {
     **{
         name: NamedModel("", label)
         for name, label in {
-            "flux kontext": "FLUX.1 Kontext",
             "flux2": "FLUX.2 dev",
             "sd3": "Stable Diffusion 3",
             "deepfloyd": "DeepFloyd IF",
@@ -102,6 +102,7 @@ _WEIGHTS = {
     ("flux", "dev"): "black-forest-labs/FLUX.1-dev",
     ("flux", "krea"): "black-forest-labs/FLUX.1-Krea-dev",
     ("flux", "schnell"): "black-forest-labs/FLUX.1-schnell",
+    ("flux", "kontext"): "black-forest-labs/FLUX.1-Kontext-dev",
     ("chroma", "base"): "lodestones/Chroma1-Base",
     ("chroma", "hd"): "lodestones/Chroma1-HD",
     ("z_image", "turbo"): "Tongyi-MAI/Z-Image-Turbo",

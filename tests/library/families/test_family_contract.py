@@ -227,6 +227,7 @@ def test_an_original_file_is_loaded_and_saved_again_in_the_same_bytes(family, pa
         "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
         "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
         "flux": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
+        "kontext": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
         "qwen_edit": {"vae": "vae", "text_encoder": "text_encoder"},
         "krea2": {"vae": "vae", "text_encoder": "text_encoder"},
         "qwen_image21": {"vae": "vae", "text_encoder": "text_encoder"},

@@ -13,6 +13,7 @@ from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.flux import loading
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Geometry, Parts, Preview
+from sd_scripts.library.loading.common import read_json
 from sd_scripts.schema.errors import OptionError
 from tests.small_models import flux_pipeline_of
 
@@ -304,9 +305,7 @@ def test_samplers_of_noise_schedules_and_sides_off_the_grid_are_refused(parts):
 
 def test_the_full_size_networks_get_adapters_on_kohyas_layers():
     with torch.device("meta"):
-        made = {
-            name: part.make(loading.read_json(loading.DEV / part.folder / "config.json", "")) for name, part in loading.SPEC.parts.items()
-        }
+        made = {name: part.make(read_json(loading.DEV / part.folder / "config.json", "")) for name, part in loading.SPEC.parts.items()}
     full = replace(FLUX.tiny(), backbone=made["backbone"], text_encoders={"te1": made["te1"], "te3": made["te3"]})
     targets = FLUX.adapter_targets(full, conv=False)
     # 19 double blocks of 14 linear layers and 38 single blocks of 6; kohya counts packed q, k, v as one.

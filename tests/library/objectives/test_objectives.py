@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sd_scripts.families.flux.options import FluxFlowObjectiveOptions
+from sd_scripts.families.common.clip_t5_options import ClipT5ObjectiveOptions
 from sd_scripts.families.qwen_edit.options import QwenFlowObjectiveOptions
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Batch
@@ -113,7 +113,7 @@ CLOSED_FORMS = {
         lambda t: normal_cdf_of_logit(unshifted(t, 3.1582), 0, 0.8),
     ),
     "flux_shift": (
-        FluxFlowObjectiveOptions(timestep_sampling="flux_shift", sigmoid_scale=1.2),
+        ClipT5ObjectiveOptions(timestep_sampling="flux_shift", sigmoid_scale=1.2),
         lambda t: normal_cdf_of_logit(unshifted(t, math.exp(flux_mu(48 * 85))), 0, 1.2),
     ),
     "qwen_shift": (
@@ -137,13 +137,13 @@ def test_a_hundred_thousand_times_follow_the_closed_form_of_their_density(name: 
 
 def test_the_times_of_every_sampling_that_a_flow_model_offers_are_tested() -> None:
     offered = [
-        options.model_fields["timestep_sampling"].annotation.__args__ for options in (FluxFlowObjectiveOptions, QwenFlowObjectiveOptions)
+        options.model_fields["timestep_sampling"].annotation.__args__ for options in (ClipT5ObjectiveOptions, QwenFlowObjectiveOptions)
     ]
     assert {name for names in offered for name in names} == {name.split()[0] for name in CLOSED_FORMS}
 
 
 def test_larger_images_are_trained_at_noisier_times_with_flux_shift() -> None:
-    times = times_of(FluxFlowObjectiveOptions(timestep_sampling="flux_shift"), FLOW)
+    times = times_of(ClipT5ObjectiveOptions(timestep_sampling="flux_shift"), FLOW)
     u = torch.rand(1000, generator=fresh(), dtype=torch.float64)
     assert (times(u, (128, 128)) > times(u, (64, 64))).all()
     # 256 and 4096 tokens are the two points of the line.

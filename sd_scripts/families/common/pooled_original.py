@@ -1,6 +1,6 @@
-"""The layout of published FLUX transformer files (flux1-dev.safetensors): where each tensor of the diffusers layout stands, both ways.
+"""The published layout of transformers with double and single blocks that are told a pooled vector and mostly a guidance scale.
 
-The blocks are as in `double_stream_original`; the autoencoder of FLUX is stored as those of other models are, see `original_unet`.
+The blocks are as in `double_stream_original`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sd_scripts.families.common import double_stream_original as double_stream
-from sd_scripts.families.common.original_unet import Stored
+from . import double_stream_original as double_stream
+from .original_unet import Stored
 
 _ENDS = {
     "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",

@@ -1,0 +1,90 @@
+"""Loading models that are a transformer of `pooled_original`, its VAE, and CLIP-L and T5, which read its prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diffusers import FluxTransformer2DModel
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from sd_scripts.library.core.protocols import Dtypes
+from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
+from sd_scripts.library.loading.headers import CLIP, T5, VAE
+
+from . import original_unet as original
+from . import pooled_original
+from . import transformer_loading as transformer
+from .t5 import T5_PART, t5_problems
+from .tokenizers import TokenizerSpec
+from .transformer_loading import Companion
+
+TRANSFORMER = PartSpec(
+    folder="transformer",
+    class_name="FluxTransformer2DModel",
+    make=FluxTransformer2DModel.from_config,
+    layout=pooled_original.transformer,
+    prefixes=transformer.PREFIXES,
+)
+CLIP_PART = PartSpec(
+    folder="text_encoder",
+    class_name="CLIPTextModel",
+    make=lambda config: CLIPTextModel(CLIPTextConfig.from_dict(config)),
+    layout=original.clip,
+    folder_name=original.clip_in_folders,
+    prefixes=("text_encoders.clip_l.transformer.",),
+    kinds=(CLIP,),
+    tokenizer=TokenizerSpec("tokenizer", "<|endoftext|>"),
+    stem="model",
+)
+COMPANIONS = {
+    "vae": Companion("ae", "the autoencoder", "ae.safetensors"),
+    "te1": Companion("clip_l", "the text encoder CLIP-L", "clip_l.safetensors"),
+    "te3": Companion("t5xxl", "the text encoder T5-XXL", "t5xxl_fp16.safetensors"),
+}
+MAX_TOKENS = 512
+"""Caption tokens that T5 reads for transformers that embed guidance."""
+
+
+def spec_of(name: str, label: str, needs: str, files: tuple[str, ...], pipelines: tuple[str, ...], configs: Path) -> FamilySpec:
+    """What the files of such a family hold."""
+    return FamilySpec(
+        name=name,
+        label=label,
+        needs=needs,
+        files=files,
+        pipelines=pipelines,
+        configs=configs,
+        parts={"backbone": TRANSFORMER, "vae": transformer.AUTOENCODER, "te1": CLIP_PART, "te3": T5_PART},
+        belongs={VAE: "ae", CLIP: "clip_l", T5: "t5xxl"},
+    )
+
+
+def problems(base: Base, given: Sequence[str], options: Any, dtype: Dtypes) -> list[str]:
+    """Why the transformer does not work on the autoencoder's latents, on CLIP's vectors or on T5's states; see Loader.problems."""
+    config = base.networks["backbone"].module.config
+    latents = 4 * base.networks["vae"].module.config.latent_channels
+    found = []
+    if {config.in_channels, config.out_channels or config.in_channels} != {latents}:
+        found.append(
+            f"{BASE}: the transformer takes {config.in_channels} numbers a token, but 2 x 2 latents of the autoencoder are {latents}. "
+            "Fill, Canny, Depth and other models with a further image at the input cannot be trained here"
+        )
+    have = config_of(base.networks["te1"].module)["hidden_size"]
+    if have != config.pooled_projection_dim:
+        option, noun = "clip_l" if "te1" in given else BASE, COMPANIONS["te1"].noun
+        found.append(f"{option}: {noun} makes vectors of {have} numbers, but the transformer takes {config.pooled_projection_dim}")
+    return found + t5_problems(base, "t5xxl" if "te3" in given else BASE, options, dtype)
+
+
+def num_tokens(options: Any, base: Base | None, most: int) -> int:
+    """Caption tokens that T5 reads: as the options have it, or what the model was trained with, as far as the tokenizer goes."""
+    room = most if base is None or "te3" not in base.tokenizers else base.tokenizers["te3"].model_max_length
+    found: int = options.t5xxl_max_token_length or min(most, room)
+    return found
+
+
+def denoising(options: Any) -> dict[str, Any]:
+    """See Loader.denoising."""
+    return {"guidance_scale": options.guidance_scale}

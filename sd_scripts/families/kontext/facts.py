@@ -1,0 +1,37 @@
+"""What the program knows of the family without loading it."""
+
+from __future__ import annotations
+
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase
+
+FACTS = FamilyFacts(
+    label="FLUX.1 Kontext",
+    place=25,
+    edits=True,
+    evaluates=False,
+    demo=None,
+    labels={},
+    kohya=None,
+    # Layers have FLUX.1's names, so that they tell nothing.
+    adapters=AdapterMarks(architectures=("flux_kontext", "flux-kontext", "flux-1-kontext"), text_widths=(), layers=r"(?!)"),
+    companions=("ae", "clip_l", "t5xxl"),
+    whole_files=False,
+    network=NetworkFacts(
+        head_sizes=lambda model: (128,),
+        text_lengths_vary=lambda model: False,
+        always_masked=False,
+        mostly_weights=True,
+        guided_together=False,
+        quantized_encoder="te3",
+        vae_in_16_bits=True,
+    ),
+    lora_module="networks.lora_flux",
+    signs=(),
+    bases=(
+        PublishedBase(
+            pieces=(),
+            licence="FLUX.1 Kontext dev's: the model and what is trained from it for non-commercial use, images are free",
+            undistilled=None,
+        ),
+    ),
+)

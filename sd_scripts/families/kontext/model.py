@@ -1,0 +1,104 @@
+"""FLUX.1 Kontext: FLUX.1's network, which also sees a reference image behind the one that it draws.
+
+Shapes: B samples, C latent channels, h w latent sides (an eighth of H W, the image's), L text tokens, D text width, P pooled width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sd_scripts.families.common import structures
+from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, tiny_model, velocity
+from sd_scripts.families.common.double_stream import t5_states
+from sd_scripts.families.common.editing import conditions_with_controls, controls_of
+from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
+from sd_scripts.families.common.transformers import in_groups
+from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
+
+from .loading import AREA, LOADER, control_area
+from .options import MAX_REFERENCES, KontextModelOptions
+
+
+class Kontext(ClipT5Family):
+    """The Kontext family; see protocols.EditingFamily."""
+
+    name: ClassVar[str] = "kontext"
+    grid: ClassVar[int] = KontextModelOptions.grid
+    loader: ClassVar[Loader] = LOADER
+
+    def tiny(self) -> Parts:
+        """See protocols.ModelFamily."""
+        settings = {"model_version": LOADER.spec.label, "area": AREA, "control_area": AREA}
+        return tiny_model(scheduler_in(LOADER.spec.configs), settings)
+
+    def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
+        """text, with its padding; see protocols.ModelFamily."""
+        shape = (1 + parts.settings["t5xxl_max_token_length"], parts.backbone.config.joint_attention_dim)
+        return structures.texts_of(parts, batch, {"text": shape})
+
+    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
+        """Text part of each caption's condition: text (1 + L, D), CLIP-L's vector of the first 77 tokens with zeros behind it, then T5's
+        last hidden states of t5xxl_max_token_length tokens with padding. Runs with gradient when grad mode is on."""
+        if not captions:
+            return []
+        texts = t5_states(parts, captions, parts.settings["t5xxl_max_token_length"], masked=False)
+        vectors = [
+            pad(vector, (0, text.shape[1] - len(vector))) for vector, text in zip(pooled_vectors(parts, captions), texts, strict=True)
+        ]
+        return [{"text": torch.cat([vector[None].to(text), text])} for vector, text in zip(vectors, texts, strict=True)]
+
+    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Nothing that instructions share, and the rows of each, which have not seen the reference image; see EditingFamily."""
+        rows = [condition["text"] for condition in self.encode_prompts(parts, captions)]
+        encoder = parts.text_encoders["te3"]
+        return torch.zeros(0, parts.backbone.config.joint_attention_dim, device=parts.bring(encoder), dtype=dtype_of(encoder)), rows
+
+    def num_controls(self, parts: Parts) -> tuple[int, int]:
+        """None, or one, as diffusers' pipeline takes them."""
+        return 0, MAX_REFERENCES
+
+    def control_area(self, options: KontextModelOptions) -> int:
+        """See EditingFamily."""
+        return control_area(options)
+
+    def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) at which a reference image of this size is given to the VAE: of the sizes that the model was trained on the one
+        of the nearest aspect ratio, made smaller or larger where the options ask for another area."""
+        ratio, scale = size[0] / size[1], (parts.settings["control_area"] / AREA) ** 0.5
+        _, width, height = min((abs(ratio - width / height), width, height) for width, height in PREFERRED_KONTEXT_RESOLUTIONS)
+        width, height = (max(self.grid, int(side * scale) // self.grid * self.grid) for side in (width, height))
+        return width, height
+
+    def control_pixels(self, parts: Parts, image: Any) -> Tensor:
+        """A reference image as the VAE gets it, (3, H, W) in [-1, 1]."""
+        (width, height), processor = self.control_size(parts, image.size), VaeImageProcessor(vae_scale_factor=self.grid)
+        pixels: Tensor = processor.preprocess(processor.resize(image.convert("RGB"), height, width), height, width)
+        return pixels[0]
+
+    def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
+        """See EditingFamily."""
+        return conditions_with_controls(self, parts, requests, LOADER.spec.label)
+
+    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
+        """See clip_t5.velocity. Samples whose reference images have the same sizes go together."""
+        parts.bring(parts.backbone)
+        width = parts.backbone.config.pooled_projection_dim
+
+        def key(condition: Condition) -> tuple[int, ...]:
+            return tuple(side for control in controls_of(condition) for side in control.shape)
+
+        def alike(x_t: Tensor, t: Tensor, same: Sequence[Condition]) -> Tensor:
+            images = [torch.stack(column) for column in zip(*map(controls_of, same), strict=True)]
+            return velocity(parts, x_t, t, [one["text"][1:] for one in same], [one["text"][0, :width] for one in same], images)
+
+        return in_groups(parts.backbone, x_t, t, conditions, key, alike)
+
+
+FAMILY = Kontext()
