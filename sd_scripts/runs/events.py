@@ -368,7 +368,8 @@ def number(value: object) -> float | None:
 def whole(value: object) -> int | None:
     """A whole number, or None for anything else."""
     found = number(value)
-    return None if found is None else int(found)
+    # A float has no place for all digits of a large one.
+    return None if found is None else value if isinstance(value, int) else int(found)
 
 
 def _text(value: object) -> str | None:

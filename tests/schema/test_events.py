@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kohya_like.monitor import Progress
@@ -29,6 +29,7 @@ EVENTS = st.one_of(
 )
 
 
+@example(events.RunStarted(time=1.5, steps=2**53 + 1))
 @given(EVENTS)
 def test_what_is_written_is_read_again(event: Event) -> None:
     event = replace(event, time=1.5)
