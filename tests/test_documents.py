@@ -39,8 +39,8 @@ COMMANDS = {tool.script: tool for tool in (*TOOLS.values(), QwenImagePredict, Cl
 SCRIPTS = {run.script: run for run in RUNS.values()}
 NEEDED = {"pretrained_model_name_or_path": "toy", "train_data_dir": "toy:star"}
 LAUNCHER_FLAGS = {"num_processes", "num_machines", "mixed_precision", "dynamo_backend", "multi_gpu"}
-OTHER_FLAGS = {"all", "help", "test", "index-url", "check", "yes"}
-"""Of setup.sh, gui.py, the doctor, pip and the export for a cluster."""
+OTHER_FLAGS = {"all", "help", "test", "index-url", "check", "yes", "build-arg", "gpus", "ipc"}
+"""Of setup.sh, gui.py, the doctor, pip, the export for a cluster and docker."""
 
 
 def page_ids(path: Path) -> str:

@@ -19,8 +19,8 @@ with_node = pytest.mark.skipif(not NPM or not (HERE / "node_modules").is_dir(), 
 
 
 @with_node
-@pytest.mark.parametrize("script", ["lint", "types", "test"])
-def test_the_modules_are_clean_typed_and_compute_what_they_should(script: str) -> None:
+@pytest.mark.parametrize("script", ["lint", "types", "test", "docker"])
+def test_the_modules_are_clean_typed_and_compute_what_they_should_and_the_dockerfile_is_clean(script: str) -> None:
     done = subprocess.run([str(NPM), "run", "--silent", script], cwd=HERE, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
