@@ -21,11 +21,10 @@ from starlette.routing import Route
 
 from sd_scripts.families import FACTS
 from sd_scripts.runs.orders import Asked
-from sd_scripts.runs.resume import one_at_a_time
 from sd_scripts.runs.states import BrokenState, check_state, read_manifest, state_folders
 from sd_scripts.runs.trash import Trash, bytes_of
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.files import TEMPORARY_MARK, write_atomically
+from sd_scripts.schema.files import TEMPORARY_MARK, one_at_a_time, write_atomically
 from sd_scripts.schema.flat import read_toml, run_of, to_toml
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts

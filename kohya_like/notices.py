@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.outside import json_of
 
@@ -161,14 +161,19 @@ def check(url: str, is_private: bool) -> None:
         raise OptionError("address: give a whole one, such as https://ntfy.sh/a-name-that-nobody-guesses")
     if parts.username or parts.password:
         raise OptionError("address: without user and password; take a token in the address, as the service gives it")
+    check_host(host, port or parts.scheme, is_private, "address")
+
+
+def check_host(host: str, port: int | str, is_private: bool, option: str) -> None:
+    """Raises OptionError for a host that is not known, and for one inside this network where others can open the page."""
     try:
-        found = {str(item[4][0]) for item in socket.getaddrinfo(host, port or parts.scheme, type=socket.SOCK_STREAM)}
+        found = {str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError as err:
-        raise OptionError(f"address: {host} is not known; look at its spelling and the network") from err
+        raise OptionError(Problem(option, f"{option}: {host} is not known; look at its spelling and the network")) from err
     for each in map(ipaddress.ip_address, found):
         own = cast(Any, each).ipv4_mapped or each if isinstance(each, ipaddress.IPv6Address) else each
         if own.is_link_local or own.is_multicast or own.is_unspecified or not (own.is_global or is_private):
-            raise OptionError(f"address: {host} lies inside this network, which a page that others can open may not ask")
+            raise OptionError(Problem(option, f"{option}: {host} lies inside this network, which a page that others can open may not ask"))
 
 
 def routes(context: Context, notices: Notices) -> list[Route]:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from sd_scripts.runs import gpus
 from sd_scripts.runs.command import launch_command, launch_environment, processes_here, visible_gpus
@@ -157,6 +157,20 @@ class _Devices:
         return gpus.same_names(list(names), self._uuids)
 
 
+class Guests(Protocol):
+    """Other work that computes on the devices of runs, and waits for them in the same queue: tools."""
+
+    def held(self) -> list[str]:
+        """The devices that it computes on."""
+        ...
+
+    def waiting(self) -> list[str]:
+        """What waits, the first one first."""
+        ...
+
+    def start_on(self, name: str, device: str) -> None: ...
+
+
 class JobSupervisor:
     """All runs under `root`, and in other output folders that a run was started into from here."""
 
@@ -169,6 +183,8 @@ class JobSupervisor:
         self._closed = threading.Event()
         self.listeners: list[Callable[[Sequence[Job]], None]] = []
         """Who hears of all runs about once a second while the queue is kept moving; they must not wait."""
+
+        self.guests: Guests | None = None
 
     # Looking
 
@@ -289,12 +305,14 @@ class JobSupervisor:
             jobs = [self._adopted(job) for job in self._look()]
             under_way = [job.name for job in jobs if job.state not in ENDED]
             queued = [job for job in queue_of(jobs) if job.waiting.is_due(under_way)]
-            if not queued:
+            guests = [] if self.guests is None else self.guests.waiting()
+            if not queued and not guests:
                 return jobs
             here = _Devices()
             for job in jobs:
                 if job.state == "running":
                     here.take(self._held(job, here))
+            self._start_guests(guests, here)
             for job in queued:
                 try:
                     options = job.run.options()
@@ -308,6 +326,18 @@ class JobSupervisor:
                 # Whoever waits keeps later ones from what it waits for, or a run on several GPUs might wait for ever.
                 here.take(wanted)
             return jobs
+
+    def _start_guests(self, waiting: Sequence[str], here: _Devices) -> None:
+        """Starts what waits beside the runs on free devices. It goes first: images get their captions before a run reads them."""
+        if self.guests is None:
+            return
+        here.take(self.guests.held())
+        for name in waiting:
+            free = next((device for device in here.all if here.are_free([device])), None)
+            if free is None:
+                return
+            self.guests.start_on(name, free)
+            here.take([free])
 
     def at_work(self) -> list[tuple[str, list[str]]]:
         """The runs under way, each with what it computes on, as a process of the studio would call it: cuda:0, ..., or cpu."""

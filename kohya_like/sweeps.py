@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.runs.events import RunStarted, Validated
-from sd_scripts.runs.resume import one_at_a_time
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.files import one_at_a_time, write_atomically
 from sd_scripts.schema.labels import label
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions

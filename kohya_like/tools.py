@@ -26,10 +26,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sd_scripts.families import TOOLS
-from sd_scripts.runs.command import SCRIPTS, shown
+from sd_scripts.runs.command import SCRIPTS, shown, visible_gpus
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.model import is_hub_id
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ToolOptions
 
@@ -50,12 +51,26 @@ SOURCE = "source.png"
 """That image beside what became of it."""
 DRAWN = "drawn"
 """Folder inside a run folder, with a folder of images for each start of a drawing tool."""
+HISTORY = "history_order"
+"""The option under whose name a tool's changes can be taken back."""
+IMAGE_LIST = "images.jsonl"
 MAX_SUGGESTED = 200
 MAX_LISTED = 20
 MAX_REPORT_BYTES = 4 << 20
 _PERCENT = re.compile(r"(\d{1,3})%\|")
 
-State = Literal["running", "finished", "failed", "cancelled", "died"]
+State = Literal["queued", "running", "finished", "failed", "cancelled", "died"]
+ENDED = ("finished", "failed", "cancelled", "died")
+_QUEUED = "queued.json"
+"""In the folder of a start that waits for a device: its place in the queue is its name, which begins with the time."""
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """Images that a tool of the Data tab works on, with their caption files: below root, as JSON lines."""
+
+    root: Path
+    text: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,13 @@ class ToolOrder:
     create_time: float = 0.0
     cancelled: bool = False
     of_run: str = ""
-    """Name of the run whose files a drawing tool uses; empty for a tool of the Tools tab."""
+    """Name of the run whose files a drawing tool uses; empty for a tool of a tab."""
+    needs_device: bool = False
+    """It waits until a device is free, as a training does."""
+    device: str = ""
+    """What it was given, as CUDA_VISIBLE_DEVICES names it, or cpu."""
+    about: str = ""
+    """The folder of images that a tool of the Data tab works on."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +132,8 @@ class ToolBench:
                 continue
             if value in known[name].show.suggestions:
                 continue
+            if name in tool.hub and isinstance(value, str) and is_hub_id(value) and not Path(value).expanduser().exists():
+                continue
             items = value if isinstance(value, list) else [value]
             confined = [self.confined(name, item, problems) for item in items if isinstance(item, str) and item.strip()]
             values[name] = confined if isinstance(value, list) else next(iter(confined), None)
@@ -139,7 +162,7 @@ class ToolBench:
     def start(self, tool_name: str, texts: Mapping[str, Any]) -> Started:
         """Starts a tool of the Tools tab. Raises OptionError."""
         tool = TOOLS.get(tool_name)
-        if tool is None or tool.family:
+        if tool is None or tool.family or tool.tab != "tools":
             raise OptionError(f"there is no tool {tool_name}; reload the page")
         return self._start(self._new_name(tool), tool, texts, self.options(tool, texts))
 
@@ -160,20 +183,97 @@ class ToolBench:
                 raise OptionError(Problem(IMAGE, f"{IMAGE}: it cannot be copied to {folder}: {err.strerror}")) from err
         return self._start(name, tool, texts, options, run.name)
 
-    def _start(self, name: str, tool: type[ToolOptions], texts: Mapping[str, Any], options: ToolOptions, of_run: str = "") -> Started:
+    def work_on_images(
+        self,
+        tool: type[ToolOptions],
+        texts: Mapping[str, Any],
+        images: ImageList,
+        environment: Mapping[str, str] | None = None,
+    ) -> Started:
+        """Starts a tool of the Data tab, or lets it wait for a device. environment: secrets, kept nowhere. Raises OptionError."""
+        name = self._new_name(tool)
         path = self._output_dir / FOLDER / name
+        settled = {
+            "image_dir": str(images.root),
+            "image_list": str(path / IMAGE_LIST),
+            **({HISTORY: name} if HISTORY in tool.settled else {}),
+        }
+        options = self.options(tool, texts, settled)
         try:
             path.mkdir(parents=True)
+            write_atomically(path / IMAGE_LIST, images.text)
+        except OSError as err:
+            raise OptionError(f"the folder {path} cannot be made: {err.strerror}") from err
+        return self._start(name, tool, texts, options, about=str(images.root), environment=environment)
+
+    def _start(
+        self,
+        name: str,
+        tool: type[ToolOptions],
+        texts: Mapping[str, Any],
+        options: ToolOptions,
+        of_run: str = "",
+        about: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Started:
+        path = self._output_dir / FOLDER / name
+        try:
+            path.mkdir(parents=True, exist_ok=bool(about))
         except OSError as err:
             raise OptionError(f"the folder {path} cannot be made: {err.strerror}") from err
         argv = [sys.executable, str(SCRIPTS / tool.script), *flat.to_argv(options), f"--{REPORT}={path / 'report.json'}"]
         output = flat.flatten(options).get(OUTPUT)
         kept = {name: text for name, text in texts.items() if isinstance(text, str | bool)}
-        order = ToolOrder(tool.name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""), of_run=of_run)
-        pid = processes.start(path, argv, order.run_id, path / "console.log")
-        process = processes.living(pid)
-        _write(path, replace(order, pid=pid, create_time=processes.created(process) if process else 0.0))
+        needs = options.needs_device
+        order = ToolOrder(
+            tool.name, uuid.uuid4().hex, time.time(), tuple(argv), kept, str(output or ""), of_run=of_run, needs_device=needs, about=about
+        )
+        return self._begin(path, order, environment)
+
+    def _begin(self, path: Path, order: ToolOrder, environment: Mapping[str, str] | None = None) -> Started:
+        """Starts the process, or leaves the order where the queue finds it."""
+        if order.needs_device:
+            _write(path, order)
+            write_atomically(path / _QUEUED, "{}")
+        else:
+            _launch(path, order, environment)
         return self.find(path.name)
+
+    def resume(self, started: Started, environment: Mapping[str, str] | None = None) -> Started:
+        """Goes on with one of the Data tab that was stopped, in its folder, with its own settings. Raises OptionError."""
+        if started.state not in ("cancelled", "failed", "died") or not started.order.about:
+            raise OptionError(f"{started.name} has nothing to go on with: it is {started.state}")
+        for name in ("exit.json", "report.json", "launcher.json"):
+            (started.path / name).unlink(missing_ok=True)
+        return self._begin(started.path, replace(started.order, run_id=uuid.uuid4().hex, pid=0, cancelled=False, device=""), environment)
+
+    # The supervisor's queue asks these, see supervisor.Guests.
+
+    def held(self) -> list[str]:
+        """The devices on which tools compute now."""
+        return [each.order.device for each in self._with_devices() if each.state == "running" and each.order.device]
+
+    def waiting(self) -> list[str]:
+        """Those that wait for a device, the first one first."""
+        folder = self._output_dir / FOLDER
+        return sorted(file.parent.name for file in folder.glob(f"*/{_QUEUED}"))
+
+    def start_on(self, name: str, device: str) -> None:
+        """Starts one that waits."""
+        path = self._output_dir / FOLDER / name
+        order = _read(path)
+        (path / _QUEUED).unlink(missing_ok=True)
+        if order is None or order.pid or order.cancelled:
+            return
+        try:
+            _launch(path, replace(order, device=device), {} if device == "cpu" else visible_gpus([device]))
+        except OSError as err:
+            (path / "console.log").write_text(f"{order.argv[0]} cannot be started: {err.strerror or err}\n", encoding="utf-8")
+            _write(path, replace(order, pid=-1))
+
+    def _with_devices(self) -> list[Started]:
+        names = tuple(f"-{tool.name}" for tool in TOOLS.values() if tool.tab == "data")
+        return [each for each in self._all() if each.name.endswith(names) and each.order.needs_device]
 
     @staticmethod
     def _new_name(tool: type[ToolOptions]) -> str:
@@ -183,9 +283,9 @@ class ToolBench:
         """The start with this folder name. Names are compared, never joined to a path. Raises KeyError."""
         return {started.name: started for started in self._all()}[name]
 
-    def recent(self, of_run: str = "") -> list[Started]:
-        """The newest starts, newest first: those of the Tools tab, or those that drew with the files of a run."""
-        return [started for started in self._all() if started.order.of_run == of_run][:MAX_LISTED]
+    def recent(self, of_run: str = "", about: str = "") -> list[Started]:
+        """The newest starts, newest first: of the Tools tab, those that drew with the files of a run, or those for a folder of images."""
+        return [started for started in self._all() if (started.order.of_run, started.order.about) == (of_run, about)][:MAX_LISTED]
 
     def _all(self) -> list[Started]:
         processes.collect()
@@ -200,13 +300,20 @@ class ToolBench:
 
     def cancel(self, started: Started) -> None:
         """Ends a tool's processes. What it was writing aside is left out; a file it had finished stays."""
-        if started.state != "running":
+        if started.state in ENDED:
             return
         _write(started.path, replace(started.order, cancelled=True))
+        (started.path / _QUEUED).unlink(missing_ok=True)
         members = {process.pid: process for process in processes.of_runs().get(started.order.run_id, [])}
         left = processes.end(list(members.values()))
         if left:
             raise TimeoutError("these processes cannot be ended: " + ", ".join(str(process.pid) for process in left))
+
+
+def _launch(path: Path, order: ToolOrder, environment: Mapping[str, str] | None) -> None:
+    pid = processes.start(path, list(order.argv), order.run_id, path / "console.log", environment)
+    process = processes.living(pid)
+    _write(path, replace(order, pid=pid, create_time=processes.created(process) if process else 0.0))
 
 
 def _write(path: Path, order: ToolOrder) -> None:
@@ -236,6 +343,8 @@ def _state(path: Path, order: ToolOrder) -> State:
         return "running"
     if order.cancelled:
         return "cancelled"
+    if order.needs_device and not order.pid:
+        return "queued" if (path / _QUEUED).exists() else "died"
     return "died" if code is None else "finished" if code == 0 else "failed"
 
 
@@ -251,7 +360,7 @@ def drawing_tool(config: Path) -> type[ToolOptions] | None:
 
 def specification(output_dir: Path) -> dict[str, Any]:
     """The forms of the tools of the Tools tab, as tools.js draws them."""
-    return {"tools": [form_of(tool) for tool in TOOLS.values() if not tool.family], "folder": str(output_dir)}
+    return {"tools": [form_of(tool) for tool in TOOLS.values() if not tool.family and tool.tab == "tools"], "folder": str(output_dir)}
 
 
 def form_of(tool: type[ToolOptions], without: Collection[str] = ()) -> dict[str, Any]:
@@ -259,7 +368,7 @@ def form_of(tool: type[ToolOptions], without: Collection[str] = ()) -> dict[str,
     fields = [
         {**form.specification(field, tool.family), "basic": field.show.basic or field.required}
         for name, field in form.shown_fields(tool).items()
-        if name != REPORT and name not in without
+        if name != REPORT and name not in without and name not in tool.settled
     ]
     return {"name": tool.name, "label": tool.label, "about": " ".join((tool.__doc__ or "").split()), "fields": fields}
 
@@ -316,6 +425,7 @@ def detail(started: Started, offset: int) -> dict[str, Any]:
 def routes(context: Context) -> list[Route]:
     """The routes of the Tools tab. The guard asks all of them for the token of the page."""
     bench = ToolBench(context.output_dir, context.roots)
+    context.supervisor.guests = bench
 
     def tools(_request: Request) -> Response:
         now = {"files": suggested(context, bench), "runs": [row(item) for item in bench.recent()]}

@@ -28,7 +28,19 @@ TOP_LEVEL = (
 )
 LARGEST_FILE_BYTES = 9 * 2**20
 # Extra packages a user may install; the code that imports one says so when it is missing.
-OPTIONAL = {"pillow_jxl", "prodigyopt", "bitsandbytes", "spaces", "torchao", "wandb", "tensorboard", "triton", "datasets", "gguf"}
+OPTIONAL = {
+    "pillow_jxl",
+    "prodigyopt",
+    "bitsandbytes",
+    "spaces",
+    "torchao",
+    "wandb",
+    "tensorboard",
+    "triton",
+    "datasets",
+    "gguf",
+    "onnxruntime",
+}
 # The server under the studio; the exact pin of gradio decides its version.
 COMES_WITH_GRADIO = {"fastapi", "starlette", "uvicorn", "httpx", "orjson"}
 PACKAGES = ("sd_scripts", "kohya_like")
@@ -401,6 +413,7 @@ SCRIPTS = {
     "training": [path for path in PYTHON if path.parent == Path("sd_scripts") and "_train" in path.stem],
     "tools": [path for path in PYTHON if path.parent == Path("sd_scripts/networks")],
     "drawing tools": [Path("sd_scripts/ddpm_sample.py"), Path("sd_scripts/lgt_infer.py")],
+    "image tools": [Path("sd_scripts/caption.py")],
 }
 
 
@@ -416,7 +429,9 @@ def test_scripts_of_a_kind_differ_in_their_strings_only(kind: str, example: str)
 
 
 def test_every_tool_has_its_script_and_every_script_its_tool():
-    assert {Path("sd_scripts") / tool.script for tool in TOOLS.values()} == {*SCRIPTS["tools"], *SCRIPTS["drawing tools"]}
+    assert {Path("sd_scripts") / tool.script for tool in TOOLS.values()} == {
+        *(path for kind in ("tools", "drawing tools", "image tools") for path in SCRIPTS[kind])
+    }
 
 
 # --- requirements ---------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from typing import Any
 
 from sd_scripts.dataset import captions as rules_of_captions
 from sd_scripts.dataset import triage
+from sd_scripts.dataset.caption_files import Book, CaptionChange, Words, read
 from sd_scripts.dataset.images import BadImage
 from sd_scripts.dataset.scan import caption_endings
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
 
 from .. import dataset_view
-from .captions import Book, CaptionChange, Words, read, rewritten
+from .captions import rewritten
 from .thumbnails import Thumbnails
 
 LEFT_OUT = ".left_out"
@@ -159,6 +160,7 @@ def as_page(room: Room) -> dict[str, Any]:
         "fixed": room.why_fixed,
         "length": length,
         "leftOut": len(_left_out(room)),
+        "news": room.book.news(0)[1],
     }
 
 
@@ -215,6 +217,12 @@ def change(room: Room, indices: Sequence[int], order: Mapping[str, Any], known: 
     what = ", ".join(f"{name} {str(order[name])[:60]!r}" for name in ("find", "replace", "prefix", "suffix") if order.get(name))
     done, others = room.book.write(what, [CaptionChange(room.files[index], version, after) for index, _, after, version in rows])
     return {"count": len(done), "others": len(others), "texts": _texts(room, done)}
+
+
+def news(room: Room, offset: int) -> dict[str, Any]:
+    """What training reads now where captions were written, by whomever, since the history had so many bytes. Raises OptionError."""
+    files, now = room.book.news(offset)
+    return {"news": now, "texts": _texts(room, {file: read(file) for file in room.files if file in files})}
 
 
 def undo(room: Room) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from sd_scripts.schema.errors import OptionError
 from ..context import Context
 from ..datasets import order_of, said
 from ..tabs.train import TrainTab
+from ..tools import ToolBench
+from . import jobs
 from . import room as rooms
 
 Answer = dict[str, Any]
@@ -37,6 +39,7 @@ _WORK: dict[str, Callable[[rooms.Room, Mapping[str, Any]], Answer]] = {
     "image": lambda room, order: rooms.image_of(room, int(order["index"])),
     "caption": lambda room, order: rooms.write(room, int(order["index"]), str(order.get("text") or ""), str(order.get("version"))),
     "change": _change,
+    "news": lambda room, order: rooms.news(room, int(order["news"])),
     "undo": lambda room, order: rooms.undo(room),
     "leave_out": lambda room, order: {"count": rooms.leave_out(room, _indices(order, room))},
     "bring_back": lambda room, order: {"count": rooms.bring_back(room)},
@@ -47,6 +50,7 @@ _WORK: dict[str, Callable[[rooms.Room, Mapping[str, Any]], Answer]] = {
 def routes(context: Context) -> list[Route]:
     """All of them."""
     kept = rooms.Rooms(context.output_dir)
+    bench = ToolBench(context.output_dir, context.roots)
     tab = TrainTab(context)
 
     def opened(order: Mapping[str, Any]) -> Iterator[Answer]:
@@ -78,6 +82,18 @@ def routes(context: Context) -> list[Route]:
 
         return answer
 
+    def worked(what: str, order: Mapping[str, Any]) -> Answer:
+        try:
+            return jobs.WORK[what](jobs.Desk(bench, kept.find(order.get("room")), context), order)
+        except OptionError as err:
+            return {"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]}
+
+    async def job(request: Request) -> Response:
+        what = request.path_params["what"]
+        if what not in jobs.WORK:
+            return JSONResponse({"detail": "There is no such order."}, 404)
+        return JSONResponse(await run_in_threadpool(worked, what, await order_of(request)))
+
     async def work(request: Request) -> Response:
         what = request.path_params["what"]
         if what not in _WORK:
@@ -104,5 +120,6 @@ def routes(context: Context) -> list[Route]:
         Route("/kl/data/open", lines(opened), methods=["POST"]),
         Route("/kl/data/triage", lines(looked), methods=["POST"]),
         Route("/kl/data/image/{room}/{index:int}", image),
+        Route("/kl/data/tool/{what}", job, methods=["POST"]),
         Route("/kl/data/{what}", work, methods=["POST"]),
     ]

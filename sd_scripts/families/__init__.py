@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from sd_scripts.schema.captioning import DATA_TOOLS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.facts import FamilyFacts, Sign
 from sd_scripts.schema.imported import Importer
@@ -37,8 +38,8 @@ _OPTIONS = {name: import_module(f"{__name__}.{name}.options") for name in NAMES}
 RUNS: dict[tuple[str, str], type[RunOptions]] = {(run.family, run.method): run for name in NAMES for run in _OPTIONS[name].RUNS}
 """Kinds of runs by (family, method)."""
 _TOOLS = [import_module(f"{__name__}.{name}.tools").TOOLS for name in NAMES if (Path(__file__).parent / name / "tools.py").is_file()]
-TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS, *_TOOLS) for tool in tools}
-"""Tools by name: those for files of any family, and those of one."""
+TOOLS: dict[str, type[ToolOptions]] = {tool.name: tool for tools in (FILE_TOOLS, DATA_TOOLS, *_TOOLS) for tool in tools}
+"""Tools by name: those for files of any family, those for images, and those of one family."""
 PREDICTS: dict[str, type[PredictOptions]] = {
     name: import_module(f"{__name__}.{name}.predict_options").PREDICT
     for name in NAMES

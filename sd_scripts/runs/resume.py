@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +13,7 @@ from typing import IO, Any
 from sd_scripts.dataset.contents import FILE as IMAGES
 from sd_scripts.dataset.contents import Contents, changes
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import lock
 from sd_scripts.schema.flat import fields, flatten
 from sd_scripts.schema.output import OutputOptions
 from sd_scripts.schema.outside import json_of
@@ -319,7 +319,7 @@ class RunLock:
         """Raises OptionError when another process trains in this folder."""
         file = self._path.open("a")
         try:
-            _lock(file)
+            lock(file)
         except OSError as err:
             file.close()
             raise _problem(
@@ -331,35 +331,3 @@ class RunLock:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-@contextmanager
-def one_at_a_time(folder: Path, name: str = ".starting") -> Iterator[None]:
-    """Within the block no other process chooses or makes a run in this output folder; waits for one that does.
-
-    name: of the file that is locked; another one is for something else that is done in a folder by one at a time.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / name).open("a")
-    except OSError:
-        # Whoever makes the run folder says in words why it cannot be made.
-        yield
-        return
-    with file:
-        # A disk without locks is found out by the lock of the run itself, with a sentence.
-        with suppress(OSError):
-            _lock(file, waits=True)
-        yield
-
-
-def _lock(file: IO[str], waits: bool = False) -> None:
-    """An exclusive lock that the system takes back when the process ends. Raises OSError when somebody has it and nobody waits."""
-    if os.name == "nt":
-        import msvcrt
-
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if waits else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

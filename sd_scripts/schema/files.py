@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 TEMPORARY_MARK = ".writing-"
 """Part of the name of every file and folder that is not finished yet; what carries it may be deleted."""
@@ -96,3 +97,35 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextmanager
+def one_at_a_time(folder: Path, name: str = ".starting") -> Iterator[None]:
+    """Within the block no other process chooses or makes a run in this output folder; waits for one that does.
+
+    name: of the file that is locked; another one is for something else that is done in a folder by one at a time.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / name).open("a")
+    except OSError:
+        # Whoever makes the run folder says in words why it cannot be made.
+        yield
+        return
+    with file:
+        # A disk without locks is found out by the lock of the run itself, with a sentence.
+        with suppress(OSError):
+            lock(file, waits=True)
+        yield
+
+
+def lock(file: IO[str], waits: bool = False) -> None:
+    """An exclusive lock that the system takes back when the process ends. Raises OSError when somebody has it and nobody waits."""
+    if os.name == "nt":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if waits else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -38,8 +38,19 @@ class ToolOptions(Options):
     """What a tool of a family does, "draw" or "transfer": the page has words for each."""
     in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Options that name what is written and what is read, and may name one file; no other file that is read is ever written over."""
+    tab: ClassVar[str] = "tools"
+    """Where the page has it: the Tools tab, or data for one that works on the images of a data set."""
+    settled: ClassVar[tuple[str, ...]] = ()
+    """Options that the page decides and does not show."""
+    hub: ClassVar[tuple[str, ...]] = ()
+    """Options that name a model by a path or by its hub id."""
     if TYPE_CHECKING:
         report: ReportOptions
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether it computes on a GPU, or at length on the processor, and so waits for a device as a training does."""
+        return False
 
 
 class MergeSection(Section):

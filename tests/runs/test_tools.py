@@ -68,11 +68,12 @@ def test_the_command_line_gives_the_options_of_the_page(tool: str) -> None:
 
 def test_every_option_of_a_tool_is_read() -> None:
     works = {find_spec(tool.work.partition(":")[0]).origin for tool in TOOLS.values()}
-    files = [*(SCRIPTS / "library" / "tools").glob("*.py"), *map(Path, works)]
+    helpers = (SCRIPTS / "library" / "captioning").glob("*.py")
+    files = [*(SCRIPTS / "library" / "tools").glob("*.py"), *helpers, *map(Path, works)]
     code = "".join(path.read_text(encoding="utf-8") for path in files)
-    names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys"}
+    names = {name for tool in TOOLS.values() for name in fields(tool)} - {"set_keys", "replace_words"}
     assert [name for name in sorted(names) if f".{name}" not in code] == []
-    assert ".keys_to_set" in code
+    assert ".keys_to_set" in code and ".replacements" in code
 
 
 def test_a_broken_file_ends_with_1_and_a_missing_one_with_2(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from sd_scripts.toy import worlds
 from tests.ui.on_screen import Eyes
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -136,3 +137,41 @@ def test_without_images_the_tab_says_what_it_is_for(studio: Any, visit: Callable
     assert visited.axe() + visited.overflow() == []
     page.locator(".kl-data-empty").get_by_role("button", name="Add images").click()
     expect(page.locator("#kl-add-name")).to_be_visible()
+
+
+@pytest.mark.parametrize(("width", "height", "theme"), [(390, 844, "dark"), *OTHERS])
+def test_captions_by_a_model_are_ordered_followed_and_taken_back(
+    width: int, height: int, theme: str, studio: Any, visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "toys"
+    folder.mkdir()
+    scenes = worlds.scenes()[::40]
+    for number, scene in enumerate(scenes):
+        worlds.draw(scene, 64, 64, worlds.rng_for(2, number)).save(folder / f"{number}.png")
+    visited = visit(studio.url, width=width, height=height, theme=theme)
+    page = visited.page
+    opened(page, folder)
+    page.get_by_role("button", name="Write captions").click()
+    start = page.get_by_role("button", name="Start: Write captions")
+    expect(start).to_be_attached()
+    page.locator("#kl-data-work-caption_model").fill("toy")
+    page.locator("#kl-data-work-trigger_word").fill("zwx")
+    assert visited.axe() + visited.overflow() == []
+    # Where it would send images away, it first says so.
+    expect(page.locator("#kl-data-key")).to_be_hidden()
+    page.locator("#kl-data-work-endpoint").fill("http://127.0.0.1:9/v1")
+    expect(page.locator("#kl-data-key")).to_be_visible()
+    start.press("Enter")
+    expect(page.locator(".kl-data-leaving")).to_contain_text(f"{len(scenes)} images")
+    assert visited.axe() + visited.overflow() == [] and Eyes(page).flaws() == []
+    page.get_by_role("button", name="Back to the form").press("Enter")
+    page.locator("#kl-data-work-endpoint").fill("")
+    start.press("Enter")
+    expect(page.locator(".kl-data-work .kr-badge")).to_have_text("Finished", timeout=120_000)
+    expect(page.locator(".kl-data-work")).to_contain_text(f"captions written: {len(scenes)}")
+    for number, scene in enumerate(scenes):
+        expect(page.locator(f"#kl-data-{number}")).to_contain_text(f"zwx, a {scene.color} {scene.shape} at the {scene.place}")
+    assert visited.axe() + visited.overflow() == [] and Eyes(page).flaws() == []
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#kl-data-0")).to_contain_text("(no caption)")
+    assert not list(folder.glob("*.txt"))

@@ -13,8 +13,9 @@ from PIL import Image
 
 from kohya_like import app
 from kohya_like.data_room import room as rooms
-from kohya_like.data_room.captions import HISTORY, Book, CaptionChange, Words, read, rewritten
+from kohya_like.data_room.captions import rewritten
 from kohya_like.tabs.train import TrainTab
+from sd_scripts.dataset.caption_files import HISTORY, Book, CaptionChange, Words, read
 from sd_scripts.library.data import views
 from sd_scripts.schema.errors import OptionError
 

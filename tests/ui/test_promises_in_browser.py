@@ -125,6 +125,17 @@ def write_caption(page: Page, root: Path) -> None:
     page.locator("#kl-data-text").fill("a shape, seen here")
 
 
+def send_away(page: Page, _root: Path) -> None:
+    """Captions by a server that does not answer, so that there is time to stop."""
+    page.locator("#kl-data-work-caption_model").fill("theirs")
+    page.locator("#kl-data-work-endpoint").fill("http://127.0.0.1:9/v1")
+
+
+def stop_work(page: Page, _root: Path) -> None:
+    page.locator(".kl-data-work").get_by_role("button", name="Stop").click()
+    expect(page.locator(".kl-data-work").get_by_role("button", name="Resume")).to_be_visible()
+
+
 def conflict(page: Page, root: Path) -> None:
     """Two pages write the same caption."""
     (root.parent / "mine" / "2.txt").write_text(f"theirs {time.monotonic_ns()}")
@@ -372,6 +383,20 @@ PROMISES: list[Promise] = [
     Promise("Data", ".kl-data-cell", place="[role=tablist]", before=choose_images),
     Promise("[0-9]+ findings?", "#kl-data .kl-fold[open] li"),
     Promise("Open again", ".kl-data-cell"),
+    Promise("Write captions", "#kl-data-work-caption_model"),
+    fold("More", ".kl-dialog", ".kl-field", rare=True),
+    Promise("Browse for Caption model", ".kl-pick-list", rare=True),
+    Promise("Cancel", "#kl-data-work-caption_model", place=".kl-dialog:has(.kl-pick-list)", rare=True),
+    Promise("Start: Write captions", ".kl-data-leaving", "Not sent", before=send_away),
+    Promise("Back to the form", "#kl-data-work-caption_model", at_once=False),
+    Promise("Close the form", ".kl-data-cell"),
+    Promise("Write captions", "#kl-data-work-caption_model"),
+    Promise("Start: Write captions", ".kl-data-leaving", "Not sent", before=send_away),
+    Promise("Send them", ".kl-data-work .kr-badge", "Running|Failed|Starting"),
+    Promise("Stop", ".kl-data-work .kr-badge", "Stopped", place=".kl-data-work"),
+    Promise("Resume", ".kl-data-work .kr-badge", "Running", place=".kl-data-work"),
+    fold("Console", ".kl-data-work", ".kr-console", rare=True),
+    Promise("Close what was done", ".kl-data-cell", before=stop_work),
     Promise("Search and replace", "#kl-data-find"),
     Promise("Preview", ".kl-data-rows ins", "zwx", before=lambda page, _root: page.locator("#kl-data-prefix").fill("zwx, ")),
     Promise("Change them", ".kl-data-caption", "zwx"),

@@ -13,6 +13,7 @@ import { rewrite } from "./rewrite.js";
 import { tags } from "./tags.js";
 import { proposals } from "./triage.js";
 import { aboutTokens } from "./tokens.js";
+import { makeWork, openWork } from "./work.js";
 
 export async function data({ root }) {
   const desk = { known: null, texts: [], sieve: null, marked: new Map() };
@@ -25,20 +26,26 @@ export async function data({ root }) {
   const notes = make("details", { class: "kl-fold", hidden: true });
   const button = (text, act) => make("button", { type: "button", class: "kl-button", text, disabled: true, onclick: act });
   const again = make("button", { type: "button", class: "kl-button", text: "Open again", onclick: () => open() });
+  const looks = {
+    tags: button("Tags", () => tags(desk, (tag) => { search.value = tag; sift(); })),
+    proposals: button("Find duplicates and blur", () => proposals(desk, bar, status, { mark, leaveOut })),
+  };
   const orders = [
+    button("Write captions", () => openWork(desk, "caption", shownIndices(), (row) => work.show(row))),
     button("Search and replace", () => rewrite(desk, shownIndices(), after)),
-    button("Tags", () => tags(desk, (tag) => { search.value = tag; sift(); })),
-    button("Find duplicates and blur", () => proposals(desk, bar, status, { mark, leaveOut })),
+    looks.tags,
+    looks.proposals,
     button("Undo", undo),
   ];
   const back = make("button", { type: "button", class: "kl-button", hidden: true, onclick: bringBack });
   const grid = makeGrid({ label: "Images", cell, choose: (index) => panel.show(index) });
+  const work = makeWork(desk, after);
   const panel = makePanel(desk, { changed: (index) => grid.redraw([index]), step: (by) => grid.step(by), leaveOut });
   const empty = make("div", { class: "kl-data-empty", hidden: true });
   bar.root.hidden = true;
   root.append(make("div", { class: "kl-card kl-data-top" },
     make("div", { class: "kl-row" }, search, only, again, ...orders, back), bar.root, status, wrong, count, notes),
-  empty, make("div", { class: "kl-data-columns" }, grid.root, panel.root));
+  work.root, empty, make("div", { class: "kl-data-columns" }, grid.root, panel.root));
 
   const image = (index) => withToken(`/kl/data/image/${desk.known.room}/${index}`);
   desk.image = image;
@@ -156,7 +163,7 @@ export async function data({ root }) {
     desk.known = has ? last : null;
     desk.marked = new Map();
     desk.texts = has ? last.items.map((item) => item.caption) : [];
-    for (const each of orders) each.disabled = !has || Boolean(last.fixed && each.textContent !== "Tags" && each !== orders[2]);
+    for (const each of orders) each.disabled = !has || Boolean(last.fixed && each !== looks.tags && each !== looks.proposals);
     panel.clear();
     back.hidden = !has || !last.leftOut;
     back.textContent = "Bring back what was left out";
@@ -176,6 +183,7 @@ export async function data({ root }) {
     notes.replaceChildren(make("summary", {}, make("span", { text: plural(remarks.length, "finding", "findings") })), make("ul", { class: "kl-plain" }, ...remarks.map((text) => make("li", { text }))));
     sift();
     if (told) bring(status);
+    await work.look();
   }
 
   // Opened when it is seen, and again when the form has other images or sizes.

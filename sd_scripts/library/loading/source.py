@@ -84,11 +84,14 @@ def _fetched(option: str, hub_id: str, revision: str | None, variant: str | None
     # Without a variant, files such as model.fp16.safetensors would double the download.
     ignored = [] if variant else ["*/*.fp16*", "*/*.bf16*", "*/*.fp32*", "*/*.non_ema*"]
     top = ["config.json", f"diffusion_pytorch_model{ending}"] if tuple(folders) == ("vae",) else []
+    return fetched(option, hub_id, [*HUB_PATTERNS, *weights, *top], ignored, revision)
+
+
+def fetched(option: str, hub_id: str, patterns: Sequence[str], ignored: Sequence[str] = (), revision: str | None = None) -> Path:
+    """The folder in the hub cache with the files of a model that these patterns name. Raises OptionError."""
     logger.info("looking for %s in the hub cache and on the hub", hub_id)
     try:
-        folder = huggingface_hub.snapshot_download(
-            hub_id, revision=revision, allow_patterns=[*HUB_PATTERNS, *weights, *top], ignore_patterns=ignored
-        )
+        folder = huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(ignored))
     except GatedRepoError as err:
         raise OptionError(
             f"{option}: {hub_id} asks its readers to accept terms. Accept them on the model's page, then log in with `hf auth login`"

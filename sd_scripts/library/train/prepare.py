@@ -36,7 +36,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.compile import CompileOptions
 from sd_scripts.schema.errors import OptionError, Problem
-from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.files import one_at_a_time, write_atomically
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
@@ -291,7 +291,7 @@ def _begun(found: WithPreviews) -> Prepared:
     start = resume.Start(None)
     if process.is_main:
         # Of two starts at once the second one finds the run that the first one has made.
-        with resume.one_at_a_time(Path(found.options.output.output_dir)) if found.asked.run_dir is None else nullcontext():
+        with one_at_a_time(Path(found.options.output.output_dir)) if found.asked.run_dir is None else nullcontext():
             start = resume.choose(wanted)
             if not start.finished:
                 start = _open_for(found, start, wanted)

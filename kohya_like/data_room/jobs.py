@@ -1,0 +1,124 @@
+"""Work on the images of a data set that takes long: captions by a model. Each is a tool's process, see tools.py; the page orders it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from sd_scripts.dataset.caption_files import Words
+from sd_scripts.families import TOOLS
+from sd_scripts.schema.captioning import DESCRIBE, KEY_VARIABLE, CaptionImages, CaptionSection
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.tools import ToolOptions
+
+from .. import tools
+from ..context import Context
+from ..notices import check_host
+from .room import Room
+
+Answer = dict[str, Any]
+DATA_TOOLS = {name: tool for name, tool in TOOLS.items() if tool.tab == "data"}
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The data set that is open, and who starts tools."""
+
+    bench: tools.ToolBench
+    room: Room
+    context: Context
+
+    def find(self, order: Mapping[str, Any]) -> tools.Started:
+        """A start for this data set. Raises OptionError."""
+        found = (each for each in self.bench.recent(about=str(self.room.root.absolute())) if each.name == order.get("name"))
+        started = next(found, None)
+        if started is None:
+            raise OptionError("This is not on disk any more; open the data set again.")
+        return started
+
+
+def forms(desk: Desk, _order: Mapping[str, Any]) -> Answer:
+    """The forms of the tools, and what was started for this data set, newest first."""
+    starts = desk.bench.recent(about=str(desk.room.root.absolute()))
+    return {"tools": [tools.form_of(tool) for tool in DATA_TOOLS.values()], "runs": [tools.row(each) for each in starts]}
+
+
+def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
+    """Starts a tool for some images. Where it would send something away, first says what; with the digest of that (known) it starts."""
+    if desk.room.why_fixed:
+        raise OptionError(desk.room.why_fixed)
+    tool, texts = DATA_TOOLS.get(str(order.get("tool"))), order.get("texts")
+    if tool is None or not isinstance(texts, dict):
+        raise OptionError("This is not an order of the page; reload it.")
+    indices = _indices(desk.room, order)
+    key = str(order.get("key") or "").strip()
+    leaving = _leaving(desk, tool, texts, indices, bool(key))
+    if leaving:
+        digest = Words("\n".join(leaving)).version
+        if order.get("known") != digest:
+            return {"leaving": leaving, "known": digest}
+    started = desk.bench.work_on_images(tool, texts, _listed(desk.room, indices), {KEY_VARIABLE: key})
+    desk.context.supervisor.watch()
+    return {"run": tools.row(started)}
+
+
+def resume(desk: Desk, order: Mapping[str, Any]) -> Answer:
+    """Goes on with a start that was stopped."""
+    started = desk.bench.resume(desk.find(order), {KEY_VARIABLE: str(order.get("key") or "").strip()})
+    desk.context.supervisor.watch()
+    return {"run": tools.row(started)}
+
+
+def stop(desk: Desk, order: Mapping[str, Any]) -> Answer:
+    """Ends a start; what it has done stays."""
+    try:
+        desk.bench.cancel(desk.find(order))
+    except TimeoutError as err:
+        raise OptionError(f"Stopping: {err}") from err
+    return {}
+
+
+WORK: dict[str, Callable[[Desk, Mapping[str, Any]], Answer]] = {"forms": forms, "start": start, "resume": resume, "stop": stop}
+"""What a page may order for the data set that it has open."""
+
+
+def _indices(room: Room, order: Mapping[str, Any]) -> list[int]:
+    given = order.get("indices")
+    indices = given if isinstance(given, list) else list(range(len(room.paths)))
+    if not indices or not all(isinstance(index, int) and 0 <= index < len(room.paths) for index in indices):
+        raise OptionError("No image is shown; show those that this is for.")
+    return indices
+
+
+def _listed(room: Room, indices: list[int]) -> tools.ImageList:
+    rows = (
+        {"file_name": os.path.relpath(room.paths[index], room.root), "caption_file": os.path.relpath(room.files[index], room.root)}
+        for index in indices
+    )
+    return tools.ImageList(room.root.absolute(), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _leaving(desk: Desk, tool: type[ToolOptions], texts: Mapping[str, Any], indices: list[int], has_key: bool) -> list[str]:
+    """What a tool would send away, and to whom, a sentence each; nothing for one that stays on this machine. Raises OptionError."""
+    if tool is not CaptionImages:
+        return []
+    asked = cast(CaptionSection, desk.bench.options(tool, texts, {"image_dir": str(desk.room.root.absolute())}).captions)  # type: ignore[attr-defined]
+    if asked.endpoint is None:
+        return []
+    parts = urlsplit(asked.endpoint)
+    check_host(str(parts.hostname), parts.port or parts.scheme, desk.context.is_private, "endpoint")
+    files = {desk.room.files[index]: words for index, words in desk.room.texts(indices).items()}
+    count = sum(asked.overwrite or not words.text for words in files.values())
+    is_open = parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1")
+    return [
+        f"To {asked.endpoint}.{' The connection is not encrypted.' if is_open else ''}",
+        f"{count} images, each shrunk to at most {asked.max_image_side} pixels and without what its file tells of place, time and camera.",
+        f"The instruction: {asked.instruction or DESCRIBE}",
+        f"The model's name: {asked.caption_model}.",
+        "The key that you have typed; it is kept in no file." if has_key else "No key.",
+        "Not sent: names of files and folders, captions, and everything else.",
+    ]

@@ -1,0 +1,203 @@
+// Work on the images that takes long, as a process of its own: its form, what would leave this machine, its progress, and what came of it.
+// Talks with kohya_like/data_room/jobs.py.
+
+import { Console } from "../common/console.js";
+import { blame, makeBrowse, makeField } from "../common/field.js";
+import { make, say } from "../common/page.js";
+import { makeBar } from "../common/progress.js";
+import { store, stored } from "../common/stored.js";
+import { ask, post, repeat } from "../common/studio.js";
+import { plural } from "../common/words.js";
+import { openDialog } from "../picking/dialog.js";
+
+const DRAFT = "kl.data.work";
+const STATES = { queued: "Waiting", running: "Running", finished: "Finished", failed: "Failed", cancelled: "Stopped", died: "Died" };
+const STARTED = ["queued", "running"];
+
+const keyField = (id) => {
+  const node = make("input", { type: "password", id, autocomplete: "off", spellcheck: "false", placeholder: "none" });
+  const root = make("div", { class: "kl-field" }, make("div", { class: "kl-head" }, make("label", { for: id, text: "Key of the endpoint" })),
+    make("div", { class: "kl-control" }, node), make("p", { class: "kl-help", text: "Given to the process and kept in no file and no log." }));
+  return { root, node };
+};
+
+/**
+ * The card of what was started last for the data set that is open.
+ * @param {any} desk
+ * @param {(texts: Record<string, string>) => void} after is told which captions were written
+ */
+export function makeWork(desk, after) {
+  const title = make("h2");
+  const badge = make("span", { class: "kr-badge" });
+  const bar = makeBar("Progress of the work");
+  const line = make("p", { class: "kl-note", role: "status" });
+  const wrong = make("p", { class: "kl-error", role: "alert", hidden: true });
+  const button = (text, act) => make("button", { type: "button", class: "kl-button", text, onclick: act });
+  const stop = button("Stop", () => order("stop"));
+  const key = keyField("kl-data-key-again");
+  const resume = button("Resume", () => order("resume"));
+  const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close what was done", onclick: () => (root.hidden = true) });
+  const log = new Console();
+  const root = make("section", { class: "kl-card kl-data-work", "aria-label": "Work on the images", hidden: true },
+    make("div", { class: "kl-row kl-between" }, title, badge), bar.root, line, wrong, key.root, make("div", { class: "kl-row" }, stop, resume, close), make("div", { class: "kl-live" }, log.root));
+  let labels = {};
+  let run = "";
+  let offset = -1;
+  let state = "";
+
+  const poll = repeat(root, async () => {
+    if (!run || !STARTED.includes(state)) return 2;
+    try {
+      await follow();
+    } catch (error) {
+      tell(error.message);
+      return 3;
+    }
+    return 1;
+  });
+
+  function tell(sentence) {
+    wrong.hidden = !sentence;
+    say(wrong, sentence);
+  }
+
+  function show(row) {
+    run = row.name;
+    state = row.state;
+    offset = -1;
+    root.hidden = false;
+    key.node.value = "";
+    tell("");
+    title.textContent = labels[row.tool] || row.tool;
+    follow().catch((error) => tell(error.message));
+    poll();
+  }
+
+  async function follow() {
+    const name = run;
+    const answer = await ask(`/kl/tools/run/${encodeURIComponent(name)}?console=${offset}`);
+    if (name !== run) return;
+    offset = answer.console.offset;
+    state = answer.state;
+    const isOn = STARTED.includes(state);
+    badge.dataset.state = state === "cancelled" ? "stopped" : state;
+    say(badge, STATES[state]);
+    bar.root.hidden = !isOn;
+    bar.show(answer.percent === null ? null : answer.percent / 100, state === "running");
+    const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.join(". ") : "";
+    const last = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "";
+    say(line, state === "queued" ? "It waits until a device is free." : isOn ? last || "Starting …" : lines || last || line.textContent);
+    stop.hidden = !isOn;
+    resume.hidden = isOn || state === "finished";
+    key.root.hidden = resume.hidden || !answer.texts.endpoint;
+    close.hidden = isOn;
+    log.update(answer.console);
+    if (state === "failed" || state === "died") log.root.open = true;
+    await renew();
+  }
+
+  // Captions that were written since, here or by whomever.
+  async function renew() {
+    const room = desk.known && desk.known.room;
+    if (!room) return;
+    const said = await post("/kl/data/news", { room, news: desk.known.news });
+    if (!desk.known || desk.known.room !== room || said.problem) return;
+    desk.known.news = said.news;
+    if (Object.keys(said.texts).length) after(said.texts);
+  }
+
+  async function order(what) {
+    tell("");
+    const answer = await post(`/kl/data/tool/${what}`, { room: desk.known.room, name: run, key: key.node.value }).catch((error) => ({ problems: [{ message: error.message }] }));
+    if (answer.problems) tell(answer.problems.map(({ message }) => message).join(" "));
+    else if (answer.run) show(answer.run);
+    else await follow();
+  }
+
+  return {
+    root, show,
+    // Of a data set that was opened: what is under way for it, or was stopped.
+    async look() {
+      const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch(() => null);
+      if (!known || known.problems) return;
+      labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, label]));
+      const newest = known.runs[0];
+      if (newest && newest.state !== "finished") show(newest);
+      else if (newest?.name !== run) root.hidden = true;
+    },
+  };
+}
+
+/**
+ * The form of a tool, for some images; what would leave this machine is said before it does.
+ * @param {any} desk
+ * @param {string} name of the tool
+ * @param {number[]} indices
+ * @param {(row: any) => void} started
+ */
+export async function openWork(desk, name, indices, started) {
+  const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch((error) => ({ problems: [{ message: error.message }] }));
+  const status = make("p", { class: "kl-status", role: "status" });
+  const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
+  const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close the form", onclick: () => dialog.close() });
+  if (known.problems) {
+    const dialog = openDialog("Not possible", ...known.problems.map(({ message }) => make("p", { text: message })), make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button", text: "Close", onclick: () => dialog.close() })));
+    return;
+  }
+  const tool = known.tools.find((each) => each.name === name);
+  const drafts = stored(DRAFT) || {};
+  const draft = (drafts[name] = drafts[name] || {});
+  const fields = new Map();
+  const key = keyField("kl-data-key");
+  key.root.hidden = true;
+  const draw = (spec) => {
+    const field = makeField(spec, `kl-data-work-${spec.name}`, () => {
+      draft[spec.name] = field.read();
+      store(DRAFT, drafts);
+      turn();
+    });
+    if (spec.path) field.node.after(makeBrowse(spec, field.node));
+    field.set(typeof draft[spec.name] === typeof spec.default ? draft[spec.name] : spec.default);
+    fields.set(spec.name, field);
+    return field.root;
+  };
+  const turn = () => (key.root.hidden = !(fields.get("endpoint") && fields.get("endpoint").read().trim()));
+  const basic = tool.fields.filter((spec) => spec.basic);
+  const rest = tool.fields.filter((spec) => !spec.basic);
+  const go = make("button", { type: "button", class: "kl-button kl-strong", text: "Start", "aria-label": `Start: ${tool.label}`, onclick: () => start() });
+  const form = make("div", { class: "kl-data-form" }, make("p", { class: "kl-note", text: `${tool.about} For ${plural(indices.length, "image", "images")}, those that are shown.` }),
+    make("div", { class: "kl-grid" }, ...basic.map(draw)), key.root, make("details", { class: "kl-tool-more" }, make("summary", { text: "More" }), make("div", { class: "kl-grid" }, ...rest.map(draw))),
+    wrong, status, make("div", { class: "kl-row" }, go, close));
+  const leaving = make("div", { class: "kl-data-form", hidden: true });
+  const dialog = openDialog(tool.label, form, leaving);
+  turn();
+
+  async function start(agreed = "") {
+    go.disabled = true;
+    say(status, "");
+    const texts = Object.fromEntries([...fields].map(([option, field]) => [option, field.read()]));
+    const answer = await post("/kl/data/tool/start", { room: desk.known.room, tool: name, indices, texts, key: key.node.value, known: agreed }).catch((error) => ({ problems: [{ option: "", message: error.message }] }));
+    go.disabled = false;
+    if (answer.run) {
+      dialog.close();
+      started(answer.run);
+      return;
+    }
+    const asks = Boolean(answer.leaving);
+    form.hidden = asks;
+    leaving.hidden = !asks;
+    if (asks) askFirst(answer);
+    else blame(fields, wrong, answer.problems || []);
+  }
+
+  function askFirst({ leaving: sentences, known: digest }) {
+    const send = make("button", { type: "button", class: "kl-button kl-strong", text: "Send them", onclick: () => start(digest) });
+    const back = make("button", { type: "button", class: "kl-button", text: "Back to the form", onclick: () => {
+      leaving.hidden = true;
+      form.hidden = false;
+      go.focus();
+    } });
+    leaving.replaceChildren(make("h3", { text: "This is sent" }), make("ul", { class: "kl-data-leaving" }, ...sentences.map((text) => make("li", { text }))), make("div", { class: "kl-row" }, send, back));
+    back.focus();
+  }
+}

@@ -1,0 +1,196 @@
+"""Captions of a data set, as files beside its images: read, written so that nobody's words are lost, and taken back.
+
+Who writes names the version that they have read; when somebody else has written since, nothing is written and the present words come back.
+Each change is noted in `.captions.jsonl` in the data set's folder before the file is touched: time, order, file, words before and after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import fsync_directory, one_at_a_time, write_atomically
+from sd_scripts.schema.outside import json_of
+
+HISTORY = ".captions.jsonl"
+LOCK = ".captions.lock"
+MAX_BYTES = 1 << 20
+UNDO = "undo"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a caption file holds; None where there is no file."""
+
+    text: str | None
+
+    @property
+    def version(self) -> str:
+        """Differs for other words; that of no file is not that of an empty one."""
+        return "none" if self.text is None else hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class CaptionChange:
+    """A file that somebody wants other words in. before: the version that they have read."""
+
+    file: Path
+    before: str
+    after: str | None
+
+
+def read(file: Path) -> Words:
+    """The words of a caption file, as training reads them. Raises OptionError for one that is no text."""
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return Words(None)
+    except OSError as err:
+        raise OptionError(f"{file} cannot be read: {err.strerror or err}.") from err
+    try:
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
+        return Words(data.decode("utf-8-sig").strip())
+    except ValueError as err:
+        raise OptionError(f"{file} cannot be edited here: it is not a caption in UTF-8 ({err}).") from err
+
+
+class Book:
+    """The captions below one folder. Safe to use from several threads and processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+
+    @property
+    def history(self) -> Path:
+        """Every change that was made here, oldest first."""
+        return self.root / HISTORY
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._lock, one_at_a_time(self.root, LOCK):
+            yield
+
+    def write(self, what: str, changes: Iterable[CaptionChange], order: str | None = None) -> tuple[dict[Path, Words], dict[Path, Words]]:
+        """Writes what nobody has changed since: what is there now of those files that were written, and of those that were not.
+
+        what: a sentence for the history. order: the name under which Undo takes it back, together with all that was written under it; None
+        for a new one. Raises OptionError where the disk takes no more; what the history says was done then.
+        """
+        with self._alone():
+            return self._write(what, changes, order or f"{time.time_ns():x}")
+
+    def _write(self, what: str, changes: Iterable[CaptionChange], order: str) -> tuple[dict[Path, Words], dict[Path, Words]]:
+        done: dict[Path, Words] = {}
+        others: dict[Path, Words] = {}
+        for change in changes:
+            now = read(change.file)
+            if now.version != change.before:
+                others[change.file] = now
+                continue
+            if now.text == change.after:
+                done[change.file] = now
+                continue
+            name = change.file.relative_to(self.root).as_posix()
+            line = {"time": time.time(), "order": order, "what": what, "file": name, "before": now.text, "after": change.after}
+            try:
+                self._note(line)
+                if change.after is None:
+                    change.file.unlink(missing_ok=True)
+                    fsync_directory(change.file.parent)
+                else:
+                    write_atomically(change.file, change.after)
+            except OSError as err:
+                raise OptionError(
+                    f"{change.file} cannot be written: {err.strerror or err}. {len(done)} captions were changed before it; "
+                    "Undo takes them back."
+                ) from err
+            done[change.file] = Words(change.after)
+        return done, others
+
+    def _note(self, line: Mapping[str, Any]) -> None:
+        # One write: two studios append, and a reader must never meet half a line.
+        handle = os.open(self.history, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(handle, json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        with suppress(FileNotFoundError), self.history.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with suppress(ValueError):  # one that a full disk has cut off
+                    said = json_of(line)
+                    if isinstance(said, dict):
+                        yield said
+
+    def _in_force(self) -> dict[str, list[dict[str, Any]]]:
+        """What was written and not taken back, by the name of its order, oldest first."""
+        orders: dict[str, list[dict[str, Any]]] = {}
+        for line in self._lines():
+            if line.get("what") != UNDO:
+                orders.setdefault(str(line.get("order")), []).append(line)
+            elif "undone" in line:
+                # An order that went on afterwards begins anew.
+                orders.pop(str(line["undone"]), None)
+        return orders
+
+    def last(self) -> tuple[str, list[dict[str, Any]]]:
+        """The newest order that is still in force, by its name in the history, with its changes; ("", []) for none."""
+        orders = self._in_force()
+        name = max(orders, key=lambda name: float(orders[name][-1].get("time") or 0.0), default="")
+        return name, orders.get(name, [])
+
+    def written_by(self, order: str) -> set[Path]:
+        """The files that an order has written and that were not taken back."""
+        return {self.root / str(line.get("file")) for line in self._in_force().get(order, [])}
+
+    def news(self, offset: int) -> tuple[set[Path], int]:
+        """The files that were written, by whomever, since the history had so many bytes; and how many it has now."""
+        try:
+            with self.history.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except FileNotFoundError:
+            return set(), 0
+        end = data.rfind(b"\n") + 1
+        found = set()
+        for line in data[:end].splitlines():
+            with suppress(ValueError):
+                said = json_of(line)
+                inside = self._inside(str(said["file"])) if isinstance(said, dict) and "file" in said else None
+                found |= {inside} if inside is not None else set()
+        return found, offset + end
+
+    def undo(self) -> tuple[str, dict[Path, Words], dict[Path, Words]]:
+        """Takes the newest order back where its words still stand: what it was, and as `write`."""
+        with self._alone():
+            order, lines = self.last()
+            if not order:
+                return "", {}, {}
+            changes = [
+                CaptionChange(file, Words(line["after"]).version, line["before"])
+                for line in reversed(lines)
+                if (file := self._inside(str(line.get("file")))) is not None
+            ]
+            done, others = self._write(UNDO, changes, f"{time.time_ns():x}")
+            # Whatever became of it: the next one comes to the order before.
+            self._note({"time": time.time(), "order": f"{time.time_ns():x}", "what": UNDO, "undone": order})
+            return str(lines[0].get("what")), done, others
+
+    def _inside(self, name: str) -> Path | None:
+        """A file that the history names, unless somebody has written a way out there."""
+        file = self.root / name
+        return file if not Path(name).is_absolute() and ".." not in Path(name).parts and not file.is_symlink() else None

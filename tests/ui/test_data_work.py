@@ -1,0 +1,197 @@
+"""Captions by a model, as the Data tab orders them: processes that wait for a device, that stop and go on, and send nothing unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kohya_like import app, tools
+from kohya_like.context import Context
+from kohya_like.data_room import jobs
+from kohya_like.data_room import room as rooms
+from kohya_like.supervisor import JobSupervisor
+from kohya_like.tabs.train import TrainTab
+from sd_scripts.families import TOOLS
+from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.toy import worlds
+from tests import small_captioners
+from tests.caption_server import Server, answer
+from tests.ui.standin_runs import SCRIPT, command, options, until
+
+COUNT = 6
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Images of the toy worlds; the first has a caption."""
+    folder = tmp_path / "mine"
+    (folder / "deep").mkdir(parents=True)
+    for number, scene in enumerate(worlds.scenes()[: 23 * COUNT : 23]):
+        worlds.draw(scene, 64, 64, worlds.rng_for(3, number)).save(folder / ("deep" if number % 2 else "") / f"{number}.png")
+    (folder / "0.txt").write_text("there before")
+    return folder
+
+
+def desk_of(context: Context, folder: Path, **values: str) -> jobs.Desk:
+    texts = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(folder), "resolution": "64", "min_bucket_reso": "32", **values}
+    kept = rooms.Rooms(context.output_dir)
+    page = list(kept.open(TrainTab(context).options([{"run": "sdxl/network", "values": texts}])))[-1]
+    return jobs.Desk(tools.ToolBench(context.output_dir, context.roots), kept.find(page["room"]), context)
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    context = app.make_context(tmp_path / "output", [], is_private=True)
+    yield context
+    bench = tools.ToolBench(context.output_dir, context.roots)
+    for each in bench._all():
+        bench.cancel(each)
+    context.supervisor.close()
+    context.predictions.close()
+
+
+def order(**texts: Any) -> dict[str, Any]:
+    return {"tool": "caption", "texts": {"caption_model": "toy", **texts}}
+
+
+def ended(desk: jobs.Desk, name: str) -> tools.Started:
+    until(lambda: desk.bench.find(name).state in tools.ENDED, 120.0)
+    return desk.bench.find(name)
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.txt"))}
+
+
+def test_captions_arrive_on_the_page_and_undo_takes_them_back(context: Context, folder: Path) -> None:
+    desk = desk_of(context, folder)
+    known = rooms.as_page(desk.room)["news"]
+    shown = [index for index, path in enumerate(desk.room.paths) if Path(path).stem != "2"]
+    started = jobs.start(desk, order(trigger_word="zwx") | {"indices": shown})["run"]
+    assert ended(desk, started["name"]).state == "finished"
+    said = rooms.news(desk.room, known)
+    scenes = worlds.scenes()[: 23 * COUNT : 23]
+    after = texts(folder)
+    assert after == {"0": "there before"} | {
+        str(n): f"zwx, a {scene.color} {scene.shape} at the {scene.place}" for n, scene in enumerate(scenes) if n not in (0, 2)
+    }
+    names = [Path(path).stem for path in desk.room.paths]
+    assert {names[index]: text for index, text in said["texts"].items()} == {name: text for name, text in after.items() if name != "0"}
+    assert rooms.news(desk.room, said["news"])["texts"] == {}
+    assert tools.detail(desk.bench.find(started["name"]), -1)["report"]["written"] == COUNT - 2
+    # It belongs to this data set, and is nothing of the Tools tab.
+    assert [row["name"] for row in jobs.forms(desk, {})["runs"]] == [started["name"]] and desk.bench.recent() == []
+    assert "caption" not in {tool["name"] for tool in tools.specification(context.output_dir)["tools"]}
+    with pytest.raises(OptionError, match="no tool caption"):
+        desk.bench.start("caption", {})
+    assert rooms.undo(desk.room)["count"] == COUNT - 2 and texts(folder) == {"0": "there before"}
+
+
+def test_nothing_is_sent_before_the_page_has_said_what_and_a_key_is_kept_nowhere(context: Context, folder: Path) -> None:
+    server = Server([(200, answer("a star")), (200, answer("a star")), (401, "no"), (200, answer("a star"))])
+    try:
+        desk = desk_of(context, folder)
+        asked = order(caption_model="theirs", endpoint=server.url, instruction="What is it?") | {"key": "secret-key"}
+        said = jobs.start(desk, asked)
+        told = "\n".join(said["leaving"])
+        for words in (server.url, f"{COUNT - 1} images", "What is it?", "theirs", "key that you have typed", "Not sent"):
+            assert words in told
+        # Another question needs another yes.
+        assert "leaving" in jobs.start(desk, asked | {"known": said["known"], "texts": asked["texts"] | {"instruction": "Who?"}})
+        assert "leaving" in jobs.start(desk, asked | {"known": said["known"], "indices": [0, 1]})
+        assert server.heard == [] and desk.bench.recent(about=str(folder)) == []
+        started = jobs.start(desk, asked | {"known": said["known"]})["run"]
+        assert ended(desk, started["name"]).state == "failed" and len(texts(folder)) == 3
+        assert "CAPTION_API_KEY" in (desk.bench.find(started["name"]).path / "console.log").read_text()
+        jobs.resume(desk, {"name": started["name"], "key": "other-key"})
+        assert ended(desk, started["name"]).state == "finished" and len(texts(folder)) == COUNT
+        keys = [headers["authorization"] for headers, _ in server.heard]
+        assert keys == ["Bearer secret-key"] * 3 + ["Bearer other-key"] * (COUNT - 3), "what was written is not sent again"
+        assert rooms.undo(desk.room)["count"] == COUNT - 1
+        for file in [*context.output_dir.rglob("*"), *folder.rglob("*")]:
+            assert file.is_dir() or not any(key in file.read_bytes() for key in (b"secret-key", b"other-key"))
+        with pytest.raises(OptionError, match="nothing to go on with"):
+            jobs.resume(desk, {"name": started["name"]})
+    finally:
+        server.close()
+
+
+def test_what_cannot_be_done_is_refused_with_a_sentence(context: Context, folder: Path, tmp_path: Path) -> None:
+    desk = desk_of(context, folder)
+    for wrong, sentence in (
+        (order(caption_model=""), "caption_model"),
+        (order(endpoint="nowhere"), "endpoint"),
+        (order(replace_words="a man"), "replace_words"),
+        (order() | {"indices": []}, "No image is shown"),
+        (order() | {"indices": [99]}, "No image is shown"),
+        ({"tool": "merge_lora", "texts": {}}, "not an order"),
+    ):
+        with pytest.raises(OptionError, match=sentence):
+            jobs.start(desk, wrong)
+    shared = replace(desk, context=replace(context, is_private=False), bench=tools.ToolBench(context.output_dir, (context.output_dir,)))
+    with pytest.raises(OptionError, match=r"endpoint: 127\.0\.0\.1 lies inside this network"):
+        jobs.start(shared, order(caption_model="theirs", endpoint="http://127.0.0.1:9/v1"))
+    with pytest.raises(OptionError, match="caption_model: /etc is outside"):
+        jobs.start(shared, order(caption_model="/etc"))
+    named = shared.bench.options(TOOLS["caption"], {"caption_model": "owner/name"}, {"image_dir": "."})
+    assert flat.flatten(named)["caption_model"] == "owner/name"
+    listed = tmp_path / "captions.json"
+    listed.write_text(json.dumps({"0": {"caption": "listed"}, "2": {"caption": "too"}}))
+    with pytest.raises(OptionError, match=r"captions\.json"):
+        jobs.start(desk_of(context, folder, in_json=str(listed)), order())
+    assert desk.bench.recent(about=str(folder)) == []
+
+
+def test_a_model_waits_for_a_device_as_a_run_does_and_runs_wait_for_it(
+    context: Context, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    model = small_captioners.tagger(tmp_path / "tagger", np.full((3, 1), 1.0, np.float32), [("a_shape_here", "0")])
+    desk = desk_of(context, folder)
+    context.supervisor.guests = desk.bench
+    root = context.output_dir
+    first = JobSupervisor(root, command("endless"))
+    try:
+        training = first.start(SCRIPT, options(root, output_name="first"))
+        first.close()
+        name = jobs.start(desk, order(caption_model=str(model)))["run"]["name"]
+        dropped = jobs.start(desk, order(caption_model=str(model), overwrite=True))["run"]["name"]
+        supervisor = JobSupervisor(root, command("quick"))
+        supervisor.guests = tools.ToolBench(root, context.roots)
+        later = supervisor.start(SCRIPT, options(root, output_name="later"))
+        assert [desk.bench.find(each).state for each in (name, dropped)] == ["queued", "queued"]
+        assert supervisor.find(later.name).state == "queued"
+        jobs.stop(desk, {"name": dropped})
+        assert desk.bench.find(dropped).state == "cancelled" and desk.bench.waiting() == [name]
+        first.stop(training, grace_seconds=0)
+        assert ended(desk, name).state == "finished", (desk.bench.find(name).path / "console.log").read_text()
+        until(lambda: supervisor.find(later.name).summary.started_at, 120.0)
+        assert texts(folder)["1"] == "a shape here" and texts(folder)["0"] == "there before"
+        exited = (desk.bench.find(name).path / "exit.json").stat().st_mtime
+        assert exited <= supervisor.find(later.name).summary.started_at, "two do not compute on one device"
+        assert not (desk.bench.find(dropped).path / "console.log").exists()
+        supervisor.close()
+    finally:
+        for job in first.seen():
+            first.stop(job, grace_seconds=0)
+
+
+def test_an_image_that_training_reads_is_seen_as_training_sees_it(context: Context, tmp_path: Path) -> None:
+    folder = tmp_path / "turned"
+    folder.mkdir()
+    scene = worlds.scenes()[0]
+    exif = Image.Exif()
+    exif[274] = 6
+    worlds.draw(scene, 64, 64, worlds.rng_for(1, 1)).transpose(Image.Transpose.ROTATE_90).save(folder / "a.png", exif=exif)
+    desk = desk_of(context, folder)
+    ended(desk, jobs.start(desk, order())["run"]["name"])
+    assert texts(folder) == {"a": f"a {scene.color} {scene.shape} at the {scene.place}"}
