@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from sd_scripts.dataset.images import EXTENSIONS
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import PIPELINE_FILES
 
 from . import datasets, files
 from .context import Context
@@ -146,7 +147,7 @@ def _weights(folder: Path, depth: int, roots: Sequence[Path]) -> Iterator[Path]:
 def _holds_model(folder: Path) -> bool:
     """Whether a repository in the cache has weights: a pipeline, or a file of its own."""
     snapshots = _folders(folder / "snapshots")
-    return any(next(snapshot.glob(name), None) for snapshot in snapshots for name in ("model_index.json", "*.safetensors"))
+    return any(next(snapshot.glob(name), None) for snapshot in snapshots for name in (*PIPELINE_FILES, "*.safetensors"))
 
 
 def _folders(place: Path) -> list[Path]:

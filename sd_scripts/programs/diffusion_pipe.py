@@ -51,6 +51,7 @@ MODELS: Mapping[str, NamedModel] = {
     "flux2_klein": NamedModel("flux2", "FLUX.2 Klein", token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
     "krea2": NamedModel("krea2", "Krea 2"),
+    "anima": NamedModel("anima", "Anima"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "z_image": NamedModel("zimage", "Z-Image"),
     **{
@@ -64,7 +65,6 @@ MODELS: Mapping[str, NamedModel] = {
             "hunyuan_image": "HunyuanImage",
             "cosmos": "Cosmos",
             "cosmos_predict2": "Cosmos-Predict2",
-            "anima": "Anima",
             "lumina_2": "Lumina 2",
             "wan": "Wan, a model of videos",
             "hidream": "HiDream-I1",
@@ -480,6 +480,7 @@ TABLE: Table = {
     **each("model.", "vae_path vae", _file("vae", "ae")),
     "model.text_encoder_path": _file("text_encoder", "t5xxl"),
     "model.llm_path": _file("text_encoder", "t5xxl"),
+    "model.llm_adapter_lr": only(0, "the text conditioner stays as it is"),
     "model.clip_path": _file("clip_l"),
     **each("model.", "text_encoders[].path", _file("text_encoder", "t5xxl")),
     "model.text_encoders[].paths": only(None, "give each text encoder by its own option", banner=True),

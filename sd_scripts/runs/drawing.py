@@ -12,6 +12,7 @@ from typing import Any
 from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.generate import FAMILIES, GenerateOptions, generate_options
 from sd_scripts.schema.model import is_hub_id, not_there
 from sd_scripts.schema.outside import json_of
@@ -264,8 +265,8 @@ def _of_adapter(path: Path, family: str | None, settings: Mapping[str, Any], opt
 def _family_of_folder(path: Path) -> str | None:
     """The family of a model in a diffusers folder, by the name of its pipeline; None for another folder."""
     try:
-        index = json_of((path / "model_index.json").read_text(encoding="utf-8"))
-        name = str(index["_class_name"])
+        file = pipeline_file(path)
+        name = "" if file is None else str(json_of(file.read_text(encoding="utf-8"))["_class_name"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     alike = {family: max((_common(name, one) for one in _pipelines(family)), default=0) for family in FAMILIES}

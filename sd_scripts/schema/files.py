@@ -13,6 +13,15 @@ TEMPORARY_MARK = ".writing-"
 """Part of the name of every file and folder that is not finished yet; what carries it may be deleted."""
 
 
+PIPELINE_FILES = ("model_index.json", "modular_model_index.json")
+"""The files of a diffusers folder that say which networks it has: of a pipeline, and of one that is put together from blocks."""
+
+
+def pipeline_file(folder: Path) -> Path | None:
+    """The file by which this is the diffusers folder of a whole model; None for others."""
+    return next((folder / name for name in PIPELINE_FILES if (folder / name).is_file()), None)
+
+
 def given_path(text: str) -> Path | None:
     """The path that a command line gives; an empty one is none, never the present folder."""
     return Path(text) if text.strip() else None

@@ -49,6 +49,7 @@ MODELS = {
     "qwen_edit": "a/Qwen-Image",
     "qwen_image21": "a/Qwen-Image-2.1",
     "krea2": "a/Krea-2-Raw",
+    "anima": "a/Anima-Base-v1.0-Diffusers",
 }
 """Hub ids that nobody has: their published structure is taken."""
 SIDE = 512
@@ -86,7 +87,7 @@ def sd() -> Forecaster:
 
 
 BILLIONS = {"sd": 0.8595, "sdxl": 2.567, "flux": 11.901, "zimage": 6.155, "qwen_edit": 20.430, "qwen_image21": 7.115, "krea2": 12.819}
-BILLIONS["kontext"] = BILLIONS["flux"]
+BILLIONS |= {"kontext": BILLIONS["flux"], "anima": 1.956}
 """Weights of the published models, as their makers count them."""
 
 

@@ -31,6 +31,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.generate import FAMILIES, generate_options
+from tests.anima_in_diffusers import FolderPipeline
 from tests.library.families.test_qwen_edit_family import three_axes
 from tests.library.networks.adapters_in_small import shaken
 from tests.small_models import Words, qwen_pipeline_of
@@ -131,7 +132,8 @@ def by_diffusers(name: str, trained: Trained, request: Preview) -> torch.Tensor:
     else:
         # What reads with Qwen3-VL has a processor that cannot be read from a folder without torchvision either.
         own = {"processor": Words(trained.parts.tokenizers["te1"])} if name == "qwen_image21" else {}
-        pipeline, axes = DiffusionPipeline.from_pretrained(trained.base, **own), nullcontext()
+        pipeline = FolderPipeline(trained.base) if name == "anima" else DiffusionPipeline.from_pretrained(trained.base, **own)
+        axes = nullcontext()
     if request.sampler != "auto":
         pipeline.scheduler = SCHEDULERS[request.sampler].from_config(pipeline.scheduler.config)
     pipeline.load_lora_weights(trained.file)

@@ -50,6 +50,11 @@ FILES: dict[str, tuple[Shapes, str]] = {
         {f"{_UNET}noise_refiner.0.attention.qkv.weight": (3, 1), f"{_UNET}cap_pad_token": (1, 1)},
         "a Z-Image transformer",
     ),
+    "anima": (
+        {"net.blocks.0.adaln_modulation_self_attn.1.weight": (1, 1), "net.llm_adapter.out_proj.weight": (1, 1)},
+        "an Anima transformer",
+    ),
+    "anima conditioner": ({"blocks.0.norm_cross_attn.weight": (1,)}, "a text conditioner of Anima alone"),
     "sd1": (
         {
             "cond_stage_model.transformer.text_model.final_layer_norm.bias": (1,),

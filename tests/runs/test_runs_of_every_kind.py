@@ -28,6 +28,7 @@ from sd_scripts.library.core.protocols import Preview
 from sd_scripts.library.data.views import see_file
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
+from tests.anima_in_diffusers import FolderPipeline
 from tests.runs.conftest import Runs
 from tests.runs.together import trained_together
 from tests.small_models import Words
@@ -133,9 +134,9 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image.convert("RGB"), dtype=np.int16)
 
 
-# The other method of six families, each of which is here with one of both.
+# The other method of seven families, each of which is here with one of both.
 OTHERS = [("sd", "network"), ("sdxl", "full"), ("flux", "full"), ("zimage", "network"), ("chroma", "network"), ("flux2", "full")]
-OTHERS += [("kontext", "full")]
+OTHERS += [("kontext", "full"), ("anima", "full")]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[LONG] * (kind in OTHERS)) for kind in KINDS], indirect=True, ids="/".join)
@@ -197,6 +198,7 @@ def _as_base(kind: Runs, file: Path) -> dict[str, str]:
         "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
         "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
         "krea2": {"vae": "vae", "text_encoder": "text_encoder"},
+        "anima": {"vae": "vae", "text_encoder": "text_encoder"},
         "qwen_image21": {"vae": "vae", "text_encoder": "text_encoder"},
     }
     parts = own.get(kind.family, {})
@@ -217,7 +219,10 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_image(family: str,
     parts = made.load(run.options().model.model_copy(update={"pretrained_model_name_or_path": str(saved(runs, run))}), CPU, torch.float32)
     # Its processor cannot be read without torchvision.
     given = {"processor": Words(parts.tokenizers["te1"])} if family == "qwen_image21" else {}
-    pipeline = DiffusionPipeline.from_pretrained(saved(runs, run), local_files_only=True, dtype=torch.float32, **given)
+    if family == "anima":
+        pipeline = FolderPipeline(saved(runs, run))
+    else:
+        pipeline = DiffusionPipeline.from_pretrained(saved(runs, run), local_files_only=True, dtype=torch.float32, **given)
     pipeline.set_progress_bar_config(disable=True)
     shown = pixels(Image.open(run.samples / "trained-000006-00.png"))
     assert np.abs(pixels(made.preview(parts, [PREVIEW])[0]) - shown).max() <= 1

@@ -20,6 +20,8 @@ NAMED = [
     ("qwen_image21", "Qwen/Qwen-Image-2.1", "Qwen's own", None),
     ("krea2", "krea/Krea-2-Turbo", "a million dollars", "krea/Krea-2-Raw"),
     ("krea2", "krea/Krea-2-Raw", "a million dollars", None),
+    ("anima", "circlestone-labs/Anima-Base-v1.0-Diffusers", "non-commercial use, images are free", None),
+    ("anima", "models/anima-turbo-v1.0.safetensors", "non-commercial", "circlestone-labs/Anima-Base-v1.0-Diffusers"),
 ]
 
 

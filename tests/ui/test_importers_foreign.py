@@ -890,3 +890,26 @@ def test_a_file_of_another_program_is_a_config_file_on_the_command_line(name: st
     other = next(run for run in RUNS.values() if run is not found.run)
     with pytest.raises(OptionError, match=f"start {found.run.script}"):
         flat.parse_cli(other, argv, programs.of_config_file)
+
+
+ANIMA_PIPE = (
+    KREA_PIPE.replace("krea2", "anima").split("diffusion_model")[0]
+    + """transformer_path = "anima-base-v1.0.safetensors"
+vae_path = "qwen_image_vae.safetensors"
+llm_path = "qwen_3_06b_base.safetensors"
+llm_adapter_lr = 0
+"""
+    + KREA_PIPE[KREA_PIPE.index("dtype =") :]
+)
+
+
+def test_anima_of_other_programs_is_a_run_on_anima() -> None:
+    pipe = importers.read("anima.toml", ANIMA_PIPE.encode())
+    options = builds(pipe)
+    assert options["pretrained_model_name_or_path"] == "anima-base-v1.0.safetensors"
+    assert (options["vae"], options["text_encoder"]) == ("qwen_image_vae.safetensors", "qwen_3_06b_base.safetensors")
+    assert said(pipe, "model.llm_adapter_lr")[0] == "not needed"
+    trained = importers.read("anima.toml", ANIMA_PIPE.replace("llm_adapter_lr = 0", "llm_adapter_lr = 1e-6").encode())
+    assert said(trained, "model.llm_adapter_lr")[0] == "not supported"
+    preset = {**KREA_PRESET, "base_model_name": "circlestone-labs/Anima-Base-v1.0-Diffusers", "model_type": "ANIMA"}
+    assert builds(importers.read("#anima LoRA.json", json.dumps(preset).encode()))["text_encoder_quantization"] == "qfloat8"

@@ -35,6 +35,8 @@ class TokenizerSpec:
     """Hub id and folder of the vocabulary; the first is fetched where none is cached."""
     words: str = "CLIP's"
     size: str = "1.4 MB"
+    vocab_size: str = "vocab_size"
+    """Entry of its encoder's configuration that says how many tokens are known there."""
 
 
 def is_there(folder: Path, spec: TokenizerSpec) -> bool:
@@ -54,7 +56,7 @@ def read(spec: TokenizerSpec, folder: Path, encoder: Mapping[str, Any], option: 
         where = _not_json(folder) or f"one of its files ({type(err).__name__}: {str(err)[:200]})"
         raise OptionError(f"{option}: {label} cannot be read: {where} is damaged. Download it again") from err
     encoder = encoder.get("text_config", encoder)
-    size = encoder["vocab_size"]
+    size = encoder[spec.vocab_size]
     # A few more embeddings than tokens occur (tables padded for speed); fewer would be read out of range.
     if not 0.9 * size <= num_tokens <= size:
         raise OptionError(f"{option}: {label} has {num_tokens} tokens, but its text encoder knows {size}; the two do not belong together")

@@ -41,6 +41,7 @@ from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.weights import TensorEntry, entries
 from sd_scripts.library.loading.writing import original_tensors, write_file, write_folder
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.model import BaseModelOptions
 
 from . import original_unet as original
@@ -276,7 +277,8 @@ class Loader:
         else:
             spec = replace(spec, configs=self._like(config))
         networks = networks_in(spec, self.companions, source, header, config, own)
-        return Base(spec, source, networks, {}, scheduler_in(spec.configs), read_json(spec.configs / "model_index.json", BASE))
+        index = pipeline_file(spec.configs)
+        return Base(spec, source, networks, {}, scheduler_in(spec.configs), {} if index is None else read_json(index, BASE))
 
     def _like(self, config: Config) -> Path:
         """The folder with the published configurations of the version whose transformer is like this one; the first where none is."""

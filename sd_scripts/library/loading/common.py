@@ -28,6 +28,7 @@ from sd_scripts.families.common.original_unet import Extras, Layout, Stored, fro
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import Dtypes, Parts
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.outside import json_of
 
 from .headers import LORA, VAE, Header, read_header, what_is
@@ -62,7 +63,7 @@ class PartSpec:
     extras: Extras = no_extras
     """Tensors of the original layout that the network does not have."""
     unread: tuple[str, ...] = ()
-    """Tensors of some files that say something else, or nothing, and are not written."""
+    """Beginnings of the names of tensors of some files that say something else, or nothing, and are not written with the network."""
     tokenizer: TokenizerSpec | None = None
     stem: str = "diffusion_pytorch_model"
     """Name of its weights in the diffusers layout, without ending."""
@@ -215,8 +216,8 @@ def listed(words: Sequence[str]) -> str:
 
 def configs_for(spec: FamilySpec, file: Path) -> Path:
     """The folder with a single file's configuration: its own, where a diffusers folder of the family holds it, or the published one."""
-    index = file.parent / "model_index.json"
-    if index.is_file() and str(read_json(index, BASE).get("_class_name", "")).startswith(spec.pipelines) and spec.describes(file.parent):
+    index = pipeline_file(file.parent)
+    if index is not None and str(read_json(index, BASE).get("_class_name", "")).startswith(spec.pipelines) and spec.describes(file.parent):
         return file.parent
     return spec.configs
 
@@ -236,9 +237,10 @@ def check_kind(spec: FamilySpec, header: Header, source: Source) -> None:
 
 
 def check_folder(spec: FamilySpec, source: Source, own: Sequence[str]) -> Config:
-    """The folder's model_index.json. Raises OptionError for a folder that is no model of the family, and lists what is missing."""
-    index_file = source.path / "model_index.json"
-    if not index_file.is_file():
+    """The folder's model_index.json, or modular_model_index.json. Raises OptionError for a folder that is no model of the family, and lists
+    what is missing."""
+    index_file = pipeline_file(source.path)
+    if index_file is None:
         files = sorted(path.name for path in source.path.glob("*.safetensors"))
         hint = f" It has {files[0]}; to load that file, give its path" if files else ""
         alone = class_in(source.path, BASE)
@@ -332,8 +334,8 @@ def network(spec: FamilySpec, name: str, config: Config, tensors: Mapping[str, T
     pairs = {key: (tensors[stored.name], stored) for key, stored in placed.items() if stored.name in tensors}
     pairs |= {key: pairs[other] for key, other in part.stand_ins.items() if key not in pairs and other in pairs}
     found = {key: shape_from_original(stored, entry.shape) for key, (entry, stored) in pairs.items()}
-    used = {stored.name for stored in placed.values()} | set(part.extras(config_of(module))) | set(part.unread)
-    found |= {key: entry.shape for key, entry in tensors.items() if key not in used}
+    used = {stored.name for stored in placed.values()} | set(part.extras(config_of(module)))
+    found |= {key: entry.shape for key, entry in tensors.items() if key not in used and not key.startswith(part.unread)}
     check(module, found, what, option)
     return FoundNetwork(pairs, module)
 

@@ -21,11 +21,12 @@ from huggingface_hub.errors import (
 
 import sd_scripts.toy
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import PIPELINE_FILES
 from sd_scripts.schema.model import is_hub_id, not_there
 
 logger = logging.getLogger(__name__)
 
-HUB_PATTERNS = ("model_index.json", "*/config.json", "scheduler/*.json", "tokenizer*/*", "processor/*processor_config.json")
+HUB_PATTERNS = (*PIPELINE_FILES, "*/config.json", "scheduler/*.json", "*tokenizer*/*", "processor/*processor_config.json")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from sd_scripts.library.loading.headers import LORA, Header, read_header, what_i
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import TensorEntry, entries
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import pipeline_file
 
 from .tensor_files import Slot, TensorFile, open_file
 
@@ -139,9 +140,10 @@ def _in_folder(path: Path, option: str) -> tuple[Architecture, dict[str, FoundNe
         if architecture is None:
             raise OptionError(f"{option}: the folder {path.name} holds a {alone}; a UNet or a transformer of {known('or')} is needed")
         return architecture, {"backbone": _network_in(architecture.spec, "backbone", path, option, path.name)}
-    if not (path / "model_index.json").is_file():
+    index = pipeline_file(path)
+    if index is None:
         raise OptionError(f"{option}: the folder {path.name} is not a diffusers folder: it has neither model_index.json nor config.json")
-    pipeline = str(read_json(path / "model_index.json", option).get("_class_name", "unknown"))
+    pipeline = str(read_json(index, option).get("_class_name", "unknown"))
     candidates = [one for one in architectures().values() if pipeline.startswith(one.spec.pipelines)]
     architecture = next((one for one in candidates if one.spec.describes(path)), None)
     if architecture is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from sd_scripts.dataset.records import Progress
 from sd_scripts.library.loading.source import find
 from sd_scripts.schema import flat
-from sd_scripts.schema.files import write_atomically
+from sd_scripts.schema.files import pipeline_file, write_atomically
 from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.runs import RunOptions
 
@@ -75,7 +75,7 @@ def _weights(path: Path, variant: str | None) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield path.name, path
         return
-    alone = (path / "config.json").is_file() and not (path / "model_index.json").is_file()
+    alone = (path / "config.json").is_file() and pipeline_file(path) is None
     for file in sorted(path.glob("*" if alone else "*/*")):
         other = variant is None and any(mark in file.name for mark in _VARIANTS)
         if file.suffix in (".safetensors", ".json") and not other:

@@ -44,6 +44,7 @@ MODELS: Mapping[str, NamedModel] = {
     "FLUX_2_KLEIN": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE),
     "CHROMA_1": NamedModel("chroma", "Chroma", by_size=None),
     "KREA_2": NamedModel("krea2", "Krea 2"),
+    "ANIMA": NamedModel("anima", "Anima"),
     "QWEN": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
     "Z_IMAGE": NamedModel("zimage", "Z-Image", by_size=DIFFUSERS_LINE),
     **{
@@ -64,7 +65,6 @@ MODELS: Mapping[str, NamedModel] = {
             "SANA": "Sana",
             "HUNYUAN_VIDEO": "HunyuanVideo",
             "HI_DREAM_FULL": "HiDream-I1",
-            "ANIMA": "Anima",
             "ERNIE": "ERNIE-Image",
             "IDEOGRAM_4": "Ideogram 4",
         }.items()

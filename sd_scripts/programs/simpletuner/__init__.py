@@ -54,6 +54,7 @@ MODELS: Mapping[str, NamedModel] = {
     "flux2 klein": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE, token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
     "krea2": NamedModel("krea2", "Krea 2"),
+    "anima": NamedModel("anima", "Anima"),
     "z_image": NamedModel("zimage", "Z-Image"),
     "qwen_image": NamedModel("qwen_edit", "Qwen-Image"),
     **{
@@ -74,7 +75,6 @@ MODELS: Mapping[str, NamedModel] = {
             "cosmos": "Cosmos-Predict2",
             "cosmos3": "Cosmos 3",
             "bria": "Bria",
-            "anima": "Anima",
             "ideogram": "Ideogram 4",
             "ernie": "ERNIE-Image",
             "mageflow": "MageFlow",

@@ -17,6 +17,7 @@ from sd_scripts.library.core.protocols import Condition, Geometry, ModelFamily, 
 from sd_scripts.library.loading.common import BASE, dtypes_of
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.source import find
+from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.model import ModelOptions
 
 from .accounting import META
@@ -90,7 +91,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError, OSError):
         return None
-    return folder if (folder / "model_index.json").is_file() else None
+    return folder if pipeline_file(folder) is not None else None
 
 
 def is_absent(name: str | None) -> bool:

@@ -1,0 +1,50 @@
+"""What the program knows of the family without loading it."""
+
+from __future__ import annotations
+
+from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
+from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
+
+TRANSFORMER = "an Anima transformer"
+CONDITIONER = "a text conditioner of Anima alone"
+_LICENCE = "CircleStone's: the model and what is trained from it for non-commercial use, images are free"
+FACTS = FamilyFacts(
+    label="Anima",
+    place=54,
+    edits=False,
+    evaluates=False,
+    demo=None,
+    labels={},
+    kohya=None,
+    adapters=AdapterMarks(
+        architectures=("anima",),
+        text_widths=(),
+        layers=(
+            r"(llm_adapter|text_conditioner)[._]|(^|[._])blocks[._]\d+[._]((self|cross)_attn[._](q|k|v|output)_proj|mlp[._]layer[12]|adaln_mod)"
+            r"|^transformer[._]transformer_blocks[._]\d+[._](attn[12]|ff)[._]"
+        ),
+    ),
+    companions=("vae", "text_encoder", "text_conditioner"),
+    whole_files=False,
+    network=NetworkFacts(
+        head_sizes=lambda model: (128,),
+        text_lengths_vary=lambda model: False,
+        always_masked=False,
+        mostly_weights=False,
+        guided_together=False,
+        quantized_encoder="te1",
+        vae_in_16_bits=True,
+    ),
+    lora_module="networks.lora_anima",
+    signs=(
+        Sign(TRANSFORMER, lambda names: names.has("llm_adapter.out_proj.") and names.has("blocks.0.adaln_modulation_self_attn.")),
+        Sign(CONDITIONER, lambda names: names.has("blocks.0.norm_cross_attn.") and not names.has("adaln_modulation_self_attn.")),
+        QWEN_VAE_SIGN,
+        QWEN3_SIGN,
+    ),
+    bases=(
+        PublishedBase(pieces=("anima", "turbo"), licence=_LICENCE, undistilled="circlestone-labs/Anima-Base-v1.0-Diffusers"),
+        PublishedBase(pieces=(), licence=_LICENCE, undistilled=None),
+    ),
+)

@@ -1,0 +1,112 @@
+"""What runs on Anima have of their own in each section, and their kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from sd_scripts.schema.fields import NotNegative, Positive, Show
+from sd_scripts.schema.memory import FullMemoryOptions
+from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions, file_name
+from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
+from sd_scripts.schema.objective import FlowObjectiveOptions
+from sd_scripts.schema.optimizer import FullOptimizerOptions
+from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.runs import RunOptions
+from sd_scripts.schema.samples import SampleOptions
+
+
+class AnimaModelOptions(FewStepModelOptions, EncoderDevicesOptions):
+    """The Anima base model: Base is made to be trained, Aesthetic and Turbo to draw with."""
+
+    grid: ClassVar[int] = 16
+
+    vae: Annotated[str | None, Show(kind="file")] = None
+    """The VAE (Qwen-Image's): a .safetensors file, a diffusers folder or a hub id; None takes the one that comes with the base model."""
+    text_encoder: Annotated[str | None, Show(kind="file")] = None
+    """The Qwen3-0.6B text encoder: a .safetensors file, a folder (with its tokenizer) or a hub id; None takes the one that comes with the
+    base model."""
+    text_conditioner: Annotated[str | None, Show(kind="file")] = None
+    """The text conditioner (llm_adapter), which makes of Qwen3's states what the transformer reads: a .safetensors file, a folder or a hub
+    id; None takes the one of the base model, also in a single file. It stays as it is in training."""
+    max_token_length: Annotated[int, Field(ge=16, le=512)] = 512
+    """Tokens of a caption that are read, of Qwen3's and of T5's."""
+    text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
+    """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+
+    def header_values(self) -> dict[str, object]:
+        """See ModelOptions."""
+        return {"model_type": "anima", "max_token_length": self.max_token_length, "vae_name": file_name(self.vae)}
+
+
+class AnimaNetworkOptions(BlocksNetworkOptions):
+    """The adapter on an Anima transformer."""
+
+    lora_targets: Literal["attention_and_mlp", "all"] = "attention_and_mlp"
+    """Layers of each of the 28 blocks that get an adapter: attention and MLP (280 layers in the full model, as most files for Anima have),
+    or the modulation as well. target_modules, when given, chooses among all."""
+
+
+class AnimaFlowObjectiveOptions(FlowObjectiveOptions):
+    """The training objective of Anima."""
+
+    timestep_sampling: Literal["uniform", "sigmoid", "logit_normal", "shift", "mode", "sigma"] = "shift"
+    """Density of the training times: uniform; sigmoid(sigmoid_scale * N), as kohya's script has it by default; logit_normal(logit_mean,
+    logit_std); shift = sigmoid shifted by discrete_flow_shift; mode (mode_scale); sigma = uniform shifted by discrete_flow_shift."""
+    discrete_flow_shift: Positive = 3.0
+    """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3 is the model's own
+    in drawing."""
+
+
+class AnimaSampleOptions(SampleOptions):
+    """Previews of an Anima model, always with its own flow-matching sampler."""
+
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 30
+    """Denoising steps of a preview without --s; 8 to 12 with Turbo."""
+    sample_cfg_scale: NotNegative = 4.0
+    """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, which is right for Turbo, above 1 doubles the
+    time."""
+
+
+class AnimaAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, sd-scripts; with diffusers' by diffusers;
+    with comfyui's (`diffusion_model.`, without alphas) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
+
+
+class _AnimaRun(RunOptions):
+    family: ClassVar[str] = "anima"
+
+    model: AnimaModelOptions
+    objective: AnimaFlowObjectiveOptions = AnimaFlowObjectiveOptions()
+    samples: AnimaSampleOptions = AnimaSampleOptions()
+
+
+class AnimaNetwork(_AnimaRun):
+    """LoRA and its relatives on Anima."""
+
+    method: ClassVar[str] = "network"
+    script: ClassVar[str] = "anima_train_network.py"
+    label: ClassVar[str] = "Anima LoRA"
+
+    network: AnimaNetworkOptions = AnimaNetworkOptions()
+    output: AnimaAdapterOutputOptions = AnimaAdapterOutputOptions()
+
+
+class AnimaFull(_AnimaRun):
+    """DreamBooth and fine-tuning of Anima."""
+
+    method: ClassVar[str] = "full"
+    script: ClassVar[str] = "anima_train.py"
+    label: ClassVar[str] = "Anima DreamBooth and fine-tuning"
+
+    network: TransformerFullOptions = TransformerFullOptions()
+    optimizer: FullOptimizerOptions = FullOptimizerOptions()
+    memory: FullMemoryOptions = FullMemoryOptions()
+    output: ModelOutputOptions = ModelOutputOptions()
+
+
+RUNS: tuple[type[RunOptions], ...] = (AnimaNetwork, AnimaFull)

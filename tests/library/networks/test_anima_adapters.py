@@ -1,0 +1,174 @@
+"""Files of Anima: diffusers' own conversion and readers on what is written here, at full size by names, small by numbers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AnimaTextConditioner
+from diffusers.loaders.single_file_utils import convert_cosmos_transformer_checkpoint_to_diffusers as by_diffusers
+from safetensors.torch import load_file, save_file
+
+from sd_scripts.families.anima.loading import LOADER, SPEC, transformer_config
+from sd_scripts.families.anima.model import Anima
+from sd_scripts.families.anima.network import made
+from sd_scripts.families.anima.options import AnimaModelOptions, AnimaNetworkOptions
+from sd_scripts.families.common.original_unet import places, shape_to_original
+from sd_scripts.library.adapters.attaching import attach
+from sd_scripts.library.adapters.files import export
+from sd_scripts.library.adapters.maths import KINDS
+from sd_scripts.library.adapters.merge import merge_into
+from sd_scripts.library.core.protocols import Parts
+from sd_scripts.library.loading.common import read_json
+from sd_scripts.schema.errors import OptionError
+from tests.anima_in_diffusers import pipeline_of, without_torchvision
+from tests.library.networks.adapters_in_small import shaken
+
+ANIMA = Anima()
+LAYOUTS = ("kohya", "diffusers", "comfyui")
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return copy.deepcopy(ANIMA.tiny())
+
+
+@torch.no_grad()
+def output(parts: Parts) -> torch.Tensor:
+    x = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(2))
+    return ANIMA.denoise(parts, x, torch.tensor([0.4]), ANIMA.encode_prompts(parts, ["a cat"]))
+
+
+def saved(parts: Parts, file: Path, layout: str, kind: str = "lora", targets: str = "all") -> torch.Tensor:
+    """Writes an adapter of random values and returns the model's output with it; the model stays as it was."""
+    options = AnimaNetworkOptions(network_type=kind, network_dim=4, network_alpha=2.0, lora_targets=targets)
+    network = attach(parts, options, {"backbone": ANIMA.adapter_targets(parts, False)["backbone"]}, 0)
+    shaken(network)
+    export(network, parts, file, save_model_as=layout, precision="float")
+    live = output(parts)
+    network.detach()
+    return live
+
+
+def near(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool((left - right).abs().max() < 4e-6 * max(1.0, float(right.abs().max())))
+
+
+def test_a_published_file_of_full_size_becomes_what_diffusers_makes_of_it() -> None:
+    with torch.device("meta"):
+        model = made(read_json(SPEC.configs / "transformer" / "config.json", "model"))
+        conditioner = AnimaTextConditioner.from_config(read_json(SPEC.configs / "text_conditioner" / "config.json", "model"))
+    own = model.state_dict()
+    placed = places(SPEC.parts["backbone"].layout, own, model.config)
+    held = {stored.name: torch.empty(shape_to_original(stored, tuple(own[key].shape)), device="meta") for key, stored in placed.items()}
+    assert sum(tensor.numel() for tensor in own.values()) == 1_956_405_248 and len(own) == len(held) == 567
+    assert sum(weight.numel() for weight in conditioner.parameters()) == 134_663_680 and len(conditioner.state_dict()) == 118
+    assert {"blocks.27.cross_attn.output_proj.weight", "blocks.0.adaln_modulation_mlp.2.weight", "x_embedder.proj.1.weight"} <= held.keys()
+    for tensors in (held, own):
+        config = transformer_config({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        assert {key: value for key, value in config.items() if key != "_class_name" and _plain(model.config.get(key)) != value} == {}
+    found = by_diffusers({f"net.{name}": tensor for name, tensor in held.items()})
+    assert {key: tensor.shape for key, tensor in found.items()} == {key: tensor.shape for key, tensor in own.items()}
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("prefix", ["net.", "", "model.diffusion_model."])
+def test_files_of_the_transformer_are_read_with_the_conditioner_in_them(prefix: str, parts: Parts, tmp_path: Path) -> None:
+    """With VAE and text encoder beside them, whose file has its head, and with numbers of positions that some writers keep."""
+    ANIMA.save(parts, tmp_path / "model", "diffusers", None, {})
+    ANIMA.save(parts, tmp_path / "published.safetensors", "safetensors", None, {})
+    held = {name.removeprefix("net."): tensor for name, tensor in load_file(tmp_path / "published.safetensors").items()}
+    assert {"blocks.2.mlp.layer2.weight", "llm_adapter.blocks.1.cross_attn.k_norm.weight", "llm_adapter.embed.weight"} <= held.keys()
+    held["pos_embedder.seq"] = torch.arange(8.0)
+    words = {f"model.{name}": tensor for name, tensor in parts.text_encoders["te1"].state_dict().items()}
+    words["lm_head.weight"] = words["model.embed_tokens.weight"].clone()
+    file, encoder = tmp_path / "model" / "anima.safetensors", tmp_path / "model" / "text_encoder" / "qwen_3_06b_base.safetensors"
+    save_file({f"{prefix}{name}": tensor.clone() for name, tensor in held.items()}, file)
+    save_file(words, encoder)
+    vae = str(tmp_path / "model" / "vae")
+    found = loaded(pretrained_model_name_or_path=str(file), vae=vae, text_encoder=str(encoder))
+    for name, module in parts.modules().items():
+        assert all(torch.equal(found.modules()[name].state_dict()[key], tensor) for key, tensor in module.state_dict().items()), name
+
+
+def loaded(**given: str) -> Parts:
+    return LOADER.load(AnimaModelOptions(**given), torch.device("cpu"), torch.float32)
+
+
+def test_a_conditioner_of_its_own_takes_the_place_of_the_models(parts: Parts, tmp_path: Path) -> None:
+    """A file of it alone, or of a whole transformer."""
+    other = copy.deepcopy(parts)
+    for weight in other.text_encoders["te2"].parameters():
+        weight.data.normal_()
+    ANIMA.save(parts, tmp_path / "model", "diffusers", None, {})
+    ANIMA.save(other, tmp_path / "model" / "text_conditioner" / "whole.safetensors", "safetensors", None, {})
+    alone = tmp_path / "model" / "text_conditioner" / "llm_adapter.safetensors"
+    save_file({name: tensor.clone() for name, tensor in other.text_encoders["te2"].state_dict().items()}, alone)
+    for file in (alone, alone.with_name("whole.safetensors")):
+        found = loaded(pretrained_model_name_or_path=str(tmp_path / "model"), text_conditioner=str(file))
+        wanted = other.text_encoders["te2"].state_dict()
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.text_encoders["te2"].state_dict().items())
+    with pytest.raises(OptionError, match=r"a text conditioner of Anima alone; you chose Anima.*goes into text_conditioner"):
+        loaded(pretrained_model_name_or_path=str(alone))
+
+
+@pytest.mark.parametrize("layout", ["diffusers", "comfyui"])
+def test_diffusers_does_with_the_file_what_the_trained_model_does(layout: str, parts: Parts, tmp_path: Path) -> None:
+    live, before = saved(parts, tmp_path / "lora.safetensors", layout), output(parts)
+    pipeline = pipeline_of(parts)
+    pipeline.load_lora_weights(tmp_path / "lora.safetensors")
+    theirs = copy.copy(parts)
+    theirs.backbone = Called(pipeline.transformer)
+    with without_torchvision():
+        assert (before - live).abs().max() > 1e-2 and near(output(theirs), live)
+
+
+class Called(torch.nn.Module):
+    """diffusers' own transformer, called as ours."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(1, 1, 8 * latents.shape[-2], 8 * latents.shape[-1])
+        found: torch.Tensor = self.network(latents[:, :, None], timestep, text, padding_mask=mask, return_dict=False)[0]
+        return found[:, :, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.long) for layout in LAYOUTS[1:])])
+def test_a_file_of_any_kind_merges_into_what_was_trained(kind: str, layout: str, parts: Parts, tmp_path: Path) -> None:
+    live = saved(parts, tmp_path / "adapter.safetensors", layout, kind)
+    merge_into(parts, tmp_path / "adapter.safetensors")
+    assert near(output(parts), live)
+
+
+@pytest.mark.parametrize(
+    "stem", ["lora_unet_llm_adapter_blocks_1_cross_attn_q_proj", "diffusion_model.llm_adapter.blocks.1.cross_attn.q_proj"]
+)
+def test_adapters_of_other_trainers_on_the_conditioner_are_merged(stem: str, parts: Parts, tmp_path: Path) -> None:
+    down, up = torch.randn(2, 32), torch.randn(32, 2)
+    endings = ("lora_down.weight", "lora_up.weight") if stem.startswith("lora") else ("lora_A.weight", "lora_B.weight")
+    save_file(dict(zip((f"{stem}.{ending}" for ending in endings), (down, up))), tmp_path / "lora.safetensors")
+    layer = parts.text_encoders["te2"].blocks[1].cross_attn.q_proj
+    before = layer.weight.clone()
+    assert merge_into(parts, tmp_path / "lora.safetensors") == 1
+    assert torch.allclose(layer.weight, before + up @ down, atol=1e-5)
+
+
+def test_the_usual_targets_are_those_of_other_trainers() -> None:
+    names = set(load_names("attention_and_mlp"))
+    assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "output_proj", "layer1", "layer2"}
+    assert len(names) == 3 * 10 and len(load_names("all")) == 3 * 16
+
+
+def load_names(targets: str) -> list[str]:
+    parts = ANIMA.tiny()
+    network = attach(parts, AnimaNetworkOptions(lora_targets=targets), ANIMA.adapter_targets(parts, False), 0)
+    return [network.names.to_comfyui(plan.name) for plan in network.plans]
