@@ -153,7 +153,8 @@ def _unneeded(base: str) -> Callable[[str, list[str]], set[str]]:
     def left_out(folder: str, names: list[str]) -> set[str]:
         found = {name for name in names if name == "__pycache__" or name.startswith(".") or name.endswith((".pyc", ".pyi"))}
         if Path(folder) == bases:
-            found |= {name for name in names if base != TOY or name != offered().family}
+            # What built-in models share lies beside them.
+            found |= {name for name in names if base != TOY or name not in (offered().family, "common")}
         return found
 
     return left_out

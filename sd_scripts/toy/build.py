@@ -81,15 +81,21 @@ def _build_flux(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) ->
 
 
 def _build_flux2(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
-    from . import flux2
+    from . import flux2, reading
 
-    return _built(flux2.train_flux2, vae, flux2.Flux2Settings(), seed, changes, saved)
+    return _built(flux2.train_flux2, vae, reading.FlowSettings(), seed, changes, saved)
 
 
 def _build_chroma(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
-    from . import chroma
+    from . import chroma, reading
 
-    return _built(chroma.train_chroma, vae, chroma.ChromaSettings(), seed, changes, saved)
+    return _built(chroma.train_chroma, vae, reading.FlowSettings(), seed, changes, saved)
+
+
+def _build_krea2(vae: AutoencoderKLQwenImage, seed: int, changes: Changes, saved: Path) -> Built:
+    from . import krea2, reading
+
+    return _built(krea2.train_krea2, vae, reading.FlowSettings(), seed, changes, saved)
 
 
 def _build_zimage(vae: AutoencoderKL, seed: int, changes: Changes, saved: Path) -> Built:
@@ -119,15 +125,19 @@ def _built(
     return Built(train(vae, settings, seed, saved), asdict(settings))
 
 
-FAMILIES: dict[str, Callable[[AutoencoderKL, int, Changes, Path], Built]] = {
+FAMILIES: dict[str, Callable[[Any, int, Changes, Path], Built]] = {
     "sd": _build_sd,
     "sdxl": _build_sdxl,
     "flux": _build_flux,
     "flux2": _build_flux2,
     "chroma": _build_chroma,
+    "krea2": _build_krea2,
     "zimage": _build_zimage,
 }
 """Family -> (vae, seed, changes, state of the training) -> trained pipeline. These draw images from captions."""
+
+QWEN_VAE = (EDITING, "krea2")
+"""Families with Qwen-Image's kind of VAE; the others begin from the common one of SD's kind."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +166,11 @@ def build(plan: BuildPlan) -> dict[str, object]:
     A training that was stopped goes on from the state beside the folder. Raises ValueError when the folder would be larger than MAX_BYTES;
     the old base then stays.
     """
+    from . import pretraining, sharing
+
     vae, vae_record = _get_vae(plan)
     saved = plan.out.with_name(f".{plan.out.name}.training.safetensors")
-    started = time.process_time()
+    started = time.process_time() - sum(pretraining.spent(state) for state in saved.parent.glob(f"{saved.name}*"))
     train = _build_qwen_edit if plan.family == EDITING else FAMILIES[plan.family]
     asked = {"num_steps": plan.num_steps, "num_distilled_steps": plan.num_distilled_steps, "num_images": plan.num_images}
     built = train(vae, plan.seed, {name: value for name, value in asked.items() if value is not None}, saved)
@@ -188,10 +200,7 @@ def build(plan: BuildPlan) -> dict[str, object]:
         if plan.out.exists():
             plan.out.rename(aside / "old")
         new.rename(plan.out)
-        if plan.family != EDITING:
-            from . import sharing
-
-            sharing.share(plan.out, found=plan.out.parent == BASES)
+        sharing.share(plan.out, found=plan.out.parent == BASES)
         for state in saved.parent.glob(f"{saved.name}*"):
             state.unlink()
     finally:
@@ -210,27 +219,21 @@ def score_again(folder: Path, num_prompts: int) -> None:
 
 
 def existing_vae(family: str) -> Path | None:
-    """The VAE that stored bases share, or the editing base's own; None when there is none."""
-    folder = BASES / (EDITING if family == EDITING else "common") / "vae"
+    """The VAE that stored bases share, of the kind that this family begins from; None when there is none."""
+    folder = BASES / "common" / ("qwen_vae" if family in QWEN_VAE else "vae")
     return folder if (folder / "config.json").exists() else None
 
 
 def _get_vae(plan: BuildPlan) -> tuple[Vae, dict[str, object]]:
-    import torch
-    from diffusers import AutoencoderKLQwenImage
-
     from . import autoencoder, qwen_vae, sharing
 
     if plan.vae is not None:
         logger.info("using the VAE in %s", plan.vae)
-        record = json.loads((plan.vae.parent / "BUILD.json").read_text(encoding="utf-8"))["vae"]
-        if plan.family != EDITING:
-            return sharing.load_vae(plan.vae), record
-        vae = AutoencoderKLQwenImage.from_pretrained(plan.vae, local_files_only=True, dtype=torch.float32)
-        return vae.eval().requires_grad_(False), record
+        record = json.loads((plan.vae.parent / "BUILD.json").read_text(encoding="utf-8"))
+        return sharing.load_vae(plan.vae), record[plan.vae.name]
     started = time.process_time()
-    own: Any = qwen_vae if plan.family == EDITING else autoencoder
-    settings = own.QwenVaeSettings() if plan.family == EDITING else own.VaeSettings()
+    own: Any = qwen_vae if plan.family in QWEN_VAE else autoencoder
+    settings = own.QwenVaeSettings() if plan.family in QWEN_VAE else own.VaeSettings()
     if plan.num_vae_steps is not None:
         settings = replace(settings, num_steps=plan.num_vae_steps)
     vae = own.train_vae(settings, plan.seed)

@@ -27,6 +27,7 @@ from .worlds import Scene
 DATASETS = {
     "star": "24 stars in all colours and places (a shape no base knows) and 60 regularisation images of old shapes",
     "stars": "96 stars in two thirds of the combinations of colours and places, 96 regularisation images: for models of few, large tokens",
+    "large_stars": "the same at 128 pixels and more, for models whose tokens are 16 pixels wide",
     "teal": "24 alike, squares and triangles in teal (a colour that the bases sd and flux do not know), 60 in other colours",
     "subject": "12 images of one subject, a teal circle called zwx, named by their folder alone, and 40 of its class: DreamBooth",
     "edit_border": "24 pairs of 'add a border', which the base qwen_edit does not know; for regularisation 420 of old kinds, 60 that stay",
@@ -74,6 +75,9 @@ def _files(name: str) -> dict[str, bytes]:
     if name == "stars":
         # Of the 54 combinations 18 stay unseen. A model of 16 tokens an image learned 24 stars by heart and drew a new one in 57 %.
         return _images("train/1_star", [_stars(36)[index % 36] for index in range(96)], 11) | _images("reg/1_shape", _old_scenes(96), 12)
+    if name == "large_stars":
+        stars = _images("train/1_star", [_stars(36)[index % 36] for index in range(96)], 11, sizes=worlds.LARGE_SIZES)
+        return stars | _images("reg/1_shape", _old_scenes(96), 12, sizes=worlds.LARGE_SIZES)
     if name == "teal":
         teal = list(worlds.trained(worlds.NEW_COLORS))
         return _images("train/3_teal", teal, 14) | _images("reg/1_shape", _old_scenes(60, worlds.KNOWN_COLORS), 15)
@@ -121,13 +125,15 @@ def _old_scenes(num: int, colors: tuple[str, ...] = tuple(worlds.COLORS), order:
     return [trained[places[index % len(trained)]] for index in range(num)]
 
 
-def _images(folder: str, scenes: list[Scene], seed: int, caption_every: int = 1) -> dict[str, bytes]:
+def _images(
+    folder: str, scenes: list[Scene], seed: int, caption_every: int = 1, sizes: tuple[tuple[int, int], ...] = _SIZES
+) -> dict[str, bytes]:
     # One image in caption_every has a caption, with 0 none; the folder's name is the prompt of the others, as in kohya's layout.
     files = {}
     for index, scene in enumerate(scenes):
         rng = worlds.rng_for(seed, index)
         stem = f"{folder}/{index:03d}_{scene.color}_{scene.shape}"
-        size = _SIZES[int(rng.integers(len(_SIZES)))]
+        size = sizes[int(rng.integers(len(sizes)))]
         files[f"{stem}.png"] = _png(worlds.draw(scene, *size, rng))
         if caption_every and index % caption_every == 0:
             files[f"{stem}.txt"] = f"{worlds.caption(scene, rng)}\n".encode()

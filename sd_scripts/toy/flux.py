@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
-from transformers import CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.families.common.packing import packed
 
 from . import autoencoder, pretraining, worlds
-from .parts import clip_text_config
+from .parts import clip_text_config, t5_config
 from .pretraining import BaseSettings, Latents, ToyBatch
 from .tokens import T5_MAX_TOKENS, clip_tokenizer, t5_tokenizer
 
@@ -82,21 +82,7 @@ def new_parts(seed: int) -> FluxParts:
             axes_dims_rope=(4, 14, 14),
         )
         clip = CLIPTextModel(clip_text_config(_CLIP_WIDTH, words, _CLIP_WIDTH))
-        t5 = T5EncoderModel(
-            T5Config(
-                vocab_size=len(pieces),
-                d_model=_T5_WIDTH,
-                d_kv=16,
-                d_ff=2 * _T5_WIDTH,
-                num_layers=2,
-                num_heads=4,
-                dropout_rate=0.0,
-                feed_forward_proj="gated-gelu",
-                tie_word_embeddings=False,
-                pad_token_id=pieces.pad_token_id,
-                eos_token_id=pieces.eos_token_id,
-            )
-        )
+        t5 = T5EncoderModel(t5_config(_T5_WIDTH, pieces))
     return FluxParts(transformer, clip, t5, words, pieces)
 
 
@@ -150,7 +136,9 @@ def drawn_numbers(settings: FluxSettings) -> pretraining.Conditions:
 def train_flux(vae: AutoencoderKL, settings: FluxSettings, seed: int, saved: Path | None = None) -> FluxPipeline:
     """A pipeline trained from nothing but the VAE, on images of the known colours."""
     parts = new_parts(seed)
-    batches = pretraining.encoded_batches(vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS), drawn_numbers(settings))
+    batches = pretraining.encoded_batches(
+        pretraining.moments_of(vae), settings, seed, worlds.trained(worlds.KNOWN_COLORS), drawn_numbers(settings)
+    )
     pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch, settings), batches, settings, "flux", saved)
     return as_pipeline(parts, vae)
 

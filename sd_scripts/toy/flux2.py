@@ -1,12 +1,13 @@
-"""Train the toy FLUX.2 Klein base: a real pipeline, small, whose Qwen3 is the toy Z-Image base's, frozen; scenes without teal.
+"""Train the toy FLUX.2 Klein base: a real pipeline, small; scenes of the world without teal.
 
-Not trained to its end yet, so nothing of it is stored. Knows how Klein is conditioned. Its VAE is the common one with every latent
-channel twice, so that there are the 32 of FLUX.2: nothing of it is trained. The loop: pretraining.py. Files: build.py.
+Not run to its end yet, so nothing of it is stored. Knows how Klein is conditioned. Its text encoder is taught to read first (reading.py)
+and then frozen. Its VAE is the common one with every latent channel twice, so that there are the 32 of FLUX.2: nothing of it is trained.
+The loop: pretraining.py. Files: build.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 from pathlib import Path
 
 import torch
@@ -17,36 +18,24 @@ from diffusers import (
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pixel_unshuffle
 from transformers import Qwen2Tokenizer, Qwen3Model
 
-from sd_scripts.families.common.qwen3 import told
+from sd_scripts.families.common.qwen3 import tiny_qwen3, told
 
-from . import autoencoder, pretraining, worlds
-from .pretraining import BaseSettings, ToyBatch
+from . import autoencoder, pretraining, reading, worlds
+from .pretraining import ToyBatch
+from .reading import FlowSettings, ReadingSettings
 from .tokens import klein_tokenizer
 
-OUT_LAYERS = (0, 1, 2)
-"""States of the three-layer Qwen3 that the transformer reads: after none, one and two of its layers."""
+_NUM_TEXT_LAYERS = 4
+OUT_LAYERS = (1, 2, 3)
+"""States of the Qwen3 that the transformer reads: after a quarter, a half and three quarters of its layers."""
 
 _WIDTH = 64
-
-
-@dataclass(frozen=True)
-class Flux2Settings(BaseSettings):
-    """How a toy Klein base is trained."""
-
-    num_steps: int = 4000
-    num_images: int = 3600
-    other_color_fraction: float = 0.15
-    short_caption_fraction: float = 0.1
-    capital_fraction: float = 0.15
-    """Fraction of captions that begin with a capital, which makes other tokens."""
-    time_mean: float = 0.8
-    time_deviation: float = 1.2
-    """Times are sigmoid(mean + deviation * normal), logit-normal, Esser et al. 2024 (arXiv 2403.03206); near to noise, where Klein's shift
-    puts most steps."""
+_NUM_TAUGHT = 16
+"""Tokens at the end of a text that are taught what it names: those behind the longest caption, padding among them."""
 
 
 # Shapes: B samples, C = 32 latent channels, h w latent sides, N = h/2 * w/2 image tokens of 4C numbers, L text tokens, D = 64 text width.
@@ -97,16 +86,23 @@ def new_transformer(seed: int) -> Flux2Transformer2DModel:
             num_layers=1,
             num_single_layers=2,
             # 128 numbers of noise a token must find their way through: at a width of 96 the loss stayed at 0.97.
-            attention_head_dim=32,
-            num_attention_heads=5,
+            attention_head_dim=24,
+            num_attention_heads=6,
             mlp_ratio=1.0,
             joint_attention_dim=3 * _WIDTH,
-            axes_dims_rope=(8, 8, 8, 8),
+            timestep_guidance_channels=64,
+            axes_dims_rope=(6, 6, 6, 6),
             guidance_embeds=False,
         )
 
 
-@torch.no_grad()
+def new_encoder(seed: int, tokenizer: Qwen2Tokenizer) -> Qwen3Model:
+    """An untaught text encoder; the same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return tiny_qwen3(tokenizer, _WIDTH, num_heads=4, num_kv_heads=2, num_positions=1024, num_layers=_NUM_TEXT_LAYERS)
+
+
 def encode_captions(encoder: Qwen3Model, tokenizer: Qwen2Tokenizer, captions: list[str]) -> Tensor:
     """Captions -> text (B, L, 3D) as Flux2KleinPipeline has it with OUT_LAYERS, padding included."""
     texts = [told(tokenizer, caption, thinking=False) for caption in captions]
@@ -121,19 +117,14 @@ def _places(rows: int, columns: int, length: int) -> Tensor:
 
 
 def loss_of(
-    transformer: Flux2Transformer2DModel,
-    vae: AutoencoderKLFlux2,
-    encoder: Qwen3Model,
-    tokenizer: Qwen2Tokenizer,
-    batch: ToyBatch,
-    settings: Flux2Settings,
+    transformer: Flux2Transformer2DModel, encoder: Qwen3Model, tokenizer: Qwen2Tokenizer, batch: ToyBatch, settings: FlowSettings
 ) -> Tensor:
-    """Mean squared error of the predicted velocity noise - latents, a scalar. The batch's conditions are whether captions get a capital."""
-    text = encode_captions(encoder, tokenizer, pretraining.with_capitals(batch.captions, batch.conditions[:, 0].tolist()))
+    """Mean squared error of the predicted velocity, a scalar; the batch's latents are squares. Its conditions are whether captions get a
+    capital."""
+    with torch.no_grad():
+        text = encode_captions(encoder, tokenizer, pretraining.with_capitals(batch.captions, batch.conditions[:, 0].tolist()))
     t = pretraining.logit_normal(batch.u, settings.time_mean, settings.time_deviation)
-    x_0 = squares(vae, batch.latents)
-    noise = pixel_unshuffle(batch.noise, 2)
-    x_t = torch.lerp(x_0, noise, t[:, None, None, None])
+    x_t = torch.lerp(batch.latents, batch.noise, t[:, None, None, None])
     v = transformer(
         hidden_states=x_t.flatten(2).transpose(1, 2),
         timestep=t,
@@ -142,28 +133,24 @@ def loss_of(
         img_ids=_places(x_t.shape[-2], x_t.shape[-1], 1),
         guidance=None,
     ).sample
-    return (v - (noise - x_0).flatten(2).transpose(1, 2)).square().mean()
+    return (v - batch.expected_velocity(x_t, t).flatten(2).transpose(1, 2)).square().mean()
 
 
-def train_flux2(common: AutoencoderKL, settings: Flux2Settings, seed: int, saved: Path | None = None) -> Flux2KleinPipeline:
-    """A pipeline trained from nothing but the common VAE and Z-Image's Qwen3, on images of the known colours; see pretraining.train."""
-    from .build import BASES
-
+def train_flux2(common: AutoencoderKL, settings: FlowSettings, seed: int, saved: Path | None = None) -> Flux2KleinPipeline:
+    """A pipeline trained from nothing but the common VAE, on images of the known colours; see pretraining.train."""
     vae, transformer, tokenizer = doubled(common, seed), new_transformer(seed), klein_tokenizer()
-    encoder = Qwen3Model.from_pretrained(BASES / "zimage" / "text_encoder", dtype=torch.float32).eval().requires_grad_(False)
-    batches = pretraining.encoded_batches(
-        vae,
+    encoder = new_encoder(seed, tokenizer)
+
+    def rows_of(captions: list[str]) -> Tensor:
+        return encode_captions(encoder, tokenizer, captions)[:, -_NUM_TAUGHT:].unflatten(-1, (len(OUT_LAYERS), -1)).flatten(1, 2)
+
+    reading.teach(encoder, rows_of, ReadingSettings(), seed, "flux2", saved and saved.with_name(f"{saved.name}.reading"))
+    reading.train_rounds(
+        transformer,
+        functools.partial(loss_of, transformer, encoder, tokenizer),
+        pretraining.exactly(lambda pixels: squares(vae, vae.encode(pixels).latent_dist.mode())),
         settings,
         seed,
-        worlds.trained(worlds.KNOWN_COLORS),
-        pretraining.capitals(settings.capital_fraction),
-        worlds.sizes_of("flux2"),
-    )
-    pretraining.train(
-        nn.ModuleList([transformer]),
-        lambda batch: loss_of(transformer, vae, encoder, tokenizer, batch, settings),
-        batches,
-        settings,
         "flux2",
         saved,
     )

@@ -173,7 +173,7 @@ def show_prompts(found: Shown, when: str, kind: measure.Kind, draw: Draw, num: i
     def render(texts: list[str], seeds: list[int], width: int, height: int) -> list[Image.Image]:
         return draw(texts, seeds, (width, height), [()] * len(texts))
 
-    images = measure.render_tasks(render, tasks)
+    images = measure.render_tasks(render, tasks, worlds.sizes_of(options.family))
     found.prompts[:] = [task.prompt for task in tasks[:SHOWN]]
     found.rows[when] = images[:SHOWN]
     found.right[when] = measure.score([task.scene for task in tasks], images).all

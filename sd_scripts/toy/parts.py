@@ -1,9 +1,9 @@
-"""Parts that several toy families are built from: the configuration of a CLIP text encoder, and the noise schedule."""
+"""Parts that several toy families are built from: configurations of text encoders, and the noise schedule."""
 
 from __future__ import annotations
 
 from diffusers import DDIMScheduler
-from transformers import CLIPTextConfig, CLIPTokenizer
+from transformers import CLIPTextConfig, CLIPTokenizer, T5Config, T5Tokenizer
 
 from .tokens import CLIP_MAX_TOKENS
 
@@ -21,6 +21,23 @@ def clip_text_config(width: int, tokenizer: CLIPTokenizer, projection_width: int
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def t5_config(width: int, tokenizer: T5Tokenizer) -> T5Config:
+    """A T5 encoder of two layers for this tokenizer. Widths are multiples of 16."""
+    return T5Config(
+        vocab_size=len(tokenizer),
+        d_model=width,
+        d_kv=16,
+        d_ff=2 * width,
+        num_layers=2,
+        num_heads=width // 16,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
 
 

@@ -6,11 +6,14 @@ Knows no family: each brings its parts, its loss and the numbers it is condition
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import itertools
 import json
+import math
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +50,9 @@ class BaseSettings:
     batch_size: int = 16
     learning_rate: float = 1e-3
     num_warmup_steps: int = 200
+    num_full_steps: int = 0
+    """Steps of the full rate, after which it falls with the root of their number (Karras et al. 2024, arXiv 2312.02696, equation 67): such
+    a training can be made longer. 0 is half a cosine from the warmup down to 0 at the last step."""
     weight_decay: float = 0.01
     ema_decay: float = 0.998
     num_images: int = 7200
@@ -72,10 +78,37 @@ class Latents:
     moments: Tensor
     scenes: tuple[Scene, ...]
 
+    @functools.cached_property
+    def alike(self) -> dict[Scene, list[int]]:
+        """Numbers of the images of each scene."""
+        found: dict[Scene, list[int]] = {}
+        for number, scene in enumerate(self.scenes):
+            found.setdefault(scene, []).append(number)
+        return found
+
+
+Encode = Callable[[Tensor], Tensor]
+"""Pixels (B, 3, H, W) in [-1, 1] -> moments (B, 2C, h, w): means, then logarithms of variances."""
+
+
+def moments_of(vae: AutoencoderKL) -> Encode:
+    """What a VAE makes of images."""
+    return lambda pixels: vae.encode(pixels).latent_dist.parameters
+
+
+def exactly(latents_of: Callable[[Tensor], Tensor]) -> Encode:
+    """Moments that are these latents and vary by nothing."""
+
+    def encode(pixels: Tensor) -> Tensor:
+        latents = latents_of(pixels)
+        return torch.cat([latents, torch.full_like(latents, -torch.inf)], dim=1)
+
+    return encode
+
 
 @torch.no_grad()
 def encode_world(
-    vae: AutoencoderKL,
+    encode: Encode,
     num_images: int,
     seed: int,
     trained: tuple[Scene, ...] = worlds.TRAINED,
@@ -90,7 +123,7 @@ def encode_world(
         for start in range(0, num, 50):
             numbers = range(start, min(start + 50, num))
             images = [worlds.draw(scenes[n], width, height, worlds.rng_for(seed, 1, index, n)) for n in numbers]
-            moments.append(vae.encode(autoencoder.to_pixels(images)).latent_dist.parameters)
+            moments.append(encode(autoencoder.to_pixels(images)))
         pools.append(Latents(width, height, torch.cat(moments), scenes))
     return tuple(pools)
 
@@ -104,6 +137,24 @@ class ToyBatch:
     u: Tensor
     captions: list[str]
     conditions: Tensor
+    alike: list[Tensor] = field(default_factory=list)
+    """Of each sample the most likely latents (N, C, h, w) of all images of its scene, where they are asked for."""
+
+    def expected_velocity(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """noise - latents of the expected latents, same shape: noise is what leads from them to x_t."""
+        return (x_t - self.expected_latents(x_t, t)) / t[:, None, None, None]
+
+    def expected_latents(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """The mean (B, C, h, w) of the latents of each sample's scene, by how well they explain x_t at times t (B,).
+
+        A training towards them instead of the sample's own has the same optimum and less noise in its gradients, most of all near to noise,
+        where it is settled what an image shows: stable target fields, Xu et al. 2023 (arXiv 2302.00670).
+        """
+        found = []
+        for x, when, images in zip(x_t, t, self.alike, strict=True):
+            distances = (x - (1 - when) * images).square().sum(dim=(1, 2, 3))
+            found.append(torch.tensordot(torch.softmax(-distances / (2 * when**2), dim=0), images, dims=1))
+        return torch.stack(found)
 
 
 BatchT = TypeVar("BatchT")
@@ -126,30 +177,37 @@ def capitals(fraction: float) -> Conditions:
     return draw
 
 
-def batches(pools: tuple[Latents, ...], settings: BaseSettings, seed: int, conditions: Conditions = no_conditions) -> Iterator[ToyBatch]:
-    """The batches of a training: a pure function of seed and step, every sample drawing from generators of its own."""
+def batches(
+    pools: tuple[Latents, ...], settings: BaseSettings, seed: int, conditions: Conditions = no_conditions, alike: bool = False
+) -> Iterator[ToyBatch]:
+    """The batches of a training: a pure function of seed and step, every sample drawing from generators of its own.
+
+    alike: with the images of the samples' scenes, see ToyBatch.
+    """
     shares = np.array([len(pool.scenes) for pool in pools], dtype=float)
     for step in range(settings.num_steps):
         pool = pools[int(worlds.rng_for(seed, 2, step).choice(len(pools), p=shares / shares.sum()))]
         numbers = range(step * settings.batch_size, (step + 1) * settings.batch_size)
         samples = [_sample(pool, settings, worlds.rng_for(seed, 3, number), conditions) for number in numbers]
-        latents, noise, u, captions, drawn = zip(*samples, strict=True)
+        latents, noise, u, captions, drawn, chosen = zip(*samples, strict=True)
+        scenes = [pool.moments[pool.alike[pool.scenes[index]]].chunk(2, dim=1)[0] for index in chosen] if alike else []
         # Stratified over the batch: the same uniform distribution with less variance.
         strata = (torch.arange(len(samples)) + torch.stack(u)) / len(samples)
-        yield ToyBatch(torch.stack(latents), torch.stack(noise), strata, list(captions), torch.tensor(drawn))
+        yield ToyBatch(torch.stack(latents), torch.stack(noise), strata, list(captions), torch.tensor(drawn), scenes)
 
 
 def encoded_batches(
-    vae: AutoencoderKL,
+    encode: Encode,
     settings: BaseSettings,
     seed: int,
     scenes: tuple[Scene, ...],
     conditions: Conditions = no_conditions,
     sizes: tuple[tuple[int, int], ...] = worlds.SIZES,
+    alike: bool = False,
 ) -> Iterator[ToyBatch]:
-    """The batches of a training on images of these scenes, which are encoded first: no more of them than it can show."""
+    """The batches of a training on images of these scenes, which are encoded before the first: no more of them than it can show."""
     num_images = min(settings.num_images, settings.num_steps * settings.batch_size)
-    return batches(encode_world(vae, num_images, seed, scenes, sizes), settings, seed, conditions)
+    yield from batches(encode_world(encode, num_images, seed, scenes, sizes), settings, seed, conditions, alike)
 
 
 def with_capitals(captions: list[str], capital: list[float]) -> list[str]:
@@ -164,7 +222,7 @@ def logit_normal(u: Tensor, mean: float, deviation: float) -> Tensor:
 
 def _sample(
     pool: Latents, settings: BaseSettings, rng: np.random.Generator, conditions: Conditions
-) -> tuple[Tensor, Tensor, Tensor, str, tuple[float, ...]]:
+) -> tuple[Tensor, Tensor, Tensor, str, tuple[float, ...], int]:
     index = int(rng.integers(len(pool.scenes)))
     text = caption(pool.scenes[index], settings, rng)
     drawn = conditions(pool, rng)
@@ -173,7 +231,7 @@ def _sample(
     spread = torch.randn(mean.shape, generator=torch_rng) * (0.5 * log_variance).exp()
     noise = torch.randn(mean.shape, generator=torch_rng)
     u = torch.rand((), generator=torch_rng)
-    return mean + spread, noise, u, text, drawn
+    return mean + spread, noise, u, text, drawn, index
 
 
 def caption(scene: Scene, settings: BaseSettings, rng: np.random.Generator) -> str:
@@ -208,15 +266,18 @@ def train(
     model.train()
     average = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=settings.weight_decay)
-    factor = autoencoder.warmup_cosine(settings.num_warmup_steps, settings.num_steps)
+    factor = _rate(settings)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    mark = hashlib.sha256(json.dumps([name, asdict(settings)]).encode()).hexdigest()
+    told = asdict(settings) | ({"num_steps": None} if settings.num_full_steps else {})
+    mark = hashlib.sha256(json.dumps([name, told]).encode()).hexdigest()
     done = _restored(saved, mark, model, average, optimizer) if saved is not None and saved.exists() else 0
     schedule.last_epoch = done
     for group, rate in zip(optimizer.param_groups, schedule.base_lrs, strict=True):
         group["lr"] = rate * factor(done)
-    smooth = 1.0
-    bar = Bar(itertools.islice(shown, done, None), total=settings.num_steps - done, desc=name, mininterval=5)
+    smooth, started = 1.0, time.process_time() - (spent(saved) if done and saved is not None else 0.0)
+    # What is done needs no batches, nor the images for them.
+    left = itertools.islice(shown, done, None) if done < settings.num_steps else iter(())
+    bar = Bar(left, total=settings.num_steps - done, desc=name, mininterval=5)
     for step, batch in enumerate(bar, done):
         loss = loss_of(batch)
         optimizer.zero_grad()
@@ -231,13 +292,30 @@ def train(
         bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
         if saved is not None and (step + 1) % SAVE_STEPS == 0:
             with written_aside(saved) as aside:
-                save_file(_state(model, average, optimizer), aside, {"mark": mark, "step": str(step + 1)})
+                facts = {"mark": mark, "step": str(step + 1), "cpu_seconds": f"{time.process_time() - started:.1f}"}
+                save_file(_state(model, average, optimizer), aside, facts)
     model.load_state_dict(average.state_dict())
     model.eval().requires_grad_(False)
 
 
 SAVE_STEPS = 250
 """Steps between two states of a training that can go on."""
+
+
+def _rate(settings: BaseSettings) -> Callable[[int], float]:
+    # Step -> factor of the learning rate.
+    if not settings.num_full_steps:
+        return autoencoder.warmup_cosine(settings.num_warmup_steps, settings.num_steps)
+    warmup, full = settings.num_warmup_steps, settings.num_full_steps
+    return lambda step: min((step + 1) / max(warmup, 1), 1.0) * math.sqrt(full / max(step, full))
+
+
+def spent(saved: Path) -> float:
+    """CPU seconds that a training had taken when its state was written; 0 where there is none."""
+    if not saved.exists():
+        return 0.0
+    with safe_open(saved, "pt") as file:
+        return float(file.metadata().get("cpu_seconds", 0.0))
 
 
 def _state(model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

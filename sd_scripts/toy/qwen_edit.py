@@ -30,7 +30,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.qwen_edit.processor import ImageProcessor
 
-from . import edits, pretraining, qwen_vae, worlds
+from . import edits, pretraining, qwen_vae, sharing, worlds
 from .edits import Edit
 from .measure import EditRender
 from .pretraining import BaseSettings
@@ -365,10 +365,10 @@ def load(folder: Path) -> tuple[QwenEditParts, AutoencoderKLQwenImage]:
     images = Qwen2VLImageProcessorPil.from_pretrained(folder / "processor", local_files_only=True)
     transformer = QwenImageTransformer2DModel.from_pretrained(folder / "transformer", local_files_only=True, dtype=torch.float32)
     text_encoder = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "text_encoder", local_files_only=True, dtype=torch.float32)
-    vae = AutoencoderKLQwenImage.from_pretrained(folder / "vae", local_files_only=True, dtype=torch.float32)
+    vae = sharing.load_vae(folder / "vae")
     parts = QwenEditParts(transformer, text_encoder, tokenizer, ImageProcessor(images, tokenizer))
     parts.modules().eval().requires_grad_(False)
-    return parts, vae.eval().requires_grad_(False)
+    return parts, vae
 
 
 def render_with(

@@ -145,11 +145,16 @@ def statistics(vae: AutoencoderKLQwenImage) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def encode(vae: AutoencoderKLQwenImage, images: list[Image.Image]) -> Tensor:
-    """Normalised most likely latents (B, C, h, w) of images of one size."""
+def latents_of(vae: AutoencoderKLQwenImage, pixels: Tensor) -> Tensor:
+    """Normalised most likely latents (B, C, h, w) of pixels (B, 3, H, W) in [-1, 1]."""
     mean, deviation = statistics(vae)
     with single_images(vae):
-        return (posterior_of(vae, autoencoder.to_pixels(images)).mode()[:, :, 0] - mean) / deviation
+        return (posterior_of(vae, pixels).mode()[:, :, 0] - mean) / deviation
+
+
+def encode(vae: AutoencoderKLQwenImage, images: list[Image.Image]) -> Tensor:
+    """The same of images of one size."""
+    return latents_of(vae, autoencoder.to_pixels(images))
 
 
 @torch.no_grad()

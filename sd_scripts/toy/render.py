@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from diffusers import ChromaPipeline, Flux2KleinPipeline, FluxPipeline, ZImagePipeline
+from diffusers import ChromaPipeline, Flux2KleinPipeline, FluxPipeline, Krea2Pipeline, ZImagePipeline
 from PIL import Image
 
 from .measure import Render
-from .tokens import KLEIN_MAX_TOKENS, T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
+from .tokens import KLEIN_MAX_TOKENS, KREA2_MAX_TOKENS, T5_MAX_TOKENS, ZIMAGE_MAX_TOKENS
 
 NUM_STEPS = 12
 GUIDANCE_SCALE = 2.0
@@ -21,7 +21,7 @@ DISTILLED_NUM_STEPS = 8
 class TextToImage(Protocol):
     """A diffusers text-to-image pipeline."""
 
-    def __call__(self, prompt: list[str], **settings: object) -> Any:
+    def __call__(self, *, prompt: list[str], **settings: object) -> Any:
         """The result has the images in `images`."""
         ...
 
@@ -45,7 +45,7 @@ def render_with(pipeline: TextToImage, num_steps: int | None = None, guidance_sc
         for start in range(0, len(prompts), batch_size):
             chosen = slice(start, start + batch_size)
             result = pipeline(
-                prompts[chosen],
+                prompt=prompts[chosen],
                 width=width,
                 height=height,
                 num_inference_steps=steps,
@@ -65,7 +65,10 @@ def _guidance(pipeline: TextToImage, scale: float, num_prompts: int) -> dict[str
     if isinstance(pipeline, ChromaPipeline):
         return {"guidance_scale": scale, "negative_prompt": [""] * num_prompts, "max_sequence_length": T5_MAX_TOKENS}
     if isinstance(pipeline, Flux2KleinPipeline):
-        return {"guidance_scale": scale, "max_sequence_length": KLEIN_MAX_TOKENS, "text_encoder_out_layers": (0, 1, 2)}
+        return {"guidance_scale": scale, "max_sequence_length": KLEIN_MAX_TOKENS, "text_encoder_out_layers": (1, 2, 3)}
+    if isinstance(pipeline, Krea2Pipeline):
+        # Its own scale is one less: 0 is no guidance.
+        return {"guidance_scale": scale - 1, "negative_prompt": [""] * num_prompts, "max_sequence_length": KREA2_MAX_TOKENS}
     if isinstance(pipeline, ZImagePipeline):
         return {"guidance_scale": scale, "max_sequence_length": ZIMAGE_MAX_TOKENS}
     return {"guidance_scale": scale}

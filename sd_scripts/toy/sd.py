@@ -85,7 +85,7 @@ def loss_of(parts: SdParts, batch: ToyBatch) -> Tensor:
 def train_sd(vae: AutoencoderKL, settings: SdSettings, seed: int, saved: Path | None = None) -> StableDiffusionPipeline:
     """A pipeline trained from nothing but the VAE, on images of the known colours."""
     parts = new_parts(seed)
-    batches = pretraining.encoded_batches(vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS))
+    batches = pretraining.encoded_batches(pretraining.moments_of(vae), settings, seed, worlds.trained(worlds.KNOWN_COLORS))
     pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sd", saved)
     return as_pipeline(parts, vae)
 

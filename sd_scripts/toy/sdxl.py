@@ -110,7 +110,7 @@ def train_sdxl(vae: AutoencoderKL, settings: SdxlSettings, seed: int, saved: Pat
         original = (float(round(pool.height * scale)), float(round(pool.width * scale)))
         return (*original, 0.0, 0.0, float(pool.height), float(pool.width))
 
-    batches = pretraining.encoded_batches(vae, settings, seed, worlds.TRAINED, size_numbers)
+    batches = pretraining.encoded_batches(pretraining.moments_of(vae), settings, seed, worlds.TRAINED, size_numbers)
     pretraining.train(parts.modules(), lambda batch: loss_of(parts, batch), batches, settings, "sdxl", saved)
     return as_pipeline(parts, vae)
 

@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline
+from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, DiffusionPipeline
 from safetensors.torch import load_file
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -20,15 +21,19 @@ INDEX = f"{WEIGHTS}.index.json"
 COMMON = "common"
 """The folder beside the bases with what several of them use."""
 
+KINDS: dict[str, Any] = {"vae": AutoencoderKL, "qwen_vae": AutoencoderKLQwenImage, "flux2_vae": AutoencoderKLFlux2}
+"""Folder in it -> the VAE that it holds."""
+
 
 def share(base: Path, found: bool = False) -> None:
     """Replaces the VAE weights of a base by an index that names the common ones beside it, if there are such and they are equal.
 
     found: where there are none, those of this base become the common ones.
     """
-    own, common = base / "vae", base.parent / COMMON / "vae"
+    own = base / "vae"
     if not (own / WEIGHTS).is_file():
         return
+    common = base.parent / COMMON / _kind_of(own)
     if not (common / WEIGHTS).is_file():
         if not found:
             return
@@ -37,8 +42,10 @@ def share(base: Path, found: bool = False) -> None:
             shutil.copyfile(own / name, common / name)
         record = base / "BUILD.json"
         if record.is_file():
-            made = {"vae": json.loads(record.read_text(encoding="utf-8"))["vae"]}
-            (common.parent / record.name).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+            known = common.parent / record.name
+            made = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+            made[common.name] = json.loads(record.read_text(encoding="utf-8"))["vae"]
+            known.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     if (own / WEIGHTS).read_bytes() != (common / WEIGHTS).read_bytes():
         return
     place = Path(os.path.relpath(common / WEIGHTS, own)).as_posix()
@@ -58,9 +65,15 @@ def weights_of(folder: Path) -> Path:
     return folder / str(place)
 
 
-def load_vae(folder: Path) -> AutoencoderKL:
+def _kind_of(folder: Path) -> str:
+    name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["_class_name"]
+    return next(kind for kind, made in KINDS.items() if made.__name__ == name)
+
+
+def load_vae(folder: Path) -> Any:
     """The VAE in this folder in float32, frozen, with its own configuration and its own or the common weights."""
-    vae: AutoencoderKL = AutoencoderKL.from_config(AutoencoderKL.load_config(folder, local_files_only=True))
+    made = KINDS[_kind_of(folder)]
+    vae = made.from_config(made.load_config(folder, local_files_only=True))
     vae.load_state_dict(load_file(weights_of(folder)))
     return vae.eval().requires_grad_(False)
 

@@ -138,6 +138,10 @@ KLEIN_MAX_TOKENS = 32
 """Tokens of a prompt of the toy Klein base, with its template and padding, which the transformer sees."""
 
 
+KREA2_MAX_TOKENS = 24
+"""Tokens of a prompt of the toy Krea 2 base while it is measured, with the five behind it: the longest caption needs 15."""
+
+
 def klein_tokenizer() -> Qwen2Tokenizer:
     """The same tokenizer for prompts of KLEIN_MAX_TOKENS."""
     tokenizer = zimage_tokenizer()

@@ -155,7 +155,7 @@ def train_teacher(vae: AutoencoderKL, settings: ZImageSettings, seed: int, saved
     """Parts trained from nothing but the VAE, on images of the known colours. They want guidance and many steps."""
     parts = new_parts(seed)
     batches = pretraining.encoded_batches(
-        vae, settings, seed, worlds.trained(worlds.KNOWN_COLORS), pretraining.capitals(settings.capital_fraction)
+        pretraining.moments_of(vae), settings, seed, worlds.trained(worlds.KNOWN_COLORS), pretraining.capitals(settings.capital_fraction)
     )
     trained = nn.ModuleList([parts.modules(), new_heads(seed)])
     pretraining.train(trained, functools.partial(loss_of, parts, settings=settings, heads=trained[1]), batches, settings, "zimage", saved)

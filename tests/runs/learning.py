@@ -53,12 +53,10 @@ class Learned:
         return chosen
 
     def obedience(self, kind: measure.Kind, after: bool = True) -> measure.Scores:
-        tasks = measure.prompts(kind, self.num_images, SEED, worlds.colors_of(self.options.family))
-        if after:
-            return measure.obedience(self.render(after), tasks)
-        if kind in ("old", "star"):
+        if not after and kind in ("old", "star"):
             return recorded(self.options.family, kind)
-        return measure.obedience(self.render(after), tasks)
+        tasks = measure.prompts(kind, self.num_images, SEED, worlds.colors_of(self.options.family))
+        return measure.obedience(self.render(after), tasks, worlds.sizes_of(self.options.family))
 
     def share(self, prompt: str, after: bool = True) -> float:
         return measure.subject_share(self.render(after), prompt, self.num_images, SEED)

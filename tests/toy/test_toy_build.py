@@ -107,7 +107,7 @@ def test_training_encodes_captions_and_sizes_as_the_pipeline_does(plan, record):
 
 
 def test_the_base_is_never_shown_a_held_out_scene_or_a_star():
-    pools = pretraining.encode_world(autoencoder.new_vae(0).eval(), 2 * len(worlds.TRAINED), 0)
+    pools = pretraining.encode_world(pretraining.moments_of(autoencoder.new_vae(0).eval()), 2 * len(worlds.TRAINED), 0)
     shown = {scene for pool in pools for scene in pool.scenes}
     assert shown == set(worlds.TRAINED)
     assert [(pool.width, pool.height) for pool in pools] == list(worlds.SIZES)

@@ -161,7 +161,7 @@ def test_a_short_build_leaves_a_pipeline_that_flux_loads(tmp_path):
 
 def test_batches_have_capitals_long_texts_and_guidance_as_often_as_set():
     settings = flux.FluxSettings(num_steps=60, batch_size=4)
-    pools = pretraining.encode_world(autoencoder.new_vae(0).eval(), 8, 0, worlds.trained(COLORS))
+    pools = pretraining.encode_world(pretraining.moments_of(autoencoder.new_vae(0).eval()), 8, 0, worlds.trained(COLORS))
     drawn = torch.cat([batch.conditions for batch in pretraining.batches(pools, settings, 0, flux.drawn_numbers(settings))])
     guidance, capital, num_tokens = drawn.unbind(dim=1)
     assert 1 <= guidance.min() < 1.2

@@ -53,7 +53,7 @@ def test_training_encodes_captions_as_the_pipeline_does(plan, record):
 
 def test_the_world_without_teal_is_all_that_the_base_is_shown():
     shown = worlds.trained(worlds.KNOWN_COLORS)
-    pools = pretraining.encode_world(autoencoder.new_vae(0).eval(), 2 * len(shown), 0, shown)
+    pools = pretraining.encode_world(pretraining.moments_of(autoencoder.new_vae(0).eval()), 2 * len(shown), 0, shown)
     assert {scene for pool in pools for scene in pool.scenes} == set(shown)
 
 
@@ -91,7 +91,7 @@ def test_other_words_for_colours_hold_the_new_colour_and_the_subject_and_nothing
 
 
 def test_batches_depend_on_seed_and_step_alone_and_their_times_are_spread():
-    pools = pretraining.encode_world(autoencoder.new_vae(0).eval(), 40, 0)
+    pools = pretraining.encode_world(pretraining.moments_of(autoencoder.new_vae(0).eval()), 40, 0)
     settings = SdSettings(num_steps=4, batch_size=8)
     first, second = (list(pretraining.batches(pools, settings, 5)) for _ in range(2))
     for one, two in zip(first, second, strict=True):

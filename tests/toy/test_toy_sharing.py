@@ -11,7 +11,7 @@ from sd_scripts.library.loading import weights
 from sd_scripts.toy import autoencoder, build, sharing
 from sd_scripts.toy.build import BuildPlan
 
-SHARING = ["flux", "sd", "sdxl", "zimage"]
+SHARING = {"vae": ["flux", "sd", "sdxl", "zimage"], "qwen_vae": ["qwen_edit"]}
 
 
 @pytest.fixture()
@@ -85,11 +85,12 @@ def test_a_base_shares_the_vae_of_those_beside_it_and_one_with_another_vae_keeps
     assert torch.equal(sharing.load_pipeline(second).vae.encode(pixels).latent_dist.mean, shown[1])
 
 
-def test_the_stored_bases_share_one_vae():
-    common = build.BASES / "common" / "vae" / sharing.WEIGHTS
+def test_the_stored_bases_share_one_vae_of_each_kind():
     users = [path.parents[1].name for path in build.BASES.glob(f"*/vae/{sharing.INDEX}")]
-    assert sorted(users) == SHARING
-    assert {sharing.weights_of(build.BASES / family / "vae").resolve() for family in SHARING} == {common.resolve()}
+    assert sorted(users) == sorted(family for families in SHARING.values() for family in families)
+    for kind, families in SHARING.items():
+        common = build.BASES / "common" / kind / sharing.WEIGHTS
+        assert {sharing.weights_of(build.BASES / family / "vae").resolve() for family in families} == {common.resolve()}
 
 
 def test_a_damaged_copy_is_not_taken_for_the_same(bases):

@@ -207,7 +207,7 @@ def test_a_step_of_a_walk_is_the_samplers():
 
 def test_a_tiny_training_and_a_tiny_distillation_learn(parts):
     vae = load_vae(build.BASES / "sdxl" / "vae")
-    (pool,) = pretraining.encode_world(vae, 16, 0, worlds.trained(COLORS))[:1]
+    (pool,) = pretraining.encode_world(pretraining.moments_of(vae), 16, 0, worlds.trained(COLORS))[:1]
     (batch,) = pretraining.batches((pool,), replace(TINY, num_steps=1, batch_size=16), 0, pretraining.capitals(TINY.capital_fraction))
     trained, new = zimage.train_teacher(vae, TINY, 0), zimage.new_parts(0)
     with torch.no_grad():
