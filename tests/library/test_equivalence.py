@@ -54,7 +54,7 @@ CELLS = [
     if applies(memory_option, kind)
 ]
 LEFT_OUT = [("sd", "full"), ("sdxl", "network"), ("flux", "full"), ("flux2", "full"), ("chroma", "network"), ("qwen_image21", "network")]
-LEFT_OUT += [("zimage", "network"), ("kontext", "full"), ("anima", "network")]
+LEFT_OUT += [("zimage", "network"), ("kontext", "full"), ("anima", "network"), ("flux3", "full")]
 MOST = {"qint8": 0.05, "qfloat8": 0.2, "fp8": 0.2, "nf4": 0.5}
 """Relative difference of the gradient on the small networks."""
 

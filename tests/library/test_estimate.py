@@ -45,6 +45,7 @@ MODELS = {
     "sdxl": "a/sdxl",
     "flux": "a/FLUX.1-dev",
     "kontext": "a/FLUX.1-Kontext-dev",
+    "flux3": "a/flux-3-image-klein-base",
     "zimage": "a/Z-Image-Turbo",
     "qwen_edit": "a/Qwen-Image",
     "qwen_image21": "a/Qwen-Image-2.1",
@@ -87,7 +88,7 @@ def sd() -> Forecaster:
 
 
 BILLIONS = {"sd": 0.8595, "sdxl": 2.567, "flux": 11.901, "zimage": 6.155, "qwen_edit": 20.430, "qwen_image21": 7.115, "krea2": 12.819}
-BILLIONS |= {"kontext": BILLIONS["flux"], "anima": 1.956}
+BILLIONS |= {"kontext": BILLIONS["flux"], "anima": 1.956, "flux3": 5.54}
 """Weights of the published models, as their makers count them."""
 
 

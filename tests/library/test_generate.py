@@ -32,6 +32,8 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.generate import FAMILIES, generate_options
 from tests.anima_in_diffusers import FolderPipeline
+from tests.library.families.test_flux3_family import drawn as blocks_drawn
+from tests.library.families.test_flux3_family import pipeline_of as blocks_of
 from tests.library.families.test_qwen_edit_family import three_axes
 from tests.library.networks.adapters_in_small import shaken
 from tests.small_models import Words, qwen_pipeline_of
@@ -125,6 +127,12 @@ def check_equal(name: str, folder: Path, sampler: str = "auto") -> None:
 @torch.no_grad()
 def by_diffusers(name: str, trained: Trained, request: Preview) -> torch.Tensor:
     """The same by diffusers alone: its pipeline, its reader of LoRA files. Guidance is called differently there."""
+    if name == "flux3":
+        pipeline = blocks_of(trained.family.load(trained.options.model, torch.device("cpu"), torch.float32), request.cfg_scale)
+        pipeline.load_lora_weights(trained.file)
+        with decoding(pipeline.vae) as found:
+            blocks_drawn(pipeline, request)
+        return found[0]
     if name == "qwen_edit":
         # Its processor cannot be read from a folder without torchvision, and it forgets to tell which tokens are images.
         parts = trained.family.load(trained.options.model, torch.device("cpu"), torch.float32)

@@ -29,6 +29,8 @@ from sd_scripts.library.data.views import see_file
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from tests.anima_in_diffusers import FolderPipeline
+from tests.library.families.test_flux3_family import drawn as blocks_drawn
+from tests.library.families.test_flux3_family import read_by_diffusers as blocks_read
 from tests.runs.conftest import Runs
 from tests.runs.together import trained_together
 from tests.small_models import Words
@@ -37,7 +39,7 @@ PREVIEW = Preview("image 3, tag1", "", 64, 64, 7, 4, 1.0)
 KINDS = list(RUNS)
 SHARDED = [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")]
 LONG = pytest.mark.long
-EDITING = ("qwen_edit", "flux2", "kontext")
+EDITING = ("qwen_edit", "flux2", "flux3", "kontext")
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def ambitious(kind: Runs) -> dict[str, Any]:
         "sample_at_first": None,
         "output_name": "trained",
     }
-    if kind.family in ("flux2", "kontext"):
+    if kind.family in ("flux2", "flux3", "kontext"):
         options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"sample_steps": 1, "sample_sampler": "euler", "ode_integration_steps": 2, "caption_dropout_rate": 0.2}
@@ -136,7 +138,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 # The other method of seven families, each of which is here with one of both.
 OTHERS = [("sd", "network"), ("sdxl", "full"), ("flux", "full"), ("zimage", "network"), ("chroma", "network"), ("flux2", "full")]
-OTHERS += [("kontext", "full"), ("anima", "full")]
+OTHERS += [("kontext", "full"), ("anima", "full"), ("flux3", "full")]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[LONG] * (kind in OTHERS)) for kind in KINDS], indirect=True, ids="/".join)
@@ -197,6 +199,7 @@ def _as_base(kind: Runs, file: Path) -> dict[str, str]:
         "zimage": {"vae": "vae", "text_encoder": "text_encoder"},
         "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
         "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
+        "flux3": {"vae": "vae", "text_encoder": "text_encoder"},
         "krea2": {"vae": "vae", "text_encoder": "text_encoder"},
         "anima": {"vae": "vae", "text_encoder": "text_encoder"},
         "qwen_image21": {"vae": "vae", "text_encoder": "text_encoder"},
@@ -217,6 +220,11 @@ def test_a_saved_folder_is_a_diffusers_pipeline_with_the_same_image(family: str,
     run = runs.train(**ambitious(runs) | {"save_model_as": "diffusers"})
     made = families.family(family)
     parts = made.load(run.options().model.model_copy(update={"pretrained_model_name_or_path": str(saved(runs, run))}), CPU, torch.float32)
+    if family == "flux3":
+        # Blocks that are put together, with the networks that diffusers reads from the folder.
+        shown = pixels(Image.open(run.samples / "trained-000006-00.png"))
+        assert np.abs(pixels(as_images(blocks_drawn(blocks_read(saved(runs, run), parts), PREVIEW))[0]) - shown).max() <= 1
+        return
     # Its processor cannot be read without torchvision.
     given = {"processor": Words(parts.tokenizers["te1"])} if family == "qwen_image21" else {}
     if family == "anima":
@@ -275,7 +283,7 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs, tm
     if kind.method == "scratch":
         # Each process draws its own dropout, and weights that are drawn are not small.
         options |= {"learning_rate": 0.02, **({"unet_dropout": 0.0} if kind.family == "lgt" else {"text_dropout": 0.0})}
-    if kind.family in ("flux2", "kontext"):
+    if kind.family in ("flux2", "flux3", "kontext"):
         options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"swd_pooling": "sample", "no_sample_at_first": True, "sample_steps": 1}

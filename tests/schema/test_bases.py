@@ -15,6 +15,8 @@ NAMED = [
     ("zimage", "Tongyi-MAI/Z-Image-Turbo", "Apache-2.0", "Tongyi-MAI/Z-Image"),
     ("zimage", "Tongyi-MAI/Z-Image", "Apache-2.0", None),
     ("flux", "black-forest-labs/FLUX.1-dev", "non-commercial", None),
+    ("flux3", "black-forest-labs/flux-3-image-klein-base", "non-commercial", None),
+    ("flux3", "flux-3-image-klein_fp8.safetensors", "non-commercial", "black-forest-labs/flux-3-image-klein-base"),
     ("kontext", "black-forest-labs/FLUX.1-Kontext-dev", "non-commercial", None),
     ("chroma", "lodestones/Chroma1-HD", "Apache-2.0", None),
     ("qwen_image21", "Qwen/Qwen-Image-2.1", "Qwen's own", None),

@@ -1,14 +1,67 @@
-"""What families that edit share: control images in conditions, and the conditions of previews with control images."""
+"""What families that edit share: control images in conditions, conditions of previews with control images, and what follows from both."""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from sd_scripts.library.core.protocols import Condition, EditingFamily, Parts, Preview
+from sd_scripts.library.core.protocols import Condition, EditingFamily, Parts, Preview, dtype_of
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.model import ModelOptions
+
+from .transformers import TransformerFamily
+
+AREA = 1024 * 1024
+"""Pixels of a control image, where the options do not say it."""
+
+
+def control_area(options: ModelOptions) -> int:
+    """Pixels of a control image."""
+    return AREA if options.control_side is None else options.control_side**2
+
+
+class EditingTransformerFamily(TransformerFamily):
+    """Families whose instructions are read without the control images, and that may have none; see protocols.EditingFamily."""
+
+    most_controls: ClassVar[int]
+    reader: ClassVar[str]
+    """The text encoder that makes the rows."""
+
+    def num_controls(self, parts: Parts) -> tuple[int, int]:
+        """None, or as many as the model takes."""
+        return 0, self.most_controls
+
+    def control_area(self, options: Any) -> int:
+        """See EditingFamily."""
+        return control_area(options)
+
+    def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) at which a control image of this size is given to the VAE: made smaller where it has more than the area."""
+        scale = min(1.0, math.sqrt(parts.settings["control_area"] / (size[0] * size[1])))
+        width, height = (max(self.grid, int(side * scale) // self.grid * self.grid) for side in size)
+        return width, height
+
+    @abstractmethod
+    def control_pixels(self, parts: Parts, image: Image.Image) -> Tensor:
+        """See EditingFamily."""
+
+    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Nothing that instructions share, and the rows of each, which have not seen the control images; see EditingFamily."""
+        rows = [condition["text"] for condition in self.encode_prompts(parts, captions)]
+        encoder, width = parts.text_encoders[self.reader], parts.backbone.config.joint_attention_dim
+        return torch.zeros(0, width, device=parts.bring(encoder), dtype=dtype_of(encoder)), rows
+
+    def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
+        """See EditingFamily."""
+        # Each of them has what the protocol asks for besides.
+        family: Any = self
+        return conditions_with_controls(family, parts, requests, self.loader.spec.label)
 
 
 def controls_of(condition: Condition) -> list[Tensor]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
+from sd_scripts.families.common.square_vae_signs import SQUARE_VAE_SIGN
 from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
 
 TRANSFORMER = "a FLUX.2 transformer"
-VAE = "a VAE of FLUX.2 alone"
 FACTS = FamilyFacts(
     label="FLUX.2 Klein",
     place=30,
@@ -30,7 +30,7 @@ FACTS = FamilyFacts(
     lora_module="networks.lora_flux_2",
     signs=(
         Sign(TRANSFORMER, lambda names: names.has("double_stream_modulation_img.")),
-        Sign(VAE, lambda names: names.has("bn.running_mean") and names.has("decoder.conv_in.weight")),
+        SQUARE_VAE_SIGN,
         QWEN3_SIGN,
     ),
     bases=(

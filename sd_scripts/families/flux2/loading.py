@@ -6,27 +6,26 @@ The published layouts are those of `double_stream_original` and of other VAEs, w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
+from diffusers import Flux2Transformer2DModel
 
 from sd_scripts.families.common import double_stream_original as double_stream
-from sd_scripts.families.common import original_unet as original
 from sd_scripts.families.common import transformer_loading as transformer
+from sd_scripts.families.common.editing import AREA, control_area
 from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3 import QWEN3_PART, template_problems
 from sd_scripts.families.common.qwen3_signs import TEXT_ENCODER
+from sd_scripts.families.common.square_vae import SQUARE_VAE, square_problems
+from sd_scripts.families.common.square_vae_signs import VAE
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
 
-from .facts import TRANSFORMER, VAE
+from .facts import TRANSFORMER
 from .options import Flux2ModelOptions
 
-AREA = 1024 * 1024
-"""Pixels of a reference image at most, where the options do not say less."""
 _KLEIN_4B, _KLEIN_9B = (Path(__file__).parent / "configs" / version for version in ("klein_4b", "klein_9b"))
 _ENDS = {
     "time_guidance_embed.timestep_embedder.linear_1": "time_in.in_layer",
@@ -57,17 +56,6 @@ def _end(layer: str, kind: str) -> Stored | None:
     return Stored(f"{_ENDS[layer]}.{kind}", "swapped" if layer == "norm_out.linear" else "same") if layer in _ENDS else None
 
 
-def _vae_layout(config: Mapping[str, Any]) -> Callable[[str], Stored]:
-    """As other VAEs; the convolutions around the latents stand in encoder and decoder, and the statistics of latents as they are."""
-    usual, own = original.vae(config), {"quant_conv": "encoder.quant_conv", "post_quant_conv": "decoder.post_quant_conv", "bn": "bn"}
-
-    def stored(key: str) -> Stored:
-        start, _, rest = key.partition(".")
-        return Stored(f"{own[start]}.{rest}") if start in own else usual(key)
-
-    return stored
-
-
 def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """See transformer_loading.config_in."""
     found = double_stream.config_of(shapes)
@@ -85,14 +73,10 @@ def transformer_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _problems(base: Base, given: Sequence[str], options: Flux2ModelOptions, dtype: Dtypes) -> list[str]:
-    config, vae = base.networks["backbone"].module.config, base.networks["vae"].module.config
+    config = base.networks["backbone"].module.config
     if config.guidance_embeds:
         return [f"{BASE}: {base.source.label} is FLUX.2 dev, which reads with Mistral and cannot be trained here; take a Klein model"]
-    option, problems = "text_encoder" if "te1" in given else BASE, []
-    if config.in_channels != 4 * vae.latent_channels:
-        problems.append(
-            f"{BASE}: the transformer takes {config.in_channels} numbers a token, but 2 x 2 latents are {4 * vae.latent_channels}"
-        )
+    option, problems = "text_encoder" if "te1" in given else BASE, square_problems(base)
     width = config_of(base.networks["te1"].module)["hidden_size"]
     if 3 * width != config.joint_attention_dim:
         problems.append(
@@ -108,11 +92,6 @@ def _settings(options: Flux2ModelOptions, base: Base | None) -> dict[str, Any]:
     return {"max_token_length": length, "model_version": SPEC.label, "area": AREA, "control_area": control_area(options)}
 
 
-def control_area(options: Flux2ModelOptions) -> int:
-    """Pixels of a reference image at most."""
-    return AREA if options.control_resolution is None else options.control_resolution**2
-
-
 SPEC = FamilySpec(
     name="flux2",
     label="FLUX.2 Klein",
@@ -122,9 +101,7 @@ SPEC = FamilySpec(
     configs=_KLEIN_4B,
     parts={
         "backbone": PartSpec("transformer", "Flux2Transformer2DModel", Flux2Transformer2DModel.from_config, _layout, transformer.PREFIXES),
-        "vae": replace(
-            transformer.AUTOENCODER, class_name="AutoencoderKLFlux2", make=AutoencoderKLFlux2.from_config, layout=_vae_layout, kinds=(VAE,)
-        ),
+        "vae": SQUARE_VAE,
         "te1": QWEN3_PART,
     },
     belongs={VAE: "vae", TEXT_ENCODER: "text_encoder"},

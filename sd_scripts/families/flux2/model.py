@@ -5,38 +5,37 @@ Shapes: B samples, 128 latent channels, h w latent sides (a sixteenth of H W, th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
-from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
+from diffusers import Flux2Transformer2DModel
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from torch import Tensor
-from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
-from sd_scripts.families.common import structures
+from sd_scripts.families.common import square_vae, structures
 from sd_scripts.families.common.double_stream import BLOCKS, linear_layers
-from sd_scripts.families.common.editing import conditions_with_controls, controls_of
-from sd_scripts.families.common.images import pixels_of, posterior_mean
+from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import TransformerFamily, given_first, in_groups
-from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
+from sd_scripts.families.common.transformers import given_first, in_groups
+from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 from sd_scripts.schema.model import MAX_CONTROLS
 
-from .loading import AREA, LOADER, SPEC, control_area
+from .loading import LOADER, SPEC
 from .options import Flux2ModelOptions
 
 
-class Flux2(TransformerFamily):
+class Flux2(EditingTransformerFamily):
     """The FLUX.2 family; see protocols.EditingFamily."""
 
     name: ClassVar[str] = "flux2"
     grid: ClassVar[int] = Flux2ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     latent: ClassVar[tuple[int, int]] = (128, 16)
+    most_controls: ClassVar[int] = MAX_CONTROLS
+    reader: ClassVar[str] = "te1"
 
     def tiny(self) -> Parts:
         """See protocols.ModelFamily."""
@@ -53,7 +52,7 @@ class Flux2(TransformerFamily):
                     axes_dims_rope=(4, 4, 4, 4),
                     guidance_embeds=False,
                 ),
-                "vae": AutoencoderKLFlux2(block_out_channels=(8, 8, 8, 16), layers_per_block=1, norm_num_groups=4, sample_size=64),
+                "vae": square_vae.tiny_square_vae(),
                 "te1": tiny_qwen3(tokenizer, num_layers=4, num_positions=64),
             }
             torch.nn.init.normal_(networks["vae"].bn.running_mean, std=0.1)
@@ -92,39 +91,13 @@ class Flux2(TransformerFamily):
             conditions.append({"text": torch.cat(layers, dim=-1)})
         return conditions
 
-    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
-        """Nothing that instructions share, and the rows of each, which have not seen the reference images; see EditingFamily."""
-        rows = [condition["text"] for condition in self.encode_prompts(parts, captions)]
-        width = parts.backbone.config.joint_attention_dim
-        encoder = parts.text_encoders["te1"]
-        return torch.zeros(0, width, device=parts.bring(encoder), dtype=dtype_of(encoder)), rows
-
-    @torch.no_grad()
     def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
-        """Normalised latents of RGB images: (B, 3, H, W) in [-1, 1] -> (B, 128, H/16, W/16) float32; the mean of the posterior."""
-        latents = pixel_unshuffle(posterior_mean(parts, pixels, self.grid), 2)
-        mean, deviation = _statistics(parts, latents)
-        return (latents - mean) / deviation
+        """See square_vae.encode_images."""
+        return square_vae.encode_images(parts, pixels, self.grid)
 
-    @torch.no_grad()
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
-        """Images of normalised latents: (B, 128, h, w) -> (B, 3, 16h, 16w) in [-1, 1], float32."""
-        mean, deviation = _statistics(parts, latents)
-        return pixels_of(parts, pixel_shuffle(latents.float() * deviation + mean, 2))
-
-    def num_controls(self, parts: Parts) -> tuple[int, int]:
-        """None, or as many as a sample can have."""
-        return 0, MAX_CONTROLS
-
-    def control_area(self, options: Flux2ModelOptions) -> int:
-        """See EditingFamily."""
-        return control_area(options)
-
-    def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) at which a reference image of this size is given to the VAE: made smaller where it has more than the area."""
-        scale = min(1.0, math.sqrt(parts.settings["control_area"] / (size[0] * size[1])))
-        width, height = (max(self.grid, int(side * scale) // self.grid * self.grid) for side in size)
-        return width, height
+        """See square_vae.decode."""
+        return square_vae.decode(parts, latents)
 
     def control_pixels(self, parts: Parts, image: Any) -> Tensor:
         """A reference image as the VAE gets it, (3, H, W) in [-1, 1]: made smaller where it has more than the area, then cut."""
@@ -132,10 +105,6 @@ class Flux2(TransformerFamily):
         smaller = Flux2ImageProcessor._resize_if_exceeds_area(image.convert("RGB"), parts.settings["control_area"])
         pixels: Tensor = Flux2ImageProcessor().preprocess(smaller, height, width, resize_mode="crop")
         return pixels[0]
-
-    def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
-        """See EditingFamily."""
-        return conditions_with_controls(self, parts, requests, SPEC.label)
 
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """The logarithm of the shift, which depends on the steps too (diffusers, pipeline_flux2_klein.py, compute_empirical_mu): a line
@@ -184,13 +153,6 @@ class Flux2(TransformerFamily):
             "backbone": linear_layers(parts.backbone, lambda path: path.startswith(BLOCKS)),
             "te1": linear_layers(parts.text_encoders["te1"], lambda path: path.startswith("layers.")),
         }
-
-
-def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of squares of latents, (1, 128, 1, 1), float32."""
-    known = parts.vae.bn
-    mean, variance = (row.to(like.device, torch.float32).view(1, -1, 1, 1) for row in (known.running_mean, known.running_var))
-    return mean, (variance + parts.vae.config.batch_norm_eps).sqrt()
 
 
 def _places(time: int, rows: int, columns: int, length: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from sd_scripts.families.common import clip_t5_loading, pooled_original
 from sd_scripts.families.common.clip_t5_loading import COMPANIONS, MAX_TOKENS, spec_of
 from sd_scripts.families.common.double_stream_signs import TRANSFORMER
+from sd_scripts.families.common.editing import AREA, control_area
 from sd_scripts.families.common.t5 import settle_t5
 from sd_scripts.families.common.transformer_loading import Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
@@ -16,14 +17,6 @@ from sd_scripts.library.loading.common import BASE, Base
 
 from .facts import FACTS
 from .options import KontextModelOptions
-
-AREA = 1024 * 1024
-"""Pixels of a reference image, where the options do not say it."""
-
-
-def control_area(options: KontextModelOptions) -> int:
-    """Pixels of a reference image."""
-    return AREA if options.control_resolution is None else options.control_resolution**2
 
 
 def _problems(base: Base, given: Sequence[str], options: KontextModelOptions, dtype: Dtypes) -> list[str]:

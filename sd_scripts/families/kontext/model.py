@@ -17,21 +17,23 @@ from torch.nn.functional import pad
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.clip_t5 import ClipT5Family, pooled_vectors, tiny_model, velocity
 from sd_scripts.families.common.double_stream import t5_states
-from sd_scripts.families.common.editing import conditions_with_controls, controls_of
+from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
 from sd_scripts.families.common.transformers import in_groups
-from sd_scripts.library.core.protocols import Condition, Parts, Preview, dtype_of
+from sd_scripts.library.core.protocols import Condition, Parts
 
-from .loading import AREA, LOADER, control_area
+from .loading import LOADER
 from .options import MAX_REFERENCES, KontextModelOptions
 
 
-class Kontext(ClipT5Family):
+class Kontext(ClipT5Family, EditingTransformerFamily):
     """The Kontext family; see protocols.EditingFamily."""
 
     name: ClassVar[str] = "kontext"
     grid: ClassVar[int] = KontextModelOptions.grid
     loader: ClassVar[Loader] = LOADER
+    most_controls: ClassVar[int] = MAX_REFERENCES
+    reader: ClassVar[str] = "te3"
 
     def tiny(self) -> Parts:
         """See protocols.ModelFamily."""
@@ -54,20 +56,6 @@ class Kontext(ClipT5Family):
         ]
         return [{"text": torch.cat([vector[None].to(text), text])} for vector, text in zip(vectors, texts, strict=True)]
 
-    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
-        """Nothing that instructions share, and the rows of each, which have not seen the reference image; see EditingFamily."""
-        rows = [condition["text"] for condition in self.encode_prompts(parts, captions)]
-        encoder = parts.text_encoders["te3"]
-        return torch.zeros(0, parts.backbone.config.joint_attention_dim, device=parts.bring(encoder), dtype=dtype_of(encoder)), rows
-
-    def num_controls(self, parts: Parts) -> tuple[int, int]:
-        """None, or one, as diffusers' pipeline takes them."""
-        return 0, MAX_REFERENCES
-
-    def control_area(self, options: KontextModelOptions) -> int:
-        """See EditingFamily."""
-        return control_area(options)
-
     def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) at which a reference image of this size is given to the VAE: of the sizes that the model was trained on the one
         of the nearest aspect ratio, made smaller or larger where the options ask for another area."""
@@ -81,10 +69,6 @@ class Kontext(ClipT5Family):
         (width, height), processor = self.control_size(parts, image.size), VaeImageProcessor(vae_scale_factor=self.grid)
         pixels: Tensor = processor.preprocess(processor.resize(image.convert("RGB"), height, width), height, width)
         return pixels[0]
-
-    def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
-        """See EditingFamily."""
-        return conditions_with_controls(self, parts, requests, LOADER.spec.label)
 
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """See clip_t5.velocity. Samples whose reference images have the same sizes go together."""

@@ -15,7 +15,7 @@ from sd_scripts.library.memory.kernels import head_sizes_of
 from sd_scripts.schema.model import ModelOptions
 
 LOADED = [name for name in families.NAMES if families.maker_of(families.family(name)) is None]
-SHORT, LONG = "a star", "a star in the middle of a square"
+SHORT, LONG = "a star", "a star in the middle of a square, " * 6
 
 
 def model_options(name: str, **given: Any) -> ModelOptions:

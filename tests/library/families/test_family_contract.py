@@ -18,8 +18,16 @@ from tests.small_models import model_options
 
 GENERATOR = torch.Generator()
 GENERATOR.seed()  # other numbers in every run of the tests
-UNREAD = {"qwen_edit": ("transformer_blocks.1.attn.to_add_out.", "transformer_blocks.1.txt_mlp.")}
-"""Beginnings of the names of weights whose output nothing reads: only the image leaves the last block."""
+UNREAD = {
+    "qwen_edit": ("transformer_blocks.1.attn.to_add_out.", "transformer_blocks.1.txt_mlp."),
+    "flux3": (
+        "mode_blocks.image_cond.",
+        "x_embedders.image_cond.",
+        "early_stream_modulations.image_c",
+        "single_stream_modulations.image_c",
+    ),
+}
+"""Beginnings of the names of weights whose output nothing reads: only the image leaves the last block; no reference image is given."""
 CONTROL = Image.fromarray(torch.randint(0, 256, (80, 96, 3), dtype=torch.uint8, generator=GENERATOR).numpy())
 CAPTIONS = ["a red star at the top left", "", "a very long caption " * 20]
 STYLES = {"lgt": {CAPTIONS[0]: "flat", CAPTIONS[2]: "line 0.7, night 0.3", "a red star": "flat", "a blue ring": "night", "cat": "line"}}
@@ -227,6 +235,7 @@ def test_an_original_file_is_loaded_and_saved_again_in_the_same_bytes(family, pa
         "anima": {"vae": "vae", "text_encoder": "text_encoder"},
         "chroma": {"ae": "vae", "t5xxl": "text_encoder"},
         "flux2": {"vae": "vae", "text_encoder": "text_encoder"},
+        "flux3": {"vae": "vae", "text_encoder": "text_encoder"},
         "flux": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
         "kontext": {"ae": "vae", "clip_l": "text_encoder", "t5xxl": "text_encoder_2"},
         "qwen_edit": {"vae": "vae", "text_encoder": "text_encoder"},

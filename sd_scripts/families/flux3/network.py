@@ -1,0 +1,29 @@
+"""FLUX.3's network in any precision: diffusers holds the norms of queries and keys in float32, here they compute in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffusers import Flux3Transformer2DModel
+from torch import Tensor, nn
+
+
+class ExactNorm(nn.RMSNorm):
+    """Computes in float32 whatever it holds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised (..., D), float32."""
+        weight = None if self.weight is None else self.weight.float()
+        return nn.functional.rms_norm(x.float(), self.normalized_shape, weight, self.eps)
+
+
+def made(config: Mapping[str, Any]) -> Flux3Transformer2DModel:
+    """diffusers' network of this configuration, with these norms."""
+    network: Flux3Transformer2DModel = Flux3Transformer2DModel.from_config(dict(config))
+    for module in network.modules():
+        if type(module) is nn.RMSNorm:
+            module.__class__ = ExactNorm
+    # Nothing is left that must be held in float32.
+    network._keep_in_fp32_modules = None
+    return network
