@@ -57,4 +57,4 @@ KOHYA_SCRIPTS_OF_OTHERS = {
     "train_leco": "a slider (LECO)",
     "sdxl_train_leco": "a slider (LECO)",
 }
-"""What kohya's scripts whose names begin so train, none of which is trained here."""
+"""What kohya's scripts whose names begin so train; none of their command lines is read."""

@@ -913,3 +913,11 @@ def test_anima_of_other_programs_is_a_run_on_anima() -> None:
     assert said(trained, "model.llm_adapter_lr")[0] == "not supported"
     preset = {**KREA_PRESET, "base_model_name": "circlestone-labs/Anima-Base-v1.0-Diffusers", "model_type": "ANIMA"}
     assert builds(importers.read("#anima LoRA.json", json.dumps(preset).encode()))["text_encoder_quantization"] == "qfloat8"
+
+
+def test_a_line_of_sd_scripts_for_anima_does_not_say_that_anima_is_not_trained_here() -> None:
+    line = "accelerate launch {} --pretrained_model_name_or_path a.safetensors --qwen3 q.safetensors\n"
+    with pytest.raises(OptionError, match="for Anima, whose command lines are not read: choose that family"):
+        importers.read("train.sh", line.format("anima_train_network.py").encode())
+    with pytest.raises(OptionError, match="for Lumina, which is not trained here"):
+        importers.read("train.sh", line.format("lumina_train_network.py").encode())

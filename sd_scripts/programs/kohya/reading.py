@@ -80,7 +80,9 @@ def of_line(name: str, command: Command) -> Imported | None:
     """The settings of a command line of sd-scripts; None for another program's. Raises OptionError for what is not trained here."""
     other = next((what for start, what in KOHYA_SCRIPTS_OF_OTHERS.items() if command.name.startswith(start)), None)
     if other is not None:
-        raise OptionError(f"{name} is a command line of sd-scripts for {other}, which is not trained here")
+        here = any(facts.label == other for facts in FACTS.values())
+        why = "whose command lines are not read: choose that family and set what the line says" if here else "which is not trained here"
+        raise OptionError(f"{name} is a command line of sd-scripts for {other}, {why}")
     return _imported(lines(command)[0], name, False, command) if command.name in KOHYA_SCRIPTS else None
 
 
