@@ -215,7 +215,8 @@ class JobSupervisor:
         for parent in self.parents():
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(parent) as entries:
                 for entry in entries:
-                    if entry.is_dir() and not entry.name.startswith(".") and _is_run(entry.path):
+                    # Unlike DirEntry.is_dir, isdir is False for a link to itself.
+                    if not entry.name.startswith(".") and os.path.isdir(entry.path) and _is_run(entry.path):
                         yield Path(entry.path)
 
     @property

@@ -91,3 +91,9 @@ def test_numbers_that_cannot_be_are_not_shown(
     answer = json.loads(json.dumps(shown(supervisor, run.name)))
     assert (job.summary.step, job.summary.steps, job.summary.loss) == seen
     assert (answer["step"], answer["steps"], answer["loss"]) == seen
+
+
+def test_a_link_to_itself_among_the_runs_hides_none_of_them(tmp_path: Path) -> None:
+    run = made(tmp_path, options(tmp_path))
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    assert [path.name for path in JobSupervisor(tmp_path).run_folders()] == [run.name]
