@@ -88,6 +88,8 @@ def ambitious(kind: Runs) -> dict[str, Any]:
         options |= {"sample_steps": 1, "sample_sampler": "euler", "ode_integration_steps": 2, "caption_dropout_rate": 0.2}
     else:
         options["sample_prompts"] = f"{PREVIEW.prompt} --w 64 --h 64 --s {PREVIEW.steps} --l 1 --d {PREVIEW.seed}{control_flag(kind)}"
+    if "sample_guidance_scale" in flat.fields(RUNS[kind.family, kind.method]):
+        options["sample_guidance_scale"] = PREVIEW.guidance
     if "train_text_encoder" in flat.fields(RUNS[kind.family, kind.method]):
         options |= {"train_text_encoder": True, "no_cache_text_encoder_outputs": True}
     return options
