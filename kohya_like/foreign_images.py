@@ -32,15 +32,20 @@ SAMPLERS = {
     "dpm++ 2m": "dpmsolver++",
     "dpm++ 2m karras": "dpmsolver++",
     "dpmpp_2m": "dpmsolver++",
+    "dpm++ 2m sde": "dpmpp_2m_sde",
     "ddim": "ddim",
     "plms": "pndm",
 }
 """Their names of samplers, and ours."""
+SCHEDULERS = {"sgm uniform": "sgm_uniform", "ddim": "ddim_uniform"}
+"""Their names of schedulers, and ours, where they differ by more than capitals."""
 _LINE = re.compile(r'\s*([\w][\w +/-]*):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
 _TAG = re.compile(r"<lora:([^:>]+)(?::([^:>]*))?[^>]*>")
 _OF_LINE = {
     "Steps": "steps",
     "Sampler": "sampler",
+    "Schedule type": "scheduler",
+    "Shift": "shift",
     "CFG scale": "cfg_scale",
     "Distilled CFG Scale": "guidance",
     "Seed": "seed",
@@ -51,15 +56,15 @@ _OF_GRAPH = {
     "cfg": "cfg_scale",
     "guidance": "guidance",
     "sampler_name": "sampler",
+    "scheduler": "scheduler",
+    "shift": "shift",
     "seed": "seed",
     "noise_seed": "seed",
 }
 _MODELS = ("ckpt_name", "unet_name")
-_BESIDE_LINE = ("Schedule type", "Clip skip", "Denoising strength", "Hires upscale", "RNG", "ENSD", "Refiner", "Variation seed")
+_BESIDE_LINE = ("Clip skip", "Denoising strength", "Hires upscale", "RNG", "ENSD", "Refiner", "Variation seed")
 _BESIDE_GRAPH = {
-    "scheduler": "schedule",
     "denoise": "denoising strength",
-    "shift": "shift",
     "max_shift": "largest shift",
     "stop_at_clip_layer": "CLIP layer",
 }
@@ -119,7 +124,7 @@ def _of_line(text: str) -> ForeignSettings | None:
     sampler = found.values.get("sampler", "")
     if sampler.endswith(" Karras"):
         # Older versions have both in one name.
-        found.values["sampler"], found.beside["Schedule type"] = sampler.removesuffix(" Karras"), "Karras"
+        found.values["sampler"], found.values["scheduler"] = sampler.removesuffix(" Karras"), "Karras"
     return found
 
 
@@ -204,12 +209,14 @@ def differences(found: ForeignSettings, texts: Mapping[str, Any], loras: Sequenc
     return sorted(rows, key=lambda row: order.index(row.verdict))
 
 
-_EMPTY = {"seed": "drawn anew", "size": "automatic", "sampler": "auto"}
+_EMPTY = {"seed": "drawn anew", "size": "automatic", "sampler": "auto", "scheduler": "auto", "shift": "as usual"}
 
 
 def _same(name: str, theirs: str, ours: str) -> bool:
     if name == "sampler":
         return SAMPLERS.get(theirs.lower(), theirs) == ours
+    if name == "scheduler":
+        return SCHEDULERS.get(theirs.lower(), theirs.lower()) == ours
     if name == "size":
         # One number is a square.
         there, here = ([*sides, *sides][:2] for sides in (re.findall(r"\d+", theirs), re.findall(r"\d+", ours)))

@@ -35,7 +35,7 @@ from .context import Context
 from .inference import offered
 from .predictions import MAX_UPLOAD_BYTES, Prediction, PredictionOrder, PredictionQueue, as_page, is_session
 
-FIRST = ("prompt", "negative_prompt", "steps", "cfg_scale", "true_cfg_scale", "guidance", "sampler", "seed", "size")
+FIRST = ("prompt", "negative_prompt", "steps", "cfg_scale", "true_cfg_scale", "guidance", "sampler", "scheduler", "seed", "size")
 """Options that stand open on the page, besides images, base model and LoRA files, which have controls of their own."""
 MODEL = ("pretrained_model_name_or_path", "model_version")
 OWN_CONTROLS = ("images", "lora", "lora_weight")

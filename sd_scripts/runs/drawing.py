@@ -30,6 +30,8 @@ _SETTINGS = {
     "sample_negative_prompt": "negative_prompt",
     "sample_sampler": "sampler",
     "sample_guidance_scale": "guidance",
+    "sample_scheduler": "scheduler",
+    "sample_shift": "shift",
 }
 """Options of previews, and what they are called for drawing."""
 

@@ -11,7 +11,7 @@ from pydantic import Field, create_model, model_validator
 from sd_scripts.families import FACTS, RUNS
 
 from .errors import OptionError, Problem
-from .fields import NotNegative, Section, Show, raise_all
+from .fields import NotNegative, Positive, Section, Show, raise_all
 from .model import MAX_CONTROLS, ModelOptions
 from .predict import AskSection, PredictOptions
 from .samples import SampleOptions, samplers_of
@@ -113,7 +113,12 @@ def generate_options(family: str) -> type[GenerateOptions]:
         "cfg_scale": (NotNegative, _again(GenerateSection, "cfg_scale", had["sample_cfg_scale"].default)),
     }
     if samplers_of(samples):
-        asked["sampler"] = (had["sample_sampler"].annotation, Field(had["sample_sampler"].default, description="Sampler of the images."))
+        asked["sampler"] = (had["sample_sampler"].annotation, _again(samples, "sample_sampler", had["sample_sampler"].default))
+    if "sample_scheduler" in had:
+        asked["scheduler"] = (had["sample_scheduler"].annotation, _again(samples, "sample_scheduler", had["sample_scheduler"].default))
+    if "sample_shift" in had:
+        shift = Annotated[Positive | None, Show(needs="scheduler!=auto")]
+        asked["shift"] = (shift, _again(samples, "sample_shift", None))
     if "g" in samples.own_flags:
         text = "What the model's embedding of guidance is told, where it has one."
         asked["guidance"] = (NotNegative, Field(samples().embedded_guidance, description=text))

@@ -11,7 +11,7 @@ from typing import Any
 from .errors import OptionError, Problem
 from .model import MAX_CONTROLS
 from .outside import json_of, toml_of
-from .samples import SampleOptions, samplers_of
+from .samples import ELSEWHERE, SampleOptions, samplers_of
 
 OPTION = "sample_prompts"
 FLAGS = {
@@ -60,6 +60,8 @@ class PromptSpec:
     """What an embedding of guidance is told, in a model that has one."""
     controls: tuple[str, ...] = ()
     """Files of the images to be edited, in their order."""
+    scheduler: str = "auto"
+    shift: float | None = None
 
 
 def flags_of(options: SampleOptions | type[SampleOptions]) -> dict[str, str]:
@@ -245,13 +247,15 @@ def _spec(entry: _Entry, index: int, defaults: Defaults, size: tuple[int, int], 
     guidance = _scale(values, "guidance_scale", options.embedded_guidance, where, problems)
     samplers = samplers_of(type(options)) or ("auto",)
     sampler = values.get("sample_sampler", options.sampler)
+    sampler = ELSEWHERE.get(sampler, sampler) if isinstance(sampler, str) else sampler
     if sampler not in samplers:
         problems.append(_problem(f"{where}: {_named('sample_sampler')} {sampler!r} is not one of {', '.join(samplers)}"))
     controls = _controls(values, where, problems)
     if len(problems) > before:
         return None
     negative = values.get("negative_prompt", options.sample_negative_prompt)
-    return PromptSpec(values["prompt"], negative, width, height, seed, steps, scale, sampler, guidance, controls)
+    chosen = options.scheduler, options.shift
+    return PromptSpec(values["prompt"], negative, width, height, seed, steps, scale, sampler, guidance, controls, *chosen)
 
 
 def _controls(values: Mapping[str, Any], where: str, problems: list[Problem]) -> tuple[str, ...]:

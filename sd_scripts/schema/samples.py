@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from .fields import Count, NotNegative, Section, Show, Size
+from .fields import Count, NotNegative, Positive, Section, Show, Size
 
-SAMPLERS = ("ddim", "euler", "euler_a", "heun", "dpmsolver++", "dpm_2", "dpm_2_a", "lms", "pndm")
-Sampler = Literal["auto", "ddim", "euler", "euler_a", "heun", "dpmsolver++", "dpm_2", "dpm_2_a", "lms", "pndm"]
+ELSEWHERE = {"euler_ancestral": "euler_a", "dpmpp_2m": "dpmsolver++", "dpm_2_ancestral": "dpm_2_a"}
+"""ComfyUI's names of samplers that have another one here."""
+_named = BeforeValidator(lambda name: ELSEWHERE.get(name, name) if isinstance(name, str) else name)
+SAMPLERS = ("ddim", "euler", "euler_a", "heun", "dpmsolver++", "dpmpp_2m_sde", "dpm_2", "dpm_2_a", "lms", "pndm")
+Sampler = Literal["auto", "ddim", "euler", "euler_a", "heun", "dpmsolver++", "dpmpp_2m_sde", "dpm_2", "dpm_2_a", "lms", "pndm"]
+FlowSampler = Literal["auto", "euler", "euler_a", "heun", "dpmsolver++", "dpmpp_2m_sde"]
+Scheduler = Literal["auto", "comfyui", "normal", "karras", "exponential", "simple", "sgm_uniform", "ddim_uniform", "beta"]
 
 
 class SampleOptions(Section):
@@ -49,18 +54,15 @@ class SampleOptions(Section):
         """Sampler of the previews; auto where there is one only."""
         return "auto"
 
+    @property
+    def scheduler(self) -> str:
+        """What chooses their noise levels; auto is the model's own way."""
+        return "auto"
 
-class EditSampleOptions(SampleOptions):
-    """Previews of a model that edits, with its own flow-matching sampler.
-
-    A prompt without --ci edits the control images of the training pairs in turn.
-    """
-
-    own_flags: ClassVar[tuple[str, ...]] = ("ci",)
-
-    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
-    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
-    (negative) --ci (control image). Empty makes no previews."""
+    @property
+    def shift(self) -> float | None:
+        """Of the scheduler's levels; None as usual."""
+        return None
 
 
 class SamplerSampleOptions(SampleOptions):
@@ -74,11 +76,51 @@ class SamplerSampleOptions(SampleOptions):
         return self.sample_sampler
 
 
-class UNetSampleOptions(SamplerSampleOptions):
+class ScheduledSampleOptions(SamplerSampleOptions):
+    """Previews of a model whose noise levels can be chosen as ComfyUI does."""
+
+    sample_scheduler: Scheduler = "auto"
+    """What chooses the noise levels: auto the model's own way, which is diffusers'; another name ComfyUI's scheduler of that name, with
+    its samplers, for the image that ComfyUI shows; comfyui is the scheduler that the model is usually drawn with there."""
+
+    @property
+    def scheduler(self) -> str:
+        return self.sample_scheduler
+
+
+class UNetSampleOptions(ScheduledSampleOptions):
     """Previews of a model on a noise schedule."""
 
-    sample_sampler: Sampler = "auto"
-    """Sampler of the previews; auto takes the one in the model's scheduler configuration, or euler."""
+    sample_sampler: Annotated[Sampler, _named] = "auto"
+    """Sampler of the previews; auto takes the one in the model's scheduler configuration, or euler. With a scheduler: euler, euler_a
+    (ComfyUI's euler_ancestral), heun, dpmsolver++ (dpmpp_2m), dpmpp_2m_sde, ddim."""
+
+
+class FlowSampleOptions(ScheduledSampleOptions):
+    """Previews of a flow-matching model."""
+
+    sample_sampler: Annotated[FlowSampler, _named] = "auto"
+    """Sampler of the previews; auto is euler. ComfyUI calls euler_a euler_ancestral, and dpmsolver++ dpmpp_2m."""
+    sample_shift: Annotated[Positive | None, Show(needs="sample_scheduler!=auto")] = None
+    """Shift of a scheduler's noise levels, as ComfyUI's nodes ModelSamplingSD3 and ModelSamplingAuraFlow take it; None takes the one that
+    the model usually has there."""
+
+    @property
+    def shift(self) -> float | None:
+        return self.sample_shift
+
+
+class EditSampleOptions(FlowSampleOptions):
+    """Previews of a flow-matching model that edits.
+
+    A prompt without --ci edits the control images of the training pairs in turn.
+    """
+
+    own_flags: ClassVar[tuple[str, ...]] = ("ci",)
+
+    sample_prompts: Annotated[str, Show(basic=True, kind="text")] = ""
+    """Prompts, one a line, or the path of a .txt, .toml or .json file. kohya's flags work: --w --h --d (seed) --l (CFG) --s (steps) --n
+    (negative) --ci (control image). Empty makes no previews."""
 
 
 def samplers_of(options: type[SampleOptions]) -> tuple[str, ...]:

@@ -78,9 +78,10 @@ def test_the_line_of_a1111_is_read_and_what_differs_is_listed() -> None:
     assert found.program == "A1111" and found.model == "base" and found.loras == [("star-20", 0.8)]
     assert found.values["prompt"] == "a  red star, (sharp:1.2)\nwith two lines" and found.values["negative_prompt"] == "blurred, low"
     form = {**FORM, **BASE, "prompt": "a red star, (sharp:1.2) with two lines", "negative_prompt": "blurred, low", "sampler": "dpmsolver++"}
-    assert unlike(png(parameters=LINE), form, [("/runs/star-20.safetensors", 0.8)]) == {
-        "Schedule type": ("Karras", "as the model's own sampler has it", "only there")
+    assert unlike(png(parameters=LINE), {**form, "scheduler": "auto"}, [("/runs/star-20.safetensors", 0.8)]) == {
+        "scheduler": ("Karras", "auto", "differs")
     }
+    assert unlike(png(parameters=LINE), {**form, "scheduler": "karras"}, [("/runs/star-20.safetensors", 0.8)]) == {}
     form |= {"cfg_scale": "5.5", "seed": "", "size": "768,512"}
     told = unlike(png(parameters=LINE.replace("RNG: CPU, ", "")), form, [("star-20", 1.0)])
     assert told["cfg_scale"] == ("6.0", "5.5", "differs") and told["seed"][1:] == ("drawn anew", "differs")
@@ -91,8 +92,8 @@ def test_the_line_of_a1111_is_read_and_what_differs_is_listed() -> None:
 
 def test_comfyui_s_graph_is_read_through_its_nodes() -> None:
     data = png(prompt=json.dumps(GRAPH), workflow="{}")
-    assert unlike(data, {**FORM, **BASE, "guidance": "2.5"}, [("star-20.safetensors", 0.8)]) == {
-        "schedule": ("karras", "as the model's own sampler has it", "only there")
+    assert unlike(data, {**FORM, **BASE, "guidance": "2.5", "scheduler": "auto"}, [("star-20.safetensors", 0.8)]) == {
+        "scheduler": ("karras", "auto", "differs")
     }
     told = unlike(data, {**FORM, **BASE, "prompt": "a blue star"}, [("star-20.safetensors", 0.8)])
     assert told["prompt"] == ("a red star", "a blue star", "differs")
@@ -101,8 +102,18 @@ def test_comfyui_s_graph_is_read_through_its_nodes() -> None:
     assert told["guidance"] == ("2.5", "no such setting of this model", "only there")
 
 
+def test_a_file_as_comfyui_itself_wrote_it_is_read() -> None:
+    found = read((Path(__file__).parents[1] / "data" / "comfyui" / "saved.png").read_bytes())
+    assert (found.program, found.model, found.loras) == ("ComfyUI", "sub/zimage-base.safetensors", [("star-20.safetensors", 0.8)])
+    told = {"steps": "9", "cfg_scale": "1", "sampler": "dpmpp_2m", "scheduler": "sgm_uniform", "shift": "3", "seed": "7", "size": "64x96"}
+    assert {name: found.values[name] for name in told} == told and found.values["prompt"] == "ein roter Stern ★"
+    form = {**told, "sampler": "dpmsolver++", "prompt": "ein roter Stern ★", "negative_prompt": found.values["negative_prompt"]}
+    same = differences(found, {**form, "pretrained_model_name_or_path": "zimage-base.safetensors"}, [("star-20", 0.8)])
+    assert all(row.verdict == "same" for row in same), same
+
+
 def test_what_this_program_saves_is_read_back_the_same(tmp_path: Path) -> None:
-    request = Preview("ein roter Stern ★", "low", 64, 96, 9, 12, 5.5, "heun", 3.5, ())
+    request = Preview("ein roter Stern ★", "low", 64, 96, 9, 12, 5.5, "heun", 3.5, (), "karras", 2.5)
     save_image(Image.new("RGB", (64, 96)), tmp_path / "made.png", request, "base")
     form = {
         "prompt": "ein roter Stern ★",
@@ -112,6 +123,8 @@ def test_what_this_program_saves_is_read_back_the_same(tmp_path: Path) -> None:
         "sampler": "heun",
         "seed": "9",
         "size": "64,96",
+        "scheduler": "karras",
+        "shift": "2.5",
     }
     assert unlike((tmp_path / "made.png").read_bytes(), {**form, **BASE}, []) == {}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import T5EncoderModel
 
 from sd_scripts.families.common import structures
+from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import (
     BLOCKS,
     exact_times,
@@ -103,6 +104,10 @@ class Chroma(TransformerFamily):
                 return_dict=False,
             )[0]
         return unpacked(prediction.float(), x_t.shape[-2], x_t.shape[-1])
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """See ScheduledFamily."""
+        return Graph("beta", exponential_shift(1.15))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of T5."""

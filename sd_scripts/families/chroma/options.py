@@ -14,7 +14,7 @@ from sd_scripts.schema.objective import FlowObjectiveOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.samples import FlowSampleOptions
 
 
 class ChromaModelOptions(BaseModelOptions):
@@ -48,8 +48,8 @@ class ChromaFlowObjectiveOptions(FlowObjectiveOptions):
     own."""
 
 
-class ChromaSampleOptions(SampleOptions):
-    """Previews of a Chroma model, always with its own flow-matching sampler."""
+class ChromaSampleOptions(FlowSampleOptions):
+    """Previews of a Chroma model."""
 
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
     """Denoising steps of a preview without --s."""

@@ -17,6 +17,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 from sd_scripts.library.core.protocols import OnStep, Parts, Preview, dtype_of
 
 from . import structures
+from .comfyui_levels import FlowLevels, Graph, exponential_shift
 from .double_stream import BLOCKS, batched_texts, exact_times, linear_layers, positions, tiny_t5_config, tiny_t5_tokenizer
 from .packing import packed, unpacked
 from .tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_parts, tiny_vae
@@ -45,6 +46,10 @@ class ClipT5Family(TransformerFamily):
             inside = ".block." if name == "te3" else ".layers."
             targets[name] = [path for path in linear_layers(encoder, lambda _: True) if inside in f".{path}"]
         return targets
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """Models that are told a guidance scale are shifted by e^1.15 for all sizes, the others not at all; see ScheduledFamily."""
+        return Graph("simple", exponential_shift(1.15) if parts.backbone.config.guidance_embeds else FlowLevels(1.0))
 
     def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
         """See TransformerFamily; the transformer is told the guidance of the requests, not that of training."""

@@ -187,8 +187,8 @@ def first_of(requests: Sequence[Preview], grid: int) -> Preview:
     Raises ValueError for sides that are not multiples of grid.
     """
     first = requests[0]
-    same = {(r.width, r.height, r.steps, r.cfg_scale, r.guidance, r.sampler) for r in requests}
-    assert len(same) == 1, f"one batch has one size, steps, cfg_scale, guidance and sampler, not {same}"
+    same = {(r.width, r.height, r.steps, r.cfg_scale, r.guidance, r.sampler, r.scheduler, r.shift) for r in requests}
+    assert len(same) == 1, f"one batch has one size, steps, cfg_scale, guidance, sampler and scheduler, not {same}"
     if first.width % grid or first.height % grid:
         raise ValueError(f"image sides {first.width} x {first.height} are not multiples of {grid}")
     return first

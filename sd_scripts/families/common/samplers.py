@@ -63,6 +63,8 @@ def scheduler_for(sampler: str, config: Mapping[str, Any]) -> SchedulerMixin:
         if sampler not in FLOW:
             raise OptionError(f"sampler: {sampler} cannot render a flow-matching model; take {' or '.join(FLOW)}")
         return FlowEuler.from_config(_without_class(config))
+    if sampler not in ("auto", *CLASSES):
+        raise OptionError(f"sampler: {sampler} needs a scheduler; choose one, such as karras")
     wanted = dict(config)
     if wanted.get("rescale_betas_zero_snr"):
         wanted["timestep_spacing"] = "trailing"

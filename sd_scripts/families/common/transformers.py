@@ -20,25 +20,22 @@ from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.parallel.sharding import is_sharded
 
 from . import structures, training_adapter
-from .images import ImageFamily, evaluating, first_of
+from .images import evaluating, first_of
 from .samplers import schedule, watched
+from .scheduled import DISTILLED, ScheduledFamily
 from .transformer_loading import Loader
 
 TOKEN = 16
 """Pixels of a token's sides, in all of these families."""
-DISTILLED = "is_distilled"
-"""Switch of model_index.json by which a model says of itself that it draws in few steps, without guidance."""
 Denoise = Callable[[Tensor, Tensor, Sequence[Condition]], Tensor]
 """From latents (B, C, h, w), times (B,) and conditions to velocities."""
 
 
-class TransformerFamily(ImageFamily):
+class TransformerFamily(ScheduledFamily):
     """See protocols.ModelFamily and PublishedFamily."""
 
     loader: ClassVar[Loader]
     separate_texts: ClassVar[bool] = False
-    latent: ClassVar[tuple[int, int]]
-    """Channels of a latent, and how many pixels it is wide."""
 
     def load(self, options: Any, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
         """See Loader.load."""
@@ -72,14 +69,6 @@ class TransformerFamily(ImageFamily):
         """Writes the model: safetensors is the transformer alone in the published layout, diffusers a folder with everything."""
         self.loader.save(parts, path, save_model_as, dtype, metadata)
 
-    @abstractmethod
-    def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
-        """See ModelFamily."""
-
-    @abstractmethod
-    def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """See ModelFamily."""
-
     @torch.no_grad()
     def render(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> Tensor:
         """The images of `preview` before rounding: (B, 3, H, W) in [-1, 1], float32; without a training adapter, and without guidance where
@@ -91,14 +80,6 @@ class TransformerFamily(ImageFamily):
                 requests = [replace(request, cfg_scale=1.0) for request in requests]
             positive, negative = self.conditions_of(parts, requests)
             return self.decode(parts, self.draw(parts, requests, positive, negative, on_step))
-
-    @torch.no_grad()
-    def conditions_of(self, parts: Parts, requests: Sequence[Preview]) -> tuple[list[Condition], list[Condition] | None]:
-        """Conditions of the requests' prompts, and of their negative prompts where guidance is on: with cfg_scale above 1."""
-        guided = requests[0].cfg_scale > 1
-        captions = [request.prompt for request in requests] + [request.negative_prompt for request in requests if guided]
-        conditions = self.encode_prompts(parts, captions)
-        return conditions[: len(requests)], conditions[len(requests) :] if guided else None
 
     @torch.no_grad()
     def draw(
@@ -130,10 +111,6 @@ class TransformerFamily(ImageFamily):
         channels, factor = self.latent
         shape = (1, channels, requests[0].height // factor, requests[0].width // factor)
         return torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(request.seed)) for request in requests])
-
-    def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
-        """The logarithm of the shift for images of so many tokens; None where the scheduler's configuration says it."""
-        return None
 
 
 def in_groups(

@@ -28,7 +28,7 @@ from sd_scripts.schema.network import (
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.samples import FlowSampleOptions
 
 
 class FluxModelOptions(ClipT5ModelOptions):
@@ -111,8 +111,8 @@ class FluxFullOptions(TransformerFullOptions):
     """The weights of a FLUX transformer; its text encoders stay as they are."""
 
 
-class FluxSampleOptions(SampleOptions):
-    """Previews of a FLUX model, always with its own flow-matching sampler."""
+class FluxSampleOptions(FlowSampleOptions):
+    """Previews of a FLUX model."""
 
     own_flags: ClassVar[tuple[str, ...]] = ("g",)
 

@@ -14,6 +14,7 @@ from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from torch import Tensor
 
 from sd_scripts.families.common import square_vae, structures
+from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import BLOCKS, linear_layers
 from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
@@ -146,6 +147,10 @@ class Flux2(EditingTransformerFamily):
             )[0]
         num_tokens = x_t.shape[-2] * x_t.shape[-1]
         return prediction[:, :num_tokens].float().transpose(1, 2).reshape(x_t.shape)
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """Its node Flux2Scheduler counts as diffusers does; see ScheduledFamily."""
+        return Graph("auto", exponential_shift(2.02))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3."""

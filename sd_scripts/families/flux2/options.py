@@ -67,7 +67,7 @@ class Flux2FlowObjectiveOptions(FlowObjectiveOptions):
 
 
 class Flux2SampleOptions(EditSampleOptions):
-    """Previews of a FLUX.2 Klein model, always with its own flow-matching sampler, shifted by the image's size."""
+    """Previews of a FLUX.2 Klein model, shifted by the image's size unless a scheduler is chosen."""
 
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 28
     """Denoising steps of a preview without --s: 28 to 50 for the base models, 4 for the distilled ones."""

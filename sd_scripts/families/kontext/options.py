@@ -43,7 +43,7 @@ class KontextModelOptions(ClipT5ModelOptions):
 
 
 class KontextSampleOptions(EditSampleOptions):
-    """Previews of a Kontext model, always with its own flow-matching sampler."""
+    """Previews of a Kontext model."""
 
     own_flags: ClassVar[tuple[str, ...]] = ("ci", "g")
 

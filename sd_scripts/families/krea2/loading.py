@@ -17,8 +17,8 @@ from sd_scripts.families.common.qwen3vl import QWEN3VL_PART
 from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
 from sd_scripts.families.common.qwen_vae import QWEN_VAE_PART
 from sd_scripts.families.common.qwen_vae_signs import VAE
+from sd_scripts.families.common.scheduled import DISTILLED
 from sd_scripts.families.common.transformer_loading import Companion, Loader
-from sd_scripts.families.common.transformers import DISTILLED
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
 

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import linear_layers, positions
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.qwen3vl import tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.scheduled import DISTILLED
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import DISTILLED, TransformerFamily, in_groups
+from sd_scripts.families.common.transformers import TransformerFamily, in_groups
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
 
 from .loading import LOADER, SPEC, TAPS
@@ -120,6 +122,10 @@ class Krea2(TransformerFamily):
             return_dict=False,
         )[0]
         return unpacked(prediction.float(), height, width)
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """See ScheduledFamily."""
+        return Graph("simple", exponential_shift(1.15))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3-VL's language

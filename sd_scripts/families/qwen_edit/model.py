@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from sd_scripts.dataset.buckets import area_size
 from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
 from sd_scripts.families.common.editing import conditions_with_controls, controls_of
-from sd_scripts.families.common.images import ImageFamily, evaluating, first_of
+from sd_scripts.families.common.images import evaluating, first_of
 from sd_scripts.families.common.packing import packed, unpacked
 from sd_scripts.families.common.samplers import schedule
+from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformers import given_first, in_groups
@@ -45,11 +47,12 @@ _UNUSED_AT_THE_END = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.")
 """Layers that nothing reads in the last block: only the image's tokens leave it."""
 
 
-class QwenEdit(ImageFamily):
+class QwenEdit(ScheduledFamily):
     """The Qwen-Image family; see protocols.EditingFamily. parts.settings["model_version"] says which of its models it is."""
 
     name: ClassVar[str] = "qwen_edit"
     grid: ClassVar[int] = QwenImageModelOptions.grid
+    latent: ClassVar[tuple[int, int]] = (16, 8)
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: QwenImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -207,6 +210,10 @@ class QwenEdit(ImageFamily):
             )[0]
         num_tokens = shapes[0][1] * shapes[0][2]
         return unpacked(prediction[:, :num_tokens].float(), x_t.shape[-2], x_t.shape[-1])
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """With the shift of its published graphs, in place of the loader's e^1.15; see ScheduledFamily."""
+        return Graph("simple", FlowLevels(3.1))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that can get an adapter, by module name; conv changes nothing, there are no convolutions.

@@ -113,7 +113,7 @@ class QwenFlowObjectiveOptions(FlowObjectiveOptions):
 
 
 class QwenImageSampleOptions(EditSampleOptions):
-    """Previews of a Qwen-Image model, with its own flow-matching sampler.
+    """Previews of a Qwen-Image model.
 
     An instruction without --ci edits the control images of the training pairs in turn.
     """

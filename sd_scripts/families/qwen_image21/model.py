@@ -14,6 +14,7 @@ from diffusers import AutoencoderKLQwenImage21
 from torch import Tensor
 
 from sd_scripts.families.common import structures
+from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import linear_layers
 from sd_scripts.families.common.images import in_tiles, posterior_mean
 from sd_scripts.families.common.qwen3vl import states_before_norm, tell_of_cut, tiny_qwen3vl
@@ -123,6 +124,10 @@ class QwenImage21(TransformerFamily):
         with given_first(network.time_text_embed.time_proj, exact):
             prediction: Tensor = network(x_t.flatten(2).transpose(1, 2).to(text.dtype), text, t, (height, width))
         return prediction.float().transpose(1, 2).reshape(x_t.shape)
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """See ScheduledFamily."""
+        return Graph("simple", exponential_shift(0.69))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default: every linear layer of the blocks; attention and MLP of Qwen3-VL's language

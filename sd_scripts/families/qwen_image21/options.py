@@ -14,7 +14,7 @@ from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.samples import FlowSampleOptions
 
 
 class QwenImage21ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
@@ -52,8 +52,8 @@ class QwenImage21FlowObjectiveOptions(FlowObjectiveOptions):
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
 
 
-class QwenImage21SampleOptions(SampleOptions):
-    """Previews of a Qwen-Image-2.1 model, always with its own flow-matching sampler, shifted by the image's size."""
+class QwenImage21SampleOptions(FlowSampleOptions):
+    """Previews of a Qwen-Image-2.1 model, shifted by the image's size unless a scheduler is chosen."""
 
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 40
     """Denoising steps of a preview without --s."""

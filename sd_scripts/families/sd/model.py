@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel
 
 from sd_scripts.families.common import images, structures, unet
+from sd_scripts.families.common.comfyui_levels import Graph
+from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header, what_is
@@ -30,11 +32,12 @@ _SETTLED = {"steps_offset": 1, "clip_sample": False}
 """Entries of scheduler configurations that StableDiffusionPipeline takes for mistakes when they are anything else."""
 
 
-class Sd(images.ImageFamily):
+class Sd(ScheduledFamily):
     """The Stable Diffusion 1.x and 2.x family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sd"
     grid: ClassVar[int] = SdModelOptions.grid
+    latent: ClassVar[tuple[int, int]] = (4, 8)
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -105,6 +108,10 @@ class Sd(images.ImageFamily):
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
         return unet.denoise(parts, x_t, t, conditions, {})
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """See ScheduledFamily."""
+        return Graph()
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""

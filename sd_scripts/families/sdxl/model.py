@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.common import images, structures, unet
+from sd_scripts.families.common.comfyui_levels import Graph
+from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.headers import Header
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 TEXT_ENCODERS = ("te1", "te2")
 
 
-class Sdxl(images.ImageFamily):
+class Sdxl(ScheduledFamily):
     """The SDXL family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "sdxl"
     grid: ClassVar[int] = SdxlModelOptions.grid
+    latent: ClassVar[tuple[int, int]] = (4, 8)
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: SdxlModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -96,6 +99,10 @@ class Sdxl(images.ImageFamily):
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's prediction, of kind parts.kind, at canonical times t (B,); same shape as x_t, float32."""
         return unet.denoise(parts, x_t, t, conditions, {"text_embeds": "pooled", "time_ids": "time_ids"})
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """See ScheduledFamily."""
+        return Graph()
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that get an adapter by default, by module name; conv adds those of ResNet, down- and upsampling blocks."""

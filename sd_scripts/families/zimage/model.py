@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.common import structures, training_adapter
-from sd_scripts.families.common.images import ImageFamily, evaluating, first_of, quiet_transformers
+from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
+from sd_scripts.families.common.images import evaluating, first_of, quiet_transformers
 from sd_scripts.families.common.qwen3 import tiny_qwen3, tiny_qwen3_tokenizer, told
 from sd_scripts.families.common.samplers import scheduler_for, watched
+from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
@@ -36,11 +38,12 @@ logger = logging.getLogger(__name__)
 BLOCKS = ("layers.", "noise_refiner.", "context_refiner.")
 
 
-class ZImage(ImageFamily):
+class ZImage(ScheduledFamily):
     """The Z-Image family; see protocols.ModelFamily."""
 
     name: ClassVar[str] = "zimage"
     grid: ClassVar[int] = ZImageModelOptions.grid
+    latent: ClassVar[tuple[int, int]] = (16, 8)
     separate_texts: ClassVar[bool] = False
 
     def load(self, options: ZImageModelOptions, device: torch.device, dtype: Dtypes, without: Collection[str] = ()) -> Parts:
@@ -119,6 +122,10 @@ class ZImage(ImageFamily):
             return_dict=False,
         )[0]
         return -torch.stack(output).squeeze(2).float()
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """See ScheduledFamily."""
+        return Graph("simple", FlowLevels(3.0))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that can get an adapter, by module name; conv changes nothing, there are no convolutions.

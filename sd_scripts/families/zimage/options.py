@@ -25,7 +25,7 @@ from sd_scripts.schema.network import (
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.samples import FlowSampleOptions
 
 from .legacy import OF_ADAPTERS, VERDICTS
 
@@ -89,7 +89,7 @@ class ZImageFullOptions(TransformerFullOptions):
         return self.trained_layers == "all" or _TRAINED[self.trained_layers].match(weight) is not None
 
 
-class ZImageSampleOptions(SampleOptions):
+class ZImageSampleOptions(FlowSampleOptions):
     """Previews of a Z-Image model, at exactly the steps that the objective acrf trains."""
 
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 8

@@ -196,6 +196,10 @@ class Preview:
     """What an embedding of guidance is told, in models that have one."""
     controls: tuple[Image.Image, ...] = ()
     """Images to be edited, RGB, in models that edit."""
+    scheduler: str = "auto"
+    """What chooses the noise levels, by ComfyUI's name; see schema.samples.Scheduler."""
+    shift: float | None = None
+    """Of the scheduler's levels, in flow models; None as the model's usual graph has it."""
 
 
 OnStep = Callable[[int, int, Tensor], None]

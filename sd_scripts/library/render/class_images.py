@@ -92,6 +92,8 @@ def _request(options: RunOptions, grid: int, number: int) -> Preview:
         cfg_scale=samples.sample_cfg_scale,
         sampler=samples.sampler,
         guidance=getattr(samples, "sample_guidance_scale", Preview.guidance),
+        scheduler=samples.scheduler,
+        shift=samples.shift,
     )
 
 

@@ -75,6 +75,8 @@ class Request:
     lora_weight: tuple[float, ...] = ()
     sampler: str = "auto"
     guidance: float = Preview.guidance
+    scheduler: str = "auto"
+    shift: float | None = None
     prompt_list: str = ""
     """Prompts in kohya's form, in place of prompt; see schema.prompts. What their flags leave open is as above."""
     wildcard_dir: str = ""
@@ -175,6 +177,8 @@ class Predictor:
             sampler=request.sampler,
             guidance=request.guidance,
             controls=tuple(controls),
+            scheduler=request.scheduler,
+            shift=request.shift,
         )
         asked = self._listed(plain, request.prompt_list) if request.prompt_list else [plain]
         return [_drawn(replace(one, seed=one.seed + index), request.wildcard_dir) for one in asked for index in range(request.num_images)]
@@ -184,6 +188,7 @@ class Predictor:
         samples = samples_of(self.family.name)
         names: dict[str, Any] = {"sample_prompts": prompt_list, "sample_steps": plain.steps, "sample_cfg_scale": plain.cfg_scale}
         names |= {"sample_negative_prompt": plain.negative_prompt, "sample_sampler": plain.sampler, "sample_guidance_scale": plain.guidance}
+        names |= {"sample_scheduler": plain.scheduler, "sample_shift": plain.shift}
         size = plain.width, plain.height
         options = samples.model_construct(
             **{name: value for name, value in names.items() if name in samples.model_fields}, sample_size=size

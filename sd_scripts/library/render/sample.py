@@ -46,6 +46,8 @@ def request_of(spec: PromptSpec) -> Preview:
         spec.sampler,
         spec.guidance,
         controls,
+        spec.scheduler,
+        spec.shift,
     )
 
 
@@ -80,6 +82,8 @@ def save_image(
         "Size": f"{request.width}x{request.height}",
         "Model": source,
     }
+    if request.scheduler != "auto":
+        settings |= {"Schedule type": request.scheduler, **({} if request.shift is None else {"Shift": request.shift})}
     if step is not None:
         settings["Training step"] = step
     if adapters:
@@ -205,7 +209,8 @@ def _batches(wanted: list[tuple[int, Preview]]) -> Iterator[list[tuple[int, Prev
     def alike(item: tuple[int, Preview]) -> tuple[object, ...]:
         request = item[1]
         controls = tuple(image.size for image in request.controls)
-        return (request.width, request.height, request.steps, request.cfg_scale, request.sampler, request.guidance, controls)
+        asked = (request.width, request.height, request.steps, request.cfg_scale, request.guidance)
+        return (*asked, request.sampler, request.scheduler, str(request.shift), controls)
 
     for _, group in groupby(sorted(wanted, key=lambda item: (alike(item), item[0])), key=alike):
         items = list(group)

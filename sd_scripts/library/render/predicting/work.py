@@ -170,7 +170,7 @@ def request_of(order: PredictOrder) -> Request:
     asked = order.options.predict
     had = {name: getattr(asked, name) for name in ("prompt", "negative_prompt", "steps", "seed", "size", "num_images")}
     # What not every family has.
-    own = ("images", "sampler", "guidance", "prompt_list", "wildcard_dir")
+    own = ("images", "sampler", "scheduler", "shift", "guidance", "prompt_list", "wildcard_dir")
     had |= {name: getattr(asked, name) for name in own if name in type(asked).model_fields}
     return Request(**had, true_cfg_scale=asked.guided_scale)
 
