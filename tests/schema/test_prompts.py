@@ -134,13 +134,14 @@ def test_any_text_gives_prompts_or_sentences(text: str) -> None:
         assert all(spec.prompt and spec.width % 8 == 0 for spec in specs)
 
 
-def test_flux_prompts_have_guidance_and_no_sampler() -> None:
-    options = FluxSampleOptions(sample_prompts="a cat --g 2.5 --l 1.5\na dog")
+def test_flux_prompts_have_guidance_and_the_samplers_of_flow_models() -> None:
+    options = FluxSampleOptions(sample_prompts="a cat --g 2.5 --l 1.5\na dog --ss dpmpp_2m", sample_scheduler="karras", sample_shift=2)
     cat, dog = read_prompts(Defaults(options, (1024, 1024), 16, 0))
     assert (cat.guidance, cat.cfg_scale, cat.sampler) == (2.5, 1.5, "auto")
-    assert (dog.guidance, dog.cfg_scale, dog.steps) == (3.5, 1.0, 20)
-    with pytest.raises(OptionError, match="--ss means nothing to this model, which has one sampler"):
-        read_prompts(Defaults(FluxSampleOptions(sample_prompts="a cat --ss euler"), (1024, 1024), 16, 0))
+    assert (dog.guidance, dog.cfg_scale, dog.steps, dog.sampler) == (3.5, 1.0, 20, "dpmsolver++")
+    assert (cat.scheduler, cat.shift, dog.scheduler) == ("karras", 2, "karras")
+    with pytest.raises(OptionError, match="--ss 'lms' is not one of auto, euler"):
+        read_prompts(Defaults(FluxSampleOptions(sample_prompts="a cat --ss lms"), (1024, 1024), 16, 0))
 
 
 def qwen(text: str) -> list[PromptSpec]:

@@ -338,7 +338,7 @@ def test_runs_that_saved_something_are_offered_newest_first_and_the_newest_is_ch
     spec = predict_routes.specification(studio_menu)
     assert spec["choice"]["family"] == "flux" and "images" not in spec["help"] and not spec["choice"]["edits"]
     names = [field["name"] for field in spec["first"]]
-    assert "guidance" in names and "sampler" not in names
+    assert {"guidance", "sampler", "scheduler"} <= set(names)
 
 
 def test_base_settings_files_and_words_of_a_run_are_filled_in(studio_menu: Menu) -> None:

@@ -132,6 +132,8 @@ SAMPLERS: dict[str, Callable[[Problem, Tensor], Tensor]] = {
 }
 """By our names; ComfyUI calls euler_a euler_ancestral and dpmsolver++ dpmpp_2m."""
 SDE = "dpmpp_2m_sde"
+FLOW = ("euler_a", "heun", "dpmsolver++", SDE)
+"""Those that flow models take without a scheduler too, besides their own Euler."""
 
 
 class Drawing(Protocol):
@@ -148,7 +150,7 @@ class Drawing(Protocol):
 
 def wanted(parts: Parts, request: Preview) -> bool:
     """Whether an image is drawn by these samplers, not by the family's own: with a scheduler, and flow models with a sampler, of a name."""
-    return request.scheduler != "auto" or (parts.kind == "velocity" and request.sampler not in ("auto", "euler"))
+    return request.scheduler != "auto" or (parts.kind == "velocity" and request.sampler in FLOW)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, get_args
 
 import diffusers
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from sd_scripts.library.core.diffusion import is_flow
 from sd_scripts.library.core.protocols import OnStep
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.samples import FlowSampler
 
 CLASSES = {
     "ddim": "DDIMScheduler",
@@ -61,7 +62,7 @@ def scheduler_for(sampler: str, config: Mapping[str, Any]) -> SchedulerMixin:
     """
     if is_flow(config):
         if sampler not in FLOW:
-            raise OptionError(f"sampler: {sampler} cannot render a flow-matching model; take {' or '.join(FLOW)}")
+            raise OptionError(f"sampler: {sampler} cannot render a flow-matching model; take {', '.join(get_args(FlowSampler))}")
         return FlowEuler.from_config(_without_class(config))
     if sampler not in ("auto", *CLASSES):
         raise OptionError(f"sampler: {sampler} needs a scheduler; choose one, such as karras")

@@ -11,7 +11,7 @@ import math
 from sd_scripts.families import FACTS
 from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema import prompts
-from sd_scripts.schema.samples import SampleOptions
+from sd_scripts.schema.samples import SAMPLERS, SampleOptions, samplers_of
 from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown
 
 from .sheet import KOHYA, NAMES, KohyaSheet, Table, named, rules
@@ -308,14 +308,24 @@ def _sampler_name(name: str) -> str:
     return words.SAMPLERS.get(short, short)
 
 
+def _samples_of(sheet: KohyaSheet) -> type[SampleOptions]:
+    samples = sheet.run.model_fields["samples"].annotation
+    assert isinstance(samples, type) and issubclass(samples, SampleOptions)
+    return samples
+
+
+def _draws(samples: type[SampleOptions], sampler: str) -> bool:
+    """Whether a family is drawn with a sampler; a name that is none at all stays, so that the schema explains it."""
+    return sampler not in SAMPLERS or sampler in samplers_of(samples)
+
+
 @rule("sample_prompts")
 def _prompts(sheet: KohyaSheet, key: str) -> None:
     text = str(sheet.value(key) or "")
     if is_empty(text):
         sheet.skip(key, "it is empty")
         return
-    samples = sheet.run.model_fields["samples"].annotation
-    assert isinstance(samples, type) and issubclass(samples, SampleOptions)
+    samples = _samples_of(sheet)
     known = set(prompts.flags_of(samples))
     kept, dropped = [], []
     for line in text.splitlines():
@@ -323,6 +333,8 @@ def _prompts(sheet: KohyaSheet, key: str) -> None:
         split = [flag.strip().partition(" ") for flag in flags]
         dropped += [f"--{name}" for name, _, _ in split if name not in known]
         good = [(name, _sampler_name(value) if name == "ss" else value.strip()) for name, _, value in split if name in known]
+        dropped += [f"--ss {value}" for name, value in good if name == "ss" and not _draws(samples, value)]
+        good = [(name, value) for name, value in good if name != "ss" or _draws(samples, value)]
         kept.append(" --".join([prompt.rstrip(), *(f"{name} {value}" for name, value in good)]))
     note = f"without {', '.join(sorted(set(dropped)))}, which this model does not have" if dropped else ""
     sheet.take(key, key, "\n".join(kept) if any(" --" in line for line in text.splitlines()) else text, note)
@@ -333,7 +345,7 @@ def _sampler(sheet: KohyaSheet, key: str) -> None:
     name = str(sheet.value(key) or "")
     if is_empty(name):
         sheet.skip(key, "it is empty")
-    elif key not in sheet.known:
+    elif key not in sheet.known or not _draws(_samples_of(sheet), _sampler_name(name)):
         sheet.skip(key, "previews are made with the family's own sampler")
     else:
         sheet.take(key, key, _sampler_name(name))

@@ -297,7 +297,7 @@ def test_guidance_of_a_preview_is_its_own(parts):
 
 
 def test_samplers_of_noise_schedules_and_sides_off_the_grid_are_refused(parts):
-    with pytest.raises(OptionError, match="ddim cannot render a flow-matching model; take auto or euler"):
+    with pytest.raises(OptionError, match="ddim cannot render a flow-matching model; take auto, euler"):
         FLUX.preview(parts, [Preview("cat", width=32, height=32, steps=2, sampler="ddim")])
     with pytest.raises(ValueError, match="40 x 64 are not multiples of 16"):
         FLUX.preview(parts, [Preview("cat", width=40, height=64)])
