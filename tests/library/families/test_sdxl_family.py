@@ -224,8 +224,9 @@ def test_a_sampler_that_cannot_render_a_model_is_refused_with_those_that_can(par
     one = Preview("cat", width=32, height=32, steps=2, sampler="heun")
     with pytest.raises(OptionError, match=r"heun cannot render a model with zero terminal SNR; take ddim, euler"):
         SDXL.preview(of_kind(parts, "v_prediction", True), [one])
-    with pytest.raises(OptionError, match=r"heun cannot render a flow-matching model; take auto or euler"):
-        SDXL.preview(of_kind(parts, "flow"), [one])
+    with pytest.raises(OptionError, match=r"lms cannot render a flow-matching model; take auto, euler"):
+        SDXL.preview(of_kind(parts, "flow"), [replace(one, sampler="lms")])
+    assert SDXL.preview(of_kind(parts, "flow"), [replace(one, scheduler="simple")])
 
 
 def test_auto_takes_the_scheduler_of_the_model_and_an_unknown_one_is_named(parts):
