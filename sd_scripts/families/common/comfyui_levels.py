@@ -6,7 +6,6 @@ clock what a network is told of a level.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,13 +183,29 @@ def _between(levels: Levels, steps: int, to: Callable[[float], float], back: Cal
 
 def _beta(levels: Levels, steps: int) -> list[float]:
     """At the quantiles of the distribution Beta(0.6, 0.6) (Lee et al. 2024, arXiv 2407.12173); each level once."""
-    if importlib.util.find_spec("scipy") is None:
-        raise OptionError("scheduler: beta needs the package scipy, which is not installed; take another one, or install scipy")
-    from scipy.stats import beta  # type: ignore[import-untyped]
-
     table = levels.table
-    places = [round(float(beta.ppf(1 - i / steps, 0.6, 0.6)) * (len(table) - 1)) for i in range(steps)]
+    places = [round(beta_quantile(1 - i / steps, 0.6) * (len(table) - 1)) for i in range(steps)]
     return [float(table[place]) for place in dict.fromkeys(places)]
+
+
+def beta_quantile(p: float, shape: float) -> float:
+    """Where the distribution Beta(shape, shape) has p of its weight below, by halving."""
+    if p > 0.5:
+        return 1 - beta_quantile(1 - p, shape)
+    low, high = 0.0, 0.5
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beta_weight(middle, shape) < p else (low, middle)
+    return high if p > 0 else 0.0
+
+
+def _beta_weight(x: float, shape: float) -> float:
+    """The weight of Beta(shape, shape) below x, at most 0.5: its series (DLMF 8.17.7), of which each term is less than half of the last."""
+    term, total = 1.0, 0.0
+    for n in range(60):
+        total += term / (shape + n)
+        term *= (n + 1 - shape) / (n + 1) * x
+    return total * x**shape * math.exp(math.lgamma(2 * shape) - 2 * math.lgamma(shape))
 
 
 _SCHEDULERS: dict[str, Callable[[Levels, int], list[float]]] = {

@@ -18,7 +18,7 @@ from torch import Tensor
 from sd_scripts import families
 from sd_scripts.families import RUNS
 from sd_scripts.families.common import k_samplers
-from sd_scripts.families.common.comfyui_levels import FlowLevels, exponential_shift, levels_of, sigmas_of
+from sd_scripts.families.common.comfyui_levels import FlowLevels, beta_quantile, exponential_shift, levels_of, sigmas_of
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.core.safetensors_file import read_file
 from sd_scripts.library.render.predicting.adapters import Adapters
@@ -161,6 +161,12 @@ def test_many_steps_give_images_as_they_are_spread(sampler: str, closeness: floa
     found = line.sampler(line.problem, start)
     assert abs(float(found.mean()) - 0.7) < 0.02
     assert abs(float(found.std()) - 0.5) < closeness
+
+
+def test_quantiles_of_the_beta_distribution_are_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for p in (0.0, *torch.rand(200).tolist(), 1.0):
+        assert math.isclose(beta_quantile(p, 0.6), stats.beta.ppf(p, 0.6, 0.6), rel_tol=1e-9, abs_tol=1e-15), p
 
 
 def test_levels_fall_from_the_highest_to_nothing_for_any_number_of_steps() -> None:
