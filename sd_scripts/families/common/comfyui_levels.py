@@ -190,8 +190,9 @@ def _beta(levels: Levels, steps: int) -> list[float]:
 
 def beta_quantile(p: float, shape: float) -> float:
     """Where the distribution Beta(shape, shape) has p of its weight below, by halving."""
-    if p > 0.5:
-        return 1 - beta_quantile(1 - p, shape)
+    if p >= 0.5:
+        # In the middle exactly: it lies between two levels of a table, and rounding decides.
+        return 0.5 if p == 0.5 else 1 - beta_quantile(1 - p, shape)
     low, high = 0.0, 0.5
     for _ in range(60):
         middle = (low + high) / 2
