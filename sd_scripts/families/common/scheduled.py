@@ -65,9 +65,9 @@ class ScheduledFamily(ImageFamily):
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """See ModelFamily."""
 
-    @abstractmethod
     def comfyui(self, parts: Parts) -> Graph:
-        """How the model is usually drawn with in ComfyUI."""
+        """How the model is usually drawn with in ComfyUI; its own levels where that is not known."""
+        return Graph("auto")
 
     def mu(self, parts: Parts, num_tokens: int, steps: int) -> float | None:
         """The logarithm of the shift for images of so many tokens; None where the scheduler's configuration says it."""
