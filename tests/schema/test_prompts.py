@@ -140,7 +140,7 @@ def test_flux_prompts_have_guidance_and_the_samplers_of_flow_models() -> None:
     assert (cat.guidance, cat.cfg_scale, cat.sampler) == (2.5, 1.5, "auto")
     assert (dog.guidance, dog.cfg_scale, dog.steps, dog.sampler) == (3.5, 1.0, 20, "dpmsolver++")
     assert (cat.scheduler, cat.shift, dog.scheduler) == ("karras", 2, "karras")
-    with pytest.raises(OptionError, match="--ss 'lms' is not one of auto, euler"):
+    with pytest.raises(OptionError, match=r"\(--ss\) 'lms' is not one of auto, euler"):
         read_prompts(Defaults(FluxSampleOptions(sample_prompts="a cat --ss lms"), (1024, 1024), 16, 0))
 
 
