@@ -29,7 +29,10 @@ def read_attributes() -> set[str]:
     """Names read anywhere in the engine; of the sections themselves what they tell it, and not what validators look at."""
     functions = [node for file in SECTIONS for node in ast.walk(tree(file)) if isinstance(node, ast.FunctionDef)]
     told = [node for node in functions if not any("validator" in ast.unparse(mark) for mark in node.decorator_list)]
-    return set[str]().union(*(loads(found) for found in (*map(tree, READERS), *told)))
+    calls = [node for file in FILES for node in ast.walk(tree(file)) if isinstance(node, ast.Call)]
+    # A further file of a model is asked for by the name of its option: Companion("clip_l", ...), which a family's loader reads.
+    companions = {call.args[0].value for call in calls if ast.unparse(call.func) == "Companion" and isinstance(call.args[0], ast.Constant)}
+    return {str(name) for name in companions}.union(*(loads(found) for found in (*map(tree, READERS), *told)))
 
 
 # The further terms of the loss are read by their names, in dataset/weights.py.

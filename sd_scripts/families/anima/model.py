@@ -77,7 +77,9 @@ class Anima(TransformerFamily):
         device, conditions = parts.bring(conditioner), []
         for caption, seen in zip(captions, states, strict=True):
             tokens = parts.tokenizers["te2"](caption, truncation=True, max_length=limit).input_ids
-            rows = conditioner(seen.to(device, dtype_of(conditioner)), torch.tensor([tokens], device=device))
+            # Its norms do not take what an autocast makes of the layers before them.
+            with torch.autocast(device.type, enabled=False):
+                rows = conditioner(seen.to(device, dtype_of(conditioner)), torch.tensor([tokens], device=device))
             conditions.append({"text": rows[0]})
         return conditions
 

@@ -281,12 +281,13 @@ class Loader:
         return Base(spec, source, networks, {}, scheduler_in(spec.configs), {} if index is None else read_json(index, BASE))
 
     def _like(self, config: Config) -> Path:
-        """The folder with the published configurations of the version whose transformer is like this one; the first where none is."""
-        for folder in self.versions.values():
+        """The folder with the published configurations of the version whose transformer is most like this one; of several the first."""
+
+        def alike(folder: Path) -> int:
             its = read_json(folder / self.spec.parts["backbone"].folder / "config.json", BASE)
-            if all(its.get(key) == config[key] for key in self.same):
-                return folder
-        return self.spec.configs
+            return sum(its.get(key) == config[key] for key in self.same)
+
+        return max((self.spec.configs, *self.versions.values()), key=alike) if self.versions else self.spec.configs
 
     def _parts(self, base: Base, options: Any, modules: Mapping[str, nn.Module]) -> Parts:
         """The model of these networks."""

@@ -24,6 +24,9 @@ def made(config: Mapping[str, Any]) -> Flux3Transformer2DModel:
     for module in network.modules():
         if type(module) is nn.RMSNorm:
             module.__class__ = ExactNorm
+    # In the order in which they compute, which is that of blocks to swap.
+    for name in ("mode_blocks", "single_transformer_blocks"):
+        network._modules[name] = network._modules.pop(name)
     # Nothing is left that must be held in float32.
     network._keep_in_fp32_modules = None
     return network

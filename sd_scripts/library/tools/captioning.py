@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image
-from tqdm import tqdm
 
 from sd_scripts.dataset import images
 from sd_scripts.dataset.caption_files import Book, CaptionChange, Words, read
+from sd_scripts.dataset.progress import Bar
 from sd_scripts.library.captioning.captioner import Captioner, captioner_of
 from sd_scripts.schema.captioning import CaptionSection
 from sd_scripts.schema.errors import OptionError, Problem
@@ -119,7 +119,7 @@ def _left(options: CaptionSection, listed: Sequence[tuple[Path, Path]], book: Bo
 
 def _caption_all(options: CaptionSection, works: Sequence[Work], captioner: Captioner, book: Book, order: str, outcome: Outcome) -> None:
     log.info("%s looks at %d images", captioner.about, len(works))
-    with tqdm(total=len(works), unit="image", mininterval=0.5) as bar:
+    with Bar(total=len(works), unit="image", mininterval=0.5) as bar:
         for start in range(0, len(works), options.caption_batch_size):
             batch = works[start : start + options.caption_batch_size]
             seen = [(work, image) for work in batch if (image := _image_of(work, options.max_image_side, book.root, outcome)) is not None]
