@@ -8,7 +8,7 @@ import torch
 from diffusers import EulerDiscreteScheduler
 from torch.testing import assert_close
 
-from sd_scripts.families.common.samplers import FlowEuler, scheduler_for
+from sd_scripts.families.common.samplers import CLASSES, FlowEuler, scheduler_for
 from sd_scripts.families.common.unet_loading import FLOW_SCHEDULER, scheduler_config
 from sd_scripts.families.sd import loading
 from sd_scripts.families.sd.model import Sd
@@ -16,7 +16,6 @@ from sd_scripts.families.sd.options import SdModelOptions
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Parts, Preview
 from sd_scripts.library.loading.common import make, shipped_configs
-from sd_scripts.schema.samples import SAMPLERS
 from tests.small_models import sd_pipeline_of
 
 SD = Sd()
@@ -121,7 +120,7 @@ def test_a_preview_is_the_pipelines_image(parts, kind, zero_snr):
     assert_close(SD.render(parts, [other, one])[1] / 2 + 0.5, theirs, atol=5e-5, rtol=0)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", CLASSES)
 def test_every_sampler_renders_as_the_pipeline_does_with_it(sampler):
     parts = SD.tiny()
     one = Preview("a red star", width=32, height=32, seed=5, steps=3, cfg_scale=1.0, sampler=sampler)

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from sd_scripts.families import family as family_of
-from sd_scripts.families.common.samplers import FlowEuler, scheduler_for
+from sd_scripts.families.common.samplers import CLASSES, FlowEuler, scheduler_for
 from sd_scripts.families.common.unet_loading import FLOW_SCHEDULER, scheduler_config
 from sd_scripts.families.sdxl import loading
 from sd_scripts.families.sdxl.options import SdxlModelOptions
@@ -15,7 +15,6 @@ from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Geometry, Parts, Preview
 from sd_scripts.library.loading.common import make, shipped_configs
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.samples import SAMPLERS
 from tests.small_models import pipeline_of
 
 SDXL = family_of("sdxl")
@@ -205,7 +204,7 @@ def test_a_preview_is_the_pipelines_image(parts, kind, zero_snr, zeros):
         assert_close(image / 2 + 0.5, theirs, atol=5e-5, rtol=0)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", CLASSES)
 def test_every_sampler_renders_as_the_pipeline_does_with_it(parts, sampler):
     one = Preview("a red star", width=32, height=32, seed=5, steps=3, cfg_scale=1.0, sampler=sampler)
     theirs = pipeline_of(parts, scheduler_for(sampler, parts.scheduler_config))(
