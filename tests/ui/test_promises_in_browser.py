@@ -192,6 +192,7 @@ PROMISES: list[Promise] = [
     Promise("Save for OneTrainer", "#kl-keep", gives="download"),
     Promise("Check data set", ".kl-report .kl-factlist"),
     Promise("Export for cluster.*", ".kl-export .kl-grid"),
+    Promise("Sweep.*", ".kl-sweep-row"),
     Promise("More", ".kl-export .kl-fold[open] .kl-field", place=".kl-export"),
     Promise("Write the files", MADE),
     Promise("Download .*[.]zip", MADE, gives="download"),
@@ -239,7 +240,7 @@ PROMISES: list[Promise] = [
     Promise("Add", ".kl-dialog .kl-status", "left out", place=".kl-dialog"),
     Promise("Cancel|Done", "#kl-train_data_dir", place=".kl-dialog", at_once=False),
     Promise(
-        "SDXL|SD 1[.]5 / 2[.]x|FLUX|Chroma|FLUX[.]2 Klein|Qwen-Image-Edit|Qwen-Image-2[.]1|Krea 2|Z-Image|Small DDPM|Style transfer",
+        "SDXL|SD 1[.]5 / 2[.]x|FLUX|Chroma|FLUX[.]1 Kontext|FLUX[.]2 Klein|FLUX[.]3 Image Klein|Anima|Qwen-Image-Edit|Qwen-Image-2[.]1|Krea 2|Z-Image|Small DDPM|Style transfer",
         "#kl-mode-about",
     ),
     Promise("DreamBooth|Fine-tuning|LoRA|From nothing", "#kl-mode-about"),

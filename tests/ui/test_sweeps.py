@@ -168,7 +168,7 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     page = visited.page
     page.locator("summary", has_text="Sweep").click()
     page.get_by_label("Values of setting 1").fill("1e-4 2e-4")
-    expect(page.locator(".kl-export [role=alert]").last).to_contain_text("pretrained_model_name_or_path is missing")
+    expect(page.locator(".kl-sweeping [role=alert]").last).to_contain_text("pretrained_model_name_or_path is missing")
     expect(page.get_by_role("button", name="Start sweep")).to_be_disabled()
     page.get_by_label("Base model", exact=True).fill("toy")
     page.get_by_label("Training image folder", exact=True).fill("toy:star")

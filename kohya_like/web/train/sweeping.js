@@ -7,6 +7,6 @@ export function sweep({ root }) {
   const open = async (event) => {
     if (event.target.open && !body.firstChild) (await import("./sweep.js")).fill(body);
   };
-  root.append(make("details", { class: "kl-card kl-section kl-export", ontoggle: open },
+  root.append(make("details", { class: "kl-card kl-section kl-sweeping", ontoggle: open },
     make("summary", {}, make("h2", { class: "kl-title", text: "Sweep" }), make("span", { class: "kl-hint", text: "several values of a setting" })), body));
 }
