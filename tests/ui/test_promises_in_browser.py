@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, TimeoutError, expect
 
+from sd_scripts.families import FACTS
 from tests.ui import full_studio
 from tests.ui.on_screen import Eyes
 
@@ -143,6 +144,17 @@ def conflict(page: Page, root: Path) -> None:
     page.locator("#kl-data-text").press("Control+Enter")
 
 
+def plan_sweep(page: Page, _root: Path) -> None:
+    page.get_by_role("tab", name="Train").click()
+    card = page.locator(".kl-sweeping")
+    if not card.evaluate("card => card.open"):
+        card.locator("summary").click()
+    page.locator("#kl-pretrained_model_name_or_path").fill("toy")
+    page.locator("#kl-train_data_dir").fill("toy:star")
+    card.get_by_label("Values of setting 1").fill("1e-4 1e-3")
+    expect(card.get_by_role("button", name="Start sweep")).to_be_enabled()
+
+
 def choose_preset(page: Page, _root: Path) -> None:
     page.get_by_label("Preset", exact=True).select_option(label="Style, 24 GB")
 
@@ -193,6 +205,8 @@ PROMISES: list[Promise] = [
     Promise("Check data set", ".kl-report .kl-factlist"),
     Promise("Export for cluster.*", ".kl-export .kl-grid"),
     Promise("Sweep.*", ".kl-sweep-row"),
+    Promise("Another setting", ".kl-sweep-row:nth-child(2)"),
+    Promise("Remove setting .*", ".kl-sweep", at_once=False),
     Promise("More", ".kl-export .kl-fold[open] .kl-field", place=".kl-export"),
     Promise("Write the files", MADE),
     Promise("Download .*[.]zip", MADE, gives="download"),
@@ -240,7 +254,7 @@ PROMISES: list[Promise] = [
     Promise("Add", ".kl-dialog .kl-status", "left out", place=".kl-dialog"),
     Promise("Cancel|Done", "#kl-train_data_dir", place=".kl-dialog", at_once=False),
     Promise(
-        "SDXL|SD 1[.]5 / 2[.]x|FLUX|Chroma|FLUX[.]1 Kontext|FLUX[.]2 Klein|FLUX[.]3 Image Klein|Anima|Qwen-Image-Edit|Qwen-Image-2[.]1|Krea 2|Z-Image|Small DDPM|Style transfer",
+        "|".join(re.escape(facts.label) for facts in FACTS.values()),
         "#kl-mode-about",
     ),
     Promise("DreamBooth|Fine-tuning|LoRA|From nothing", "#kl-mode-about"),
@@ -419,6 +433,8 @@ PROMISES: list[Promise] = [
     Promise("Leave out [0-9]+ images?", "#kl-data .kl-status", "1 image was left out"),
     Promise("Bring back what was left out", "#kl-data .kl-status", "is back"),
     Promise("Leave out", "#kl-data .kl-status", "1 image was left out", place=".kl-data-panel", before=choose_cell),
+    # The last, because the runs that it queues are in every list afterwards.
+    Promise("Start sweep", ".kl-sweeping [role=status]", "has begun", before=plan_sweep, rare=True),
 ]
 
 
