@@ -102,7 +102,10 @@ class Comparisons:
     def listed(self) -> list[dict[str, Any]]:
         """Every grid in a line, the newest first."""
         names = sorted((path.name for path in _entries(self.folder)), reverse=True)[:MAX_COMPARISONS]
-        return [self._line(name, told) for name in names if (told := self._read(name)) is not None]
+        known = [(name, told) for name in names if (told := self._read(name)) is not None]
+        # Names tell the second; of one second the time in the file tells which came first.
+        known.sort(key=lambda item: (item[0][:15], item[1]["time"]), reverse=True)
+        return [self._line(name, told) for name, told in known]
 
     def one(self, name: str) -> dict[str, Any]:
         """A grid: its axes, the keys of its images, and which of them are there. Raises KeyError."""
@@ -178,7 +181,8 @@ class Comparisons:
             found = json_of((self.folder / name / FILE).read_bytes())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and isinstance(found.get("keys"), list) else None
+        whole = isinstance(found, dict) and isinstance(found.get("keys"), list) and isinstance(found.get("time"), int | float)
+        return found if whole and {"title", "family", "said", "columns", "rows"} <= set(found) else None
 
     # What is done with them
 

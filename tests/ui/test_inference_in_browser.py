@@ -273,7 +273,8 @@ def test_a_finished_run_is_tried_by_one_click_and_the_toy_by_another(place: Any,
     page.locator("#kl-inf-with").select_option(label="Toy of SDXL")
     expect(page.locator("#kl-inf-sampler")).to_be_visible()
     expect(page.locator("#kl-inf-size")).to_have_value("64")
-    assert page.locator("#kl-inf-file").is_hidden() and page.locator(".kl-inf-lora").count() == 0
+    expect(page.locator("#kl-inf-file")).to_be_hidden()
+    expect(page.locator(".kl-inf-lora")).to_have_count(0)
     page.locator("#kl-inf-prompt").fill("a red circle in the center")
     page.locator("#kl-inf-go").click()
     done(page)

@@ -209,6 +209,8 @@ def test_the_accordion_is_used_with_the_keyboard_alone(place: Any, visit: Callab
             page.keyboard.press("ArrowDown")
         if here["id"] in keys:
             page.keyboard.press(keys.pop(here["id"]))
+            # They are asked for when the accordion opens.
+            expect(page.locator("#kl-gpu_ids-1")).to_be_visible()
         if here["id"] == "kl-launcher":
             page.keyboard.press("ArrowDown")
             break
