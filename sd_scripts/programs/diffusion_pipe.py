@@ -20,6 +20,7 @@ from .table import (
     NamedModel,
     Rule,
     Table,
+    assume_layers,
     each,
     fill,
     here,
@@ -50,10 +51,10 @@ MODELS: Mapping[str, NamedModel] = {
     "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
     "flux2_klein": NamedModel("flux2", "FLUX.2 Klein", token=_TWICE),
     "chroma": NamedModel("chroma", "Chroma"),
-    "krea2": NamedModel("krea2", "Krea 2"),
+    "krea2": NamedModel("krea2", "Krea 2", beyond="the layers that join the texts"),
     "anima": NamedModel("anima", "Anima"),
-    "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
-    "z_image": NamedModel("zimage", "Z-Image"),
+    "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}, layers={"lora_targets": "all_with_modulation"}),
+    "z_image": NamedModel("zimage", "Z-Image", layers={"lora_targets": "all"}),
     **{
         name: NamedModel("", label)
         for name, label in {
@@ -109,6 +110,7 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     for option, value in found.options.items():
         sheet.put(option, "edit" if option == "model_version" and "edit" in files else value, "model.type")
     fill(sheet, TABLE)
+    assume_layers(sheet)
     defaults = {name: value for name, value in _DEFAULTS.items() if name != "max_train_epochs" or not sheet.decided("max_train_steps")}
     if sheet.number("warmup_steps"):
         defaults["lr_scheduler"] = "constant_with_warmup"

@@ -46,6 +46,10 @@ class NamedModel:
     """The line along which the program shifts times with the image's size: the family's own, another one, or none."""
     token: int = TOKEN
     """The pixels that it counts as a token's side in doing so."""
+    layers: Mapping[str, object] = field(default_factory=dict)
+    """The options that give an adapter the layers which it has there where a file says nothing of them."""
+    beyond: str = ""
+    """What has an adapter there as well, and cannot here."""
 
 
 class ForeignSheet(Sheet):
@@ -525,6 +529,21 @@ def quantized(sheet: ForeignSheet, key: str, bits: str, option: str = "transform
         nearest = "nf4" if few and sheet.has(option, "nf4") else "qint8"
         sheet.put(option, nearest, key)
         sheet.lose(key, f"there are no such weights here ({bits}); {option} = {nearest} was put, the nearest")
+
+
+def assume_layers(sheet: ForeignSheet, beyond: str = "") -> None:
+    """Gives an adapter the layers that the program gives it where the file says nothing of them; what cannot be is said above the form.
+    Expressions of what is left out join those of the file."""
+    if sheet.run.method != "network" or sheet.decided("target_modules"):
+        return
+    for option, value in sheet.model.layers.items():
+        if option == "exclude_modules" and isinstance(value, list):
+            value = [*parts(sheet.values.get(option, ())), *value]
+            sheet.put(option, value, option)
+        if option in sheet.known and (option == "exclude_modules" or not sheet.decided(option)):
+            sheet.assume(option, value, sheet.program)
+    if beyond := beyond or sheet.model.beyond:
+        sheet.conflicts.append(f"{beyond} have an adapter in {sheet.program} as well; here an adapter has layers of the blocks alone")
 
 
 def own_line(sheet: ForeignSheet) -> tuple[str, SizeShift] | None:

@@ -113,7 +113,7 @@ def test_a_job_of_ai_toolkit_becomes_the_same_run() -> None:
         "instance_prompt": "zwx",
         "network_dim": 32,
         "network_alpha": 16.0,
-        "exclude_modules": (r"proj_out",),
+        "exclude_modules": (r"proj_out", "refiner"),
         "save_precision": "bf16",
         "save_every_n_steps": 200,
         "save_last_n_steps": 600,

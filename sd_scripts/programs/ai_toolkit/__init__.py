@@ -15,6 +15,7 @@ from sd_scripts.schema.imported import Imported, Importer
 from ..table import (
     ForeignSheet,
     Table,
+    assume_layers,
     each,
     fill,
     only,
@@ -66,6 +67,7 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
     for option, value in {**found.options, **models.TAGS.get(said, {})}.items():
         sheet.put(option, value, "model.arch" if "model.arch" in sheet.given else "")
     fill(sheet, TABLE)
+    assume_layers(sheet)
     return sheet.finish(f"job of {PROGRAM}", _defaults(sheet))
 
 

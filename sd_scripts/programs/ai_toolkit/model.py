@@ -9,6 +9,7 @@ from sd_scripts.schema.sheet import is_empty, is_off
 from ..table import (
     NOT_HERE,
     ForeignSheet,
+    Rule,
     Table,
     each,
     more_than_zero,
@@ -17,6 +18,7 @@ from ..table import (
     targets,
     to,
     unneeded,
+    where,
 )
 
 
@@ -74,6 +76,11 @@ def _shown_pieces(option: str) -> Any:
             sheet.take(key, option, targets(value if isinstance(value, list) else [value]), "pieces of names, as there")
 
     return rule
+
+
+def _of_whole_model(option: str) -> Rule:
+    """Which weights are trained of a whole model; an adapter is told by network_kwargs."""
+    return where(lambda sheet: sheet.run.method == "full", _shown_pieces(option), "it is for a whole model; network_kwargs tell an adapter")
 
 
 def _rank(sheet: ForeignSheet, key: str) -> None:
@@ -164,10 +171,9 @@ TABLE: Table = {
     "model.split_model_other_module_param_count_scale": unneeded("it belongs to split_model_over_gpus"),
     **{f"model.{name}": only(None, NOT_HERE, banner=True) for name in ("refiner_name_or_path", "unet_path", "unconditional_lora_path")},
     **{f"model.{name}": only(True, NOT_HERE) for name in ("use_text_encoder_1", "use_text_encoder_2")},
-    **{
-        f"model.{name}": only(None, NOT_HERE)
-        for name in ("only_if_contains", "ignore_if_contains", "latent_space_version", "unet_sample_size")
-    },
+    **{f"model.{name}": only(None, NOT_HERE) for name in ("latent_space_version", "unet_sample_size")},
+    "model.only_if_contains": _of_whole_model("target_modules"),
+    "model.ignore_if_contains": _of_whole_model("exclude_modules"),
     **{f"model.{name}": only(False, NOT_HERE) for name in ("experimental_xl", "in_context")},
     "model.refiner_start_at": unneeded("there is no refiner"),
 }

@@ -15,6 +15,7 @@ SCHEDULERS = ("ddpm", "flowmatch")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 """What a process is called that trains a LoRA or a model."""
 _EDIT = {"model_version": "edit"}
+_MODULATED = {"lora_targets": "all_with_modulation"}
 _LATENT = 8
 """The side in pixels of what it counts as a token where it does not find the network's patches."""
 
@@ -26,12 +27,12 @@ MODELS: Mapping[str, NamedModel] = {
     "flux": NamedModel("flux", "FLUX.1"),
     "flex1": NamedModel("flux", "Flex.1, a FLUX.1 made smaller"),
     "chroma": NamedModel("chroma", "Chroma", by_size=DIFFUSERS_LINE, token=_LATENT),
-    "krea2": NamedModel("krea2", "Krea 2", token=_LATENT),
+    "krea2": NamedModel("krea2", "Krea 2", token=_LATENT, beyond="the blocks that join the texts' layers"),
     "anima": NamedModel("anima", "Anima"),
-    "zimage": NamedModel("zimage", "Z-Image"),
-    "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
-    "qwen_image_edit": NamedModel("qwen_edit", "Qwen-Image-Edit", _EDIT),
-    "qwen_image_edit_plus": NamedModel("qwen_edit", "Qwen-Image-Edit-2509 or 2511", {"model_version": "edit-2509"}),
+    "zimage": NamedModel("zimage", "Z-Image", layers={"lora_targets": "all", "exclude_modules": ["refiner"]}),
+    "qwen_image": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}, layers=_MODULATED),
+    "qwen_image_edit": NamedModel("qwen_edit", "Qwen-Image-Edit", _EDIT, layers=_MODULATED),
+    "qwen_image_edit_plus": NamedModel("qwen_edit", "Qwen-Image-Edit-2509 or 2511", {"model_version": "edit-2509"}, layers=_MODULATED),
     "flux_kontext": NamedModel("kontext", "FLUX.1 Kontext"),
     "flux2_klein_4b": NamedModel("flux2", "FLUX.2 Klein 4B", by_size=DIFFUSERS_LINE),
     "flux2_klein_9b": NamedModel("flux2", "FLUX.2 Klein 9B", by_size=DIFFUSERS_LINE),

@@ -319,7 +319,7 @@ TABLE: Table = {
     "train.disable_sampling": unneeded("without sample_prompts no previews are drawn"),
     "train.cache_text_embeddings": unneeded("captions are encoded once by themselves (cache_text_encoder_outputs)"),
     "train.unload_text_encoder": unneeded("text encoders leave the device once captions are encoded"),
-    "train.bypass_guidance_embedding": only(False, "the embedding is told guidance_scale; 1 is the default", banner=False),
+    "train.bypass_guidance_embedding": only(False, "the embedding is told guidance_scale; 1 is the default", banner=True),
     **each("train.", "xformers sdp attention_backend", unneeded("see attention_backend; the fastest that is there is taken")),
     "train.single_item_batching": unneeded("batches have one size"),
     **{f"train.{name}": only(usual, NOT_HERE, banner=True) for name, usual in _TRAIN_OFF.items()},

@@ -29,24 +29,35 @@ from ..table import (
 from . import data, model, training
 from .export import said_otherwise, sample
 
-__all__ = ["IMPORTER", "MODELS", "PROGRAM", "TABLE", "looks_like", "name_of", "read", "said_otherwise", "sample"]
+__all__ = ["IMPORTER", "MODELS", "PROGRAM", "TABLE", "layers_of", "looks_like", "name_of", "read", "said_otherwise", "sample"]
 
 PROGRAM = "OneTrainer"
 
+_UNET = {"attn-mlp": {}, "attn-only": {"target_modules": ["attn"]}}
+_DOUBLE = {"attn-mlp": {"target_modules": ["attn", r"ff\.net", "proj_mlp"]}, "attn-only": {"target_modules": ["attn"]}, "blocks": {}}
+_QWEN = {"attn-mlp": {}, "attn-only": {"target_modules": ["attn"]}, "blocks": {"lora_targets": "all_with_modulation"}}
+_Z_IMAGE = {
+    "attn-mlp": {},
+    "attn-only": {"target_modules": [r"^layers\.\d+\.attention"]},
+    "blocks": {"lora_targets": "all", "exclude_modules": ["refiner"]},
+}
+_KREA = {"attn-mlp": {"target_modules": ["attn", "ff"]}, "attn-only": {"target_modules": ["attn"]}, "blocks": {}}
+"""Its presets of layers by name, each as options; the empty one is what an adapter has here."""
+
 MODELS: Mapping[str, NamedModel] = {
-    "STABLE_DIFFUSION_15": NamedModel("sd", "Stable Diffusion 1.5"),
-    "STABLE_DIFFUSION_20": NamedModel("sd", "Stable Diffusion 2"),
-    "STABLE_DIFFUSION_20_BASE": NamedModel("sd", "Stable Diffusion 2"),
-    "STABLE_DIFFUSION_21": NamedModel("sd", "Stable Diffusion 2"),
-    "STABLE_DIFFUSION_21_BASE": NamedModel("sd", "Stable Diffusion 2"),
-    "STABLE_DIFFUSION_XL_10_BASE": NamedModel("sdxl", "SDXL"),
-    "FLUX_DEV_1": NamedModel("flux", "FLUX.1"),
-    "FLUX_2_KLEIN": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE),
-    "CHROMA_1": NamedModel("chroma", "Chroma", by_size=None),
-    "KREA_2": NamedModel("krea2", "Krea 2"),
+    "STABLE_DIFFUSION_15": NamedModel("sd", "Stable Diffusion 1.5", layers=_UNET),
+    "STABLE_DIFFUSION_20": NamedModel("sd", "Stable Diffusion 2", layers=_UNET),
+    "STABLE_DIFFUSION_20_BASE": NamedModel("sd", "Stable Diffusion 2", layers=_UNET),
+    "STABLE_DIFFUSION_21": NamedModel("sd", "Stable Diffusion 2", layers=_UNET),
+    "STABLE_DIFFUSION_21_BASE": NamedModel("sd", "Stable Diffusion 2", layers=_UNET),
+    "STABLE_DIFFUSION_XL_10_BASE": NamedModel("sdxl", "SDXL", layers=_UNET),
+    "FLUX_DEV_1": NamedModel("flux", "FLUX.1", layers=_DOUBLE),
+    "FLUX_2_KLEIN": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE, layers={"blocks": {}}),
+    "CHROMA_1": NamedModel("chroma", "Chroma", by_size=None, layers=_DOUBLE),
+    "KREA_2": NamedModel("krea2", "Krea 2", layers=_KREA),
     "ANIMA": NamedModel("anima", "Anima"),
-    "QWEN": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}),
-    "Z_IMAGE": NamedModel("zimage", "Z-Image", by_size=DIFFUSERS_LINE),
+    "QWEN": NamedModel("qwen_edit", "Qwen-Image", {"model_version": "image"}, layers=_QWEN),
+    "Z_IMAGE": NamedModel("zimage", "Z-Image", by_size=DIFFUSERS_LINE, layers=_Z_IMAGE),
     **{
         name: NamedModel("", label)
         for name, label in {
@@ -113,6 +124,8 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
         sheet.put(option, value, "model_type" if "model_type" in sheet.given else "")
     fill(sheet, TABLE)
     model.assumed_precision(sheet)
+    if run.method == "network" and not {"layer_filter", "layer_filter_preset"} & sheet.given.keys():
+        model.every_layer(sheet, "layer_filter_preset")
     without = ("network_",) if run.method == "full" else ()
     defaults = {option: value for option, value in _DEFAULTS.items() if not option.startswith(without or ("-",))}
     if str(sheet.value("learning_rate_scheduler") or "CONSTANT") != "CONSTANT":
@@ -159,6 +172,11 @@ DATA = (
     DataFile(PROGRAM, "concepts", "concept_file_name", "concepts", data.TABLE, data.are_concepts),
     DataFile(PROGRAM, "samples", "sample_definition_file_name", "samples", data.TABLE, data.are_samples, needs_images=False),
 )
+
+
+def layers_of(model: str) -> Mapping[str, Any]:
+    """That program's presets of layers for one of its models, each as options."""
+    return MODELS[model].layers
 
 
 def name_of(family: str, values: Mapping[str, Any]) -> str | None:

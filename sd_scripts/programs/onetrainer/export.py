@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sd_scripts.schema.prompts import PromptSpec
+from sd_scripts.schema.sheet import parts
 
 from ..table import shifted
 from .model import KINDS, PRECISIONS, backbone_of
@@ -25,7 +26,9 @@ _FORMATS = {"kohya": "KOHYA_LORA", "diffusers": "DIFFUSERS_LORA", "comfyui": "CO
 _BITS = {"qfloat8": "FLOAT_8", "qint8": "INT_8", "nf4": "NFLOAT_4", "fp8": "FLOAT_W8A8"}
 
 
-def said_otherwise(model: str, method: str, values: Mapping[str, Any], arguments: Mapping[str, object]) -> dict[str, object]:
+def said_otherwise(
+    model: str, method: str, values: Mapping[str, Any], arguments: Mapping[str, object], layers: Mapping[str, Any]
+) -> dict[str, object]:
     """Values of keys by path, for that program's name of a model; arguments are the optimizer's, by name."""
     return {
         "__version": _VERSION,
@@ -44,7 +47,7 @@ def said_otherwise(model: str, method: str, values: Mapping[str, Any], arguments
         **_rate(values),
         **_times(values),
         **_loss(values),
-        **_adapter(values),
+        **_adapter(values, layers),
         "optimizer.optimizer": _OPTIMIZERS.get(values["optimizer_type"], values["optimizer_type"].upper()),
         **{f"optimizer.{name}": value for name, value in _without_pairs(arguments).items()},
         "optimizer.fused_back_pass": values["fused_backward_pass"] or None,
@@ -138,12 +141,14 @@ def _loss(values: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _adapter(values: Mapping[str, Any]) -> dict[str, object]:
+def _adapter(values: Mapping[str, Any], layers: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     kind = values["network_type"]
     if kind is None:
         return {}
     whole = kind == "lokr" and values["network_dim"] >= 4096
     targets = [text for text in values["target_modules"] or () if "," not in text]
+    presets = [name for name, given in layers.items() if all(parts(values[one]) == parts(value) for one, value in given.items())]
+    preset = max(presets, key=lambda name: len(layers[name]), default=None)
     return {
         "peft_type": {ours: theirs for theirs, ours in KINDS.items()}.get(kind, "LORA"),
         "lora_decompose": kind == "dora" or None,
@@ -154,7 +159,7 @@ def _adapter(values: Mapping[str, Any]) -> dict[str, object]:
         "oft_block_size": values["oft_block_size"] if kind == "oft" else None,
         "layer_filter": ",".join(targets),
         "layer_filter_regex": bool(targets) or None,
-        "layer_filter_preset": "attn-mlp" if not targets else None,
+        "layer_filter_preset": preset if not targets or (preset and layers[preset]) else "custom",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import PureWindowsPath
 
 from sd_scripts.schema.sheet import is_empty, is_off, shown
@@ -185,21 +186,48 @@ def _base(sheet: ForeignSheet, key: str) -> None:
         to("pretrained_model_name_or_path")(sheet, key)
 
 
+def _preset(sheet: ForeignSheet) -> str:
+    pieces = is_empty(sheet.value("layer_filter"))
+    return str(sheet.value("layer_filter_preset") or ("full" if pieces else "custom"))
+
+
 def _layers(sheet: ForeignSheet, key: str) -> None:
-    pieces = [piece.strip() for piece in str(sheet.value("layer_filter") or "").split(",") if piece.strip()]
-    preset = str(sheet.value("layer_filter_preset") or ("full" if not pieces else ""))
-    if key == "layer_filter_preset" and pieces:
+    """A preset of layers, or pieces of their names; a preset has its pieces in the file as well."""
+    preset, known = _preset(sheet), sheet.model.layers
+    if preset in known and key != "layer_filter_preset" and "layer_filter_preset" in sheet.given:
+        sheet.skip(key, f"layer_filter_preset = {preset} says it")
+    elif preset in known:
+        given = known[preset]
+        options = {**given} if isinstance(given, Mapping) else {}
+        for option, value in options.items():
+            sheet.take(key, option, value, "pieces of names, as there")
+        if not options:
+            sheet.skip(key, "these are the layers that an adapter has here")
+    elif preset == "full":
+        every_layer(sheet, key)
+    elif key == "layer_filter_preset":
         sheet.skip(key, "layer_filter has its pieces")
-    elif preset in ("attn-mlp", "blocks") and (key == "layer_filter_preset" or preset == "attn-mlp"):
-        sheet.skip(key, "attention and MLPs of the blocks are what an adapter gets here")
-    elif pieces:
-        regex = sheet.on("layer_filter_regex")
-        sheet.take(key, "target_modules", pieces if regex else targets(pieces), "" if regex else "pieces of names, as there")
-    elif preset == "attn-only":
-        sheet.take(key, "target_modules", ["attn|attention"])
     else:
-        largest = sheet.known["lora_targets"].choices[-1] if "lora_targets" in sheet.known else None
-        sheet.take(key, "lora_targets", largest, "all layers") if largest else sheet.skip(key, "all layers that have an adapter by default")
+        pieces = [piece.strip() for piece in str(sheet.value(key) or "").split(",") if piece.strip()]
+        regex = sheet.on("layer_filter_regex")
+        if pieces:
+            sheet.take(key, "target_modules", pieces if regex else targets(pieces), "" if regex else "pieces of names, as there")
+        else:
+            sheet.skip(key, "it is empty")
+
+
+def every_layer(sheet: ForeignSheet, key: str) -> None:
+    """All layers that an adapter can have here, 3x3 convolutions too; there those outside of the blocks have one as well."""
+    if "lora_targets" in sheet.known:
+        sheet.put("lora_targets", sheet.known["lora_targets"].choices[-1], key)
+    if "conv_dim" in sheet.known:
+        sheet.put("conv_dim", int(sheet.number("lora_rank") or 16), key)
+        sheet.put("conv_alpha", sheet.number("lora_alpha") or 1.0, key)
+    sheet.write(key, "not supported", LAYERS_BEYOND)
+    sheet.conflicts.append(f"layer_filter_preset = full: {LAYERS_BEYOND}")
+
+
+LAYERS_BEYOND = "all layers of the blocks have an adapter; there those before and after the blocks have one too"
 
 
 def _rank(sheet: ForeignSheet, key: str) -> None:

@@ -22,6 +22,7 @@ from ..table import (
     NamedModel,
     Rule,
     Table,
+    assume_layers,
     each,
     fill,
     kind_of_run,
@@ -45,18 +46,35 @@ from . import data, lycoris
 PROGRAM = "SimpleTuner"
 _TWICE = 32
 """The side in pixels of what it counts as a token of FLUX.2, of whose latents, which are patches already, it makes patches once more."""
+_OWN_STREAM = [r"\.to_(q|k|v)$", r"\.to_out\.0$"]
+_OF_TEXTS = [r"\.add_(q|k|v)_proj$", r"\.to_add_out$"]
+_ATTENTION = {"target_modules": _OWN_STREAM}
+_JOINT = {"target_modules": [*_OWN_STREAM, *_OF_TEXTS]}
+_OF_FLUX_2 = {"target_modules": [*_OWN_STREAM, r"\.to_qkv_mlp_proj$"]}
+"""What a LoRA is on where the file does not say it: attention, with FLUX.1 and Chroma that of the texts as well."""
+_FLUX_LAYERS: Mapping[str, list[str]] = {
+    "all": [*_OWN_STREAM, *_OF_TEXTS],
+    "all+ffs": [*_OWN_STREAM, *_OF_TEXTS, r"\.ff(_context)?\.net\.", r"\.proj_mlp$", r"\.proj_out$"],
+    "context": _OF_TEXTS,
+    "context+ffs": [*_OF_TEXTS, r"\.ff_context\.net\."],
+    "ai-toolkit": [],
+    "tiny": [r"single_transformer_blocks\.(7|20)\.proj_out$"],
+    "nano": [r"single_transformer_blocks\.7\.proj_out$"],
+}
+"""Its names for layers of FLUX.1; none are all that an adapter has here."""
+
 MODELS: Mapping[str, NamedModel] = {
-    "sd1x": NamedModel("sd", "Stable Diffusion 1.x"),
-    "sd2x": NamedModel("sd", "Stable Diffusion 2"),
-    "sdxl": NamedModel("sdxl", "SDXL"),
-    "flux": NamedModel("flux", "FLUX.1"),
-    "flux kontext": NamedModel("kontext", "FLUX.1 Kontext"),
-    "flux2 klein": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE, token=_TWICE),
-    "chroma": NamedModel("chroma", "Chroma"),
-    "krea2": NamedModel("krea2", "Krea 2"),
+    "sd1x": NamedModel("sd", "Stable Diffusion 1.x", layers=_ATTENTION),
+    "sd2x": NamedModel("sd", "Stable Diffusion 2", layers=_ATTENTION),
+    "sdxl": NamedModel("sdxl", "SDXL", layers=_ATTENTION),
+    "flux": NamedModel("flux", "FLUX.1", layers=_JOINT),
+    "flux kontext": NamedModel("kontext", "FLUX.1 Kontext", layers=_JOINT),
+    "flux2 klein": NamedModel("flux2", "FLUX.2 Klein", by_size=DIFFUSERS_LINE, token=_TWICE, layers=_OF_FLUX_2),
+    "chroma": NamedModel("chroma", "Chroma", layers=_JOINT),
+    "krea2": NamedModel("krea2", "Krea 2", layers=_ATTENTION),
     "anima": NamedModel("anima", "Anima"),
-    "z_image": NamedModel("zimage", "Z-Image"),
-    "qwen_image": NamedModel("qwen_edit", "Qwen-Image"),
+    "z_image": NamedModel("zimage", "Z-Image", layers=_ATTENTION),
+    "qwen_image": NamedModel("qwen_edit", "Qwen-Image", layers=_ATTENTION),
     **{
         name: NamedModel("", label)
         for name, label in {
@@ -174,6 +192,8 @@ def read(name: str, given: Mapping[str, Any]) -> Imported:
         version = next((ours for start, ours in reversed(_VERSIONS.items()) if flavour.startswith(start)), "image")
         sheet.put("model_version", version, "model_flavour" if flavour else "")
     fill(sheet, TABLE)
+    if "flux_lora_target" not in sheet.given and str(sheet.value("lora_type") or "standard") == "standard":
+        assume_layers(sheet)
     weights = _WEIGHTS.get((family, flavour or _FIRST.get(family, "")))
     if weights and not sheet.decided("pretrained_model_name_or_path"):
         sheet.assume("pretrained_model_name_or_path", weights, PROGRAM)
@@ -445,6 +465,20 @@ def _targets(sheet: ForeignSheet, key: str) -> None:
         sheet.take(key, "target_modules", [rf"(^|\.){re.escape(name)}$".replace(r"\_", "_") for name in names], "ends of names, as there")
 
 
+def _flux_layers(sheet: ForeignSheet, key: str) -> None:
+    name = str(sheet.value(key))
+    found = _FLUX_LAYERS.get(name)
+    if not is_empty(sheet.value("peft_lora_target_modules")):
+        sheet.skip(key, "peft_lora_target_modules names the layers")
+    elif found is None:
+        sheet.take(key, "target_modules", _FLUX_LAYERS["all+ffs"])
+        sheet.lose(key, "an adapter has layers of the blocks alone here; those of all+ffs were put")
+    elif found:
+        sheet.take(key, "target_modules", found)
+    else:
+        sheet.skip(key, "these are the layers that an adapter has here")
+
+
 def _sizes_of_images(sheet: ForeignSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "0 leaves nothing out")
@@ -539,7 +573,7 @@ TABLE: Table = {
     "lora_init_type": only("default", "an adapter begins as one that changes nothing"),
     "peft_lora_mode": only("standard", _LOST, banner=True),
     "peft_lora_target_modules": _targets,
-    "flux_lora_target": only("all", "choose target_modules", banner=True),
+    "flux_lora_target": _flux_layers,
     "lora_format": words("save_model_as", {"diffusers": "diffusers", "comfyui": "comfyui"}, "choose save_model_as"),
     "assistant_lora_path": where(
         lambda sheet: "training_adapter" in sheet.known, to("training_adapter"), "this family has no training adapter"

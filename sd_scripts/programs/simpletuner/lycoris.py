@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from sd_scripts.schema.sheet import is_off
+from sd_scripts.schema.sheet import is_off, parts
 
 from ..table import ForeignSheet, Rule, Table, only, to, unneeded, where
 
 KEY = "lycoris_config"
+_CLASSES = {
+    "Attention": r"(^|\.)(attn\d?|attention)\.",
+    "FeedForward": r"(^|\.)(ff|ff_context|img_mlp|txt_mlp|feed_forward)\.",
+    **dict.fromkeys(("Transformer2DModel", "BasicTransformerBlock"), r"(^|\.)attentions\."),
+}
+"""Classes of diffusers' modules, and the names under which they lie."""
 _WHOLE = 4096
 """A rank from which on no LoKr is divided."""
 
@@ -45,6 +51,8 @@ def _preset(sheet: ForeignSheet, key: str) -> None:
     """Classes of modules that get an adapter, and what some of them have of their own."""
     if key.endswith(".factor") and sheet.number(key) == sheet.number(f"{KEY}.factor"):
         sheet.skip(key, "the factor of all says it")
+    elif key.endswith((".target_module", ".target_modules")) and set(parts(sheet.value(key))) <= _CLASSES.keys():
+        sheet.take(key, "target_modules", [_CLASSES[name] for name in parts(sheet.value(key))], "the layers inside such modules")
     elif key.endswith((".target_module", ".target_modules")):
         sheet.lose(key, "classes of modules are no names of layers; target_modules chooses layers here, and empty it takes the usual ones")
     else:

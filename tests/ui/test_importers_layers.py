@@ -1,0 +1,122 @@
+"""Which layers get an adapter by other trainers' files: told here by their own rules on names, and planned on small models."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from torch import nn
+
+from kohya_like import importers
+from kohya_like.importers import Imported
+from sd_scripts.library.adapters.layer_names import layers_of
+from sd_scripts.library.adapters.layers import plan_layers
+from sd_scripts.schema import flat
+
+
+@functools.cache
+def _model(family: str) -> tuple[Any, Any]:
+    made = importlib.import_module(f"sd_scripts.families.{family}.model").FAMILY
+    return made, made.tiny()
+
+
+def planned(found: Imported) -> tuple[set[str], set[str]]:
+    """The layers of the backbone that get an adapter, and all its linear layers."""
+    family, parts = _model(found.run.family)
+    named = {sentence.partition(":")[0] for sentence in found.missing}
+    network: Any = flat.build(found.run, {**dict.fromkeys(named, "given"), **found.values})
+    bases = layers_of(parts)
+    architecture = importlib.import_module(f"sd_scripts.families.{found.run.family}.names").ARCHITECTURES[0]
+    names = architecture.layer_names(architecture, parts.backbone.config, bases)
+    plans = plan_layers(parts, network.network, family.adapter_targets(parts, False), names)
+    linear = {name for name, layer in parts.backbone.named_modules() if isinstance(layer, nn.Linear)}
+    return {plan.layer for plan in plans if plan.module == "backbone"}, linear
+
+
+def toolkit(arch: str, **network: Any) -> Imported:
+    process = {
+        "type": "diffusion_trainer",
+        "network": {"type": "lora", "linear": 4, "linear_alpha": 4, **network},
+        "datasets": [{"folder_path": "a"}],
+        "train": {"noise_scheduler": "flowmatch", "steps": 9},
+        "model": {"name_or_path": "a/b", "arch": arch},
+    }
+    return importers.read("job.yaml", yaml.safe_dump({"job": "extension", "config": {"name": "x", "process": [process]}}).encode())
+
+
+def pipe(kind: str) -> Imported:
+    text = f'output_dir = "o"\ndataset = "d"\nepochs = 1\n[model]\ntype = "{kind}"\ndiffusion_model = "m"\n'
+    return importers.read("main.toml", (text + '[adapter]\ntype = "lora"\nrank = 4\n[optimizer]\ntype = "adamw"\n').encode())
+
+
+def tuner(family: str, **changes: Any) -> Imported:
+    given = {"model_family": family, "model_type": "lora", "pretrained_model_name_or_path": "a/b", "lora_rank": 4, **changes}
+    return importers.read("config.json", json.dumps(given).encode())
+
+
+def one(model: str, **changes: Any) -> Imported:
+    given = {"training_method": "LORA", "model_type": model, "base_model_name": "x/y", "lora_rank": 4, **changes}
+    return importers.read("OneTrainer.json", json.dumps(given).encode())
+
+
+def in_blocks(name: str) -> bool:
+    return "transformer_blocks" in name
+
+
+CASES: dict[str, tuple[Callable[[], Imported], Callable[[str], bool]]] = {
+    "ai-toolkit: all of the blocks of FLUX.1": (lambda: toolkit("flux"), in_blocks),
+    "ai-toolkit: all of Z-Image's layers, not its refiners": (lambda: toolkit("zimage"), lambda name: name.startswith("layers.")),
+    "ai-toolkit: pieces of names win": (
+        lambda: toolkit("zimage", network_kwargs={"only_if_contains": ["feed_forward"], "ignore_if_contains": ["refiner"]}),
+        lambda name: name.startswith("layers.") and "feed_forward" in name,
+    ),
+    "diffusion-pipe: Z-Image's refiners too": (lambda: pipe("z_image"), lambda name: bool(re.search(r"(layers|_refiner)\.\d", name))),
+    "SimpleTuner: attention of both streams of FLUX.1": (
+        lambda: tuner("flux"),
+        lambda name: bool(re.search(r"\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)$", name)),
+    ),
+    "SimpleTuner: all+ffs": (
+        lambda: tuner("flux", flux_lora_target="all+ffs"),
+        lambda name: in_blocks(name) and "norm" not in name,
+    ),
+    "SimpleTuner: attention of Z-Image, refiners too": (
+        lambda: tuner("z_image"),
+        lambda name: bool(re.search(r"\.(to_[qkv]|to_out\.0)$", name)),
+    ),
+    "SimpleTuner: attention of SDXL": (lambda: tuner("sdxl"), lambda name: bool(re.search(r"\.(to_[qkv]|to_out\.0)$", name))),
+    "OneTrainer: attention and MLPs of FLUX.1 by pieces of names": (
+        lambda: one("FLUX_DEV_1", layer_filter="attn,ff.net,proj_mlp", layer_filter_preset="attn-mlp"),
+        lambda name: any(piece in name for piece in ("attn", "ff.net", "proj_mlp")),
+    ),
+    "OneTrainer: blocks of Z-Image": (lambda: one("Z_IMAGE", layer_filter_preset="blocks"), lambda name: name.startswith("layers.")),
+    "OneTrainer: attention of SDXL alone": (
+        lambda: one("STABLE_DIFFUSION_XL_10_BASE", layer_filter_preset="attn-only"),
+        lambda name: "attn" in name,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapter_has_the_layers_that_it_has_there(case: str) -> None:
+    read, there = CASES[case]
+    chosen, linear = planned(read())
+    assert chosen == {name for name in linear if there(name)}
+
+
+def test_what_has_an_adapter_there_alone_is_said() -> None:
+    full = one("STABLE_DIFFUSION_XL_10_BASE", lora_alpha=2.0)
+    assert (full.values["conv_dim"], full.values["conv_alpha"]) == (4, 2.0)
+    assert any("before and after the blocks" in text for text in full.conflicts)
+    assert any("join the texts" in text for text in pipe("krea2").conflicts)
+    assert pipe("qwen_image").values["lora_targets"] == "all_with_modulation"
+    classes = tuner(
+        "flux", lora_type="lycoris", lycoris_config={"algo": "lokr", "linear_dim": 8, "apply_preset": {"target_module": ["Attention"]}}
+    )
+    assert all(".attn." in name for name in planned(classes)[0])
+    assert any("x_embedder" not in text and "all+ffs" in text for text in tuner("flux", flux_lora_target="all+ffs+embedder").conflicts)
