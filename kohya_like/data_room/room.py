@@ -64,6 +64,15 @@ class Room:
             return "The folder of an image is its style; there are no captions."
         return ""
 
+    def shown(self, index: int, control: str = "") -> Path | None:
+        """The file of an image, or of the control image with this number that it is an edit of; None for one that there is not."""
+        if not 0 <= index < len(self.paths):
+            return None
+        if not control:
+            return self.paths[index]
+        controls = self.view.plan.images[index].controls
+        return Path(controls[int(control)].path) if control.isdecimal() and int(control) < len(controls) else None
+
     def texts(self, indices: Sequence[int]) -> dict[int, Words]:
         """What the caption files of some images hold now. Raises OptionError."""
         return {index: read(self.files[index]) for index in indices}
@@ -144,7 +153,7 @@ def as_page(room: Room) -> dict[str, Any]:
                 "kind": "regularisation" if subset.is_reg else "held out" if index in held_out else "",
                 "caption": image.caption,
                 "class": subset.class_tokens,
-                "controls": len(image.controls),
+                "controls": [[control.width, control.height] for control in image.controls],
                 "mask": bool(image.mask),
             }
         )

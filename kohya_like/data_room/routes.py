@@ -100,10 +100,9 @@ def routes(context: Context) -> list[Route]:
             return JSONResponse({"detail": "There is no such order."}, 404)
         return JSONResponse(await run_in_threadpool(done, what, await order_of(request)))
 
-    def drawn(name: str, index: int, is_large: bool) -> Response:
+    def drawn(name: str, index: int, control: str, is_large: bool) -> Response:
         try:
-            room = kept.find(name)
-            path = room.paths[index] if 0 <= index < len(room.paths) else None
+            path = kept.find(name).shown(index, control)
             if path is None:
                 return Response(status_code=404)
             data = kept.thumbnails.large(path) if is_large else kept.thumbnails.small(path)
@@ -114,7 +113,8 @@ def routes(context: Context) -> list[Route]:
 
     async def image(request: Request) -> Response:
         values = request.path_params
-        return await run_in_threadpool(drawn, values["room"], values["index"], "large" in request.query_params)
+        asked = request.query_params
+        return await run_in_threadpool(drawn, values["room"], values["index"], asked.get("control", ""), "large" in asked)
 
     return [
         Route("/kl/data/open", lines(opened), methods=["POST"]),

@@ -20,6 +20,7 @@ from sd_scripts.library.data import views
 from sd_scripts.schema.errors import OptionError
 
 RUN = "sdxl/network"
+EDIT_RUN = "qwen_edit/network"
 
 
 class Opened:
@@ -166,6 +167,29 @@ def test_copies_are_made_once_and_anew_for_a_file_that_has_changed(folder: Path,
         assert image.size == (256, 128)
     found = list(rooms.look_through(opened.room, made))[-1]
     assert found["same"] == found["near"] == [] and made.signs(folder / "1.png").hash == made.signs(folder / "1.png").hash
+
+
+def test_an_edit_is_shown_beside_what_it_is_an_edit_of_and_a_missing_partner_is_named(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs"
+    for part, names in (("target", ("a", "b", "lonely")), ("control", ("a", "b", "idle")), ("control_1", ("b",))):
+        (pairs / part).mkdir(parents=True)
+        for name in names:
+            side = 64 if part == "target" else 80
+            Image.new("RGB", (side, 64), "teal").save(pairs / part / f"{name}.png")
+    (pairs / "target" / "a.txt").write_text("make it red")
+    context = app.make_context(tmp_path / "output", [], is_private=True)
+    values = {"pretrained_model_name_or_path": "toy", "train_data_dir": str(pairs), "resolution": "64", "min_bucket_reso": "32"}
+    kept = rooms.Rooms(context.output_dir)
+    page = list(kept.open(TrainTab(context).options([{"run": EDIT_RUN, "values": values}])))[-1]
+    room = kept.find(page["room"])
+    shown = {Path(item["name"]).stem: (index, item["controls"]) for index, item in enumerate(page["items"])}
+    assert {name: controls for name, (_, controls) in shown.items()} == {"a": [[80, 64]], "b": [[80, 64], [80, 64]]}
+    index = shown["b"][0]
+    assert room.shown(index) == pairs / "target" / "b.png"
+    assert [room.shown(index, number) for number in ("0", "1")] == [pairs / "control" / "b.png", pairs / "control_1" / "b.png"]
+    assert [room.shown(index, wrong) for wrong in ("2", "-1", "x", "٣")] + [room.shown(99)] == [None] * 5
+    told = "\n".join(page["bad"] + page["notes"])
+    assert "lonely" in told and "idle" in told, told
 
 
 def test_captions_that_come_from_elsewhere_are_shown_and_not_written(tmp_path: Path, folder: Path) -> None:

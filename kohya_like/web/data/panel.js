@@ -8,6 +8,9 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   const picture = make("img", { alt: "" });
   const frame = make("span", { class: "kl-data-frame" });
   const stage = make("div", { class: "kl-data-large" }, picture, frame);
+  const befores = make("div", { class: "kl-data-befores", hidden: true });
+  const after = make("p", { class: "kl-note", text: "After", hidden: true });
+  const pair = make("div", { class: "kl-data-pair" }, befores, make("div", {}, after, stage));
   const facts = make("p", { class: "kl-note" });
   const label = make("label", { for: "kl-data-text", text: "Caption" });
   const text = make("textarea", { id: "kl-data-text", rows: "5", spellcheck: "true", "aria-describedby": "kl-data-told" });
@@ -16,7 +19,7 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   const shown = make("div", { class: "kl-data-shown" });
   const button = (words, act) => make("button", { type: "button", class: "kl-button", text: words, onclick: act });
   const save = make("button", { type: "button", class: "kl-button kl-strong", text: "Save caption", onclick: () => write() });
-  const inside = make("div", { hidden: true }, stage, facts, label, text, told, conflict,
+  const inside = make("div", { hidden: true }, pair, facts, label, text, told, conflict,
     make("div", { class: "kl-row" }, save, button("Previous", () => step(-1)), button("Next", () => step(1)), button("Leave out", () => leaveOut([index]))), shown);
   const none = make("p", { class: "kl-note", text: "Choose an image to see it large and to write its caption." });
   const root = make("section", { class: "kl-card kl-data-panel", "aria-label": "The chosen image" }, none, inside);
@@ -48,15 +51,31 @@ export function makePanel(desk, { changed, step, leaveOut }) {
     conflict.hidden = true;
     picture.src = `${desk.image(index)}&large`;
     picture.alt = item.name;
+    showBefores(item);
     stage.style.maxWidth = `${item.size[0]}px`;
     stage.style.setProperty("--kl-ratio", String(item.size[0] / item.size[1]));
     const [left, top, width, height] = item.frame.map((share) => `${(100 * share).toFixed(2)}%`);
     frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
     const share = Math.round(100 * (1 - item.frame[2] * item.frame[3]));
     say(facts, [`${item.name}: ${item.size.join(" x ")}`, `trained at ${item.bucket.join(" x ")}`, share > 0 ? `${share} % cut off${desk.known.random ? ", each time elsewhere" : ""}` : "nothing cut off",
-      item.repeats > 1 ? `${item.repeats} times an epoch` : "", item.controls ? `edit of ${item.controls}` : "", item.mask ? "with a mask" : "", ...desk.findings(index)].filter(Boolean).join(" · "));
+      item.repeats > 1 ? `${item.repeats} times an epoch` : "", item.controls.length ? `edit of ${plural(item.controls.length, "image", "images")}` : "", item.mask ? "with a mask" : "", ...desk.findings(index)].filter(Boolean).join(" · "));
     text.disabled = save.disabled = Boolean(desk.known.fixed);
     await renew();
+  }
+
+  // An edit stands beside what it is an edit of, and its caption is the instruction.
+  function showBefores(item) {
+    const isEdit = item.controls.length > 0;
+    befores.hidden = after.hidden = !isEdit;
+    label.textContent = isEdit ? "Instruction" : "Caption";
+    pair.classList.toggle("kl-data-edit", isEdit);
+    befores.replaceChildren(...item.controls.flatMap(([width, height], place) => {
+      const words = item.controls.length > 1 ? `Before, image ${place + 1}` : "Before";
+      const node = make("div", { class: "kl-data-large" }, make("img", { src: `${desk.image(index)}&large&control=${place}`, alt: `${words}: ${width} x ${height}` }));
+      node.style.maxWidth = `${width}px`;
+      node.style.setProperty("--kl-ratio", String(width / height));
+      return [make("p", { class: "kl-note", text: words }), node];
+    }));
   }
 
   async function renew() {
