@@ -30,7 +30,14 @@ def modules() -> dict[str, bytes]:
     # "</" cannot stand in a script that somebody pastes into a page, and U+2028 ends a line in old engines.
     data = form.schema_json().replace("</", "<\\/").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     files = {path.relative_to(WEB).as_posix(): path.read_bytes() for path in WEB.rglob("*.js")}
-    return dict(sorted({**files, "schema.js": f"export default {data};\n".encode()}.items()))
+    schema = f'import {{ schemaInWords }} from "./common/language.js";\nexport default schemaInWords({data});\n'
+    return dict(sorted({**files, "schema.js": schema.encode()}.items()))
+
+
+@cache
+def catalogues() -> dict[str, Path]:
+    """The files of the page's languages by their paths; what is in them is read when somebody asks for it. See docs/languages.md."""
+    return {path.relative_to(WEB).as_posix(): path for path in sorted(WEB.glob("languages/*.json"))}
 
 
 @cache
@@ -39,12 +46,18 @@ def folder() -> str:
     digest = hashlib.sha256()
     for name, content in modules().items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
+    for path in catalogues().values():
+        digest.update(path.read_bytes())
     return f"{PLACE}{digest.hexdigest()[:16]}/"
+
+
+def _content(name: str) -> bytes:
+    return modules()[name] if name in modules() else catalogues()[name].read_bytes()
 
 
 @cache
 def _packed(name: str) -> bytes:
-    return gzip.compress(modules()[name])
+    return gzip.compress(_content(name))
 
 
 def route() -> Route:
@@ -52,12 +65,13 @@ def route() -> Route:
 
     async def module(request: Request) -> Response:
         name = request.path_params["name"]
-        if request.url.path != folder() + name or name not in modules():
+        if request.url.path != folder() + name or not (name in modules() or name in catalogues()):
             return Response(status_code=404)
+        media_type = "application/json" if name in catalogues() else "text/javascript"
         headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
         if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(modules()[name], media_type="text/javascript", headers=headers)
-        return Response(_packed(name), media_type="text/javascript", headers={**headers, "content-encoding": "gzip"})
+            return Response(_content(name), media_type=media_type, headers=headers)
+        return Response(_packed(name), media_type=media_type, headers={**headers, "content-encoding": "gzip"})
 
     return Route(PLACE + "{digest}/{name:path}", module)
 

@@ -7,7 +7,7 @@ const COMPARE = "#compare=";
 const SWEEP = "#sweep=";
 const OF_RUNS = [RUN, COMPARE, SWEEP];
 const tabs = () => findAll(document, '[role="tab"]');
-const nameOf = (tab) => tab.textContent.trim().toLowerCase();
+const nameOf = (tab) => tab.dataset.tabId;
 const selected = () => tabs().find((tab) => tab.getAttribute("aria-selected") === "true");
 
 // Who is told that the address leads to runs.

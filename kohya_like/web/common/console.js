@@ -1,15 +1,16 @@
 // What a process says, line by line, with its end in sight.
 
+import { t } from "./language.js";
 import { make, say } from "./page.js";
 
 const MAX_LINES = 1500;
 
 export class Console {
   constructor() {
-    this.log = make("pre", { class: "kr-console", role: "log", "aria-label": "Console", "aria-live": "off", tabindex: 0 });
+    this.log = make("pre", { class: "kr-console", role: "log", "aria-label": t`Console`, "aria-live": "off", tabindex: 0 });
     this.open = make("div", { class: "kr-open" });
     this.log.append(this.open);
-    this.root = make("details", { class: "kr-fold" }, make("summary", { text: "Console" }), this.log);
+    this.root = make("details", { class: "kr-fold" }, make("summary", { text: t`Console` }), this.log);
     this.root.addEventListener("toggle", () => (this.log.scrollTop = this.log.scrollHeight));
   }
 

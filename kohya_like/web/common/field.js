@@ -1,5 +1,6 @@
 // Controls of the forms beside the Train tab's: one field of an option, and the place where it is said what is wrong with it.
 
+import { inWords, t, translated } from "./language.js";
 import { bring, make, rich } from "./page.js";
 
 /**
@@ -14,32 +15,32 @@ export function makeInput(spec, ident) {
   if (spec.control === "check") return make("input", { ...common, type: "checkbox" });
   if (spec.control === "select") {
     const node = make("select", common);
-    if (spec.optional) node.append(make("option", { value: "", text: "none" }));
+    if (spec.optional) node.append(make("option", { value: "", text: t`none` }));
     node.append(...spec.choices.map((choice) => make("option", { value: choice, text: choice })));
     return node;
   }
   if (spec.control === "lines" || spec.control === "area" || spec.control === "prompts") {
     const rows = spec.control === "lines" ? "2" : "3";
-    return make("textarea", { ...common, rows, placeholder: spec.control === "lines" ? "one a line" : null });
+    return make("textarea", { ...common, rows, placeholder: spec.control === "lines" ? t`one a line` : null });
   }
   const node = make("input", { ...common, type: "text" });
   if (spec.control === "number") node.inputMode = /^-?\d+$/.test(spec.default) ? "numeric" : "decimal";
-  if (spec.optional) node.placeholder = "none";
-  if (spec.control === "numbers") node.placeholder = "numbers with spaces between them";
+  if (spec.optional) node.placeholder = t`none`;
+  if (spec.control === "numbers") node.placeholder = t`numbers with spaces between them`;
   if (spec.suggestions) node.setAttribute("list", `${ident}-list`);
   return node;
 }
 
 export function shownDefault(spec) {
-  if (spec.control === "check") return spec.default ? "on" : "off";
-  if (spec.default === " ") return "a space";
-  return spec.default === "" ? (spec.optional ? "none" : "empty") : spec.default.replace(/\n/g, ", ");
+  if (spec.control === "check") return spec.default ? t`on` : t`off`;
+  if (spec.default === " ") return t`a space`;
+  return spec.default === "" ? (spec.optional ? t`none` : t`empty`) : spec.default.replace(/\n/g, ", ");
 }
 
 // Opens a list of the folders and files on the studio's computer, and writes what is chosen there. It is fetched when it is first used.
 export function makeBrowse(spec, node) {
   const isNew = spec.name === "save_to";
-  return make("button", { type: "button", class: "kl-button kl-browse", text: "Browse", "aria-label": `Browse for ${spec.label}`, onclick: async () => {
+  return make("button", { type: "button", class: "kl-button kl-browse", text: t`Browse`, "aria-label": t`Browse for ${spec.label}`, onclick: async () => {
     const { browse } = await import("../picking/browse.js");
     const last = node.value.trim().split("\n").pop();
     browse({ label: spec.label, option: spec.name, kind: isNew ? "folder" : spec.path, path: last }, (path) => {
@@ -55,10 +56,11 @@ export function makeBrowse(spec, node) {
 }
 
 // edited() is called for each change. more: note, a sentence before the facts; beside and below, nodes next to the control and under it.
-export function makeField(spec, ident, edited, more = {}) {
+export function makeField(given, ident, edited, more = {}) {
+  const spec = inWords(given);
   const isCheck = spec.control === "check";
   const node = makeInput(spec, ident);
-  const facts = [spec.range, spec.required && !spec.default ? "required" : `default ${shownDefault(spec)}`].filter(Boolean).join(" · ");
+  const facts = [spec.range, spec.required && !spec.default ? t`required` : t`default ${shownDefault(spec)}`].filter(Boolean).join(" · ");
   const help = make("p", { class: "kl-help", id: `${ident}-help` }, ...rich(`${spec.help} ${more.note || ""}`), make("span", { class: "kl-facts", text: facts }));
   const error = make("p", { class: "kl-error", id: `${ident}-error`, hidden: true });
   const label = make("label", { for: ident, text: spec.label });
@@ -91,10 +93,10 @@ export function blame(fields, wrong, problems) {
   for (const { option, message } of problems) {
     const field = fields.get(option);
     if (!field) {
-      loose.push(message);
+      loose.push(translated(message));
       continue;
     }
-    field.error.textContent = [field.error.hidden ? "" : field.error.textContent, message.replace(`${option}: `, "")].filter(Boolean).join(" ");
+    field.error.textContent = [field.error.hidden ? "" : field.error.textContent, translated(message).replace(`${option}: `, "")].filter(Boolean).join(" ");
     field.error.hidden = false;
     field.node.setAttribute("aria-invalid", "true");
     const fold = field.node.closest("details");

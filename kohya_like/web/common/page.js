@@ -1,5 +1,7 @@
 // Small things that all parts of the page use. Text of options, of runs and of people only ever enters the page through textContent.
 
+import { t } from "./language.js";
+
 const TINY_PIXELS = 256;
 
 /**
@@ -81,13 +83,13 @@ export function sharp(image, frame = image) {
 }
 
 export function copier(text, label) {
-  const button = make("button", { type: "button", class: "kl-quiet", text: "Copy", "aria-label": label });
+  const button = make("button", { type: "button", class: "kl-quiet", text: t`Copy`, "aria-label": label });
   button.addEventListener("click", async () => {
     // navigator.clipboard exists only on https and on localhost.
     if (navigator.clipboard && window.isSecureContext) await navigator.clipboard.writeText(text());
     else copyBySelection(text());
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+    button.textContent = t`Copied`;
+    setTimeout(() => (button.textContent = t`Copy`), 1500);
   });
   return button;
 }

@@ -1,8 +1,9 @@
 // How far something is, as a bar that says it to a screen reader too.
 
+import { t } from "./language.js";
 import { make } from "./page.js";
 
-export function makeBar(label = "Progress") {
+export function makeBar(label = t`Progress`) {
   const inside = make("div");
   const root = make("div", { class: "kr-bar", role: "progressbar", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, inside);
   return {

@@ -1,5 +1,7 @@
 // How the page talks with its studio.
 
+import { t, translated } from "./language.js";
+
 let token = ""; // only a page of this start of the studio has it
 
 export function enter(given) {
@@ -22,7 +24,7 @@ export async function ask(path, options = {}) {
   const response = await fetch(path, { ...options, headers: headers(), cache: "no-store" });
   if (response.status === 401) reloadOnce();
   const answer = await response.json();
-  if (!response.ok) throw new Refused(response.status, answer.detail || `The studio answered ${response.status}.`);
+  if (!response.ok) throw new Refused(response.status, translated(answer.detail) || t`The studio answered ${response.status}.`);
   return answer;
 }
 
@@ -69,7 +71,7 @@ export function repeat(node, work) {
  * @param {(said: any) => void} hear
  */
 export async function eachLine(response, hear) {
-  if (!response.ok) throw new Error(`The studio answered ${response.status}.`);
+  if (!response.ok) throw new Error(t`The studio answered ${response.status}.`);
   const reader = response.body.getReader();
   const decoder = new TextDecoder();
   let rest = "";

@@ -1,5 +1,7 @@
 // How numbers, sizes and times are written.
 
+import { language, plural, t } from "./language.js";
+
 export function figure(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
@@ -10,11 +12,11 @@ export function figure(value, digits = 4) {
 
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
-  if (whole < 60) return `${whole} s`;
+  if (whole < 60) return t`${whole} s`;
   const minutes = Math.round(whole / 60);
-  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 60) return t`${minutes} min`;
   const hours = Math.floor(minutes / 60);
-  return hours < 24 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  return hours < 24 ? t`${hours} h ${minutes % 60} min` : t`${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
 export function bytes(count) {
@@ -27,9 +29,7 @@ export function bytes(count) {
   return `${unit && count < 999.5 ? count.toPrecision(3) : Math.round(count)} ${units[unit]}`;
 }
 
-export function plural(count, one, many) {
-  return `${count} ${count === 1 ? one : many}`;
-}
+export { plural };
 
 // Day and time as they are written where the reader lives. when: a Date, or milliseconds.
-export const moment = (when) => new Date(when).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+export const moment = (when) => new Date(when).toLocaleString(language === "en" ? undefined : language, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });

@@ -1,6 +1,7 @@
 // The Data tab: the images of the form's data set, as training will cut and tell them. Talks with kohya_like/data_room/routes.py, and asks
 // nothing before the tab is seen.
 
+import { t, translated } from "../common/language.js";
 import { bring, find, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { eachLine, headers, post, withToken } from "../common/studio.js";
@@ -19,26 +20,26 @@ export async function data({ root }) {
   const desk = { known: null, texts: [], sieve: null, marked: new Map() };
   const status = make("p", { class: "kl-status", role: "status" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
-  const bar = makeBar("Progress");
-  const search = make("input", { type: "search", id: "kl-data-search", placeholder: "Find in captions and names", "aria-label": "Find in captions and names", autocomplete: "off" });
-  const only = make("select", { id: "kl-data-only", "aria-label": "Which images" });
+  const bar = makeBar(t`Progress`);
+  const search = make("input", { type: "search", id: "kl-data-search", placeholder: t`Find in captions and names`, "aria-label": t`Find in captions and names`, autocomplete: "off" });
+  const only = make("select", { id: "kl-data-only", "aria-label": t`Which images` });
   const count = make("p", { class: "kl-note", role: "status" });
   const notes = make("details", { class: "kl-fold", hidden: true });
   const button = (text, act) => make("button", { type: "button", class: "kl-button", text, disabled: true, onclick: act });
-  const again = make("button", { type: "button", class: "kl-button", text: "Open again", onclick: () => open() });
+  const again = make("button", { type: "button", class: "kl-button", text: t`Open again`, onclick: () => open() });
   const looks = {
-    tags: button("Tags", () => tags(desk, (tag) => { search.value = tag; sift(); })),
-    proposals: button("Find duplicates and blur", () => proposals(desk, bar, status, { mark, leaveOut })),
+    tags: button(t`Tags`, () => tags(desk, (tag) => { search.value = tag; sift(); })),
+    proposals: button(t`Find duplicates and blur`, () => proposals(desk, bar, status, { mark, leaveOut })),
   };
   const orders = [
-    button("Write captions", () => openWork(desk, "caption", shownIndices(), (row) => work.show(row))),
-    button("Search and replace", () => rewrite(desk, shownIndices(), after)),
+    button(t`Write captions`, () => openWork(desk, "caption", shownIndices(), (row) => work.show(row))),
+    button(t`Search and replace`, () => rewrite(desk, shownIndices(), after)),
     looks.tags,
     looks.proposals,
-    button("Undo", undo),
+    button(t`Undo`, undo),
   ];
   const back = make("button", { type: "button", class: "kl-button", hidden: true, onclick: bringBack });
-  const grid = makeGrid({ label: "Images", cell, choose: (index) => panel.show(index) });
+  const grid = makeGrid({ label: t`Images`, cell, choose: (index) => panel.show(index) });
   const work = makeWork(desk, after);
   const panel = makePanel(desk, { changed: (index) => grid.redraw([index]), step: (by) => grid.step(by), leaveOut });
   const empty = make("div", { class: "kl-data-empty", hidden: true });
@@ -50,7 +51,7 @@ export async function data({ root }) {
   const image = (index) => withToken(`/kl/data/image/${desk.known.room}/${index}`);
   desk.image = image;
   desk.order = async (what, order) => {
-    const answer = await post(`/kl/data/${what}`, { room: desk.known.room, ...order }).catch((error) => ({ problem: `The studio does not answer: ${error.message}` }));
+    const answer = await post(`/kl/data/${what}`, { room: desk.known.room, ...order }).catch((error) => ({ problem: t`The studio does not answer: ${error.message}` }));
     fail(answer.problem ? [answer.problem] : []);
     return answer;
   };
@@ -64,8 +65,8 @@ export async function data({ root }) {
   function findings(index) {
     const item = desk.known.items[index];
     const tokens = aboutTokens(desk.texts[index]);
-    return [item.kind, desk.texts[index].trim() ? "" : "no caption", item.small ? "small" : "", item.enlarged ? "enlarged" : "",
-      desk.known.length && tokens > desk.known.length ? "long caption" : "", desk.marked.get(index) || ""].filter(Boolean);
+    return [item.kind, desk.texts[index].trim() ? "" : t`no caption`, item.small ? "small" : "", item.enlarged ? "enlarged" : "",
+      desk.known.length && tokens > desk.known.length ? t`long caption` : "", desk.marked.get(index) || ""].filter(Boolean);
   }
   desk.findings = findings;
 
@@ -80,15 +81,15 @@ export async function data({ root }) {
     picture.style.cssText = `width:${Math.round(w * scale)}px;height:${Math.round(h * scale)}px`;
     return make("div", { class: "kl-data-inside" }, make("span", { class: "kl-data-stage" }, picture),
       make("span", { class: "kl-data-name", text: item.name }),
-      make("span", { class: "kl-data-caption", text: desk.texts[index] || "(no caption)" }),
-      make("span", { class: "kl-data-marks", text: [`${item.bucket.join(" x ")}${item.repeats > 1 ? ` · ${item.repeats} times` : ""}`, ...findings(index)].join(" · ") }));
+      make("span", { class: "kl-data-caption", text: desk.texts[index] || t`(no caption)` }),
+      make("span", { class: "kl-data-marks", text: [`${item.bucket.join(" x ")}${item.repeats > 1 ? ` · ${t`${item.repeats} times`}` : ""}`, ...findings(index)].join(" · ") }));
   }
 
   const KINDS = {
-    all: ["All images", () => true],
-    bare: ["Without a caption", (index) => !desk.texts[index].trim()],
-    found: ["With something to look at", (index) => findings(index).length > 0],
-    cut: ["Cut by more than a tenth", (index) => desk.known.items[index].frame[2] * desk.known.items[index].frame[3] < 0.9],
+    all: [t`All images`, () => true],
+    bare: [t`Without a caption`, (index) => !desk.texts[index].trim()],
+    found: [t`With something to look at`, (index) => findings(index).length > 0],
+    cut: [t`Cut by more than a tenth`, (index) => desk.known.items[index].frame[2] * desk.known.items[index].frame[3] < 0.9],
   };
 
   function shownIndices() {
@@ -100,7 +101,7 @@ export async function data({ root }) {
   function sift() {
     if (!desk.known) return;
     const indices = shownIndices();
-    say(count, `${indices.length === desk.known.items.length ? plural(indices.length, "image", "images") : `${indices.length} of ${plural(desk.known.items.length, "image", "images")}`} in ${desk.known.folder}${desk.known.fixed ? `. ${desk.known.fixed}` : ""}`);
+    say(count, `${indices.length === desk.known.items.length ? plural(indices.length, "image", "images") : t`${indices.length} of ${plural(desk.known.items.length, "image", "images")}`} · ${desk.known.folder}${desk.known.fixed ? `. ${translated(desk.known.fixed)}` : ""}`);
     grid.show(indices, panel.index());
   }
   only.append(...Object.entries(KINDS).map(([value, [text]]) => make("option", { value, text })));
@@ -118,7 +119,7 @@ export async function data({ root }) {
   async function undo() {
     const answer = await desk.order("undo", {});
     if (answer.problem) return;
-    say(status, answer.what ? `Taken back: ${answer.what} (${plural(answer.count, "caption", "captions")}${answer.others ? `; ${answer.others} have other words by now and stay` : ""}).` : "There is nothing to take back.");
+    say(status, answer.what ? t`Taken back: ${translated(answer.what)} (${plural(answer.count, "caption", "captions")}${answer.others ? t`; ${answer.others} have other words by now and stay` : ""}).` : t`There is nothing to take back.`);
     after(answer.texts || {});
   }
 
@@ -130,13 +131,13 @@ export async function data({ root }) {
   async function leaveOut(indices) {
     const answer = await desk.order("leave_out", { indices });
     if (answer.problem) return false;
-    await open(`${plural(answer.count, "image was", "images were")} left out: moved to the hidden folder .left_out. Bring back undoes it.`);
+    await open(t`Left out: ${plural(answer.count, "image", "images")}, moved to the hidden folder .left_out. Bring back undoes it.`);
     return true;
   }
 
   async function bringBack() {
     const answer = await desk.order("bring_back", {});
-    if (!answer.problem) await open(`${plural(answer.count, "image is", "images are")} back.`);
+    if (!answer.problem) await open(t`Brought back: ${plural(answer.count, "image", "images")}.`);
   }
 
   let opened = "";
@@ -147,12 +148,12 @@ export async function data({ root }) {
     const form = values();
     opened = settingsOf(form);
     fail([]);
-    say(status, "Looking at the images …");
-    let last = { problems: [{ option: "", message: "The studio went away before it had an answer." }] };
+    say(status, t`Looking at the images …`);
+    let last = { problems: [{ option: "", message: t`The studio went away before it had an answer.` }] };
     try {
       await eachLine(await fetch("/kl/data/open", { method: "POST", headers: headers(), body: JSON.stringify({ form }) }), (said) => {
         last = said;
-        if (said.say) say(status, said.say);
+        if (said.say) say(status, translated(said.say));
       });
     } catch (error) {
       last = { problems: [{ option: "", message: error.message }] };
@@ -166,7 +167,7 @@ export async function data({ root }) {
     for (const each of orders) each.disabled = !has || Boolean(last.fixed && each !== looks.tags && each !== looks.proposals);
     panel.clear();
     back.hidden = !has || !last.leftOut;
-    back.textContent = "Bring back what was left out";
+    back.textContent = t`Bring back what was left out`;
     find(root, ".kl-data-columns").hidden = !has;
     count.hidden = !has;
     empty.hidden = has;
@@ -174,11 +175,11 @@ export async function data({ root }) {
       const about = last.problems.filter(({ option }) => option === "train_data_dir");
       const missing = about.length > 0 && !values().values.train_data_dir;
       fail(missing ? [] : last.problems.map(({ message }) => message));
-      empty.replaceChildren(make("p", { text: missing ? "Here you see the images of the form's data set: cut as training cuts them, with their captions to edit. There are none yet." : "The data set cannot be shown before this is put right on the Train tab." }),
-        make("button", { type: "button", class: "kl-button kl-strong", text: "Add images", onclick: () => addImages() }));
+      empty.replaceChildren(make("p", { text: missing ? t`Here you see the images of the form's data set: cut as training cuts them, with their captions to edit. There are none yet.` : t`The data set cannot be shown before this is put right on the Train tab.` }),
+        make("button", { type: "button", class: "kl-button kl-strong", text: t`Add images`, onclick: () => addImages() }));
       return;
     }
-    const remarks = [...last.notes, ...last.bad.map((text) => `Cannot be read: ${text}`)];
+    const remarks = [...last.notes.map(translated), ...last.bad.map((text) => t`Cannot be read: ${text}`)];
     notes.hidden = !remarks.length;
     notes.replaceChildren(make("summary", {}, make("span", { text: plural(remarks.length, "finding", "findings") })), make("ul", { class: "kl-plain" }, ...remarks.map((text) => make("li", { text }))));
     sift();

@@ -1,5 +1,6 @@
 // One image beside the grid: large, with the frame that training cuts, its caption to edit, and the texts that training will show.
 
+import { t } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { aboutTokens } from "./tokens.js";
@@ -9,20 +10,20 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   const frame = make("span", { class: "kl-data-frame" });
   const stage = make("div", { class: "kl-data-large" }, picture, frame);
   const befores = make("div", { class: "kl-data-befores", hidden: true });
-  const after = make("p", { class: "kl-note", text: "After", hidden: true });
+  const after = make("p", { class: "kl-note", text: t`After`, hidden: true });
   const pair = make("div", { class: "kl-data-pair" }, befores, make("div", {}, after, stage));
   const facts = make("p", { class: "kl-note" });
-  const label = make("label", { for: "kl-data-text", text: "Caption" });
+  const label = make("label", { for: "kl-data-text", text: t`Caption` });
   const text = make("textarea", { id: "kl-data-text", rows: "5", spellcheck: "true", "aria-describedby": "kl-data-told" });
   const told = make("p", { class: "kl-help", id: "kl-data-told", role: "status" });
   const conflict = make("div", { class: "kl-data-conflict", role: "alert", hidden: true });
   const shown = make("div", { class: "kl-data-shown" });
   const button = (words, act) => make("button", { type: "button", class: "kl-button", text: words, onclick: act });
-  const save = make("button", { type: "button", class: "kl-button kl-strong", text: "Save caption", onclick: () => write() });
+  const save = make("button", { type: "button", class: "kl-button kl-strong", text: t`Save caption`, onclick: () => write() });
   const inside = make("div", { hidden: true }, pair, facts, label, text, told, conflict,
-    make("div", { class: "kl-row" }, save, button("Previous", () => step(-1)), button("Next", () => step(1)), button("Leave out", () => leaveOut([index]))), shown);
-  const none = make("p", { class: "kl-note", text: "Choose an image to see it large and to write its caption." });
-  const root = make("section", { class: "kl-card kl-data-panel", "aria-label": "The chosen image" }, none, inside);
+    make("div", { class: "kl-row" }, save, button(t`Previous`, () => step(-1)), button(t`Next`, () => step(1)), button(t`Leave out`, () => leaveOut([index]))), shown);
+  const none = make("p", { class: "kl-note", text: t`Choose an image to see it large and to write its caption.` });
+  const root = make("section", { class: "kl-card kl-data-panel", "aria-label": t`The chosen image` }, none, inside);
   let index = -1;
   let read = { text: "", version: "none" };
   let kept = ""; // the words that are on the disk, as far as known here
@@ -30,8 +31,8 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   const isChanged = () => index >= 0 && text.value.trim() !== kept;
   const tell = (words = "") => {
     const tokens = aboutTokens(text.value);
-    const cut = desk.known.length && tokens > desk.known.length ? `; the model reads ${desk.known.length}, the end may be cut off` : "";
-    say(told, [words || (isChanged() ? "Not saved yet." : ""), `About ${plural(tokens, "token", "tokens")}${cut}.`].filter(Boolean).join(" "));
+    const cut = desk.known.length && tokens > desk.known.length ? t`; the model reads ${desk.known.length}, the end may be cut off` : "";
+    say(told, [words || (isChanged() ? t`Not saved yet.` : ""), t`About ${plural(tokens, "token", "tokens")}${cut}.`].filter(Boolean).join(" "));
   };
   text.addEventListener("input", () => tell());
   text.addEventListener("keydown", (event) => {
@@ -57,8 +58,8 @@ export function makePanel(desk, { changed, step, leaveOut }) {
     const [left, top, width, height] = item.frame.map((share) => `${(100 * share).toFixed(2)}%`);
     frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
     const share = Math.round(100 * (1 - item.frame[2] * item.frame[3]));
-    say(facts, [`${item.name}: ${item.size.join(" x ")}`, `trained at ${item.bucket.join(" x ")}`, share > 0 ? `${share} % cut off${desk.known.random ? ", each time elsewhere" : ""}` : "nothing cut off",
-      item.repeats > 1 ? `${item.repeats} times an epoch` : "", item.controls.length ? `edit of ${plural(item.controls.length, "image", "images")}` : "", item.mask ? "with a mask" : "", ...desk.findings(index)].filter(Boolean).join(" · "));
+    say(facts, [`${item.name}: ${item.size.join(" x ")}`, t`trained at ${item.bucket.join(" x ")}`, share > 0 ? t`${share} % cut off${desk.known.random ? t`, each time elsewhere` : ""}` : t`nothing cut off`,
+      item.repeats > 1 ? t`${item.repeats} times an epoch` : "", item.controls.length ? t`edit of ${plural(item.controls.length, "image", "images")}` : "", item.mask ? t`with a mask` : "", ...desk.findings(index)].filter(Boolean).join(" · "));
     text.disabled = save.disabled = Boolean(desk.known.fixed);
     await renew();
   }
@@ -90,8 +91,8 @@ export function makePanel(desk, { changed, step, leaveOut }) {
     read = answer;
     kept = (answer.text ?? "").trim();
     text.value = answer.text ?? "";
-    text.placeholder = answer.text === null && desk.texts[index] ? `${desk.texts[index]} (what training reads without a caption file)` : "";
-    shown.replaceChildren(make("h3", { text: "As training shows it" }), ...answer.shown.map((each) => make("p", { text: each || "(an empty text)" })));
+    text.placeholder = answer.text === null && desk.texts[index] ? t`${desk.texts[index]} (what training reads without a caption file)` : "";
+    shown.replaceChildren(make("h3", { text: t`As training shows it` }), ...answer.shown.map((each) => make("p", { text: each || t`(an empty text)` })));
     tell(words);
   }
 
@@ -99,7 +100,7 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   let saving = Promise.resolve(true);
   const write = (version) => (saving = saving.then(() => {
     if (isChanged()) return put(version);
-    tell("Saved.");
+    tell(t`Saved.`);
     return true;
   }));
 
@@ -115,25 +116,25 @@ export function makePanel(desk, { changed, step, leaveOut }) {
     conflict.hidden = true;
     desk.texts[now] = words.trim();
     changed(now);
-    if (now === index) take(answer, "Saved.");
+    if (now === index) take(answer, t`Saved.`);
     return true;
   }
 
   // Somebody else has written meanwhile: nothing is lost, and who is here chooses.
   function ask(there, words) {
     conflict.hidden = false;
-    conflict.replaceChildren(make("p", { text: "Another page has changed this caption meanwhile. It says now:" }), make("blockquote", { text: there.text ?? "(there is no caption file any more)" }),
-      make("div", { class: "kl-row" }, button("Keep mine", () => {
+    conflict.replaceChildren(make("p", { text: t`Another page has changed this caption meanwhile. It says now:` }), make("blockquote", { text: there.text ?? t`(there is no caption file any more)` }),
+      make("div", { class: "kl-row" }, button(t`Keep mine`, () => {
         text.value = words;
         write(there.version);
-      }), button("Take theirs", async () => {
+      }), button(t`Take theirs`, async () => {
         conflict.hidden = true;
         kept = text.value.trim();
         desk.texts[index] = there.text ?? "";
         changed(index);
         await renew();
       })));
-    tell("Not saved.");
+    tell(t`Not saved.`);
   }
 
   return {

@@ -1,5 +1,6 @@
 // Search and replace, prefix and suffix for the captions of the images that are shown: first a preview, then the change, which Undo takes back.
 
+import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
@@ -11,15 +12,15 @@ export function rewrite(desk, indices, after) {
     const box = make("input", { type: "checkbox", id: `kl-data-${id}` });
     return { box, root: make("label", { class: "kl-toggle", for: box.id }, box, make("span", { text })) };
   };
-  const texts = { find: field("find", "Find"), replace: field("replace", "Replace by"), prefix: field("prefix", "Put before"), suffix: field("suffix", "Put behind") };
-  const regex = check("regex", "Regular expression");
-  const exact = check("case", "Match case");
-  const rows = make("div", { class: "kl-data-rows", tabindex: "0", role: "region", "aria-label": "Preview", hidden: true });
-  const status = make("p", { class: "kl-status", role: "status", text: `For ${plural(indices.length, "image", "images")}, those that are shown.` });
-  const apply = make("button", { type: "button", class: "kl-button kl-strong", text: "Change them", disabled: true, onclick: () => go(digest) });
-  const look = make("button", { type: "button", class: "kl-button", text: "Preview", onclick: () => go(null) });
-  const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close without changing", onclick: () => dialog.close() });
-  const dialog = openDialog("Search and replace", make("div", { class: "kl-data-fields" }, ...Object.values(texts)), make("div", { class: "kl-row" }, regex.root, exact.root), status, rows,
+  const texts = { find: field("find", t`Find`), replace: field("replace", t`Replace by`), prefix: field("prefix", t`Put before`), suffix: field("suffix", t`Put behind`) };
+  const regex = check("regex", t`Regular expression`);
+  const exact = check("case", t`Match case`);
+  const rows = make("div", { class: "kl-data-rows", tabindex: "0", role: "region", "aria-label": t`Preview`, hidden: true });
+  const status = make("p", { class: "kl-status", role: "status", text: t`For ${plural(indices.length, "image", "images")}, those that are shown.` });
+  const apply = make("button", { type: "button", class: "kl-button kl-strong", text: t`Change them`, disabled: true, onclick: () => go(digest) });
+  const look = make("button", { type: "button", class: "kl-button", text: t`Preview`, onclick: () => go(null) });
+  const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close without changing`, onclick: () => dialog.close() });
+  const dialog = openDialog(t`Search and replace`, make("div", { class: "kl-data-fields" }, ...Object.values(texts)), make("div", { class: "kl-row" }, regex.root, exact.root), status, rows,
     make("div", { class: "kl-row" }, look, apply, close));
   let digest = null;
   texts.find.focus();
@@ -32,7 +33,7 @@ export function rewrite(desk, indices, after) {
     const order = { ...Object.fromEntries(Object.entries(texts).map(([name, input]) => [name, input.value])), regex: regex.box.checked, case: exact.box.checked };
     const answer = await desk.order("change", { indices, order, known });
     if (answer.problem) {
-      say(status, answer.problem);
+      say(status, translated(answer.problem));
       return;
     }
     if (known !== null) {
@@ -42,8 +43,8 @@ export function rewrite(desk, indices, after) {
     }
     digest = answer.digest;
     apply.disabled = answer.count === 0;
-    say(status, answer.count ? `${plural(answer.count, "caption changes", "captions change")}${answer.count > answer.rows.length ? `; the first ${answer.rows.length} are shown` : ""}.` : "No caption changes.");
+    say(status, answer.count ? t`Would change: ${plural(answer.count, "caption", "captions")}${answer.count > answer.rows.length ? t`; the first ${answer.rows.length} are shown` : ""}.` : t`No caption changes.`);
     rows.hidden = !answer.count;
-    rows.replaceChildren(...answer.rows.map((row) => make("div", {}, make("strong", { text: desk.known.items[row.index].name }), make("del", { text: row.before || "(no caption)" }), make("ins", { text: row.after || "(empty)" }))));
+    rows.replaceChildren(...answer.rows.map((row) => make("div", {}, make("strong", { text: desk.known.items[row.index].name }), make("del", { text: row.before || t`(no caption)` }), make("ins", { text: row.after || "(empty)" }))));
   }
 }

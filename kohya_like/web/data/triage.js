@@ -1,5 +1,6 @@
 // Duplicates and blurred images, as proposals: nothing is left out that nobody has ticked.
 
+import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { eachLine, headers } from "../common/studio.js";
 import { plural } from "../common/words.js";
@@ -9,23 +10,23 @@ const SHOWN_GROUPS = 200;
 
 export async function proposals(desk, bar, status, { mark, leaveOut }) {
   /** @type {any} */
-  let last = { problem: "The studio went away before it had looked at all." };
+  let last = { problem: t`The studio went away before it had looked at all.` };
   bar.root.hidden = false;
   try {
     await eachLine(await fetch("/kl/data/triage", { method: "POST", headers: headers(), body: JSON.stringify({ room: desk.known.room }) }), (said) => {
       last = said;
       if (said.of) bar.show(said.done / said.of);
-      if (said.of) say(status, `Comparing: ${said.done} of ${said.of} images …`);
+      if (said.of) say(status, t`Comparing: ${said.done} of ${said.of} images …`);
     });
   } catch (error) {
     last = { problem: error.message };
   }
   bar.root.hidden = true;
-  say(status, last.problem || "");
+  say(status, translated(last.problem || ""));
   if (last.problem) return;
   const small = desk.known.items.flatMap((item, index) => (item.small ? [index] : []));
   const marks = new Map();
-  for (const [word, groups] of [["blurred", [[-1, ...last.blurred]]], ["nearly the same", last.near], ["the same file", last.same]]) {
+  for (const [word, groups] of [[t`blurred`, [[-1, ...last.blurred]]], [t`nearly the same`, last.near], [t`the same file`, last.same]]) {
     for (const [, ...others] of groups) for (const index of others) marks.set(index, word);
   }
   mark(marks);
@@ -33,16 +34,16 @@ export async function proposals(desk, bar, status, { mark, leaveOut }) {
 
   function show({ same, near, blurred, unreadable }, tiny) {
     const ticked = new Set();
-    const go = make("button", { type: "button", class: "kl-button kl-strong", text: "Leave out", disabled: true, onclick: async () => {
+    const go = make("button", { type: "button", class: "kl-button kl-strong", text: t`Leave out`, disabled: true, onclick: async () => {
       dialog.close();
       await leaveOut([...ticked]);
     } });
-    const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close the proposals", onclick: () => dialog.close() });
+    const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close the proposals`, onclick: () => dialog.close() });
     const tick = (index, isOn) => {
       if (isOn) ticked.add(index);
       else ticked.delete(index);
       go.disabled = !ticked.size;
-      go.textContent = ticked.size ? `Leave out ${plural(ticked.size, "image", "images")}` : "Leave out";
+      go.textContent = ticked.size ? t`Leave out ${plural(ticked.size, "image", "images")}` : t`Leave out`;
     };
     const choice = (index, isProposed, kind) => {
       const box = make("input", { type: "checkbox", id: `kl-data-${kind}-${index}`, checked: isProposed });
@@ -53,10 +54,10 @@ export async function proposals(desk, bar, status, { mark, leaveOut }) {
     };
     // Of those that are the same the best stays; what is blurred or small is shown, and nothing of it is ticked.
     const groups = (title, kind, found, proposes) => (found.length ? [make("h3", { text: `${title}: ${found.length}` }), ...found.slice(0, SHOWN_GROUPS).map((group) => make("div", { class: "kl-data-group" }, ...group.map((index, place) => choice(index, proposes && place > 0, kind)))),
-      found.length > SHOWN_GROUPS ? make("p", { class: "kl-note", text: `The first ${SHOWN_GROUPS} are shown; look again afterwards.` }) : null] : []);
-    const body = [...groups("The same file", "same", same, true), ...groups("Nearly the same", "near", near, true), ...groups("Blurred", "blurred", blurred.map((index) => [index]), false), ...groups("Small for the training size", "small", tiny.map((index) => [index]), false),
-      ...unreadable.map(({ index, why }) => make("p", { class: "kl-note", text: `${desk.known.items[index].name} ${why}` }))].filter(Boolean);
-    const dialog = openDialog("Proposals", make("p", { class: "kl-note", text: body.length ? "What is ticked would be left out: moved, with its caption, to a hidden folder of the data set, from where it can be brought back." : "No duplicates, nothing blurred, nothing small." }),
-      make("div", { class: "kl-data-rows", tabindex: "0", role: "region", "aria-label": "What was found" }, ...body), make("div", { class: "kl-row" }, go, close));
+      found.length > SHOWN_GROUPS ? make("p", { class: "kl-note", text: t`The first ${SHOWN_GROUPS} are shown; look again afterwards.` }) : null] : []);
+    const body = [...groups(t`The same file`, "same", same, true), ...groups(t`Nearly the same`, "near", near, true), ...groups(t`Blurred`, "blurred", blurred.map((index) => [index]), false), ...groups(t`Small for the training size`, "small", tiny.map((index) => [index]), false),
+      ...unreadable.map(({ index, why }) => make("p", { class: "kl-note", text: `${desk.known.items[index].name} ${translated(why)}` }))].filter(Boolean);
+    const dialog = openDialog(t`Proposals`, make("p", { class: "kl-note", text: body.length ? t`What is ticked would be left out: moved, with its caption, to a hidden folder of the data set, from where it can be brought back.` : t`No duplicates, nothing blurred, nothing small.` }),
+      make("div", { class: "kl-data-rows", tabindex: "0", role: "region", "aria-label": t`What was found` }, ...body), make("div", { class: "kl-row" }, go, close));
   }
 }

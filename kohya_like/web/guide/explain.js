@@ -2,6 +2,7 @@
 
 import schema from "../schema.js";
 import { shownDefault } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { find, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
@@ -9,31 +10,31 @@ import { goTo } from "../train/form.js";
 import { condition, drafts, fieldsOf, hindrance, isChanged, run } from "../train/settings.js";
 import { reasons } from "./reasons.js";
 
-const words = (text) => (typeof text === "boolean" ? (text ? "on" : "off") : text.trim().replace(/\n/g, ", ") || "empty");
+const words = (text) => (typeof text === "boolean" ? (text ? t`on` : t`off`) : text.trim().replace(/\n/g, ", ") || t`empty`);
 
 function sentence(spec) {
   const now = words(drafts[run][spec.name]);
   const unit = spec.unit ? ` ${spec.unit}` : "";
-  const usual = spec.required || shownDefault(spec) === "none" || shownDefault(spec) === "empty" ? "" : ` instead of ${shownDefault(spec)}`;
+  const usual = spec.required || spec.default === "" ? "" : t` instead of ${shownDefault(spec)}`;
   const chosen = reasons.get(spec.name);
-  const why = chosen && words(chosen.value) === now ? ` (${chosen.why})` : "";
+  const why = chosen && words(chosen.value) === now ? ` (${translated(chosen.why)})` : "";
   const idle = hindrance(spec);
-  return `${now}${unit}${usual}${why}.${idle ? ` It has no effect until ${condition(idle)}.` : ""}`;
+  return `${now}${unit}${usual}${why}.${idle ? ` ${t`It has no effect until ${condition(idle)}.`}` : ""}`;
 }
 
 export function explain() {
   const changed = fieldsOf(run).filter(isChanged);
   const groups = [...new Set(changed.map((spec) => spec.group))];
-  const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close the explanation", onclick: () => dialog.close() });
-  const item = (spec) => make("li", {}, make("button", { type: "button", class: "kl-link", text: spec.label, "aria-label": `Go to ${spec.label}`, onclick: () => {
+  const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close the explanation`, onclick: () => dialog.close() });
+  const item = (spec) => make("li", {}, make("button", { type: "button", class: "kl-link", text: spec.label, "aria-label": t`Go to ${spec.label}`, onclick: () => {
     // After the dialog has led back to what opened it.
     dialog.addEventListener("close", () => goTo(spec.name));
     dialog.close();
-  } }), ` is ${sentence(spec)} `, make("span", { class: "kl-help" }, ...rich(spec.help)));
+  } }), ` ${t`is ${sentence(spec)}`} `, make("span", { class: "kl-help" }, ...rich(spec.help)));
   const recipe = reasons.get("Recipe");
-  const head = changed.length ? `A run of ${schema.runs[run].label} in which ${plural(changed.length, "setting differs", "settings differ")} from the default.` : `Everything is as it is by default for ${schema.runs[run].label}.`;
-  const dialog = openDialog("Your settings", make("p", { text: `${head}${recipe ? ` The guide began with the recipe "${recipe.value}": ${recipe.why}.` : ""}` }),
-    make("div", { class: "kl-explained", tabindex: "0", role: "region", "aria-label": "Settings that differ" }, ...groups.flatMap((title) => [make("h3", { text: title }), make("ul", {}, ...changed.filter((spec) => spec.group === title).map(item))])),
+  const head = changed.length ? t`A run of ${schema.runs[run].label} in which ${plural(changed.length, "setting differs", "settings differ")} from the default.` : t`Everything is as it is by default for ${schema.runs[run].label}.`;
+  const dialog = openDialog(t`Your settings`, make("p", { text: [head, recipe ? t`The guide began with the recipe "${recipe.value}": ${translated(recipe.why)}.` : ""].join(" ") }),
+    make("div", { class: "kl-explained", tabindex: "0", role: "region", "aria-label": t`Settings that differ` }, ...groups.flatMap((title) => [make("h3", { text: translated(title) }), make("ul", {}, ...changed.filter((spec) => spec.group === title).map(item))])),
     make("div", { class: "kl-row" }, close));
   find(dialog, ".kl-explained").focus();
 }

@@ -2,24 +2,25 @@
 
 import schema from "../schema.js";
 import { shownDefault } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { groupsOf, onChange, run, specsOf } from "../train/settings.js";
 
 export function reference({ root }) {
-  const search = make("input", { type: "search", "aria-label": "Search the options", placeholder: "Search the options", autocomplete: "off" });
+  const search = make("input", { type: "search", "aria-label": t`Search the options`, placeholder: t`Search the options`, autocomplete: "off" });
   const status = make("p", { class: "kl-status", role: "status" });
-  const heading = make("h2", { text: "Options" });
+  const heading = make("h2", { text: t`Options` });
   const body = make("div");
   let drawn = "";
   let entries = [];
   let sections = [];
 
   function describe(spec, title) {
-    const facts = [spec.choices && spec.choices.join(" | "), spec.unit, spec.range, spec.required ? "required" : `default ${shownDefault(spec)}`];
+    const facts = [spec.choices && spec.choices.join(" | "), spec.unit, spec.range, spec.required ? t`required` : t`default ${shownDefault(spec)}`];
     const entry = make("div", { class: "kl-entry" }, make("dt", {}, make("code", { text: `--${spec.name}` })),
       make("dd", {}, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts.filter(Boolean).join(" · ") })));
-    entries.push({ entry, text: `${spec.name} ${spec.label} ${spec.help} ${title}`.toLowerCase() });
+    entries.push({ entry, text: `${spec.name} ${spec.label} ${spec.help} ${translated(title)}`.toLowerCase() });
     return entry;
   }
 
@@ -27,9 +28,9 @@ export function reference({ root }) {
     if (drawn === run) return;
     drawn = run;
     entries = [];
-    heading.textContent = `Options of ${schema.runs[drawn].label}`;
+    heading.textContent = t`Options of ${schema.runs[drawn].label}`;
     sections = groupsOf(drawn).map(({ title, blocks }) =>
-      make("section", {}, make("h3", { text: title }), make("dl", {}, ...blocks.flatMap(specsOf).map((spec) => describe(spec, title)))));
+      make("section", {}, make("h3", { text: translated(title) }), make("dl", {}, ...blocks.flatMap(specsOf).map((spec) => describe(spec, title)))));
     body.replaceChildren(...sections);
     sift();
   }

@@ -1,12 +1,13 @@
 // What is compared: the base, the LoRA files of the form, the checkpoints of a run; and in the studio prompts, strengths and seeds.
 
 import { makeField } from "../common/field.js";
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 
 const MAX_CHECKPOINTS = 4; // of a run, chosen from the start
-const PROMPTS = { name: "prompts", label: "Prompts", control: "area", default: "", help: "One a line; kohya's flags (--w --h --d --s --l --n) work in each. Empty takes the prompt above." };
-const STRENGTHS = { name: "strengths", label: "Strengths", control: "text", default: "1", help: "Of the checkpoints, with spaces between them, such as `0.6 0.8 1`. Each is a column." };
-const SEEDS = { name: "seeds", label: "Seeds", control: "text", default: "1", help: "With spaces between them, or a range such as `1-4`. Each is a row for every prompt." };
+const PROMPTS = { name: "prompts", label: t`Prompts`, control: "area", default: "", help: t`One a line; kohya's flags (--w --h --d --s --l --n) work in each. Empty takes the prompt above.` };
+const STRENGTHS = { name: "strengths", label: t`Strengths`, control: "text", default: "1", help: t`Of the checkpoints, with spaces between them, such as \`0.6 0.8 1\`. Each is a column.` };
+const SEEDS = { name: "seeds", label: t`Seeds`, control: "text", default: "1", help: t`With spaces between them, or a range such as \`1-4\`. Each is a row for every prompt.` };
 
 // page: {known(), draft, keep(), mine(), fold()}; known is what the studio says, mine the LoRA files that fit what is drawn with.
 export function makeAxes({ known, draft, keep, mine, fold }) {
@@ -15,9 +16,9 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
   const pick = make("select", { id: "kl-inf-run" });
   const list = make("div", { class: "kl-inf-checks" });
   const tick = (box, text) => make("label", { class: "kl-toggle", for: box.id }, box, make("span", { text }));
-  const baseRow = tick(base, "The base model alone");
-  const chosenRow = tick(chosen, "With the LoRA files above");
-  const runRow = make("div", { class: "kl-inf-run" }, make("label", { for: pick.id, text: "Checkpoints of" }), pick);
+  const baseRow = tick(base, t`The base model alone`);
+  const chosenRow = tick(chosen, t`With the LoRA files above`);
+  const runRow = make("div", { class: "kl-inf-run" }, make("label", { for: pick.id, text: t`Checkpoints of` }), pick);
   const fields = [PROMPTS, STRENGTHS, SEEDS].map((spec) => {
     const field = makeField(spec, `kl-inf-${spec.name}`, () => {
       draft.axes[spec.name] = field.read();
@@ -26,7 +27,7 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
     return field;
   });
   const grid = make("div", { class: "kl-grid" }, ...fields.map(({ root }) => root));
-  const root = fold("What is compared", make("div", { class: "kl-inf-checks" }, baseRow, chosenRow), runRow, list, grid);
+  const root = fold(t`What is compared`, make("div", { class: "kl-inf-checks" }, baseRow, chosenRow), runRow, list, grid);
   let boxes = [];
 
   const isWhole = () => wholes().length > 0; // what is drawn with is a model that a run saved
@@ -51,7 +52,7 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
     fields[1].root.hidden = isWhole();
     const wanted = current().map((row) => runOf(row.name)).find(Boolean) || runs()[0] || "";
     const run = pick.dataset.touched && runs().includes(pick.value) ? pick.value : wanted;
-    pick.replaceChildren(make("option", { value: "", text: "no run" }), ...runs().map((each) => make("option", { value: each, text: each })));
+    pick.replaceChildren(make("option", { value: "", text: t`no run` }), ...runs().map((each) => make("option", { value: each, text: each })));
     pick.value = run;
     check();
   }
@@ -73,12 +74,12 @@ export function makeAxes({ known, draft, keep, mine, fold }) {
   function columns() {
     const ticked = [...boxes].reverse().filter(([, box]) => box.checked).map(([file]) => file);
     if (isWhole()) {
-      const first = base.checked && !baseRow.hidden ? [{ label: "base", draw_with: known().choice.with, is_base: true }] : [];
+      const first = base.checked && !baseRow.hidden ? [{ label: t`base`, draw_with: known().choice.with, is_base: true }] : [];
       return [...first, ...ticked.map((file) => ({ label: file.label, draw_with: file.name }))];
     }
     const rows = current();
     /** @type {any[]} */
-    const found = base.checked ? [{ label: "base", loras: [], is_base: true }] : [];
+    const found = base.checked ? [{ label: t`base`, loras: [], is_base: true }] : [];
     for (const file of ticked) {
       // A checkpoint takes the place of the chosen file of its run; the others stay.
       const place = rows.findIndex((row) => runOf(row.name) === file.run);

@@ -2,6 +2,7 @@
 // arrow keys go from there to its neighbours. Talks with the routes of kohya_like/comparison_routes.py.
 
 import { html, render } from "../common/html.js";
+import { t } from "../common/language.js";
 import { bring, find, make, sharp } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, repeat, withToken } from "../common/studio.js";
@@ -11,7 +12,7 @@ import { Pick } from "./pick.js";
 import { Vote } from "./vote.js";
 
 const ZOOM = "kl.compare.zoom";
-const STATES = { done: "Complete", running: "Drawing", waiting: "Waits for another comparison", stopped: "Not complete" };
+const STATES = { done: t`Complete`, running: t`Drawing`, waiting: t`Waits for another comparison`, stopped: t`Not complete` };
 const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 const place = (name, rest = "") => `/kl/compare/${encodeURIComponent(name)}${rest}`;
 const crispAlone = (image) => image && sharp(image);
@@ -19,8 +20,8 @@ const crisp = (image) => image && sharp(image, image.parentElement);
 
 export class Compare {
   constructor() {
-    this.root = make("section", { class: "kl-card kl-compare", "aria-label": "Comparison", hidden: true });
-    this.dialog = make("dialog", { class: "kl-compare-large", "aria-label": "One image of the comparison" });
+    this.root = make("section", { class: "kl-card kl-compare", "aria-label": t`Comparison`, hidden: true });
+    this.dialog = make("dialog", { class: "kl-compare-large", "aria-label": t`One image of the comparison` });
     this.dialog.addEventListener("close", () => this.change({ at: null }));
     this.dialog.addEventListener("keydown", (event) => this.key(event));
     this.list = [];
@@ -115,7 +116,7 @@ export class Compare {
 
   words(row, column) {
     const { rows, columns } = this.answer;
-    return `${columns[column].label}: ${rows[row].prompt}, seed ${rows[row].seed}`;
+    return t`${columns[column].label}: ${rows[row].prompt}, seed ${rows[row].seed}`;
   }
 
   large() {
@@ -124,16 +125,16 @@ export class Compare {
     const column = this.holdsBase ? this.base() : this.at.column;
     const go = (move, text, label) => html`<button type="button" class="kl-button" aria-label=${label} onClick=${() => this.show(neighbour(this.answer.there, this.at, MOVES[move]))}>${text}</button>`;
     return html`<div class="kl-compare-frame"><img ref=${crispAlone} key=${`${row} ${column}`} src=${this.url(row, column, "full")} alt=${this.words(row, column)} /></div>
-      <p><strong>${this.answer.columns[column].label}</strong> · seed ${this.answer.rows[row].seed}<br />${this.answer.rows[row].prompt}</p>
-      <div class="kl-row">${go("ArrowLeft", "←", "The column before")}${go("ArrowRight", "→", "The next column")}${go("ArrowUp", "↑", "The row above")}${go("ArrowDown", "↓", "The row below")}
-        ${this.base() >= 0 && html`<button type="button" class="kl-button" aria-pressed=${String(this.holdsBase)} onClick=${() => this.change({ holdsBase: !this.holdsBase })}>Base (B)</button>`}
-        <button type="button" class="kl-button" onClick=${() => this.dialog.close()}>Close</button></div>`;
+      <p><strong>${this.answer.columns[column].label}</strong> · ${t`seed ${this.answer.rows[row].seed}`}<br />${this.answer.rows[row].prompt}</p>
+      <div class="kl-row">${go("ArrowLeft", "←", t`The column before`)}${go("ArrowRight", "→", t`The next column`)}${go("ArrowUp", "↑", t`The row above`)}${go("ArrowDown", "↓", t`The row below`)}
+        ${this.base() >= 0 && html`<button type="button" class="kl-button" aria-pressed=${String(this.holdsBase)} onClick=${() => this.change({ holdsBase: !this.holdsBase })}>${t`Base (B)`}</button>`}
+        <button type="button" class="kl-button" onClick=${() => this.dialog.close()}>${t`Close`}</button></div>`;
   }
 
   // ---- the grid
 
   cell(row, column) {
-    if (!this.answer.there[row][column]) return html`<td><span class="kl-compare-blank" role="img" aria-label=${`Not drawn yet: ${this.words(row, column)}`}></span></td>`;
+    if (!this.answer.there[row][column]) return html`<td><span class="kl-compare-blank" role="img" aria-label=${t`Not drawn yet: ${this.words(row, column)}`}></span></td>`;
     return html`<td><button type="button" class="kl-compare-cell" aria-label=${this.words(row, column)} data-row=${row} data-column=${column} onClick=${() => this.show({ row, column })}>
       <span><img ref=${crisp} src=${this.url(row, column, "full")} alt="" loading="lazy" /></span></button></td>`;
   }
@@ -149,7 +150,7 @@ export class Compare {
 
   table() {
     const { columns, rows } = this.answer;
-    return html`<div class="kl-compare-scroll" role="region" tabindex="0" aria-label="Images by checkpoint and prompt" style=${`--kl-cell: ${this.zoom}px`} onKeyDown=${(event) => this.step(event)}>
+    return html`<div class="kl-compare-scroll" role="region" tabindex="0" aria-label=${t`Images by checkpoint and prompt`} style=${`--kl-cell: ${this.zoom}px`} onKeyDown=${(event) => this.step(event)}>
       <table><thead><tr>${columns.map(({ label }) => html`<th scope="col">${label}</th>`)}</tr></thead>
       ${byPrompt(rows).map((group) => html`<tbody><tr><th scope="rowgroup" colspan=${columns.length}><span>${group.prompt}</span></th></tr>
         ${group.rows.map((row) => html`<tr>${columns.map((_, column) => this.cell(row, column))}</tr>`)}</tbody>`)}</table></div>`;
@@ -158,29 +159,29 @@ export class Compare {
   head() {
     const { state, done, total, left, phase } = this.answer;
     const busy = state === "running" || state === "waiting";
-    const parts = [STATES[state], `${done} of ${plural(total, "image", "images")}`, busy ? phase : "", left ? `about ${duration(left)} left` : ""];
+    const parts = [STATES[state], t`${done} of ${plural(total, "image", "images")}`, busy ? phase : "", left ? t`about ${duration(left)} left` : ""];
     const save = (kind, text) => html`<a class="kl-button" href=${withToken(place(this.name, `/file.${kind}`))} download>${text}</a>`;
     return html`<div class="kl-compare-head">
-      <label><span>Comparison</span> <select id="kl-compare-which" value=${this.name} onChange=${(event) => this.open(event.currentTarget.value)}>
+      <label><span>${t`Comparison`}</span> <select id="kl-compare-which" value=${this.name} onChange=${(event) => this.open(event.currentTarget.value)}>
         ${this.list.map(({ name, title, time }) => html`<option value=${name} selected=${name === this.name}>${title} · ${moment(1000 * time)}</option>`)}</select></label>
-      <label><span>Size</span> <input type="range" id="kl-compare-zoom" min="64" max="512" step="16" value=${this.zoom} aria-valuetext=${`${this.zoom} px`} onInput=${(event) => {
+      <label><span>${t`Size`}</span> <input type="range" id="kl-compare-zoom" min="64" max="512" step="16" value=${this.zoom} aria-valuetext=${t`${this.zoom} px`} onInput=${(event) => {
         this.change({ zoom: Number(event.currentTarget.value) });
         store(ZOOM, this.zoom);
       }} /></label></div>
       <p class="kl-note" role="status">${parts.filter(Boolean).join(" · ")}</p>
       ${(this.note || this.answer.said) && html`<p class="kl-error" role="alert">${this.note || this.answer.said}</p>`}
-      <div class="kl-row">${busy && html`<button type="button" class="kl-button" onClick=${() => this.act("stop")}>Stop</button>`}
-        ${state === "stopped" && html`<button type="button" class="kl-button kl-strong" onClick=${() => this.act("continue")}>Continue</button>`}
-        ${done > 1 && html`<button type="button" class="kl-button" onClick=${() => this.beginVote()}>Blind vote</button>`}
-        ${done > 1 && html`<button type="button" class="kl-button" aria-expanded=${String(Boolean(this.pick.place))} onClick=${() => this.togglePick()}>Numbers and pick</button>`}
-        ${done > 0 && save("html", "Save as HTML")}${done > 0 && save("png", "Save as PNG")}
-        ${this.sure ? html`<button type="button" class="kl-button" onClick=${() => this.act("delete")}>Delete these images</button><button type="button" class="kl-quiet" onClick=${() => this.change({ sure: false })}>Keep them</button>`
-          : html`<button type="button" class="kl-quiet" onClick=${() => this.change({ sure: true })}>Delete</button>`}</div>`;
+      <div class="kl-row">${busy && html`<button type="button" class="kl-button" onClick=${() => this.act("stop")}>${t`Stop`}</button>`}
+        ${state === "stopped" && html`<button type="button" class="kl-button kl-strong" onClick=${() => this.act("continue")}>${t`Continue`}</button>`}
+        ${done > 1 && html`<button type="button" class="kl-button" onClick=${() => this.beginVote()}>${t`Blind vote`}</button>`}
+        ${done > 1 && html`<button type="button" class="kl-button" aria-expanded=${String(Boolean(this.pick.place))} onClick=${() => this.togglePick()}>${t`Numbers and pick`}</button>`}
+        ${done > 0 && save("html", t`Save as HTML`)}${done > 0 && save("png", t`Save as PNG`)}
+        ${this.sure ? html`<button type="button" class="kl-button" onClick=${() => this.act("delete")}>${t`Delete these images`}</button><button type="button" class="kl-quiet" onClick=${() => this.change({ sure: false })}>${t`Keep them`}</button>`
+          : html`<button type="button" class="kl-quiet" onClick=${() => this.change({ sure: true })}>${t`Delete`}</button>`}</div>`;
   }
 
   draw() {
-    render(html`<h2>Grids</h2>${this.answer ? (this.vote.place ? this.vote.view(() => this.endVote()) : html`${this.head()}${this.pick.view()}${this.table()}`)
-      : html`<p class="kl-note kl-inf-empty">${this.note || "Nothing is compared yet. Choose what to draw with, open “What is compared” there, and press Compare."}</p>`}`, this.root);
+    render(html`<h2>${t`Grids`}</h2>${this.answer ? (this.vote.place ? this.vote.view(() => this.endVote()) : html`${this.head()}${this.pick.view()}${this.table()}`)
+      : html`<p class="kl-note kl-inf-empty">${this.note || t`Nothing is compared yet. Choose what to draw with, open “What is compared” there, and press Compare.`}</p>`}`, this.root);
     render(this.large(), this.dialog);
     if (!this.dialog.isConnected) this.root.after(this.dialog);
   }

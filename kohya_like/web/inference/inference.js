@@ -2,11 +2,12 @@
 // asks nothing while the tab cannot be seen. viewer.js shows what came out.
 
 import { blame as blameFields, makeBrowse, makeChoice, makeField } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { bring, find, make, rich, say, sharp } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post, repeat, withToken } from "../common/studio.js";
-import { duration, plural } from "../common/words.js";
+import { duration } from "../common/words.js";
 import { makeAxes } from "./axes.js";
 import { Compare } from "./compare.js";
 import { makeStrip, makeViewer } from "./viewer.js";
@@ -47,18 +48,18 @@ export function inference({ root }) {
 
   const status = make("p", { class: "kl-note", role: "status" });
   const wrong = make("div", { class: "kl-error", id: "kl-inf-wrong", role: "alert", hidden: true });
-  const lines = make("details", { class: "kl-part-of", hidden: true }, make("summary", {}, make("h3", { text: "Last lines of the worker" })), make("pre", { class: "kl-tool-lines", tabindex: "0" }));
-  const go = make("button", { type: "button", class: "kl-button kl-strong", id: "kl-inf-go", text: "Generate", onclick: () => start(null) });
-  const side = make("button", { type: "button", class: "kl-button", id: "kl-inf-compare", text: "Compare", onclick: () => compare() });
-  const cancel = make("button", { type: "button", class: "kl-button", id: "kl-inf-cancel", text: "Cancel", hidden: true, onclick: () => stop() });
+  const lines = make("details", { class: "kl-part-of", hidden: true }, make("summary", {}, make("h3", { text: t`Last lines of the worker` })), make("pre", { class: "kl-tool-lines", tabindex: "0" }));
+  const go = make("button", { type: "button", class: "kl-button kl-strong", id: "kl-inf-go", text: t`Generate`, onclick: () => start(null) });
+  const side = make("button", { type: "button", class: "kl-button", id: "kl-inf-compare", text: t`Compare`, onclick: () => compare() });
+  const cancel = make("button", { type: "button", class: "kl-button", id: "kl-inf-cancel", text: t`Cancel`, hidden: true, onclick: () => stop() });
   const beside = make("p", { class: "kl-note", id: "kl-inf-beside", hidden: true });
-  const free = make("button", { type: "button", class: "kl-quiet", id: "kl-inf-free", text: "Free memory", onclick: () => release() });
-  const form = make("section", { class: "kl-card kl-inf-form", "aria-label": "What to draw" });
+  const free = make("button", { type: "button", class: "kl-quiet", id: "kl-inf-free", text: t`Free memory`, onclick: () => release() });
+  const form = make("section", { class: "kl-card kl-inf-form", "aria-label": t`What to draw` });
   const bar = makeBar();
   const phase = make("p", { class: "kl-note", id: "kl-inf-phase" });
-  const preview = sharp(make("img", { class: "kl-inf-preview", alt: "Preview of what is being made", hidden: true }));
+  const preview = sharp(make("img", { class: "kl-inf-preview", alt: t`Preview of what is being made`, hidden: true }));
   const progress = make("div", { class: "kl-inf-progress", hidden: true }, make("div", { class: "kl-live" }, bar.root), phase, preview);
-  const empty = make("p", { class: "kl-note kl-inf-empty", text: "The result appears here." });
+  const empty = make("p", { class: "kl-note kl-inf-empty", text: t`The result appears here.` });
   const view = makeViewer(address, { reuse, edit: (name) => edit(name), edits: () => known.choice.edits });
   const strip = makeStrip(address, (entry) => {
     view.show(entry);
@@ -68,17 +69,17 @@ export function inference({ root }) {
   });
   const why = makeWhy(() => ({ texts: ordered().texts, loras: draft.loras }));
   const grids = new Compare();
-  const views = makeChoice("", "kl-inf-view", [["draw", "Draw"], ["compare", "Grids"]], (view) => {
+  const views = makeChoice("", "kl-inf-view", [["draw", t`Draw`], ["compare", t`Grids`]], (view) => {
     columns.hidden = view !== "draw";
     grids.root.hidden = view !== "compare";
     if (view === "compare") grids.open();
   });
   views.root.classList.add("kl-inf-views");
-  views.root.setAttribute("aria-label", "What this tab shows");
+  views.root.setAttribute("aria-label", t`What this tab shows`);
   views.root.hidden = true;
   views.radios.get("draw").checked = true;
   const columns = make("div", { class: "kl-inf-columns" }, form,
-    make("div", { class: "kl-tool-side" }, make("section", { class: "kl-card", "aria-label": "Result" }, wrong, lines, progress, empty, view.root), strip.root, why));
+    make("div", { class: "kl-tool-side" }, make("section", { class: "kl-card", "aria-label": t`Result` }, wrong, lines, progress, empty, view.root), strip.root, why));
   root.append(views.root, columns, grids.root);
 
   const poll = repeat(root, async () => {
@@ -117,12 +118,12 @@ export function inference({ root }) {
   let choices = 0;
   async function choose(given, family) {
     const turn = ++choices;
-    say(status, "Reading what it is …");
+    say(status, t`Reading what it is …`);
     const answer = await ask(`/kl/predict?${me}&with=${encodeURIComponent(given)}&family=${encodeURIComponent(family)}`);
     if (turn !== choices) return false;
     say(status, "");
     if (answer.problems) {
-      source.wrong(answer.problems.map(({ message }) => message));
+      source.wrong(answer.problems.map(({ message }) => translated(message)));
       return false;
     }
     known = answer;
@@ -150,7 +151,7 @@ export function inference({ root }) {
     Object.assign(known, await ask(`/kl/predict/now?${me}`));
     if (choices !== before) return;
     const saved = known.saved.find((each) => each.run === name);
-    if (!saved) source.wrong([`${name} has saved nothing that can be drawn with.`]);
+    if (!saved) source.wrong([t`${name} has saved nothing that can be drawn with.`]);
     else {
       views.radios.get("draw").click();
       if (await choose(saved.name, saved.family)) bring(form);
@@ -166,7 +167,7 @@ export function inference({ root }) {
     free.hidden = !known.mayFree || !known.holdsMemory;
     free.disabled = known.busy > 0;
     warn();
-    const others = job || !known.busy ? "" : `${plural(known.busy, "prediction of another page is", "predictions of other pages are")} under way.`;
+    const others = job || !known.busy ? "" : t`Predictions of other pages under way: ${known.busy}.`;
     // The last word on an order of this page stays until there is something else to say.
     if (!status.textContent || status.textContent === status.dataset.others) say(status, (status.dataset.others = others));
   }
@@ -178,8 +179,8 @@ export function inference({ root }) {
     const both = known.training.filter(({ devices }) => devices.some((device) => mine.has(device)));
     beside.hidden = !both.length;
     const names = both.map(({ run }) => run.replace(/^\d{8}-\d{6}(_\d+)?-/, "")).join(", ");
-    const cost = mine.has("cpu") ? "both will be slower, and the host RAM holds both models" : "both will be slower, and the run ends or falls back where the memory is not enough for both";
-    beside.textContent = both.length ? `${names} ${both.length > 1 ? "train" : "trains"} on ${[...mine].join(", ")} now: ${cost}. Wait until it has ended, or choose other devices under Devices and memory.` : "";
+    const cost = mine.has("cpu") ? t`both will be slower, and the host RAM holds both models` : t`both will be slower, and the run ends or falls back where the memory is not enough for both`;
+    beside.textContent = both.length ? t`Training on ${[...mine].join(", ")} now: ${names}. If you draw there, ${cost}. Wait until it has ended, or choose other devices under Devices and memory.` : "";
   }
 
   // ---- the form
@@ -201,13 +202,13 @@ export function inference({ root }) {
     fields.set("columns", comparing.fields.get("prompts"));
     const grid = (specs, name = "") => make("div", { class: `kl-grid ${name}` }, ...specs.map(drawField));
     const words = known.first.filter((spec) => spec.name === "prompt" || spec.name === "negative_prompt");
-    const folds = known.rest.map(({ title, fields: specs }) => fold(title, grid(specs)));
+    const folds = known.rest.map(({ title, fields: specs }) => fold(translated(title), grid(specs)));
     view.renew();
     source.root.hidden = views.root.hidden = why.hidden = !known.choice.draws;
     images.root.hidden = !known.choice.edits;
     source.draw();
     form.replaceChildren(source.root, images.root, grid(words), loras.root, grid(known.first.filter((spec) => !words.includes(spec)), "kl-inf-numbers"),
-      ...(known.choice.draws ? [fold("Base model", grid(known.model))] : [grid(known.model)]), ...folds, comparing.root, beside, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
+      ...(known.choice.draws ? [fold(t`Base model`, grid(known.model))] : [grid(known.model)]), ...folds, comparing.root, beside, make("div", { class: "kl-row kl-inf-go" }, status, go, side, cancel, free));
     if (known.choice.edits) images.draw();
     loras.draw();
   }
@@ -223,9 +224,9 @@ export function inference({ root }) {
     const beside = spec.name === "seed" ? [seedLock.root] : [];
     const field = makeField(spec, `kl-inf-${spec.name}`, change, { beside });
     if (spec.path && known.mayType) field.node.after(makeBrowse(spec, field.node));
-    if (spec.name === "prompt") field.node.placeholder = known.choice.edits ? "make the sky red" : "what the image should show";
-    if (spec.name === "size") field.node.placeholder = "automatic";
-    if (spec.name === "seed") field.node.placeholder = "drawn anew";
+    if (spec.name === "prompt") field.node.placeholder = known.choice.edits ? t`make the sky red` : t`what the image should show`;
+    if (spec.name === "size") field.node.placeholder = t`automatic`;
+    if (spec.name === "seed") field.node.placeholder = t`drawn anew`;
     if (spec.control === "area") field.node.rows = spec.name === "prompt" ? 3 : 1;
     const text = draft.texts[spec.name];
     field.set(typeof text === typeof spec.default ? text : spec.default);
@@ -236,7 +237,7 @@ export function inference({ root }) {
   const seedLock = (() => {
     const box = make("input", { type: "checkbox", id: "kl-inf-lock" });
     box.addEventListener("change", () => lock(box.checked));
-    return { box, root: make("label", { class: "kl-toggle", for: box.id }, box, make("span", { text: "Lock" })) };
+    return { box, root: make("label", { class: "kl-toggle", for: box.id }, box, make("span", { text: t`Lock` })) };
   })();
   seedLock.box.checked = !draft.random;
 
@@ -249,17 +250,17 @@ export function inference({ root }) {
   // First of all: what is drawn with. Runs on this machine, newest first; the built-in models; a file, folder or hub id.
   function sourceChoice() {
     const select = make("select", { id: "kl-inf-with", "aria-describedby": "kl-inf-with-error" });
-    const about = sharp(make("img", { class: "kl-inf-source", alt: "Newest preview of this run", hidden: true }));
-    const path = make("input", { type: "text", id: "kl-inf-path", "aria-label": "File, folder or hub id to draw with", placeholder: "a path on the studio's computer, or a hub id", autocomplete: "off", spellcheck: "false" });
-    const family = make("select", { id: "kl-inf-family", "aria-label": "Family of the model" });
-    const use = make("button", { type: "button", class: "kl-button", id: "kl-inf-use", text: "Use it", onclick: () => go(path.value.trim(), family.value) });
-    const typed = make("div", { class: "kl-inf-typed", hidden: true }, path, family, makeBrowse({ name: "draw_with", label: "what to draw with", path: "file" }, path), use);
-    const toy = make("button", { type: "button", class: "kl-button", id: "kl-inf-toy", text: "Draw with the built-in toy", onclick: () => go("toy", known.choice.family) });
-    const none = make("p", { class: "kl-note", hidden: true }, "No run has saved anything to draw with yet. ", toy);
+    const about = sharp(make("img", { class: "kl-inf-source", alt: t`Newest preview of this run`, hidden: true }));
+    const path = make("input", { type: "text", id: "kl-inf-path", "aria-label": t`File, folder or hub id to draw with`, placeholder: t`a path on the studio's computer, or a hub id`, autocomplete: "off", spellcheck: "false" });
+    const family = make("select", { id: "kl-inf-family", "aria-label": t`Family of the model` });
+    const use = make("button", { type: "button", class: "kl-button", id: "kl-inf-use", text: t`Use it`, onclick: () => go(path.value.trim(), family.value) });
+    const typed = make("div", { class: "kl-inf-typed", hidden: true }, path, family, makeBrowse({ name: "draw_with", label: t`what to draw with`, path: "file" }, path), use);
+    const toy = make("button", { type: "button", class: "kl-button", id: "kl-inf-toy", text: t`Draw with the built-in toy`, onclick: () => go("toy", known.choice.family) });
+    const none = make("p", { class: "kl-note", hidden: true }, t`No run has saved anything to draw with yet.`, " ", toy);
     const error = make("p", { class: "kl-error", id: "kl-inf-with-error", hidden: true });
     const facts = make("p", { class: "kl-note", id: "kl-inf-about" });
-    const root = make("div", { class: "kl-field kl-wide" }, make("p", { class: "kl-note kl-inf-first", text: "Draws images from a prompt, with what you have trained, a LoRA file or any model." }),
-      make("div", { class: "kl-head" }, make("label", { for: select.id, text: "Draw with" }), make("code", { text: "draw_with" })),
+    const root = make("div", { class: "kl-field kl-wide" }, make("p", { class: "kl-note kl-inf-first", text: t`Draws images from a prompt, with what you have trained, a LoRA file or any model.` }),
+      make("div", { class: "kl-head" }, make("label", { for: select.id, text: t`Draw with` }), make("code", { text: "draw_with" })),
       make("div", { class: "kl-inf-with" }, about, make("div", {}, select, typed, facts)), none, error);
     const clear = () => {
       error.hidden = true;
@@ -302,9 +303,9 @@ export function inference({ root }) {
       const toys = known.families.filter((each) => each.toy);
       select.replaceChildren(
         ...runs.map((run) => make("optgroup", { label: label(run) }, ...known.saved.filter((each) => each.run === run).map((each) => make("option", { value: code(each.name, each.family), text: each.label })))),
-        make("optgroup", { label: "Built-in toys" }, ...toys.map(({ name, label: text }) => make("option", { value: code("toy", name), text: `Toy of ${text}` }))),
-        make("option", { value: OTHER, text: "Another file, model or hub id …" }));
-      family.replaceChildren(make("option", { value: "", text: "Family: by the file" }), ...known.families.map(({ name, label: text }) => make("option", { value: name, text })));
+        make("optgroup", { label: t`Built-in toys` }, ...toys.map(({ name, label: text }) => make("option", { value: code("toy", name), text: t`Toy of ${text}` }))),
+        make("option", { value: OTHER, text: t`Another file, model or hub id …` }));
+      family.replaceChildren(make("option", { value: "", text: t`Family: by the file` }), ...known.families.map(({ name, label: text }) => make("option", { value: name, text })));
       select.value = isTyped() ? OTHER : code(choice.with, choice.family);
       typed.hidden = !isTyped();
       if (isTyped()) path.value = choice.with;
@@ -312,7 +313,7 @@ export function inference({ root }) {
       about.hidden = !saved || !saved.image;
       if (!about.hidden) about.src = withToken(`/kl/run/${encodeURIComponent(saved.run)}/sample/${encodeURIComponent(saved.image)}`);
       const base = known.model.find(({ name }) => name === "pretrained_model_name_or_path");
-      facts.textContent = [choice.label, base && base.default ? `base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
+      facts.textContent = [choice.label, base && base.default ? t`base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
       none.hidden = known.saved.length > 0 || choice.with === "toy";
     }
 
@@ -325,13 +326,13 @@ export function inference({ root }) {
 
   // An image that is dropped or pasted anywhere on the tab becomes the next control image.
   function imageSlots() {
-    const list = make("div", { class: "kl-inf-slots", role: "group", "aria-label": "Images" });
+    const list = make("div", { class: "kl-inf-slots", role: "group", "aria-label": t`Images` });
     const error = make("p", { class: "kl-error", id: "kl-inf-images-error", hidden: true });
     const file = make("input", { type: "file", id: "kl-inf-file", class: "kl-file", accept: "image/*,.jxl", multiple: true, "aria-describedby": "kl-inf-images-help kl-inf-images-error" });
     const word = make("span", { text: "" });
     const adder = make("div", { class: "kl-inf-slot kl-inf-add" }, file, make("label", { for: file.id, class: "kl-inf-addtext" }, make("strong", { "aria-hidden": "true", text: "+" }), word));
     const help = make("p", { class: "kl-help", id: "kl-inf-images-help" });
-    const box = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("h2", { text: "Images" }), make("code", { text: "images" })), list, error, help);
+    const box = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("h2", { text: t`Images` }), make("code", { text: "images" })), list, error, help);
     const clear = () => {
       error.hidden = true;
       file.removeAttribute("aria-invalid");
@@ -364,14 +365,14 @@ export function inference({ root }) {
     function draw() {
       help.replaceChildren(...rich(known.help.images));
       list.replaceChildren(...draft.images.map((image, index) => {
-        const shown = sharp(make("img", { src: address(image.name, "thumb"), alt: `Image ${index + 1}` }));
+        const shown = sharp(make("img", { src: address(image.name, "thumb"), alt: t`Image ${index + 1}` }));
         shown.addEventListener("error", () => {
           // Uploads are kept for a day.
           draft.images = draft.images.filter((each) => each !== image);
           keep();
           draw();
         });
-        const remove = make("button", { type: "button", class: "kl-inf-remove", "aria-label": `Remove image ${index + 1}`, text: "×", onclick: () => {
+        const remove = make("button", { type: "button", class: "kl-inf-remove", "aria-label": t`Remove image ${index + 1}`, text: "×", onclick: () => {
           draft.images.splice(index, 1);
           clear();
           keep();
@@ -380,7 +381,7 @@ export function inference({ root }) {
         } });
         return make("div", { class: "kl-inf-slot" }, shown, make("span", { class: "kl-corner kl-corner-left", text: draft.images.length > 1 ? String(index + 1) : "" }), remove);
       }));
-      word.textContent = draft.images.length ? "Add an image" : "Choose, drop or paste an image";
+      word.textContent = draft.images.length ? t`Add an image` : t`Choose, drop or paste an image`;
       if (draft.images.length < MAX_IMAGES) list.append(adder);
     }
 
@@ -388,11 +389,11 @@ export function inference({ root }) {
       clear();
       for (const each of files) {
         if (draft.images.length >= MAX_IMAGES) break;
-        say(status, `Reading ${each.name || "the image"} …`);
+        say(status, t`Reading ${each.name || t`the image`} …`);
         try {
-          if (each.size > known.maxBytes) throw new Error(`${each.name} is larger than ${known.maxBytes >> 20} MiB, which is the most.`);
+          if (each.size > known.maxBytes) throw new Error(t`${each.name} is larger than ${known.maxBytes >> 20} MiB, which is the most.`);
           const answer = await ask("/kl/predict/upload", { method: "POST", body: each });
-          if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", each.name || "The image")).join(" "));
+          if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", each.name || t`The image`)).join(" "));
           draft.images.push(answer.image);
           keep();
           draw();
@@ -417,7 +418,7 @@ export function inference({ root }) {
   function loraRows() {
     const list = make("div", { class: "kl-inf-loras" });
     const error = make("p", { class: "kl-error", id: "kl-inf-lora-error", hidden: true });
-    const add = make("button", { type: "button", class: "kl-button", id: "kl-inf-add-lora", text: "Add a LoRA", onclick: () => {
+    const add = make("button", { type: "button", class: "kl-button", id: "kl-inf-add-lora", text: t`Add a LoRA`, onclick: () => {
       const newest = mine()[0];
       draft.loras.push({ name: newest ? newest.name : "", weight: "1", typed: !newest });
       keep();
@@ -425,7 +426,7 @@ export function inference({ root }) {
       find(list, ".kl-inf-lora:last-child :is(select, input)").focus();
     } });
     const help = make("p", { class: "kl-help", id: "kl-inf-lora-help" });
-    const box = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("h2", { text: "LoRA files" }), make("code", { text: "lora" })), list, make("div", { class: "kl-row" }, add), error, help);
+    const box = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("h2", { text: t`LoRA files` }), make("code", { text: "lora" })), list, make("div", { class: "kl-row" }, add), error, help);
     const clear = () => {
       error.hidden = true;
       add.removeAttribute("aria-invalid");
@@ -436,18 +437,18 @@ export function inference({ root }) {
       const runs = [...new Set(mine().map((each) => each.run))];
       const there = mine().some((each) => each.name === row.name);
       select.replaceChildren(
-        make("option", { value: "", text: mine().length ? "Choose a file …" : "No run of this family has saved a file yet" }),
+        make("option", { value: "", text: mine().length ? t`Choose a file …` : t`No run of this family has saved a file yet` }),
         ...runs.map((run) => make("optgroup", { label: run }, ...mine().filter((each) => each.run === run).map((each) => make("option", { value: each.name, text: each.label })))),
-        ...(known.mayType ? [make("option", { value: OTHER, text: "Another file …" })] : []));
+        ...(known.mayType ? [make("option", { value: OTHER, text: t`Another file …` })] : []));
       if (row.name && !there) row.typed = known.mayType;
       select.value = row.typed ? OTHER : there ? row.name : "";
     }
 
     function drawRow(row, index) {
-      const select = make("select", { "aria-label": `LoRA file ${index + 1}` });
-      const path = make("input", { type: "text", "aria-label": `Path of LoRA file ${index + 1}`, placeholder: "a path on the studio's computer", autocomplete: "off", spellcheck: "false" });
-      const weight = make("input", { type: "number", step: "0.05", "aria-label": `Strength of LoRA file ${index + 1}`, title: "Strength" });
-      const typed = make("div", { class: "kl-control" }, path, makeBrowse({ name: "lora", label: `LoRA file ${index + 1}`, path: "file" }, path));
+      const select = make("select", { "aria-label": t`LoRA file ${index + 1}` });
+      const path = make("input", { type: "text", "aria-label": t`Path of LoRA file ${index + 1}`, placeholder: t`a path on the studio's computer`, autocomplete: "off", spellcheck: "false" });
+      const weight = make("input", { type: "number", step: "0.05", "aria-label": t`Strength of LoRA file ${index + 1}`, title: t`Strength` });
+      const typed = make("div", { class: "kl-control" }, path, makeBrowse({ name: "lora", label: t`LoRA file ${index + 1}`, path: "file" }, path));
       const change = () => {
         row.typed = select.value === OTHER;
         row.name = row.typed ? path.value : select.value;
@@ -464,7 +465,7 @@ export function inference({ root }) {
       select.addEventListener("change", change);
       path.addEventListener("input", change);
       weight.addEventListener("input", change);
-      const remove = make("button", { type: "button", class: "kl-button", "aria-label": `Remove LoRA file ${index + 1}`, text: "×", onclick: () => {
+      const remove = make("button", { type: "button", class: "kl-button", "aria-label": t`Remove LoRA file ${index + 1}`, text: "×", onclick: () => {
         draft.loras.splice(index, 1);
         keep();
         draw();
@@ -494,7 +495,7 @@ export function inference({ root }) {
     const columns = comparing.columns();
     if (columns.length < 2) {
       comparing.root.open = true;
-      tell("Nothing to compare: choose a LoRA file above, or checkpoints of a run under What is compared.");
+      tell(t`Nothing to compare: choose a LoRA file above, or checkpoints of a run under What is compared.`);
       return;
     }
     if (!known.choice.draws) {
@@ -580,12 +581,12 @@ export function inference({ root }) {
     const all = Math.max(1, answer.steps * Math.max(1, answer.images));
     const share = answer.steps ? Math.min(1, (answer.done * answer.steps + answer.step) / all) : null;
     bar.show(share, answer.state === "running");
-    const waits = answer.state === "queued" ? `Waiting: number ${answer.ahead} in the queue` : "";
-    const counts = answer.steps && answer.step ? `step ${answer.step} of ${answer.steps}${answer.images > 1 ? `, image ${Math.min(answer.done + 1, answer.images)} of ${answer.images}` : ""}` : "";
+    const waits = answer.state === "queued" ? t`Waiting: number ${answer.ahead} in the queue` : "";
+    const counts = answer.steps && answer.step ? t`step ${answer.step} of ${answer.steps}${answer.images > 1 ? t`, image ${Math.min(answer.done + 1, answer.images)} of ${answer.images}` : ""}` : "";
     const drawn = answer.done * answer.steps + answer.step;
-    const left = answer.seconds && drawn > 1 && drawn < all ? `about ${duration((answer.seconds / drawn) * (all - drawn))} left` : "";
-    say(phase, waits || [answer.cancelling ? "Cancelling" : answer.phase || "Starting", counts, left].filter(Boolean).join(" · "));
-    say(status, waits || (answer.cancelling ? "Cancelling" : answer.phase || ""));
+    const left = answer.seconds && drawn > 1 && drawn < all ? t`about ${duration((answer.seconds / drawn) * (all - drawn))} left` : "";
+    say(phase, waits || [answer.cancelling ? t`Cancelling` : translated(answer.phase) || t`Starting`, counts, left].filter(Boolean).join(" · "));
+    say(status, waits || (answer.cancelling ? t`Cancelling` : translated(answer.phase || "")));
   }
 
   async function over(answer) {
@@ -606,14 +607,14 @@ export function inference({ root }) {
       keep();
     }
     listen();
-    say(status, { done: "Done.", cancelled: "Cancelled.", failed: "Failed." }[answer.state]);
+    say(status, { done: t`Done.`, cancelled: t`Cancelled.`, failed: t`Failed.` }[answer.state]);
     if (answer.state === "failed") blame(answer);
     else blameFields(fields, wrong, []);
   }
 
   function blame(answer) {
     if (answer.problems.length) blameFields(fields, wrong, answer.problems);
-    else tell(answer.text, [answer.advice]);
+    else tell(translated(answer.text), [translated(answer.advice)]);
     lines.hidden = !answer.lines.length;
     lines.querySelector("pre").textContent = answer.lines.join("\n");
   }
@@ -633,7 +634,7 @@ export function inference({ root }) {
     try {
       await ask("/kl/predict/free", { method: "POST" });
       free.hidden = true;
-      say(status, "The model is out of memory.");
+      say(status, t`The model is out of memory.`);
     } catch (error) {
       tell(error.message);
     }
@@ -668,7 +669,7 @@ export function inference({ root }) {
     if (known.choice.edits) images.draw();
     loras.draw();
     blameFields(fields, wrong, []);
-    say(status, "The settings of this image are in the form; its seed is locked.");
+    say(status, t`The settings of this image are in the form; its seed is locked.`);
   }
 
   function edit(name) {

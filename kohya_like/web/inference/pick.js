@@ -1,6 +1,7 @@
 // What is known of the checkpoints of a grid, which one is proposed and why, and the choice. Talks with kohya_like/pick_routes.py.
 
 import { html } from "../common/html.js";
+import { t, translated } from "../common/language.js";
 import { ask, post } from "../common/studio.js";
 import { bytes, figure, plural } from "../common/words.js";
 
@@ -37,7 +38,7 @@ export class Pick {
     try {
       const answer = await asked();
       if (place !== this.place) return;
-      this.note = (answer.problems && answer.problems[0] && answer.problems[0].message) || "";
+      this.note = translated((answer.problems && answer.problems[0] && answer.problems[0].message) || "");
       if (!this.note) {
         take(answer);
         this.told = told;
@@ -59,46 +60,46 @@ export class Pick {
 
   leave() {
     const { files, bytes: size } = this.leaving;
-    return this.order(`${plural(files.length, "file is", "files are")} in the trash: Disk and trash in Runs puts them back, or frees ${bytes(size)}.`, () => post(`${this.place}/delete-others`, { files }), () => (this.leaving = null));
+    return this.order(t`Moved to the trash: ${plural(files.length, "file", "files")}. Disk and trash in Runs puts them back, or frees ${bytes(size)}.`, () => post(`${this.place}/delete-others`, { files }), () => (this.leaving = null));
   }
 
   row(column, place) {
     const { proposal, chosen } = this.answer;
     const { label, file, held_out: held, near } = column;
-    const mark = [file && file === chosen ? "chosen" : "", place === proposal.column ? "proposed" : ""].filter(Boolean).join(", ");
+    const mark = [file && file === chosen ? t`chosen` : "", place === proposal.column ? t`proposed` : ""].filter(Boolean).join(", ");
     return html`<tr><th scope="row">${label}${mark && html` <strong class="kl-pick-mark">${mark}</strong>`}</th>
-      <td>${file && file !== chosen ? html`<button type="button" class="kl-button" aria-label=${`Choose ${label}`} onClick=${() => this.choose(place)}>Choose</button>` : ""}</td><td>${held ? mean(held.mean) : "–"}</td>
+      <td>${file && file !== chosen ? html`<button type="button" class="kl-button" aria-label=${t`Choose ${label}`} onClick=${() => this.choose(place)}>${t`Choose`}</button>` : ""}</td><td>${held ? mean(held.mean) : "–"}</td>
       ${held ? held.bands.map((band) => html`<td>${mean(band)}</td>`) : [0, 1, 2, 3].map(() => html`<td>–</td>`)}
-      <td>${near ? figure(near.distance, 3) : "–"}</td><td>${near ? `${near.copies} of ${near.count}` : "–"}</td></tr>`;
+      <td>${near ? figure(near.distance, 3) : "–"}</td><td>${near ? t`${near.copies} of ${near.count}` : "–"}</td></tr>`;
   }
 
   end() {
     const { chosen } = this.answer;
     if (!chosen) return null;
-    if (!this.leaving) return html`<div class="kl-row"><button type="button" class="kl-quiet" onClick=${() => this.askToLeave()}>Delete the others</button></div>`;
+    if (!this.leaving) return html`<div class="kl-row"><button type="button" class="kl-quiet" onClick=${() => this.askToLeave()}>${t`Delete the others`}</button></div>`;
     const { files, bytes: size } = this.leaving;
-    if (!files.length) return html`<p class="kl-note">The run has saved nothing besides ${chosen}.</p>`;
-    return html`<p class="kl-note" role="alert">${files.join(", ")}: ${bytes(size)}. They can be put back for 30 days. Images of this grid stay; it cannot be continued meanwhile.</p>
-      <div class="kl-row"><button type="button" class="kl-button" onClick=${() => this.leave()}>${`Move ${plural(files.length, "file", "files")} to the trash`}</button>
+    if (!files.length) return html`<p class="kl-note">${t`The run has saved nothing besides ${chosen}.`}</p>`;
+    return html`<p class="kl-note" role="alert">${files.join(", ")}: ${bytes(size)}. ${t`They can be put back for 30 days. Images of this grid stay; it cannot be continued meanwhile.`}</p>
+      <div class="kl-row"><button type="button" class="kl-button" onClick=${() => this.leave()}>${t`Move ${plural(files.length, "file", "files")} to the trash`}</button>
       <button type="button" class="kl-quiet" onClick=${() => {
         this.leaving = null;
         this.drawn();
-      }}>Keep the others</button></div>`;
+      }}>${t`Keep the others`}</button></div>`;
   }
 
   view() {
     if (!this.place) return null;
     const note = this.note && html`<p class="kl-error" role="alert">${this.note}</p>`;
-    if (!this.answer) return html`<section class="kl-pick" aria-label="Numbers and pick">${note}</section>`;
+    if (!this.answer) return html`<section class="kl-pick" aria-label=${t`Numbers and pick`}>${note}</section>`;
     const { ready, says, problems, columns, proposal, chosen, run } = this.answer;
-    const status = ready ? [proposal.why, chosen && `Chosen in ${run}: ${chosen}.`, this.told].filter(Boolean).join(" ") : `${says} …`;
-    return html`<section class="kl-pick" aria-label="Numbers and pick"><p role="status">${status}</p>${note}
-      ${problems.map((text) => html`<p class="kl-note">${text}</p>`)}
-      <div class="kl-pick-scroll" role="region" tabindex="0" aria-label="Numbers by checkpoint"><table class="kl-table"><thead>
-        <tr><th rowspan="2" scope="col">Column</th><th rowspan="2"></th><th colspan="5" scope="colgroup">Held-out loss, all and by noise level</th><th colspan="2" scope="colgroup">Training images</th></tr>
-        <tr><th scope="col">all</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th><th scope="col">distance</th><th scope="col">near copies</th></tr></thead>
+    const status = ready ? [translated(proposal.why), chosen && t`Chosen in ${run}: ${chosen}.`, this.told].filter(Boolean).join(" ") : `${translated(says)} …`;
+    return html`<section class="kl-pick" aria-label=${t`Numbers and pick`}><p role="status">${status}</p>${note}
+      ${problems.map((text) => html`<p class="kl-note">${translated(text)}</p>`)}
+      <div class="kl-pick-scroll" role="region" tabindex="0" aria-label=${t`Numbers by checkpoint`}><table class="kl-table"><thead>
+        <tr><th rowspan="2" scope="col">${t`Column`}</th><th rowspan="2"></th><th colspan="5" scope="colgroup">${t`Held-out loss, all and by noise level`}</th><th colspan="2" scope="colgroup">${t`Training images`}</th></tr>
+        <tr><th scope="col">${t`all`}</th><th scope="col">0–¼</th><th scope="col">¼–½</th><th scope="col">½–¾</th><th scope="col">¾–1</th><th scope="col">${t`distance`}</th><th scope="col">${t`near copies`}</th></tr></thead>
         <tbody>${columns.map((column, place) => this.row(column, place))}</tbody></table></div>
-      <p class="kl-note">Losses with their 95 % interval, on the same noise for every checkpoint. Distance: 1 minus the correlation with the nearest training image, small and grey; the middle one of the column.</p>
+      <p class="kl-note">${t`Losses with their 95 % interval, on the same noise for every checkpoint. Distance: 1 minus the correlation with the nearest training image, small and grey; the middle one of the column.`}</p>
       ${ready ? this.end() : null}</section>`;
   }
 }

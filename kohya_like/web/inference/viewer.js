@@ -1,5 +1,6 @@
 // The images of one prediction: before and after under one slider, results side by side, and the strip of earlier predictions.
 
+import { t } from "../common/language.js";
 import { make, sharp } from "../common/page.js";
 import { duration } from "../common/words.js";
 
@@ -9,11 +10,11 @@ function pairView() {
   const after = make("img", { class: "kl-after", alt: "" });
   const left = make("span", { class: "kl-corner kl-corner-left" });
   const right = make("span", { class: "kl-corner kl-corner-right" });
-  const cut = make("input", { type: "range", id: "kl-inf-cut", class: "kl-cut", min: 0, max: 100, step: 1, value: 50, "aria-label": "Before and after" });
+  const cut = make("input", { type: "range", id: "kl-inf-cut", class: "kl-cut", min: 0, max: 100, step: 1, value: 50, "aria-label": t`Before and after` });
   const root = make("div", { class: "kl-pair" }, before, after, left, right, cut);
   const wipe = () => {
     root.style.setProperty("--kl-cut", `${cut.value}%`);
-    cut.setAttribute("aria-valuetext", `${cut.value} % before, ${100 - Number(cut.value)} % after`);
+    cut.setAttribute("aria-valuetext", t`${cut.value} % before, ${100 - Number(cut.value)} % after`);
   };
   cut.addEventListener("input", wipe);
   after.addEventListener("load", () => {
@@ -44,15 +45,15 @@ export function makeViewer(address, act) {
   const left = make("select", { id: "kl-inf-left" });
   const right = make("select", { id: "kl-inf-right" });
   const choices = make("div", { class: "kl-row kl-inf-choices" },
-    make("label", { for: left.id }, make("span", { text: "Before" }), left), make("label", { for: right.id }, make("span", { text: "After" }), right));
-  const grid = make("div", { class: "kl-inf-grid", role: "group", "aria-label": "Results side by side" });
+    make("label", { for: left.id }, make("span", { text: t`Before` }), left), make("label", { for: right.id }, make("span", { text: t`After` }), right));
+  const grid = make("div", { class: "kl-inf-grid", role: "group", "aria-label": t`Results side by side` });
   const facts = make("p", { class: "kl-note" });
   const prompt = make("p", { class: "kl-inf-prompt" });
   const notes = make("ul", { class: "kl-plain kl-note" });
-  const download = make("a", { class: "kl-button", id: "kl-inf-download", text: "Download" });
-  const downloadGrid = make("a", { class: "kl-button", text: "Download the grid" });
-  const reuse = make("button", { type: "button", class: "kl-button", id: "kl-inf-reuse", text: "Use these settings", onclick: () => act.reuse(entry) });
-  const edit = make("button", { type: "button", class: "kl-button", text: "Edit this further", onclick: () => act.edit(chosen().name) });
+  const download = make("a", { class: "kl-button", id: "kl-inf-download", text: t`Download` });
+  const downloadGrid = make("a", { class: "kl-button", text: t`Download the grid` });
+  const reuse = make("button", { type: "button", class: "kl-button", id: "kl-inf-reuse", text: t`Use these settings`, onclick: () => act.reuse(entry) });
+  const edit = make("button", { type: "button", class: "kl-button", text: t`Edit this further`, onclick: () => act.edit(chosen().name) });
   const root = make("div", { class: "kl-inf-view", hidden: true }, pair.root, choices, grid, prompt, facts, notes, make("div", { class: "kl-row" }, download, downloadGrid, reuse, edit));
   let entry = null;
   let images = []; // {name, title, alt}: the control images, then the results
@@ -66,9 +67,9 @@ export function makeViewer(address, act) {
     const shown = (image) => image && { src: address(image.name, "full"), name: image.title, alt: image.alt };
     pair.show(old === fresh ? null : shown(old), shown(fresh));
     download.href = address(fresh.name, "file");
-    download.setAttribute("aria-label", `Download ${fresh.title || "the image"}`);
+    download.setAttribute("aria-label", t`Download ${fresh.title || t`the image`}`);
     const result = entry.results[Number(right.value) - olds()];
-    facts.textContent = [result && result.width ? `${result.width} × ${result.height} px` : "", result && result.seed !== null ? `seed ${result.seed}` : "",
+    facts.textContent = [result && result.width ? `${result.width} × ${result.height} px` : "", result && result.seed !== null ? t`seed ${result.seed}` : "",
       entry.seconds ? duration(entry.seconds) : "", new Date(1000 * entry.time).toLocaleTimeString()].filter(Boolean).join(" · ");
     edit.hidden = !act.edits();
     for (const button of grid.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.place === right.value));
@@ -92,15 +93,15 @@ export function makeViewer(address, act) {
     show(next) {
       entry = next;
       const many = next.results.length > 1;
-      const words = next.texts.prompt || "no instruction";
+      const words = next.texts.prompt || t`no instruction`;
       images = [
-        ...next.controls.map((file, index) => ({ name: `${next.folder}/${file}`, title: next.controls.length > 1 ? `Image ${index + 1}` : "Before", alt: `Image ${index + 1} as given` })),
+        ...next.controls.map((file, index) => ({ name: `${next.folder}/${file}`, title: next.controls.length > 1 ? t`Image ${index + 1}` : t`Before`, alt: t`Image ${index + 1} as given` })),
         ...next.results.map((result, index) => {
-          const title = [result.label, many && (!result.label || next.results.filter((each) => each.label === result.label).length > 1) ? `seed ${result.seed}` : ""].filter(Boolean).join(", ") || "After";
-          return { name: `${next.folder}/${result.file}`, title, alt: `Result ${index + 1}${result.label ? `, ${result.label}` : ""}: ${words}` };
+          const title = [result.label, many && (!result.label || next.results.filter((each) => each.label === result.label).length > 1) ? t`seed ${result.seed}` : ""].filter(Boolean).join(", ") || t`After`;
+          return { name: `${next.folder}/${result.file}`, title, alt: t`Result ${index + 1}${result.label ? `, ${result.label}` : ""}: ${words}` };
         }),
       ];
-      left.replaceChildren(...images.map(option), make("option", { value: "", text: "nothing" }));
+      left.replaceChildren(...images.map(option), make("option", { value: "", text: t`nothing` }));
       right.replaceChildren(...images.map(option).slice(olds()));
       right.value = String(images.length - 1);
       left.value = olds() ? String(olds() - 1) : many ? "0" : "";
@@ -128,8 +129,8 @@ export function makeViewer(address, act) {
 
 // Earlier predictions, newest first. pick(entry) shows one.
 export function makeStrip(address, pick) {
-  const list = make("div", { class: "kl-inf-strip", role: "group", "aria-label": "Earlier predictions" });
-  const root = make("section", { class: "kl-card", "aria-labelledby": "kl-inf-before", hidden: true }, make("h2", { id: "kl-inf-before", text: "Made before" }), list);
+  const list = make("div", { class: "kl-inf-strip", role: "group", "aria-label": t`Earlier predictions` });
+  const root = make("section", { class: "kl-card", "aria-labelledby": "kl-inf-before", hidden: true }, make("h2", { id: "kl-inf-before", text: t`Made before` }), list);
   return {
     root,
     show(entries, current) {
@@ -139,7 +140,7 @@ export function makeStrip(address, pick) {
         list.dataset.shown = wanted;
         list.replaceChildren(...entries.map((entry) => {
           const count = entry.results.length;
-          const name = `${entry.texts.prompt || "No instruction"}${count > 1 ? `, ${count} images` : ""}, ${new Date(1000 * entry.time).toLocaleTimeString()}`;
+          const name = `${entry.texts.prompt || t`No instruction`}${count > 1 ? t`, ${count} images` : ""}, ${new Date(1000 * entry.time).toLocaleTimeString()}`;
           const image = sharp(make("img", { src: address(`${entry.folder}/${entry.results[count - 1].file}`, "thumb"), alt: "", loading: "lazy" }));
           return make("button", { type: "button", class: "kl-inf-thumb", "aria-label": name, title: name, "data-folder": entry.folder, onclick: () => pick(entry) },
             image, count > 1 ? make("span", { class: "kl-inf-count", text: String(count), "aria-hidden": "true" }) : null);

@@ -1,6 +1,7 @@
 // Two images of a grid, without a word about what made them: which is better? Keys 1, 2 and 0 answer.
 
 import { html } from "../common/html.js";
+import { t } from "../common/language.js";
 import { sharp } from "../common/page.js";
 import { ask, post } from "../common/studio.js";
 import { plural } from "../common/words.js";
@@ -56,27 +57,27 @@ export class Vote {
   verdict() {
     const { ranking, clear, votes } = this.answer;
     if (!votes) return "";
-    return clear ? `Enough votes: ${ranking[0].label} is better than the others.` : "Not enough votes yet to tell which one is best.";
+    return clear ? t`Enough votes: ${ranking[0].label} is better than the others.` : t`Not enough votes yet to tell which one is best.`;
   }
 
   ranking() {
-    return html`<table class="kl-table"><thead><tr><th>Column</th><th>Won</th><th>95 % interval</th><th>Votes</th></tr></thead>
-      <tbody>${this.answer.ranking.map(({ label, share, low, high, votes }) => html`<tr><td>${label}</td><td>${votes ? percent(share) : "–"}</td><td>${votes ? `${percent(low)} to ${percent(high)}` : "–"}</td><td>${votes}</td></tr>`)}</tbody></table>`;
+    return html`<table class="kl-table"><thead><tr><th>${t`Column`}</th><th>${t`Won`}</th><th>${t`95 % interval`}</th><th>${t`Votes`}</th></tr></thead>
+      <tbody>${this.answer.ranking.map(({ label, share, low, high, votes }) => html`<tr><td>${label}</td><td>${votes ? percent(share) : "–"}</td><td>${votes ? t`${percent(low)} to ${percent(high)}` : "–"}</td><td>${votes}</td></tr>`)}</tbody></table>`;
   }
 
   view(leave) {
-    const back = html`<button type="button" class="kl-quiet" onClick=${leave}>Back to the grid</button>`;
+    const back = html`<button type="button" class="kl-quiet" onClick=${leave}>${t`Back to the grid`}</button>`;
     const note = this.note && html`<p class="kl-error" role="alert">${this.note}</p>`;
     if (!this.answer) return html`${note}<div class="kl-row">${back}</div>`;
     const { pair, votes } = this.answer;
     const side = (column, text) => html`<div class="kl-compare-frame"><img ref=${crisp} key=${`${votes} ${column}`} src=${this.url(pair.row, column, "full")} alt=${text} /></div>`;
     return html`<div class="kl-vote" tabindex="-1" onKeyDown=${(event) => this.key(event)}>
-      ${pair ? html`<p>Which is better? <span class="kl-note">Nobody is told what made them; keys 1, 2 and 0 answer.</span></p>
-        <div class="kl-vote-pair">${side(pair.left, "Image 1")}${side(pair.right, "Image 2")}</div>
-        <div class="kl-row">${[["1", "Image 1"], ["2", "Image 2"], ["0", "No difference"]].map(([key, text]) => html`<button type="button" class="kl-button" onClick=${() => this.give(ANSWERS[key])}>${text} <kbd>${key}</kbd></button>`)}</div>`
-        : html`<p class="kl-note">No row has two images yet.</p>`}
+      ${pair ? html`<p>${t`Which is better?`} <span class="kl-note">${t`Nobody is told what made them; keys 1, 2 and 0 answer.`}</span></p>
+        <div class="kl-vote-pair">${side(pair.left, t`Image 1`)}${side(pair.right, t`Image 2`)}</div>
+        <div class="kl-row">${[["1", "Image 1"], ["2", "Image 2"], ["0", t`No difference`]].map(([key, text]) => html`<button type="button" class="kl-button" onClick=${() => this.give(ANSWERS[key])}>${text} <kbd>${key}</kbd></button>`)}</div>`
+        : html`<p class="kl-note">${t`No row has two images yet.`}</p>`}
       ${note}<p class="kl-note" role="status">${[plural(votes, "vote", "votes"), this.verdict()].filter(Boolean).join(" · ")}</p>
-      <details open=${this.open} onToggle=${(event) => (this.open = event.currentTarget.open)}><summary>Ranking</summary>${this.ranking()}</details>
+      <details open=${this.open} onToggle=${(event) => (this.open = event.currentTarget.open)}><summary>${t`Ranking`}</summary>${this.ranking()}</details>
       <div class="kl-row">${back}</div></div>`;
   }
 }

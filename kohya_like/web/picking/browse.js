@@ -1,5 +1,6 @@
 // "Browse": folders and files on the studio's computer. One field finds and is moved through with the keyboard; the list only shows.
 
+import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post } from "../common/studio.js";
 import { plural } from "../common/words.js";
@@ -11,18 +12,18 @@ const FOUND = "found";
 // asked: {label, option, kind: "file" | "folder", path}. take(path) gets what was chosen.
 export function browse(asked, take) {
   const places = make("select", { id: "kl-pick-places" });
-  const up = make("button", { type: "button", class: "kl-button", text: "Up", "aria-label": "One folder up", onclick: () => go(here.above) });
+  const up = make("button", { type: "button", class: "kl-button", text: t`Up`, "aria-label": t`One folder up`, onclick: () => go(here.above) });
   const path = make("code", { class: "kl-pick-path" });
   const search = make("input", {
     type: "text", id: "kl-pick-search", role: "combobox", "aria-expanded": "true", "aria-controls": "kl-pick-list", "aria-autocomplete": "list",
-    "aria-label": "Find in this folder", placeholder: "Find: arrow keys move, Enter opens", autocomplete: "off", spellcheck: "false",
+    "aria-label": t`Find in this folder`, placeholder: t`Find: arrow keys move, Enter opens`, autocomplete: "off", spellcheck: "false",
   });
-  const list = make("ul", { id: "kl-pick-list", class: "kl-pick-list", role: "listbox", "aria-label": "What is here" });
+  const list = make("ul", { id: "kl-pick-list", class: "kl-pick-list", role: "listbox", "aria-label": t`What is here` });
   const status = make("p", { class: "kl-note", role: "status" });
-  const use = make("button", { type: "button", class: "kl-button kl-strong", text: "Use this folder", onclick: () => choose(here.path) });
-  const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close without choosing", onclick: () => dialog.close() });
-  const dialog = openDialog(`${asked.kind === "folder" ? "Folder" : "File"} for ${asked.label}`,
-    make("div", { class: "kl-control" }, make("label", { for: places.id, text: "Go to" }), places, up), path, search, list, status, make("div", { class: "kl-row" }, use, close));
+  const use = make("button", { type: "button", class: "kl-button kl-strong", text: t`Use this folder`, onclick: () => choose(here.path) });
+  const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close without choosing`, onclick: () => dialog.close() });
+  const dialog = openDialog(t`${asked.kind === "folder" ? t`Folder` : t`File`} for ${asked.label}`,
+    make("div", { class: "kl-control" }, make("label", { for: places.id, text: t`Go to` }), places, up), path, search, list, status, make("div", { class: "kl-row" }, use, close));
   let here = { path: "", above: "", folders: [], files: [], models: [] };
   let rows = []; // {text, detail, act}, those that the search leaves
   let active = 0;
@@ -34,15 +35,15 @@ export function browse(asked, take) {
 
   async function go(to, begins = false) {
     if (!to && !begins) return;
-    say(status, "Reading …");
+    say(status, t`Reading …`);
     let answer;
     try {
       answer = await post("/kl/browse", { path: to, kind: asked.kind, option: asked.option, begins });
     } catch (error) {
-      answer = { problem: `The studio does not answer: ${error.message}` };
+      answer = { problem: t`The studio does not answer: ${error.message}` };
     }
     if (answer.problem) {
-      say(status, answer.problem);
+      say(status, translated(answer.problem));
       return;
     }
     here = { ...here, ...answer };
@@ -52,19 +53,19 @@ export function browse(asked, take) {
   }
 
   function begin() {
-    const found = here.models.length ? [make("option", { value: FOUND, text: `Models found here (${here.models.length})` })] : [];
-    places.replaceChildren(...found, ...here.places.map((place) => make("option", { value: place.path, text: place.label })), make("option", { value: "", text: "another folder", hidden: true }));
+    const found = here.models.length ? [make("option", { value: FOUND, text: t`Models found here (${here.models.length})` })] : [];
+    places.replaceChildren(...found, ...here.places.map((place) => make("option", { value: place.path, text: translated(place.label) })), make("option", { value: "", text: t`another folder`, hidden: true }));
     if (found.length) show(true);
   }
 
   // What lies in the folder, or the models that were found.
   function show(found) {
-    const entries = found ? here.models.map((model) => ({ text: model.label, detail: model.where, act: () => choose(model.value) })) : [
-      ...here.folders.map((name) => ({ text: name, detail: "folder", act: () => go(inside(name)) })),
+    const entries = found ? here.models.map((model) => ({ text: model.label, detail: translated(model.where), act: () => choose(model.value) })) : [
+      ...here.folders.map((name) => ({ text: name, detail: t`folder`, act: () => go(inside(name)) })),
       ...here.files.map((name) => ({ text: name, detail: "", act: () => choose(inside(name)) })),
     ];
     places.value = found ? FOUND : (here.places.find((place) => place.path === here.path) || { path: "" }).path;
-    path.textContent = found ? "Models on this computer, and in the hub's cache" : here.path;
+    path.textContent = found ? t`Models on this computer, and in the hub's cache` : here.path;
     up.disabled = found || !here.above;
     use.hidden = found || !here.takesFolder;
     search.value = "";
@@ -82,9 +83,9 @@ export function browse(asked, take) {
     grow();
     point(0, false);
     const isFound = places.value === FOUND;
-    const images = here.images && !isFound ? `${plural(here.images, "image", "images")} in this folder.` : "";
-    const none = rows.length ? "" : words.length ? "Nothing here has that name." : asked.kind === "folder" ? "No folders in here." : `No folders and no files of the right kind (${here.endings.join(", ")}) in here.`;
-    const cut = here.cut && !isFound ? "Not everything is listed: the folder has more than 10,000 entries. What is not here can be typed into the field." : "";
+    const images = here.images && !isFound ? t`${plural(here.images, "image", "images")} in this folder.` : "";
+    const none = rows.length ? "" : words.length ? t`Nothing here has that name.` : asked.kind === "folder" ? t`No folders in here.` : t`No folders and no files of the right kind (${here.endings.join(", ")}) in here.`;
+    const cut = here.cut && !isFound ? t`Not everything is listed: the folder has more than 10,000 entries. What is not here can be typed into the field.` : "";
     say(status, [images, none, cut].filter(Boolean).join(" ") || plural(rows.length, "entry", "entries"));
   }
 

@@ -1,6 +1,7 @@
 // "Add images": from the computer in front of somebody, a telephone's too, into a data set with a name on the studio's. Talks with the
 // routes of kohya_like/datasets.py. Nothing is in the data set before everything has arrived.
 
+import { t, translated } from "../common/language.js";
 import { find, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { ask, eachLine, headers, post } from "../common/studio.js";
@@ -41,13 +42,13 @@ function send(address, file, signal, sent) {
     request.addEventListener("load", () => {
       try {
         const answer = JSON.parse(request.responseText);
-        take(request.status === 200 ? answer : { problem: answer.detail || `The studio answered ${request.status}.` });
+        take(request.status === 200 ? answer : { problem: answer.detail || t`The studio answered ${request.status}.` });
       } catch (error) {
-        take({ problem: `The studio answered ${request.status}: ${error.message}` });
+        take({ problem: t`The studio answered ${request.status}: ${error.message}` });
       }
     });
-    request.addEventListener("error", () => fail(new Error("The studio does not answer, or the file cannot be read any more.")));
-    request.addEventListener("abort", () => fail(new Error("Cancelled.")));
+    request.addEventListener("error", () => fail(new Error(t`The studio does not answer, or the file cannot be read any more.`)));
+    request.addEventListener("abort", () => fail(new Error(t`Cancelled.`)));
     signal.addEventListener("abort", () => request.abort());
     request.send(file);
   });
@@ -66,22 +67,22 @@ export async function gather(given, field, take) {
     event.target.value = "";
   } }), make("label", { for: id, class: "kl-button", text }));
   const zone = make("div", { class: "kl-zone" },
-    make("p", { text: "Drop images, folders or zips here, or" }),
-    make("div", { class: "kl-row" }, input("kl-add-files", "Choose images or zips", { accept: "image/*,.zip,.jxl,.avif,.heic,.heif,.txt,.caption" }), input("kl-add-folder", "Choose a folder", { webkitdirectory: true })));
+    make("p", { text: t`Drop images, folders or zips here, or` }),
+    make("div", { class: "kl-row" }, input("kl-add-files", t`Choose images or zips`, { accept: "image/*,.zip,.jxl,.avif,.heic,.heif,.txt,.caption" }), input("kl-add-folder", t`Choose a folder`, { webkitdirectory: true })));
   const status = make("p", { class: "kl-status", role: "status" });
-  const bar = makeBar("Progress of the upload");
+  const bar = makeBar(t`Progress of the upload`);
   const report = make("div", { class: "kl-add-report" });
-  const go = make("button", { type: "button", class: "kl-button kl-strong", id: "kl-add-go", text: "Add", disabled: true, onclick: () => start() });
-  const close = make("button", { type: "button", class: "kl-button", id: "kl-add-close", text: "Cancel", onclick: () => dialog.close() });
-  const form = make("div", { class: "kl-add-form" }, make("label", { for: name.id, text: "Name of the data set" }), name, names, about, zone);
+  const go = make("button", { type: "button", class: "kl-button kl-strong", id: "kl-add-go", text: t`Add`, disabled: true, onclick: () => start() });
+  const close = make("button", { type: "button", class: "kl-button", id: "kl-add-close", text: t`Cancel`, onclick: () => dialog.close() });
+  const form = make("div", { class: "kl-add-form" }, make("label", { for: name.id, text: t`Name of the data set` }), name, names, about, zone);
   bar.root.hidden = true;
-  const dialog = openDialog("Add images", form, status, bar.root, report, make("div", { class: "kl-row" }, go, close));
+  const dialog = openDialog(t`Add images`, form, status, bar.root, report, make("div", { class: "kl-row" }, go, close));
   dialog.addEventListener("close", () => cancelling.abort());
   dialog.addEventListener("drop", (event) => form.hidden || add({ files: [...event.dataTransfer.files], entries: [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean) }));
   const reading = add(given);
   const known = await ask("/kl/datasets");
   names.append(...known.names.map((value) => make("option", { value })));
-  say(about, `Kept in ${known.folder}. Pixels stay as they are; what a file tells of place, time and camera is taken out. Captions are files of the same name (cat.txt beside cat.jpg).`);
+  say(about, t`Kept in ${known.folder}. Pixels stay as they are; what a file tells of place, time and camera is taken out. Captions are files of the same name (cat.txt beside cat.jpg).`);
   await reading;
   const present = field.startsWith(known.folder) ? field.slice(known.folder.length + 1) : "";
   const folder = chosen.length && (/^(.+)\.zip$/i.exec(chosen[0].name) || /^([^/]+)\//.exec(chosen[0].name));
@@ -91,7 +92,7 @@ export async function gather(given, field, take) {
     try {
       chosen.push(...await filesOf(more));
     } catch (error) {
-      say(status, `Not all of it can be read: ${error.message}`);
+      say(status, t`Not all of it can be read: ${error.message}`);
       return;
     }
     go.disabled = !chosen.length;
@@ -104,7 +105,7 @@ export async function gather(given, field, take) {
     bar.root.hidden = true;
     go.hidden = false;
     say(status, "");
-    report.replaceChildren(make("p", { class: "kl-error", role: "alert", text }));
+    report.replaceChildren(make("p", { class: "kl-error", role: "alert", text: translated(text) }));
   }
 
   async function start() {
@@ -120,12 +121,12 @@ export async function gather(given, field, take) {
     close.focus();
     try {
       await sendAll(upload);
-      let last = { problem: "The studio went away before it had everything." };
-      say(status, "Checking the images …");
+      let last = { problem: t`The studio went away before it had everything.` };
+      say(status, t`Checking the images …`);
       await eachLine(await fetch("/kl/datasets/finish", { method: "POST", headers: headers(), signal: cancelling.signal, body: JSON.stringify({ upload }) }), (said) => {
         last = said;
         if (said.of) bar.show(said.done / said.of);
-        if (said.of) say(status, `Checking ${said.done} of ${said.of} …`);
+        if (said.of) say(status, t`Checking ${said.done} of ${said.of} …`);
       });
       if (last.problem) throw new Error(last.problem);
       tell(last);
@@ -140,7 +141,7 @@ export async function gather(given, field, take) {
     const whole = total() || 1;
     let before = 0;
     for (const [index, each] of chosen.entries()) {
-      say(status, `Sending ${index + 1} of ${chosen.length} …`);
+      say(status, t`Sending ${index + 1} of ${chosen.length} …`);
       // Of what is left out by its ending only the name is sent, so that it can be named.
       const isTaken = known.endings.some((ending) => each.name.toLowerCase().endsWith(ending));
       const answer = await send(`/kl/datasets/upload?upload=${upload}&file=${encodeURIComponent(each.name)}`, isTaken ? each.file : new Blob(), cancelling.signal, (sent) => bar.show((before + sent) / whole));
@@ -155,10 +156,10 @@ export async function gather(given, field, take) {
     const left = Object.entries(said.left_out);
     const count = left.reduce((sum, [, names]) => sum + names.length, 0);
     const facts = [
-      said.images || !said.there ? `${plural(said.images, "image", "images")} and ${plural(said.captions, "caption", "captions")} added.` : said.captions ? `${plural(said.captions, "caption", "captions")} added.` : "Nothing new.",
-      said.there ? `${plural(said.there, "file was", "files were")} there already.` : "",
-      said.renamed ? `${said.renamed} got a number behind the name, because another image has it.` : "",
-      count ? `${plural(count, "file was", "files were")} left out:` : "",
+      said.images || !said.there ? t`Added: ${plural(said.images, "image", "images")}, ${plural(said.captions, "caption", "captions")}.` : said.captions ? t`Added: ${plural(said.captions, "caption", "captions")}.` : t`Nothing new.`,
+      said.there ? t`There already: ${plural(said.there, "file", "files")}.` : "",
+      said.renamed ? t`${said.renamed} got a number behind the name, because another image has it.` : "",
+      count ? t`Left out: ${plural(count, "file", "files")}.` : "",
     ];
     bar.root.hidden = true;
     say(status, facts.filter(Boolean).join(" "));
@@ -166,10 +167,10 @@ export async function gather(given, field, take) {
     const rows = left.map(([reason, names]) => {
       const shown = names.slice(0, Math.max(rest, 1));
       rest -= shown.length;
-      return make("li", {}, make("strong", { text: `${reason}: ` }), [...shown, ...(names.length > shown.length ? [`and ${names.length - shown.length} more`] : [])].join(", "));
+      return make("li", {}, make("strong", { text: `${translated(reason)}: ` }), [...shown, ...(names.length > shown.length ? [t`and ${names.length - shown.length} more`] : [])].join(", "));
     });
-    report.replaceChildren(...said.notes.map((text) => make("p", { class: "kl-note", text })), rows.length ? make("ul", { class: "kl-plain kl-scroll", tabindex: "0", "aria-label": "Files that were left out" }, ...rows) : "");
-    close.textContent = "Done";
+    report.replaceChildren(...said.notes.map((text) => make("p", { class: "kl-note", text: translated(text) })), rows.length ? make("ul", { class: "kl-plain kl-scroll", tabindex: "0", "aria-label": t`Files that were left out` }, ...rows) : "");
+    close.textContent = t`Done`;
     close.focus();
     if (said.folder) take(said.folder);
     if (said.folder) find(dialog, "#kl-add-close").focus();

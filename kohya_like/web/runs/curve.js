@@ -1,17 +1,18 @@
 // The curve of a run: loss raw and smoothed, validation with its lowest point, learning rate.
 
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { figure } from "../common/words.js";
 import { Plot } from "./plot.js";
 
 export class Curve extends Plot {
   constructor(compact) {
-    super(compact ? 190 : 260, "Read the curve at a step", "The curve begins with the first step.");
+    super(compact ? 190 : 260, t`Read the curve at a step`, t`The curve begins with the first step.`);
     this.validation = [];
     this.show = { raw: true, lr: false, log: false };
-    for (const [name, label] of Object.entries({ raw: "Raw", lr: "Learning rate", log: "Log scale" })) this.toggle(label, this.show[name], (on) => (this.show[name] = on));
-    const head = make("div", { class: "kr-curve-head" }, make("h3", { text: "Loss" }), this.legend, this.toggles);
-    this.root = make("section", { class: "kr-curve", "aria-label": "Loss" }, head, this.stage, this.readout);
+    for (const [name, label] of Object.entries({ raw: t`Raw`, lr: t`Learning rate`, log: t`Log scale` })) this.toggle(label, this.show[name], (on) => (this.show[name] = on));
+    const head = make("div", { class: "kr-curve-head" }, make("h3", { text: t`Loss` }), this.legend, this.toggles);
+    this.root = make("section", { class: "kr-curve", "aria-label": t`Loss` }, head, this.stage, this.readout);
   }
 
   reset() {
@@ -33,8 +34,8 @@ export class Curve extends Plot {
   describe(index) {
     const [step, loss, low, high, smooth, lr] = this.points[index];
     // A point of a long run is several lines of its log.
-    const told = high > low ? `mean loss ${figure(loss)} (${figure(low)} to ${figure(high)})` : `loss ${figure(loss)}`;
-    return `Step ${step}: ${told}, smoothed ${figure(smooth)}, learning rate ${figure(lr)}`;
+    const told = high > low ? t`mean loss ${figure(loss)} (${figure(low)} to ${figure(high)})` : t`loss ${figure(loss)}`;
+    return t`Step ${step}: ${told}, smoothed ${figure(smooth)}, learning rate ${figure(lr)}`;
   }
 
   figure() {
@@ -49,13 +50,13 @@ export class Curve extends Plot {
       lines.push({ kind: "validation", words, steps: this.validation.map(([at]) => at), values: this.validation.map(([, value]) => value), width: 1.5, dots: 8 });
       if (this.validation.length > 1) lines.push({ kind: "validation", steps: [step], values: [loss], dots: 15, hollow: true });
     }
-    if (this.show.lr) lines.push({ kind: "lr", words: "learning rate", steps, values: column(5), width: 1.5, dash: [5, 4], scale: "lr" });
+    if (this.show.lr) lines.push({ kind: "lr", words: t`learning rate`, steps, values: column(5), width: 1.5, dash: [5, 4], scale: "lr" });
     return { lines, log: this.show.log };
   }
 
   // The lowest validation so far; with one there is nothing to compare.
   lowest() {
     const [step, loss] = this.validation.reduce((best, each) => (each[1] < best[1] ? each : best));
-    return { step, loss, words: this.validation.length > 1 ? `validation, lowest ${figure(loss)} at step ${step}` : "validation" };
+    return { step, loss, words: this.validation.length > 1 ? t`validation, lowest ${figure(loss)} at step ${step}` : t`validation` };
   }
 }

@@ -1,6 +1,7 @@
 // What people do with a run that is there: star, name, tag and describe it, and delete it. Fetched when the Runs tab shows a run.
 
 import { html, render } from "../common/html.js";
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { address, post, withToken } from "../common/studio.js";
 import { openDialog } from "../picking/dialog.js";
@@ -84,10 +85,10 @@ export function makeDesk(view, root) {
     event.preventDefault();
     const typed = event.currentTarget.elements.step.value.trim();
     if (!/^[0-9]+$/.test(typed)) {
-      problem = `Stop after step "${typed}": a whole number is needed.`;
+      problem = t`Stop after step "${typed}": a whole number is needed.`;
       return draw();
     }
-    ask({ what: "stop_at", step: Number(typed) }, `It will save its state and end after step ${typed}; Resume goes on from there.`);
+    ask({ what: "stop_at", step: Number(typed) }, t`It will save its state and end after step ${typed}; Resume goes on from there.`);
   }
 
   // Other prompts than those of the run: once, or from now on.
@@ -95,26 +96,26 @@ export function makeDesk(view, root) {
     const written = () => root.querySelector("#kl-run-prompts").value;
     const start = run.asked.prompts.includes("\n") || !/\.(txt|toml|json)$/i.test(run.asked.prompts) ? run.asked.prompts : "";
     const button = (words, what, sentence) => html`<button type="button" class="kr-button" onClick=${() => ask({ what, text: written() }, sentence)}>${words}</button>`;
-    return html`<details class="kr-fold"><summary>Prompts</summary><label for="kl-run-prompts">One a line, with flags such as --w --h --d</label>
+    return html`<details class="kr-fold"><summary>${t`Prompts`}</summary><label for="kl-run-prompts">${t`One a line, with flags such as --w --h --d`}</label>
       <textarea id="kl-run-prompts" class="kr-filter" rows="4" maxlength="20000" spellcheck="false" defaultValue=${start}></textarea>
-      <div class="kr-actions">${button("Sample these once", "sample", "It draws these prompts after the present step, once.")}
-        ${button("Use these from now on", "prompts", "Previews are drawn of these prompts from now on; its settings have them too.")}</div></details>`;
+      <div class="kr-actions">${button(t`Sample these once`, "sample", t`It draws these prompts after the present step, once.`)}
+        ${button(t`Use these from now on`, "prompts", t`Previews are drawn of these prompts from now on; its settings have them too.`)}</div></details>`;
   }
 
   function work() {
     const { asked } = run;
     if (run.state !== "running" || run.stopping || !asked || asked.pause === undefined || !run.step) return null;
     const button = (words, what, sentence) => html`<button type="button" class="kr-button" onClick=${() => ask({ what }, sentence)}>${words}</button>`;
-    const waits = [asked.save && "a save", asked.sample && "samples", asked.other && "other prompts"].filter(Boolean);
-    return html`<div class="kr-actions" role="group" aria-label="While it runs">
-        ${button("Save now", "save", "It saves its file and its state after the present step.")}
-        ${asked.draws && button("Sample now", "sample", "It draws its sample prompts after the present step.")}
-        ${asked.pause ? button("Go on", "go_on", "It goes on.") : button("Pause", "pause", "It saves its state after the present step and waits; its memory stays taken. Go on continues.")}
-        <form class="kr-stop-at" onSubmit=${stopAt}><label for="kl-stop-at">Stop after step</label>
-          <input id="kl-stop-at" name="step" class="kr-filter" inputmode="numeric" value=${asked.stop_step ?? ""} /><button type="submit" class="kr-button">Set</button>
-          ${asked.stop_step !== null && html`<button type="button" class="kr-button" onClick=${() => ask({ what: "stop_at", step: null }, "It trains to its last step.")}>Train to the end</button>`}</form></div>
+    const waits = [asked.save && t`a save`, asked.sample && t`samples`, asked.other && t`other prompts`].filter(Boolean);
+    return html`<div class="kr-actions" role="group" aria-label=${t`While it runs`}>
+        ${button(t`Save now`, "save", t`It saves its file and its state after the present step.`)}
+        ${asked.draws && button(t`Sample now`, "sample", t`It draws its sample prompts after the present step.`)}
+        ${asked.pause ? button(t`Go on`, "go_on", t`It goes on.`) : button(t`Pause`, "pause", t`It saves its state after the present step and waits; its memory stays taken. Go on continues.`)}
+        <form class="kr-stop-at" onSubmit=${stopAt}><label for="kl-stop-at">${t`Stop after step`}</label>
+          <input id="kl-stop-at" name="step" class="kr-filter" inputmode="numeric" value=${asked.stop_step ?? ""} /><button type="submit" class="kr-button">${t`Set`}</button>
+          ${asked.stop_step !== null && html`<button type="button" class="kr-button" onClick=${() => ask({ what: "stop_at", step: null }, t`It trains to its last step.`)}>${t`Train to the end`}</button>`}</form></div>
       ${asked.draws && asked.prompts && otherPrompts()}
-      ${waits.length > 0 && html`<p class="kr-note">Asked for ${waits.join(" and ")}, after the present step.</p>`}`;
+      ${waits.length > 0 && html`<p class="kr-note">${t`Asked for after the present step: ${waits.join(", ")}.`}</p>`}`;
   }
 
   async function plan(order, sentence) {
@@ -135,7 +136,7 @@ export function makeDesk(view, root) {
   function startAt(event) {
     event.preventDefault();
     const { value } = event.currentTarget.elements.time;
-    plan({ not_before: value ? new Date(value).getTime() / 1000 : null }, value ? "It starts then, or as soon after it as a device is free." : "It starts as soon as a device is free.");
+    plan({ not_before: value ? new Date(value).getTime() / 1000 : null }, value ? t`It starts then, or as soon after it as a device is free.` : t`It starts as soon as a device is free.`);
   }
 
   // Of a run that waits: its place, and what it waits for.
@@ -146,30 +147,30 @@ export function makeDesk(view, root) {
     const button = (words, order, sentence, off) => html`<button type="button" class="kr-button" disabled=${off} onClick=${() => plan(order, sentence)}>${words}</button>`;
     const follow = (event) => {
       const name = event.currentTarget.value;
-      plan({ after: name || null }, name ? "It starts once that run has ended, in whatever way." : "It waits for no other run.");
+      plan({ after: name || null }, name ? t`It starts once that run has ended, in whatever way.` : t`It waits for no other run.`);
     };
-    return html`<section class="kr-queue" aria-label="In the queue"><p>${of === 1 ? "The only run that waits" : `${place + 1} of ${of} that wait`}${held ? ", held" : ""}</p>
-      <div class="kr-actions">${of > 1 && [button("Earlier", { place: place - 1 }, "Moved.", place === 0), button("Later", { place: place + 1 }, "Moved.", place === of - 1)]}
-        ${held ? button("Release", { held: false }, "It starts as soon as a device is free.") : button("Hold", { held: true }, "It waits until it is released; runs behind it pass by.")}</div>
-      <form class="kr-stop-at" onSubmit=${startAt}><label for="kl-start-at">Start at</label><input id="kl-start-at" name="time" class="kr-filter" type="datetime-local" value=${not_before ? local(not_before) : ""} /><button type="submit" class="kr-button">Set</button></form>
-      ${others.length > 0 && html`<div class="kr-stop-at"><label for="kl-start-after">Start after</label><select id="kl-start-after" class="kr-filter" value=${after} onChange=${follow}><option value="">no other run</option>
+    return html`<section class="kr-queue" aria-label=${t`In the queue`}><p>${of === 1 ? t`The only run that waits` : t`${place + 1} of ${of} that wait`}${held ? t`, held` : ""}</p>
+      <div class="kr-actions">${of > 1 && [button(t`Earlier`, { place: place - 1 }, t`Moved.`, place === 0), button(t`Later`, { place: place + 1 }, t`Moved.`, place === of - 1)]}
+        ${held ? button(t`Release`, { held: false }, t`It starts as soon as a device is free.`) : button(t`Hold`, { held: true }, t`It waits until it is released; runs behind it pass by.`)}</div>
+      <form class="kr-stop-at" onSubmit=${startAt}><label for="kl-start-at">${t`Start at`}</label><input id="kl-start-at" name="time" class="kr-filter" type="datetime-local" value=${not_before ? local(not_before) : ""} /><button type="submit" class="kr-button">${t`Set`}</button></form>
+      ${others.length > 0 && html`<div class="kr-stop-at"><label for="kl-start-after">${t`Start after`}</label><select id="kl-start-after" class="kr-filter" value=${after} onChange=${follow}><option value="">${t`no other run`}</option>
         ${others.map(({ name, label }) => html`<option key=${name} value=${name}>${label || name}</option>`)}</select></div>`}</section>`;
   }
 
   function remove() {
     const { name } = run;
     const wrong = make("p", { class: "kl-error", role: "alert" });
-    const keep = make("button", { type: "button", class: "kl-button", text: "Keep it", onclick: () => dialog.close() });
-    const go = make("button", { type: "button", class: "kl-button kl-strong", text: "Move to the trash", onclick: async () => {
+    const keep = make("button", { type: "button", class: "kl-button", text: t`Keep it`, onclick: () => dialog.close() });
+    const go = make("button", { type: "button", class: "kl-button kl-strong", text: t`Move to the trash`, onclick: async () => {
       try {
         await post("/kl/desk/delete", { run: name });
         dialog.close();
-        view.options.missing(`${name} is in the trash: Disk and trash brings it back.`);
+        view.options.missing(t`${name} is in the trash: Disk and trash brings it back.`);
       } catch (error) {
         wrong.textContent = error.message;
       }
     } });
-    const dialog = openDialog(`Delete ${run.label || name}?`, make("p", { text: "Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied." }),
+    const dialog = openDialog(t`Delete ${run.label || name}?`, make("p", { text: t`Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied.` }),
       wrong, make("div", { class: "kl-row" }, go, keep));
     keep.focus();
   }
@@ -179,24 +180,24 @@ export function makeDesk(view, root) {
   const key = (event) => event.key === "Escape" && finish();
 
   function form() {
-    return html`<form class="kr-desk-form" aria-label="What is said of this run" onKeyDown=${key} onSubmit=${(event) => { event.preventDefault(); save(); }}>
-      ${field("label", "Name", html`<input id="kl-desk-label" class="kr-filter" maxlength="120" value=${edit.label} placeholder=${run.name} onInput=${put("label")} />`)}
-      ${field("tags", "Tags, with commas between", html`<input id="kl-desk-tags" class="kr-filter" value=${edit.tags} onInput=${put("tags")} />`)}
-      ${field("notes", "Notes", html`<textarea id="kl-desk-notes" class="kr-filter" rows="4" maxlength="20000" value=${edit.notes} onInput=${put("notes")}></textarea>`)}
-      ${others.length > 0 && html`<div class="kr-warnings" role="alert"><p>Somebody has changed this meanwhile: ${others.map((name) => `"${run[name]}"`).join(", ")}</p>
-        <div class="kr-actions"><button type="button" class="kr-button" onClick=${keepMine}>Keep mine</button><button type="button" class="kr-button" onClick=${takeTheirs}>Take theirs</button></div></div>`}
-      <div class="kr-actions"><button type="submit" class="kr-button kr-primary">Save</button><button type="button" class="kr-button" onClick=${finish}>Leave as it was</button></div></form>`;
+    return html`<form class="kr-desk-form" aria-label=${t`What is said of this run`} onKeyDown=${key} onSubmit=${(event) => { event.preventDefault(); save(); }}>
+      ${field("label", t`Name`, html`<input id="kl-desk-label" class="kr-filter" maxlength="120" value=${edit.label} placeholder=${run.name} onInput=${put("label")} />`)}
+      ${field("tags", t`Tags, with commas between`, html`<input id="kl-desk-tags" class="kr-filter" value=${edit.tags} onInput=${put("tags")} />`)}
+      ${field("notes", t`Notes`, html`<textarea id="kl-desk-notes" class="kr-filter" rows="4" maxlength="20000" value=${edit.notes} onInput=${put("notes")}></textarea>`)}
+      ${others.length > 0 && html`<div class="kr-warnings" role="alert"><p>${t`Somebody has changed this meanwhile:`} ${others.map((name) => `"${run[name]}"`).join(", ")}</p>
+        <div class="kr-actions"><button type="button" class="kr-button" onClick=${keepMine}>${t`Keep mine`}</button><button type="button" class="kr-button" onClick=${takeTheirs}>${t`Take theirs`}</button></div></div>`}
+      <div class="kr-actions"><button type="submit" class="kr-button kr-primary">${t`Save`}</button><button type="button" class="kr-button" onClick=${finish}>${t`Leave as it was`}</button></div></form>`;
   }
 
   function draw() {
     const ended = run.state !== "running" && run.state !== "queued";
-    render([work(), waits(), html`<div class="kr-actions" role="group" aria-label="About this run">
-        <button type="button" class="kr-button" aria-pressed=${String(run.starred)} onClick=${() => tell({ starred: !run.starred })}>${run.starred ? "★" : "☆"} Star</button>
-        <button type="button" class="kr-button kr-desk-edit" hidden=${edit !== null} onClick=${begin}>Name, tags, notes</button>
-        <a class="kr-button" download href=${withToken(address(run.name, "/report"))}>Report</a>
-        <a class="kr-button" download href=${withToken(address(run.name, "/support"))}>Support file</a>
-        <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>Delete</button></div>`,
-      run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label="Tags">${run.tags.map((tag) => html`<li key=${tag}>${tag}</li>`)}</ul>`,
+    render([work(), waits(), html`<div class="kr-actions" role="group" aria-label=${t`About this run`}>
+        <button type="button" class="kr-button" aria-pressed=${String(run.starred)} onClick=${() => tell({ starred: !run.starred })}>${run.starred ? "★" : "☆"} ${t`Star`}</button>
+        <button type="button" class="kr-button kr-desk-edit" hidden=${edit !== null} onClick=${begin}>${t`Name, tags, notes`}</button>
+        <a class="kr-button" download href=${withToken(address(run.name, "/report"))}>${t`Report`}</a>
+        <a class="kr-button" download href=${withToken(address(run.name, "/support"))}>${t`Support file`}</a>
+        <button type="button" class="kr-button" hidden=${!ended} onClick=${remove}>${t`Delete`}</button></div>`,
+      run.tags.length > 0 && !edit && html`<ul class="kr-tags" aria-label=${t`Tags`}>${run.tags.map((tag) => html`<li key=${tag}>${tag}</li>`)}</ul>`,
       run.notes && !edit && html`<p class="kr-notes">${run.notes}</p>`,
       edit && form(),
       problem && html`<p class="kr-desk-problem" role="alert">${problem}</p>`], root);

@@ -2,6 +2,7 @@
 // with the routes of kohya_like/drawing.py; the form is made when the panel is opened.
 
 import { blame, makeField } from "../common/field.js";
+import { t } from "../common/language.js";
 import { make, say, sharp } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
@@ -11,19 +12,19 @@ import { imageField } from "./image_field.js";
 
 const DRAFT = "kl.draw";
 const OPEN = "kl.draw.open";
-const ENDED = { finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Ended without a word" };
+const ENDED = { finished: t`Finished`, failed: t`Failed`, cancelled: t`Cancelled`, died: t`Ended without a word` };
 // What each tool calls what it does; the title of a start is made from the texts of its form.
 const DRAWING = {
-  heading: "Draw images with this model", button: "Draw", go: "Draw", states: { running: "Drawing", ...ENDED }, one: "Drawing", before: "Drawn before",
-  progress: "Progress of the drawing", strip: "Images of this drawing", all: "All images as one grid", none: "This run has saved no model yet. It can draw as soon as it has.",
-  title: ({ prompt }) => prompt || "No prompt",
+  heading: t`Draw images with this model`, button: t`Draw`, go: t`Draw`, states: { running: t`Drawing`, ...ENDED }, one: t`Drawing`, before: t`Drawn before`,
+  progress: t`Progress of the drawing`, strip: t`Images of this drawing`, all: t`All images as one grid`, none: t`This run has saved no model yet. It can draw as soon as it has.`,
+  title: ({ prompt }) => prompt || t`No prompt`,
 };
 const DEEDS = {
   draw: DRAWING,
   transfer: {
-    ...DRAWING, heading: "Transfer a style", button: "Transfer a style", go: "Transfer", states: { running: "Transferring", ...ENDED }, one: "Transfer", before: "Transferred before",
-    progress: "Progress of the transfer", strip: "Images of this transfer", all: "Each image beside what became of it",
-    none: "This run has saved no model yet. Styles can be transferred as soon as it has.", title: ({ target }) => (target ? `To ${target}` : "No style"),
+    ...DRAWING, heading: t`Transfer a style`, button: t`Transfer a style`, go: t`Transfer`, states: { running: t`Transferring`, ...ENDED }, one: t`Transfer`, before: t`Transferred before`,
+    progress: t`Progress of the transfer`, strip: t`Images of this transfer`, all: t`Each image beside what became of it`,
+    none: t`This run has saved no model yet. Styles can be transferred as soon as it has.`, title: ({ target }) => (target ? t`To ${target}` : t`No style`),
   },
 };
 
@@ -144,7 +145,7 @@ export class Draw {
     this.go = make("button", { type: "button", class: "kl-button kl-strong", text: this.words.go, onclick: () => this.start() });
     this.form.replaceChildren(
       make("div", { class: "kl-grid" }, this.model.root, ...basic),
-      rest.length ? make("details", { class: "kl-tool-more" }, make("summary", { text: "More" }), make("div", { class: "kl-grid" }, ...rest)) : "",
+      rest.length ? make("details", { class: "kl-tool-more" }, make("summary", { text: t`More` }), make("div", { class: "kl-grid" }, ...rest)) : "",
       this.wrong,
       make("div", { class: "kl-row" }, this.go),
     );
@@ -162,7 +163,7 @@ export class Draw {
     const field = makeField(plain, ident, () => {
       mark();
       keep();
-    }, { below: make("div", { class: "kr-toggles kr-choices", role: "group", "aria-label": `${spec.label}s of this model` }, ...buttons) });
+    }, { below: make("div", { class: "kr-toggles kr-choices", role: "group", "aria-label": t`${spec.label}s of this model` }, ...buttons) });
     return {
       ...field,
       set(text) {
@@ -177,8 +178,8 @@ export class Draw {
     const id = `${this.prefix}-ckpt`;
     const node = make("select", { id, "aria-describedby": `${id}-help` });
     const error = make("p", { class: "kl-error", id: `${id}-error`, hidden: true });
-    const help = make("p", { class: "kl-help", id: `${id}-help`, text: "A file that this run has saved." });
-    const root = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("label", { for: id, text: "Model" })), make("div", { class: "kl-control" }, node), error, help);
+    const help = make("p", { class: "kl-help", id: `${id}-help`, text: t`A file that this run has saved.` });
+    const root = make("div", { class: "kl-field kl-wide" }, make("div", { class: "kl-head" }, make("label", { for: id, text: t`Model` })), make("div", { class: "kl-control" }, node), error, help);
     const field = {
       root, node, error,
       clear: () => {
@@ -282,7 +283,7 @@ export class Draw {
     const badge = make("span", { class: "kr-badge" });
     const bar = makeBar();
     const line = make("p", { class: "kr-note kr-draw-line" });
-    const cancel = make("button", { type: "button", class: "kr-button", text: "Cancel", onclick: () => { cancel.disabled = true; this.cancel(); } });
+    const cancel = make("button", { type: "button", class: "kr-button", text: t`Cancel`, onclick: () => { cancel.disabled = true; this.cancel(); } });
     const wrong = make("pre", { class: "kr-lines kr-draw-wrong", tabindex: 0, role: "alert", hidden: true });
     const large = make("img", { alt: "" });
     const given = make("img", { alt: "" });
@@ -293,9 +294,9 @@ export class Draw {
     const caption = make("p", { class: "kr-caption" });
     const strip = make("div", { class: "kr-draw-strip", role: "group" });
     const facts = make("p", { class: "kr-note" });
-    const download = make("a", { class: "kr-button", text: "Download" });
+    const download = make("a", { class: "kr-button", text: t`Download` });
     const seed = make("button", { type: "button", class: "kr-button" });
-    const reuse = make("button", { type: "button", class: "kr-button", text: "Use these settings" });
+    const reuse = make("button", { type: "button", class: "kr-button", text: t`Use these settings` });
     const images = make("div", { class: "kr-draw-images", hidden: true }, make("div", { class: "kr-draw-pair" }, source, chosen), strip,
       caption, facts, make("div", { class: "kr-actions" }, download, seed, reuse));
     const root = make("section", { class: "kr-draw-result", hidden: true },
@@ -319,18 +320,18 @@ export class Draw {
     const choose = (image, answer, name) => {
       const place = address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(image.file)}`);
       large.src = withToken(place);
-      large.alt = image.grid ? this.words.all : `Image with seed ${image.seed}: ${answer.texts.target ? this.words.title(answer.texts) : answer.texts.prompt || "no prompt"}`;
+      large.alt = image.grid ? this.words.all : t`Image with seed ${image.seed}: ${answer.texts.target ? this.words.title(answer.texts) : answer.texts.prompt || t`no prompt`}`;
       source.hidden = !answer.source || image.grid;
       if (!source.hidden) {
         given.src = withToken(address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(answer.source)}`));
-        given.alt = "The image as given";
+        given.alt = t`The image as given`;
         const [style] = (answer.report && answer.report.sources) || [];
-        say(source.lastChild, `As given${typeof style === "string" ? `, taken as ${style || "no style in particular"}` : ""}`);
+        say(source.lastChild, t`As given${typeof style === "string" ? t`, taken as ${style || t`no style in particular`}` : ""}`);
       }
-      say(caption, image.grid ? "All images in one file" : `Seed ${image.seed}`);
+      say(caption, image.grid ? t`All images in one file` : t`Seed ${image.seed}`);
       download.href = withToken(place, "&save=1");
       seed.hidden = image.seed === null;
-      seed.textContent = `Use seed ${image.seed} again`;
+      seed.textContent = t`Use seed ${image.seed} again`;
       seed.onclick = () => this.fill({ seed: String(image.seed) });
       for (const button of strip.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.file === image.file));
     };
@@ -339,15 +340,15 @@ export class Draw {
       reuse.onclick = () => this.fill(answer.texts);
       strip.replaceChildren(...answer.images.map((image, place) => {
         const small = sharp(make("img", { src: withToken(address(this.run, `/${encodeURIComponent(name)}/${encodeURIComponent(image.file)}`)), alt: "", loading: "lazy" }));
-        const label = image.grid ? "All images in one file" : `Image ${place + 1}, seed ${image.seed}`;
+        const label = image.grid ? t`All images in one file` : t`Image ${place + 1}, seed ${image.seed}`;
         const button = make("button", { type: "button", class: "kr-thumb", "data-file": image.file, "aria-label": label, title: label }, small);
         button.addEventListener("click", () => choose(image, answer, name));
         return button;
       }));
       const { report = {}, texts } = answer;
-      say(facts, [texts.ckpt, texts.strength && `strength ${texts.strength}`, texts.sampler && `${texts.sampler}, ${texts.steps} steps`, texts.cfg && `guidance ${texts.cfg}`,
-        report.seconds_per_image ? `${figure(report.seconds_per_image, 2)} s per image` : "",
-        report.network_calls ? `${report.network_calls} network calls` : ""].filter(Boolean).join(" · "));
+      say(facts, [texts.ckpt, texts.strength && t`strength ${texts.strength}`, texts.sampler && t`${texts.sampler}, ${texts.steps} steps`, texts.cfg && t`guidance ${texts.cfg}`,
+        report.seconds_per_image ? t`${figure(report.seconds_per_image, 2)} s per image` : "",
+        report.network_calls ? t`${report.network_calls} network calls` : ""].filter(Boolean).join(" · "));
       images.hidden = answer.images.length === 0;
       // With the given image beside it, one result says more than a sheet.
       if (answer.images.length) choose((!answer.source && answer.images.length > 2 && answer.images.find((image) => image.grid)) || answer.images[0], answer, name);
@@ -361,7 +362,7 @@ export class Draw {
       say(badge, this.words.states[answer.state]);
       bar.root.hidden = cancel.hidden = line.hidden = !running;
       bar.show(answer.percent === null ? null : answer.percent / 100, running);
-      say(line, answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "Starting …");
+      say(line, answer.console.open || answer.console.lines[answer.console.lines.length - 1] || t`Starting …`);
       wrong.hidden = answer.state !== "failed" && answer.state !== "died";
       if (!wrong.hidden && answer.error) say(wrong, answer.error);
       const key = `${name} ${answer.state}`;

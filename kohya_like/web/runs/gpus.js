@@ -1,15 +1,16 @@
 // The GPUs of the machine under a run: use, memory, temperature and power of the last minutes, and a card for each where there are several.
 
 import { html, render } from "../common/html.js";
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 
-const NOT_TOLD = "not told";
+const NOT_TOLD = t`not told`;
 // A longer time between two readings is a hole: nobody looked, or the driver was silent.
 const HOLE_SECONDS = 7;
 const WIDTH = 300;
 const HEIGHT = 40;
 
-const of = (value, limit, unit) => (limit === null ? told(value, unit) : `${value.toLocaleString()} of ${told(limit, unit)}`);
+const of = (value, limit, unit) => (limit === null ? told(value, unit) : t`${value.toLocaleString()} of ${told(limit, unit)}`);
 const told = (value, unit) => (value === null ? NOT_TOLD : `${value.toLocaleString()}\u00a0${unit}`);
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
@@ -23,7 +24,7 @@ export function over(combine, values) {
 // Of how many GPUs a reading is, where some keep silent.
 export function few(gpu, values) {
   const count = values.filter((value) => value !== null).length;
-  return count && count < gpu.numGpus ? `${count} of ${gpu.numGpus} GPUs` : "";
+  return count && count < gpu.numGpus ? t`${count} of ${gpu.numGpus} GPUs` : "";
 }
 
 // The limits of the GPUs whose power is told, as long as each has one.
@@ -60,7 +61,7 @@ function spark({ label, unit, rows, top, seconds }) {
   const lines = pieces(rows, top, seconds);
   const place = (point) => point.split(" ")[0];
   const known = rows.map(([, value]) => value).filter((value) => value !== null);
-  const range = known.length ? `between ${Math.round(Math.min(...known))} and ${Math.round(largest(known))} ${unit}` : NOT_TOLD;
+  const range = known.length ? t`between ${Math.round(Math.min(...known))} and ${Math.round(largest(known))} ${unit}` : NOT_TOLD;
   return html`<svg viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none" role="img" class="kr-spark" aria-label="${label} in the last ${Math.round(seconds / 60)} minutes: ${range}">
     <path class="kr-spark-area" d=${lines.map((line) => `M${place(line[0])} ${HEIGHT}L${line.join("L")}L${place(line.at(-1))} ${HEIGHT}Z`).join("")} />
     <path class="kr-spark-line" d=${lines.map((line) => `M${line.join("L")}`).join("")} />
@@ -70,34 +71,34 @@ function spark({ label, unit, rows, top, seconds }) {
 // One reading of all GPUs together: its name, what is said now and below it, and how rows of the history become one value.
 const CELLS = [
   {
-    name: "GPU use",
+    name: t`GPU use`,
     unit: "%",
     now: (gpu) => told(gpu.utilization, "%"),
-    note: (gpu) => (gpu.numGpus > 1 ? `mean of ${few(gpu, gpu.gpus.map((each) => each.utilization)) || gpu.numGpus}` : gpu.name),
+    note: (gpu) => (gpu.numGpus > 1 ? t`mean of ${few(gpu, gpu.gpus.map((each) => each.utilization)) || gpu.numGpus}` : gpu.name),
     value: (gpus) => over(mean, gpus.map((each) => each[0])),
     top: () => 100,
   },
   {
-    name: "GPU memory",
+    name: t`GPU memory`,
     unit: "%",
     now: (gpu) => told(gpu.memoryUsed, "GiB"),
-    note: (gpu) => [gpu.memoryTotal === null ? "" : `of ${told(gpu.memoryTotal, "GiB")}`, few(gpu, gpu.gpus.map((each) => each.memoryUsed))].filter(Boolean).join(", "),
+    note: (gpu) => [gpu.memoryTotal === null ? "" : t`of ${told(gpu.memoryTotal, "GiB")}`, few(gpu, gpu.gpus.map((each) => each.memoryUsed))].filter(Boolean).join(", "),
     value: (gpus) => over(mean, gpus.map((each) => each[1])),
     top: () => 100,
   },
   {
-    name: "Temperature",
+    name: t`Temperature`,
     unit: "°C",
     now: (gpu) => heat(gpu.temperature),
-    note: (gpu) => (gpu.numGpus > 1 ? ["of the hottest", few(gpu, gpu.gpus.map((each) => each.temperature))].filter(Boolean).join(", ") : ""),
+    note: (gpu) => (gpu.numGpus > 1 ? [t`of the hottest`, few(gpu, gpu.gpus.map((each) => each.temperature))].filter(Boolean).join(", ") : ""),
     value: (gpus) => over(largest, gpus.map((each) => each[2])),
     top: () => 100,
   },
   {
-    name: "Power",
+    name: t`Power`,
     unit: "W",
     now: (gpu) => told(over((values) => Math.round(sum(values)), gpu.gpus.map((each) => each.power)), "W"),
-    note: (gpu) => [powerLimit(gpu) === null ? "" : `of ${told(powerLimit(gpu), "W")}`, few(gpu, gpu.gpus.map((each) => each.power))].filter(Boolean).join(", "),
+    note: (gpu) => [powerLimit(gpu) === null ? "" : t`of ${told(powerLimit(gpu), "W")}`, few(gpu, gpu.gpus.map((each) => each.power))].filter(Boolean).join(", "),
     value: (gpus) => over(sum, gpus.map((each) => each[3])),
     top: (gpu, values) => Math.max(powerLimit(gpu) || 0, over(largest, values) || 0) || 1,
   },
@@ -111,23 +112,23 @@ const row = (label, percent, text) => html`<div class="kr-gpu-row">
 // One GPU. rows: its use over the last minutes.
 function card(gpu, isOfRun, rows, seconds) {
   const mine = over(sum, gpu.processes.map((each) => each.memory));
-  const watts = gpu.power === null ? "power not told" : of(Math.round(gpu.power), gpu.powerLimit === null ? null : Math.round(gpu.powerLimit), "W");
+  const watts = gpu.power === null ? t`power not told` : of(Math.round(gpu.power), gpu.powerLimit === null ? null : Math.round(gpu.powerLimit), "W");
   return html`<li class="kr-gpu" key=${gpu.index} data-mine=${String(isOfRun)}>
-    <div class="kr-gpu-head"><h4>GPU ${gpu.index}</h4>
-      <span class="kr-badge" data-state="running" hidden=${!isOfRun}>${mine === null ? "This run" : `This run, ${told(Number(mine.toFixed(1)), "GiB")}`}</span></div>
+    <div class="kr-gpu-head"><h4>${t`GPU`} ${gpu.index}</h4>
+      <span class="kr-badge" data-state="running" hidden=${!isOfRun}>${mine === null ? t`This run` : t`This run, ${told(Number(mine.toFixed(1)), "GiB")}`}</span></div>
     <p class="kr-note">${gpu.name}</p>
-    ${row("Memory", gpu.memoryPercent, gpu.memoryUsed === null ? NOT_TOLD : of(gpu.memoryUsed, gpu.memoryTotal, "GiB"))}
-    ${row("Use", gpu.utilization, told(gpu.utilization, "%"))}
-    ${spark({ label: `Use of GPU ${gpu.index}`, unit: "%", rows, top: 100, seconds })}
-    <p class="kr-gpu-about"><span class="kr-heat" data-warmth=${warmth(gpu.temperature)}>${gpu.temperature === null ? "temperature not told" : heat(gpu.temperature)}</span> · ${watts}</p>
-    <p class="kr-gpu-about">${[gpu.clock === null ? "" : told(gpu.clock, "MHz"), gpu.fan === null ? "" : `fan ${told(gpu.fan, "%")}`].filter(Boolean).join(" · ")}</p>
+    ${row(t`Memory`, gpu.memoryPercent, gpu.memoryUsed === null ? NOT_TOLD : of(gpu.memoryUsed, gpu.memoryTotal, "GiB"))}
+    ${row(t`Use`, gpu.utilization, told(gpu.utilization, "%"))}
+    ${spark({ label: t`Use of GPU ${gpu.index}`, unit: "%", rows, top: 100, seconds })}
+    <p class="kr-gpu-about"><span class="kr-heat" data-warmth=${warmth(gpu.temperature)}>${gpu.temperature === null ? t`temperature not told` : heat(gpu.temperature)}</span> · ${watts}</p>
+    <p class="kr-gpu-about">${[gpu.clock === null ? "" : told(gpu.clock, "MHz"), gpu.fan === null ? "" : t`fan ${told(gpu.fan, "%")}`].filter(Boolean).join(" · ")}</p>
   </li>`;
 }
 
 export class Gpus {
   constructor(compact) {
     this.isOpen = !compact && !matchMedia("(max-width: 800px)").matches;
-    this.root = make("section", { class: "kr-gpus", "aria-label": "GPUs", hidden: true });
+    this.root = make("section", { class: "kr-gpus", "aria-label": t`GPUs`, hidden: true });
     this.reset();
   }
 
@@ -155,15 +156,15 @@ export class Gpus {
       const rows = this.moments.map(([time, gpus]) => [now - time, value(gpus)]);
       return html`<div class="kr-tile kr-gpu-cell"><dt>${name}</dt><dd class="kr-figure">${figure(gpu)}</dd><dd class="kr-note">${note(gpu)}</dd>
         <dd>${spark({ label: name, unit, rows, top: top(gpu, rows.map(([, each]) => each)), seconds })}</dd></div>`;
-    })}</dl><p class="kr-note" key="caption">The lines show the last ${Math.round(seconds / 60)} minutes.</p>`;
+    })}</dl><p class="kr-note" key="caption">${t`The lines show the last ${Math.round(seconds / 60)} minutes.`}</p>`;
   }
 
   cards(gpu, ofRun, seconds, now) {
-    const all = gpu.memoryUsed === null ? "" : `, ${of(gpu.memoryUsed, gpu.memoryTotal, "GiB")} in use`;
-    const mine = ofRun.length ? `; this run uses ${ofRun.length === gpu.numGpus ? "all" : ofRun.join(", ")}` : "";
+    const all = gpu.memoryUsed === null ? "" : t`, ${of(gpu.memoryUsed, gpu.memoryTotal, "GiB")} in use`;
+    const mine = ofRun.length ? t`; this run uses ${ofRun.length === gpu.numGpus ? t`all` : ofRun.join(", ")}` : "";
     const use = (place) => this.moments.map(([time, gpus]) => [now - time, gpus[place] ? gpus[place][0] : null]);
     return html`<details class="kr-fold kr-gpu-fold" key="cards" open=${this.isOpen} onToggle=${(event) => (this.isOpen = event.currentTarget.open)}>
-      <summary>${gpu.numGpus} GPUs${all}${mine}</summary>
+      <summary>${gpu.numGpus} ${t`GPUs`}${all}${mine}</summary>
       <ul class="kr-gpu-cards">${gpu.gpus.map((each, place) => card(each, ofRun.includes(each.index), use(place), seconds))}</ul>
     </details>`;
   }

@@ -1,6 +1,7 @@
 // The image that a tool of a run works on: chosen in the browser, dropped, or a path on the studio's computer.
 
 import { makeBrowse, makeField } from "../common/field.js";
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { ask, withToken } from "../common/studio.js";
 
@@ -9,21 +10,21 @@ const UPLOADED = /^[0-9a-f]{32}\.png$/;
 // A field as makeField makes them. What it holds is a path, or the name of an upload. maxBytes: the most that the studio takes.
 export function imageField(spec, ident, edited, maxBytes) {
   let upload = "";
-  const image = make("img", { class: "kr-given-image", alt: "The image as given" });
-  const remove = make("button", { type: "button", class: "kr-button", text: "Remove", onclick: () => {
+  const image = make("img", { class: "kr-given-image", alt: t`The image as given` });
+  const remove = make("button", { type: "button", class: "kr-button", text: t`Remove`, onclick: () => {
     hold("");
     edited();
     file.focus();
   } });
   const given = make("div", { class: "kr-given", hidden: true }, image, remove);
   const file = make("input", { type: "file", id: `${ident}-file`, class: "kl-file", accept: "image/*,.jxl", "aria-describedby": `${ident}-error` });
-  const chooser = make("label", { class: "kr-given-choose", for: file.id }, file, make("span", { class: "kl-button", text: "Choose an image" }));
-  const field = makeField({ ...spec, label: "Image" }, ident, () => {
+  const chooser = make("label", { class: "kr-given-choose", for: file.id }, file, make("span", { class: "kl-button", text: t`Choose an image` }));
+  const field = makeField({ ...spec, label: t`Image` }, ident, () => {
     if (field.node.value) hold("");
     edited();
-  }, { below: make("div", { class: "kr-given-row" }, chooser, make("span", { class: "kr-note", text: "or drop one here" }), given) });
-  field.node.after(makeBrowse({ ...spec, label: "Image" }, field.node));
-  field.node.placeholder = "a path on the studio's computer";
+  }, { below: make("div", { class: "kr-given-row" }, chooser, make("span", { class: "kr-note", text: t`or drop one here` }), given) });
+  field.node.after(makeBrowse({ ...spec, label: t`Image` }, field.node));
+  field.node.placeholder = t`a path on the studio's computer`;
 
   function hold(name) {
     upload = name;
@@ -48,9 +49,9 @@ export function imageField(spec, ident, edited, maxBytes) {
     if (!chosen) return;
     field.clear();
     try {
-      if (chosen.size > maxBytes) throw new Error(`${chosen.name} is larger than ${maxBytes >> 20} MiB, which is the most.`);
+      if (chosen.size > maxBytes) throw new Error(t`${chosen.name} is larger than ${maxBytes >> 20} MiB, which is the most.`);
       const answer = await ask("/kl/predict/upload", { method: "POST", body: chosen });
-      if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", chosen.name || "The image")).join(" "));
+      if (answer.problems) throw new Error(answer.problems.map(({ message }) => message.replace("images: the file", chosen.name || t`The image`)).join(" "));
       field.node.value = "";
       hold(answer.image.name);
       edited();

@@ -1,5 +1,6 @@
 // Named lines over the steps of a run, each of which can be left out: the parts of the loss, and what the evaluations measured.
 
+import { t } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { figure } from "../common/words.js";
 import { Plot } from "./plot.js";
@@ -8,22 +9,22 @@ import { smoothed } from "./scales.js";
 const COLOURS = 8;
 const DASHES = [undefined, [7, 4], [2, 4], [9, 4, 2, 4]];
 const LABELS = {
-  swd: "style distance", ssm: "content difference", flow: "flow matching", low: "low-pass difference", velocity: "velocity", velocity_tv: "velocity variation",
-  unweighted: "unweighted", swd_target: "SWD to the target style", swd_ratio: "share of the source's SWD", ssm_source: "content difference", structure: "structure",
+  swd: t`style distance`, ssm: t`content difference`, flow: t`flow matching`, low: t`low-pass difference`, velocity: t`velocity`, velocity_tv: t`velocity variation`,
+  unweighted: t`unweighted`, swd_target: t`SWD to the target style`, swd_ratio: t`share of the source's SWD`, ssm_source: t`content difference`, structure: t`structure`,
 };
 
 export class Lines extends Plot {
   // options: compact, title, about (what a screen reader calls the slider), smooth (whether values are noisy), open (from the start)
   constructor(options) {
-    super(options.compact ? 170 : 220, options.about, "Nothing was told yet.");
+    super(options.compact ? 170 : 220, options.about, t`Nothing was told yet.`);
     this.options = options;
     this.names = [];
     this.hidden = new Set();
     this.log = true;
     this.smooth = options.smooth;
-    if (options.smooth) this.toggle("Smoothed", true, (on) => (this.smooth = on));
-    this.toggle("Log scale", this.log, (on) => (this.log = on));
-    this.chips = make("div", { class: "kr-toggles", role: "group", "aria-label": `Lines of the plot: ${options.title}` });
+    if (options.smooth) this.toggle(t`Smoothed`, true, (on) => (this.smooth = on));
+    this.toggle(t`Log scale`, this.log, (on) => (this.log = on));
+    this.chips = make("div", { class: "kr-toggles", role: "group", "aria-label": t`Lines of the plot: ${options.title}` });
     this.summary = make("summary");
     this.body = make("div", { class: "kr-curve" }, make("div", { class: "kr-curve-head" }, this.chips, this.toggles), this.stage, this.readout);
     this.root = make("details", { class: "kr-fold kr-lines-plot", hidden: true }, this.summary);
@@ -87,7 +88,7 @@ export class Lines extends Plot {
 
   describe(index) {
     const told = this.shown().map(([name, place]) => [name, this.values(place)[index]]).filter(([, value]) => value !== null && value !== undefined);
-    return `Step ${this.points[index][0]}: ${told.map(([name, value]) => `${this.label(name)} ${figure(value)}`).join(", ") || "nothing"}`;
+    return t`Step ${this.points[index][0]}: ${told.map(([name, value]) => `${this.label(name)} ${figure(value)}`).join(", ") || t`nothing`}`;
   }
 
   figure() {

@@ -1,6 +1,7 @@
 // Notices when a run ends: of the browser and a sound, which each browser keeps for itself, and an address that the studio writes to. Fetched
 // when somebody opens them, or has turned them on.
 
+import { t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, post } from "../common/studio.js";
@@ -61,7 +62,7 @@ export function watch() {
 
 export async function openNotices() {
   const known = await post("/kl/notices/known", {}).catch((error) => ({ url: "", kind: "ntfy", problem: error.message }));
-  const status = make("p", { class: "kl-status", role: "status", text: known.problem || "" });
+  const status = make("p", { class: "kl-status", role: "status", text: translated(known.problem || "") });
   const say = (text) => (status.textContent = text);
   const attempt = async (work, done) => {
     try {
@@ -83,27 +84,27 @@ export async function openNotices() {
   };
   const allowBrowser = async () => {
     const given = "Notification" in window && (await Notification.requestPermission()) === "granted";
-    say(given ? "This browser tells you when a run ends." : "This browser does not allow notifications here: allow them at its address bar; over a network it wants https.");
+    say(given ? t`This browser tells you when a run ends.` : t`This browser does not allow notifications here: allow them at its address bar; over a network it wants https.`);
     return given;
   };
   const url = make("input", { type: "text", id: "kl-notice-url", autocomplete: "off", spellcheck: "false", placeholder: "https://ntfy.sh/a-name-that-nobody-guesses" });
-  const kind = make("select", { id: "kl-notice-kind" }, make("option", { value: "ntfy", text: "ntfy" }), make("option", { value: "webhook", text: "webhook (JSON for Slack, Discord and others)" }));
+  const kind = make("select", { id: "kl-notice-kind" }, make("option", { value: "ntfy", text: t`ntfy` }), make("option", { value: "webhook", text: t`webhook (JSON for Slack, Discord and others)` }));
   url.value = known.url;
   kind.value = known.kind;
   const keep = () => post("/kl/notices/keep", { url: url.value, kind: kind.value });
   const test = () => attempt(async () => {
     await keep();
     await post("/kl/notices/test", {});
-  }, "Sent.");
+  }, t`Sent.`);
   const button = (text, work) => make("button", { type: "button", class: "kl-button", text, onclick: work });
-  const dialog = openDialog("Notices when a run ends",
-    make("div", { class: "kl-row" }, wish("browser", "Notification of this browser", allowBrowser), wish("sound", "Sound in this browser", async () => (ring(), true))),
-    make("p", { class: "kl-note", text: "As long as a page of this studio is open, also in the background." }),
-    make("h3", { text: "To an address" }),
-    make("div", { class: "kl-field" }, make("label", { for: url.id, text: "Address" }), url),
-    make("div", { class: "kl-field" }, make("label", { for: kind.id, text: "What takes it" }), kind),
-    make("p", { class: "kl-note", text: "As long as the studio is open. What is sent: that a run has ended, how, and its steps; no name, no path. Who knows the address can read it. Empty ends it." }),
+  const dialog = openDialog(t`Notices when a run ends`,
+    make("div", { class: "kl-row" }, wish("browser", t`Notification of this browser`, allowBrowser), wish("sound", t`Sound in this browser`, async () => (ring(), true))),
+    make("p", { class: "kl-note", text: t`As long as a page of this studio is open, also in the background.` }),
+    make("h3", { text: t`To an address` }),
+    make("div", { class: "kl-field" }, make("label", { for: url.id, text: t`Address` }), url),
+    make("div", { class: "kl-field" }, make("label", { for: kind.id, text: t`What takes it` }), kind),
+    make("p", { class: "kl-note", text: t`As long as the studio is open. What is sent: that a run has ended, how, and its steps; no name, no path. Who knows the address can read it. Empty ends it.` }),
     status,
-    make("div", { class: "kl-row" }, button("Keep this address", () => attempt(keep, url.value.trim() ? "Kept." : "Nothing is sent any more.")),
-      button("Send a test", () => (url.value.trim() ? test() : say("Give an address first."))), button("Close", () => dialog.close())));
+    make("div", { class: "kl-row" }, button(t`Keep this address`, () => attempt(keep, url.value.trim() ? t`Kept.` : t`Nothing is sent any more.`)),
+      button(t`Send a test`, () => (url.value.trim() ? test() : say(t`Give an address first.`))), button(t`Close`, () => dialog.close())));
 }

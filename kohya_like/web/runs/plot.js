@@ -1,6 +1,7 @@
 // A plot over the steps of a run: read with the pointer or the arrow keys, zoomed by dragging or with + and -. uPlot draws it, and is fetched
 // for the first plot that has something to show. What is drawn is the affair of the heirs.
 
+import { t } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { figure } from "../common/words.js";
 import { limits, marks, nearest } from "./scales.js";
@@ -42,11 +43,11 @@ export class Plot {
     this.legend = make("div", { class: "kr-legend" });
     this.empty = make("p", { class: "kr-empty", text: empty });
     this.stage = make("div", { class: "kr-stage" }, this.slider, this.empty);
-    this.whole = make("button", { type: "button", class: "kr-chip", text: "Whole run", hidden: true, onclick: () => {
+    this.whole = make("button", { type: "button", class: "kr-chip", text: t`Whole run`, hidden: true, onclick: () => {
       this.chart.setData(this.chart.data);
       this.slider.focus();
     } });
-    this.toggles = make("div", { class: "kr-toggles", role: "group", "aria-label": "What the plot shows" }, this.whole);
+    this.toggles = make("div", { class: "kr-toggles", role: "group", "aria-label": t`What the plot shows` }, this.whole);
     new ResizeObserver(() => this.paint()).observe(this.stage);
     new MutationObserver(() => this.chart && this.chart.redraw(false)).observe(document.body, { attributeFilter: ["class"] });
   }
@@ -160,7 +161,7 @@ export class Plot {
 
   setup({ lines, log = false }) {
     const colour = (name) => () => getComputedStyle(this.stage).getPropertyValue(name).trim();
-    const axis = { stroke: colour("--kl-plot-text"), font: "11.5px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: colour("--kl-plot-grid"), width: 1 } };
+    const axis = { stroke: colour("--kl-plot-text"), font: `11.5px system-ui, sans-serif`, ticks: { show: false }, grid: { stroke: colour("--kl-plot-grid"), width: 1 } };
     const words = (value) => (this.now.words || ((each) => figure(each, 3)))(value);
     const series = [];
     const bands = [];

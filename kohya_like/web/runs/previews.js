@@ -1,5 +1,6 @@
 // The previews of a run, before and after.
 
+import { t } from "../common/language.js";
 import { make, say, sharp } from "../common/page.js";
 import { address, withToken } from "../common/studio.js";
 
@@ -9,7 +10,7 @@ export class Previews {
     this.samples = [];
     this.index = 0;
     this.step = null; // null follows the newest
-    this.strip = make("div", { class: "kr-strip", role: "group", "aria-label": "Prompts" });
+    this.strip = make("div", { class: "kr-strip", role: "group", "aria-label": t`Prompts` });
     this.before = make("img", { class: "kr-before", alt: "" });
     this.after = make("img", { class: "kr-after", alt: "" });
     this.beforeLabel = make("span", { class: "kr-corner kr-corner-left" });
@@ -18,16 +19,16 @@ export class Previews {
     this.steps = make("input", { type: "range", min: 0, max: 0, value: 0, step: 1 });
     this.steps.addEventListener("input", () => this.choose(Number(this.steps.value)));
     this.stepText = make("span", { class: "kr-value" });
-    this.cut = make("input", { type: "range", min: 0, max: 100, value: 50, "aria-valuetext": "half before, half after" });
+    this.cut = make("input", { type: "range", min: 0, max: 100, value: 50, "aria-valuetext": t`half before, half after` });
     this.cut.addEventListener("input", () => this.wipe());
     this.caption = make("p", { class: "kr-caption" });
     this.sliders = make(
       "div",
       { class: "kr-sliders" },
-      make("label", {}, make("span", { class: "kr-name" }, "Step ", this.stepText), this.steps),
-      (this.cutLabel = make("label", {}, make("span", { class: "kr-name", text: "Before and after" }), this.cut)),
+      make("label", {}, make("span", { class: "kr-name" }, t`Step `, this.stepText), this.steps),
+      (this.cutLabel = make("label", {}, make("span", { class: "kr-name", text: t`Before and after` }), this.cut)),
     );
-    this.root = make("section", { class: "kr-previews", "aria-label": "Previews", hidden: true }, make("h3", { text: "Previews" }));
+    this.root = make("section", { class: "kr-previews", "aria-label": t`Previews`, hidden: true }, make("h3", { text: t`Previews` }));
     this.root.append(make("div", { class: "kr-viewer" }, this.image, make("div", { class: "kr-beside" }, this.caption, this.sliders, this.strip)));
     for (const image of [this.before, this.after]) sharp(image, this.image);
     this.wipe();
@@ -77,9 +78,9 @@ export class Previews {
     this.place(this.before, alone ? null : first);
     this.image.classList.toggle("kr-alone", alone);
     this.cutLabel.hidden = alone;
-    say(this.beforeLabel, alone ? "" : `step ${first.step}`);
-    say(this.afterLabel, `step ${now.step}`);
-    say(this.caption, now.prompt || "No prompt");
+    say(this.beforeLabel, alone ? "" : t`step ${first.step}`);
+    say(this.afterLabel, t`step ${now.step}`);
+    say(this.caption, now.prompt || t`No prompt`);
     this.prompts(indices, now.step);
   }
 
@@ -88,7 +89,7 @@ export class Previews {
     if (sample === null) return;
     const wanted = this.url(sample, "full");
     if (image.getAttribute("src") !== wanted) image.setAttribute("src", wanted);
-    image.alt = `Preview at step ${sample.step}: ${sample.prompt}`;
+    image.alt = t`Preview at step ${sample.step}: ${sample.prompt}`;
   }
 
   prompts(indices, step) {
@@ -108,7 +109,7 @@ export class Previews {
       const sample = line.find((each) => each.step === step) || line[line.length - 1];
       button.dataset.index = String(index);
       button.setAttribute("aria-pressed", String(index === this.index));
-      button.setAttribute("aria-label", `Prompt ${index + 1}: ${sample.prompt}`);
+      button.setAttribute("aria-label", t`Prompt ${index + 1}: ${sample.prompt}`);
       button.title = sample.prompt;
       const wanted = this.url(sample, "thumb");
       const image = button.querySelector("img");
@@ -119,6 +120,6 @@ export class Previews {
   wipe() {
     const share = Number(this.cut.value);
     this.image.style.setProperty("--kl-cut", `${share}%`);
-    this.cut.setAttribute("aria-valuetext", `${share} % before, ${100 - share} % after`);
+    this.cut.setAttribute("aria-valuetext", t`${share} % before, ${100 - share} % after`);
   }
 }

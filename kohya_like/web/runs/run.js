@@ -3,10 +3,11 @@
 
 import { Console } from "../common/console.js";
 import { show } from "../common/address.js";
+import { t, translated } from "../common/language.js";
 import { findAll, make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { address, ask, Refused, repeat, withToken } from "../common/studio.js";
-import { bytes, duration, figure, moment } from "../common/words.js";
+import { bytes, duration, figure, moment, plural } from "../common/words.js";
 import { openTool } from "../tools/tools.js";
 import { Curve } from "./curve.js";
 import { Draw } from "./draw.js";
@@ -17,32 +18,32 @@ import { Previews } from "./previews.js";
 import { Times } from "./times.js";
 
 const WORDS = {
-  queued: "Waiting",
-  running: "Running",
-  finished: "Finished",
-  stopped: "Stopped",
-  failed: "Failed",
-  died: "Died",
-  damaged: "Damaged",
+  queued: t`Waiting`,
+  running: t`Running`,
+  finished: t`Finished`,
+  stopped: t`Stopped`,
+  failed: t`Failed`,
+  died: t`Died`,
+  damaged: t`Damaged`,
 };
 const PHASES = {
-  load: "Loading the model",
-  scan: "Looking at the images",
-  cache: "Filling the cache",
-  preflight: "Preflight",
-  rehearse: "Preflight", // of runs of 0.1
-  warmup: "Warming up",
-  train: "Training",
-  pause: "Paused",
-  sample: "Rendering previews",
-  save: "Saving",
-  validate: "Validating",
-  queued: "Waits for a free device",
-  finished: "Done",
-  stopped: "Stopped; can be resumed",
-  failed: "Ended with an error",
-  died: "Ended without a word",
-  damaged: "Its folder is damaged",
+  load: t`Loading the model`,
+  scan: t`Looking at the images`,
+  cache: t`Filling the cache`,
+  preflight: t`Preflight`,
+  rehearse: t`Preflight`, // of runs of 0.1
+  warmup: t`Warming up`,
+  train: t`Training`,
+  pause: t`Paused`,
+  sample: t`Rendering previews`,
+  save: t`Saving`,
+  validate: t`Validating`,
+  queued: t`Waits for a free device`,
+  finished: t`Done`,
+  stopped: t`Stopped; can be resumed`,
+  failed: t`Ended with an error`,
+  died: t`Ended without a word`,
+  damaged: t`Its folder is damaged`,
 };
 
 export function title(name) {
@@ -55,12 +56,12 @@ export function date(name, unix) {
   return when ? moment(when) : "";
 }
 
-export const stateWords = (state, stopping) => (stopping ? "Stopping" : WORDS[state] || state);
+export const stateWords = (state, stopping) => (stopping ? t`Stopping` : WORDS[state] || state);
 
 function waitWords({ held, not_before: time, after }) {
-  if (held) return "Held until it is released";
-  const told = [after && `after ${title(after)}`, 1000 * time > Date.now() && `at ${moment(1000 * time)}`].filter(Boolean);
-  return told.length ? `Starts ${told.join(", ")}` : PHASES.queued;
+  if (held) return t`Held until it is released`;
+  const told = [after && t`after ${title(after)}`, 1000 * time > Date.now() && t`at ${moment(1000 * time)}`].filter(Boolean);
+  return told.length ? t`Starts ${told.join(", ")}` : PHASES.queued;
 }
 
 export class RunView {
@@ -80,8 +81,8 @@ export class RunView {
     this.cause = make("div", { class: "kr-cause", hidden: true });
     this.warnings = make("div", { class: "kr-warnings", hidden: true });
     this.curve = new Curve(compact);
-    this.parts = new Lines({ compact, title: "Parts of the loss", about: "Read the parts of the loss at a step", smooth: true });
-    this.measures = new Lines({ compact, title: "Evaluations", about: "Read the evaluations at a step", smooth: false });
+    this.parts = new Lines({ compact, title: t`Parts of the loss`, about: t`Read the parts of the loss at a step`, smooth: true });
+    this.measures = new Lines({ compact, title: t`Evaluations`, about: t`Read the evaluations at a step`, smooth: false });
     this.times = new Times(compact);
     this.gpus = new Gpus(compact);
     this.previews = new Previews(compact);
@@ -125,14 +126,14 @@ export class RunView {
 
   buttons() {
     const button = (label, work, kind = "") => make("button", { type: "button", class: `kr-button ${kind}`, text: label, onclick: work });
-    this.stop = button("Stop", () => this.order("stop", "Asked to stop: it finishes its step, saves its state and ends."));
-    this.kill = button("End now", () => this.order("stop?now=1", "Ended without waiting; Resume continues from the last saved state."), "kr-danger");
-    this.resume = button("Resume", () => this.order("resume", "Continues from the last saved state."), "kr-primary");
-    this.use = button("Use these settings", () => this.options.use(this.name));
-    this.copy = button("Copy command", () => this.copyCommand());
-    this.drawButton = button("Draw", () => this.draw.open());
-    this.tryButton = button("Try it", () => this.tryIt());
-    return make("div", { class: "kr-actions", role: "group", "aria-label": "This run" }, this.stop, this.kill, this.resume, this.tryButton, this.drawButton, this.use, this.copy);
+    this.stop = button(t`Stop`, () => this.order("stop", t`Asked to stop: it finishes its step, saves its state and ends.`));
+    this.kill = button(t`End now`, () => this.order("stop?now=1", t`Ended without waiting; Resume continues from the last saved state.`), "kr-danger");
+    this.resume = button(t`Resume`, () => this.order("resume", t`Continues from the last saved state.`), "kr-primary");
+    this.use = button(t`Use these settings`, () => this.options.use(this.name));
+    this.copy = button(t`Copy command`, () => this.copyCommand());
+    this.drawButton = button(t`Draw`, () => this.draw.open());
+    this.tryButton = button(t`Try it`, () => this.tryIt());
+    return make("div", { class: "kr-actions", role: "group", "aria-label": t`This run` }, this.stop, this.kill, this.resume, this.tryButton, this.drawButton, this.use, this.copy);
   }
 
   // The Generate tab draws with what this run has saved.
@@ -218,7 +219,7 @@ export class RunView {
       this.note(error.message);
     } else {
       this.lost = true;
-      this.note("The studio does not answer. Training is not affected; trying again …");
+      this.note(t`The studio does not answer. Training is not affected; trying again …`);
     }
   }
 
@@ -241,7 +242,7 @@ export class RunView {
     const text = this.command[shell] || "";
     try {
       await navigator.clipboard.writeText(text);
-      this.note("The command is in the clipboard.");
+      this.note(t`The command is in the clipboard.`);
     } catch {
       // Without https or with the permission refused there is no clipboard: show it for copying by hand.
       this.note(text);
@@ -257,7 +258,7 @@ export class RunView {
     this.root.style.visibility = "";
     this.root.dataset.state = answer.state;
     say(this.heading, answer.label || title(answer.name));
-    say(this.when, `${answer.label ? `${title(answer.name)}, ` : ""}${date(answer.name, answer.started)}${answer.terminal ? ", from a terminal" : ""}`);
+    say(this.when, `${answer.label ? `${title(answer.name)}, ` : ""}${date(answer.name, answer.started)}${answer.terminal ? t`, from a terminal` : ""}`);
     this.showDesk(answer);
     this.badge.dataset.state = answer.state;
     say(this.badge, stateWords(answer.state, answer.stopping));
@@ -297,18 +298,18 @@ export class RunView {
   }
 
   progress(answer) {
-    const steps = answer.steps ? `${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? `${answer.step} steps` : "";
+    const steps = answer.steps ? t`${answer.step.toLocaleString()} of ${answer.steps.toLocaleString()} steps` : answer.step ? t`${answer.step} steps` : "";
     const parts = [];
-    let phase = PHASES[answer.phase] || answer.phase || "Starting";
+    let phase = PHASES[answer.phase] || answer.phase || t`Starting`;
     if (answer.state === "queued") phase = waitWords(answer.queue);
-    if (answer.phase === "sample" && this.evaluates) phase = "Evaluating";
+    if (answer.phase === "sample" && this.evaluates) phase = t`Evaluating`;
     if (answer.phase === "cache") {
-      const cached = Object.entries(answer.cached).map(([what, [done, total]]) => `${what === "text" ? "captions" : "images"} ${done} of ${total}`);
+      const cached = Object.entries(answer.cached).map(([what, [done, total]]) => what === "text" ? t`captions ${done} of ${total}` : t`images ${done} of ${total}`);
       if (cached.length) phase += `: ${cached.join(", ")}`;
     }
-    if (answer.stopping) phase = answer.ends_in_seconds ? `Stopping: ends by force in ${duration(answer.ends_in_seconds)} at the latest` : "Stopping";
+    if (answer.stopping) phase = answer.ends_in_seconds ? t`Stopping: ends by force in ${duration(answer.ends_in_seconds)} at the latest` : t`Stopping`;
     if (steps) parts.push(steps);
-    if (answer.eta_seconds !== null && answer.step) parts.push(`${duration(answer.eta_seconds)} left`);
+    if (answer.eta_seconds !== null && answer.step) parts.push(t`${duration(answer.eta_seconds)} left`);
     say(this.phase, phase);
     say(this.count, parts.join(" · "));
     this.bar.show(answer.fraction, answer.state === "running");
@@ -319,29 +320,29 @@ export class RunView {
     const last = this.curve.points[this.curve.points.length - 1];
     const rate = last ? last[5] : null;
     const seconds = answer.seconds_per_step;
-    const speed = seconds ? (seconds >= 1 ? `${figure(seconds, 3)} s/step` : `${figure(1 / seconds, 3)} steps/s`) : null;
-    this.tile("Loss", answer.loss === null ? null : figure(answer.loss), last ? `smoothed ${figure(last[4])}` : "");
-    this.tile("Learning rate", rate === null ? null : figure(rate, 3), "");
-    this.tile("Speed", speed, answer.images_per_second ? `${figure(answer.images_per_second, 3)} images/s` : "");
-    this.tile("Peak memory", answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null,
-      answer.forecast_gib ? `${figure(answer.forecast_gib, 3)} GiB were forecast` : "of the training");
+    const speed = seconds ? (seconds >= 1 ? t`${figure(seconds, 3)} s/step` : t`${figure(1 / seconds, 3)} steps/s`) : null;
+    this.tile(t`Loss`, answer.loss === null ? null : figure(answer.loss), last ? t`smoothed ${figure(last[4])}` : "");
+    this.tile(t`Learning rate`, rate === null ? null : figure(rate, 3), "");
+    this.tile(t`Speed`, speed, answer.images_per_second ? t`${figure(answer.images_per_second, 3)} images/s` : "");
+    this.tile(t`Peak memory`, answer.peak_gib ? `${figure(answer.peak_gib, 3)} GiB` : null,
+      answer.forecast_gib ? t`${figure(answer.forecast_gib, 3)} GiB were forecast` : t`of the training`);
     const wait = answer.data_fetch && seconds ? (100 * answer.data_fetch) / seconds : null;
-    this.tile("Waiting for data", wait === null ? null : `${figure(wait, 2)} %`, "of a step");
+    this.tile(t`Waiting for data`, wait === null ? null : `${figure(wait, 2)} %`, t`of a step`);
     this.session(answer);
     if (answer.state !== "running") this.usage(null);
   }
 
   session({ session, total, sessions }) {
-    const pauses = (seconds) => (seconds >= 0.5 ? `, ${duration(seconds)} in pauses` : "");
-    const steps = session.steps === 1 ? "1 step" : `${session.steps.toLocaleString()} steps`;
-    this.tile("This session", session.steps ? duration(session.trained_seconds) : null, `${steps}${pauses(session.paused_seconds)}`);
+    const pauses = (seconds) => (seconds >= 0.5 ? t`, ${duration(seconds)} in pauses` : "");
+    const steps = plural(session.steps, "step", "steps", session.steps.toLocaleString());
+    this.tile(t`This session`, session.steps ? duration(session.trained_seconds) : null, `${steps}${pauses(session.paused_seconds)}`);
     const many = sessions > 1 || (sessions === 1 && !session.steps);
-    this.tile("In total", many ? duration(total.trained_seconds) : null, `${sessions} sessions${pauses(total.paused_seconds)}`.replace(/^1 sessions/, "1 session"));
+    this.tile(t`In total`, many ? duration(total.trained_seconds) : null, `${plural(sessions, "session", "sessions")}${pauses(total.paused_seconds)}`);
   }
 
   usage(usage) {
-    this.tile("Processor", usage && usage.cpu_percent !== undefined ? `${Math.round(usage.cpu_percent)} %` : null, "100 % is one core");
-    this.tile("Memory now", usage ? `${figure(usage.memory_gib, 3)} GiB` : null, usage ? `of ${figure(usage.memory_total_gib, 3)} GiB` : "");
+    this.tile(t`Processor`, usage && usage.cpu_percent !== undefined ? `${Math.round(usage.cpu_percent)} %` : null, t`100 % is one core`);
+    this.tile(t`Memory now`, usage ? `${figure(usage.memory_gib, 3)} GiB` : null, usage ? t`of ${figure(usage.memory_total_gib, 3)} GiB` : "");
   }
 
   tile(name, value, note) {
@@ -371,12 +372,12 @@ export class RunView {
     say(this.drawButton, this.draw.words.button);
     this.tryButton.hidden = answer.evaluates || !answer.files.some(({ name }) => /(\.safetensors|model_index\.json)$/i.test(name));
     this.warnings.hidden = answer.warnings.length === 0;
-    const items = answer.warnings.map(([text, count]) => make("li", { text: count > 1 ? `${text} (${count} times)` : text }));
-    this.warnings.replaceChildren(make("h3", { text: items.length === 1 ? "Warning" : "Warnings" }), make("ul", {}, ...items));
+    const items = answer.warnings.map(([text, count]) => make("li", { text: count > 1 ? t`${translated(text)} (${count} times)` : translated(text) }));
+    this.warnings.replaceChildren(make("h3", { text: items.length === 1 ? t`Warning` : t`Warnings` }), make("ul", {}, ...items));
     this.files.hidden = answer.files.length === 0;
     const links = answer.files.map((file) => {
       const href = withToken(address(answer.name, `/file/${file.name.split("/").map(encodeURIComponent).join("/")}`));
-      const about = [file.note, bytes(file.bytes)].filter(Boolean).join(" · ");
+      const about = [translated(file.note), bytes(file.bytes)].filter(Boolean).join(" · ");
       return make("li", {}, make("a", { href, download: file.name.split("/").pop(), text: file.name }), make("span", { class: "kr-size", text: about }), this.verifier(file));
     });
     this.fileList.replaceChildren(...links);
@@ -384,7 +385,7 @@ export class RunView {
 
   verifier(file) {
     if (!/\.safetensors$/i.test(file.name) || this.drawsImages) return null;
-    return make("button", { type: "button", class: "kr-button", text: "Verify", "aria-label": `Verify ${file.name}`, onclick: () => openTool("verify_lora", { model: file.path }) });
+    return make("button", { type: "button", class: "kr-button", text: t`Verify`, "aria-label": t`Verify ${file.name}`, onclick: () => openTool("verify_lora", { model: file.path }) });
   }
 
   why(answer) {
@@ -393,13 +394,13 @@ export class RunView {
     const key = JSON.stringify(cause || null);
     if (!cause || key === this.causeShown) return;
     this.causeShown = key;
-    const lines = cause.lines.length ? make("pre", { class: "kr-lines", tabindex: 0, "aria-label": "Last lines of the log", text: cause.lines.join("\n") }) : null;
+    const lines = cause.lines.length ? make("pre", { class: "kr-lines", tabindex: 0, "aria-label": t`Last lines of the log`, text: cause.lines.join("\n") }) : null;
     this.cause.replaceChildren(
-      make("h3", { text: cause.text }),
-      cause.why ? make("p", { text: cause.why }) : "",
-      cause.advice ? make("p", { text: cause.advice }) : "",
-      cause.fix ? make("div", { class: "kr-fix" }, make("p", { text: cause.fix.text }), make("button", { type: "button", class: "kr-button kr-primary", text: cause.fix.button, onclick: () => this.mend(cause.fix) })) : "",
-      ...(lines ? [make("p", { class: "kr-note", text: "Last lines of the log" }), lines] : []),
+      make("h3", { text: translated(cause.text) }),
+      cause.why ? make("p", { text: translated(cause.why) }) : "",
+      cause.advice ? make("p", { text: translated(cause.advice) }) : "",
+      cause.fix ? make("div", { class: "kr-fix" }, make("p", { text: translated(cause.fix.text) }), make("button", { type: "button", class: "kr-button kr-primary", text: translated(cause.fix.button), onclick: () => this.mend(cause.fix) })) : "",
+      ...(lines ? [make("p", { class: "kr-note", text: t`Last lines of the log` }), lines] : []),
     );
     // The newest line says most.
     if (lines) lines.scrollTop = lines.scrollHeight;
@@ -412,7 +413,7 @@ export class RunView {
     try {
       const { run } = await ask(address(this.name, "/fix"), { method: "POST" });
       if (run !== this.name) this.options.open(run);
-      this.note("Started again.");
+      this.note(t`Started again.`);
     } catch (error) {
       this.note(error.message);
     }

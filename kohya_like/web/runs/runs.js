@@ -2,6 +2,7 @@
 
 import * as address from "../common/address.js";
 import { html, render } from "../common/html.js";
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { ask, repeat } from "../common/studio.js";
@@ -10,12 +11,12 @@ import { goTo } from "../train/form.js";
 import { date, RunView, stateWords, title } from "./run.js";
 
 const ORDERS = {
-  newest: ["Newest first", () => 0],
-  stars: ["Starred first", (one, other) => Number(other.starred) - Number(one.starred)],
-  name: ["By name", (one, other) => nameOf(one).localeCompare(nameOf(other), undefined, { numeric: true })],
-  state: ["By state", (one, other) => one.state.localeCompare(other.state)],
-  loss: ["Lowest loss first", (one, other) => (one.loss ?? Infinity) - (other.loss ?? Infinity)],
-  steps: ["Most steps first", (one, other) => other.step - one.step],
+  newest: [t`Newest first`, () => 0],
+  stars: [t`Starred first`, (one, other) => Number(other.starred) - Number(one.starred)],
+  name: [t`By name`, (one, other) => nameOf(one).localeCompare(nameOf(other), undefined, { numeric: true })],
+  state: [t`By state`, (one, other) => one.state.localeCompare(other.state)],
+  loss: [t`Lowest loss first`, (one, other) => (one.loss ?? Infinity) - (other.loss ?? Infinity)],
+  steps: [t`Most steps first`, (one, other) => other.step - one.step],
 };
 const nameOf = ({ label, name }) => label || title(name);
 
@@ -66,10 +67,10 @@ export function runs({ element, root, props, trigger }) {
     },
   });
   const tidy = async () => (await import("./tidy.js")).openTidy(() => look());
-  const none = make("div", { class: "kr-empty", hidden: true }, make("p", { text: "No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed." }),
-    make("button", { type: "button", class: "kr-button", text: "Disk and trash", onclick: tidy }));
-  const nav = make("nav", { class: "kr-nav", "aria-label": "Runs" });
-  const hint = make("p", { class: "kr-empty kr-hint", text: "Choose a run." });
+  const none = make("div", { class: "kr-empty", hidden: true }, make("p", { text: t`No runs yet. Start one in the Train tab; it appears here and stays, also when the studio is closed.` }),
+    make("button", { type: "button", class: "kr-button", text: t`Disk and trash`, onclick: tidy }));
+  const nav = make("nav", { class: "kr-nav", "aria-label": t`Runs` });
+  const hint = make("p", { class: "kr-empty kr-hint", text: t`Choose a run.` });
   const aside = make("div", { class: "kr-beside-one-another", hidden: true });
   const detail = make("div", { class: "kr-detail" }, hint, view.root, aside);
   const columns = make("div", { class: "kr-columns-runs", hidden: true }, nav, detail);
@@ -142,10 +143,10 @@ export function runs({ element, root, props, trigger }) {
   }
 
   function row({ name, label, notes, starred, tags, step, steps, loss, started, state, stopping }) {
-    const about = [name, label, notes, starred ? "starred ★" : "", ...tags];
+    const about = [name, label, notes, starred ? t`starred ★` : "", ...tags];
     const told = stateWords(state, stopping);
-    const counts = [steps ? `${step.toLocaleString()}\u00a0/\u00a0${steps.toLocaleString()}` : "", loss === null ? "" : `loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
-    const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label="starred">★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
+    const counts = [steps ? `${step.toLocaleString()}\u00a0/\u00a0${steps.toLocaleString()}` : "", loss === null ? "" : t`loss\u00a0${figure(loss, 3)}`].filter(Boolean).join(" · ");
+    const inside = html`<span class="kr-row-text"><span class="kr-row-name">${nameOf({ label, name })}${starred ? html` <span role="img" aria-label=${t`starred`}>★</span>` : ""}</span><span class="kr-row-about">${[date(name, started), counts, tags.join(", ")].filter(Boolean).join("\n")}</span></span>
         <span class="kr-badge" data-state=${state}>${told}</span>`;
     return html`<li key=${name} hidden=${!words.every((word) => `${about.join(" ")} ${told}`.toLowerCase().includes(word))}>
       ${compared
@@ -163,13 +164,13 @@ export function runs({ element, root, props, trigger }) {
       store("kl.runs.order", order);
       draw();
     };
-    render([html`<input type="search" placeholder="Find a run" aria-label="Find a run" class="kr-filter" hidden=${known.length < 6} onInput=${sift} />`,
-      html`<select aria-label="Order of the runs" class="kr-filter" hidden=${known.length < 2} value=${order} onChange=${sort}>${Object.entries(ORDERS).map(([value, [text]]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>`,
+    render([html`<input type="search" placeholder=${t`Find a run`} aria-label=${t`Find a run`} class="kr-filter" hidden=${known.length < 6} onInput=${sift} />`,
+      html`<select aria-label=${t`Order of the runs`} class="kr-filter" hidden=${known.length < 2} value=${order} onChange=${sort}>${Object.entries(ORDERS).map(([value, [text]]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>`,
       html`<ul class="kr-list">${[...known].sort(ORDERS[order][1]).map(row)}</ul>`,
-      html`<div class="kr-actions"><button type="button" class="kr-button" hidden=${known.length < 2} onClick=${() => (compared ? choose(chosen || known[0].name, true) : compare(chosen ? [chosen] : [], true))}>${compared ? "Back to one run" : "Compare runs"}</button>
-        <button type="button" class="kr-button" hidden=${!hasSweeps} onClick=${() => sweep("", true)}>Sweeps</button>
-        <button type="button" class="kr-button" onClick=${tidy}>Disk and trash</button>
-        <button type="button" class="kr-button" onClick=${async () => (await import("./notices.js")).openNotices()}>Notices</button></div>`], nav);
+      html`<div class="kr-actions"><button type="button" class="kr-button" hidden=${known.length < 2} onClick=${() => (compared ? choose(chosen || known[0].name, true) : compare(chosen ? [chosen] : [], true))}>${compared ? t`Back to one run` : t`Compare runs`}</button>
+        <button type="button" class="kr-button" hidden=${!hasSweeps} onClick=${() => sweep("", true)}>${t`Sweeps`}</button>
+        <button type="button" class="kr-button" onClick=${tidy}>${t`Disk and trash`}</button>
+        <button type="button" class="kr-button" onClick=${async () => (await import("./notices.js")).openNotices()}>${t`Notices`}</button></div>`], nav);
   }
 
   function show({ runs, sweeps: isSwept }) {
@@ -192,7 +193,7 @@ export function runs({ element, root, props, trigger }) {
       const missing = address.run();
       choose(runs.length ? runs[0].name : "");
       if (gone && chosen) view.note(gone);
-      else if (missing) view.note(`${missing} is not in the folders of this studio; this is the newest run.`);
+      else if (missing) view.note(t`${missing} is not in the folders of this studio; this is the newest run.`);
       gone = "";
     } else if (view.name !== chosen) choose(chosen);
     else if (!address.run()) address.shows(chosen);

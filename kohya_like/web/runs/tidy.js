@@ -1,6 +1,7 @@
 // What runs take of the disk, old states that may go, and the trash. Fetched when it is opened.
 
 import { html, render } from "../common/html.js";
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 import { post } from "../common/studio.js";
 import { bytes, moment, plural } from "../common/words.js";
@@ -8,11 +9,11 @@ import { openDialog } from "../picking/dialog.js";
 
 export async function openTidy(changed) {
   const root = make("div", { class: "kl-live kr-tidy" });
-  const dialog = openDialog("Disk and trash", root, make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button", text: "Close", onclick: () => dialog.close() })));
+  const dialog = openDialog(t`Disk and trash`, root, make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button", text: t`Close`, onclick: () => dialog.close() })));
   dialog.classList.add("kr-tidy-dialog");
   let known = null;
   let newest = false;
-  let told = "Adding up what the runs take …";
+  let told = t`Adding up what the runs take …`;
   let sure = ""; // what has been asked for once
   const left = new Set(); // runs whose states stay
 
@@ -60,22 +61,22 @@ export async function openTidy(changed) {
       sure = "";
       look();
     };
-    const clean = () => order("clean", { newest, runs: Object.fromEntries(chosen.map((run) => [run.name, run.steps])) }, ({ freed }) => `${bytes(freed)} are free again.`);
-    return html`<h3>Old states</h3><p class="kr-note">A run goes on from its newest whole state; older ones may go. Saved files and images stay. States do not go into the trash.</p>
-      <label class="kr-check"><input type="checkbox" checked=${newest} onChange=${also} /> Also the newest state of runs that have finished: they cannot be trained further then</label>
-      ${rows.length === 0 ? html`<p>There is none to delete.</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label="Runs with old states">${rows.map((run) => html`<li key=${run.name}><label class="kr-check"><input type="checkbox" checked=${!left.has(run.name)} onChange=${toggle(run.name)} />
-        <span>${run.label || run.name}</span></label><span class="kr-note">${plural(run.steps.length, "state", "states")} (${run.steps.length > 4 ? `${run.steps[0]} to ${run.steps.at(-1)}` : run.steps.join(", ")}), ${bytes(run.frees)}</span></li>`)}</ul>
-        ${chosen.length > 0 && asked("clean", `Clean up states: ${bytes(frees)}`, `Really delete ${plural(chosen.reduce((sum, run) => sum + run.steps.length, 0), "state", "states")}`, clean)}`}`;
+    const clean = () => order("clean", { newest, runs: Object.fromEntries(chosen.map((run) => [run.name, run.steps])) }, ({ freed }) => t`${bytes(freed)} are free again.`);
+    return html`<h3>${t`Old states`}</h3><p class="kr-note">${t`A run goes on from its newest whole state; older ones may go. Saved files and images stay. States do not go into the trash.`}</p>
+      <label class="kr-check"><input type="checkbox" checked=${newest} onChange=${also} /> ${t`Also the newest state of runs that have finished: they cannot be trained further then`}</label>
+      ${rows.length === 0 ? html`<p>${t`There is none to delete.`}</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`Runs with old states`}>${rows.map((run) => html`<li key=${run.name}><label class="kr-check"><input type="checkbox" checked=${!left.has(run.name)} onChange=${toggle(run.name)} />
+        <span>${run.label || run.name}</span></label><span class="kr-note">${plural(run.steps.length, "state", "states")} (${run.steps.length > 4 ? t`${run.steps[0]} to ${run.steps.at(-1)}` : run.steps.join(", ")}), ${bytes(run.frees)}</span></li>`)}</ul>
+        ${chosen.length > 0 && asked("clean", t`Clean up states: ${bytes(frees)}`, t`Really delete ${plural(chosen.reduce((sum, run) => sum + run.steps.length, 0), "state", "states")}`, clean)}`}`;
   }
 
   function trash() {
     const all = known.trash.reduce((sum, entry) => sum + entry.bytes, 0);
     const entries = known.trash.map((entry) => entry.name);
-    return html`<h3>Trash</h3>${entries.length === 0 ? html`<p>It is empty.</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label="In the trash">${known.trash.map((entry) => html`<li key=${entry.name}><span>${entry.what}</span>
-      <span class="kr-note">${moment(entry.time * 1000)}, ${bytes(entry.bytes)}</span><button type="button" class="kr-button" aria-label=${`Put ${entry.what} back`}
-        onClick=${() => order("restore", { entry: entry.name }, ({ what }) => `${what} is back.`)}>Put back</button></li>`)}</ul>
-      ${asked("empty", `Empty the trash: ${bytes(all)}`, "Really delete for ever", () => order("empty", { entries }, ({ freed }) => `${bytes(freed)} are free again.`))}
-      <p class="kr-note">What is older than 30 days goes by itself.</p>`}`;
+    return html`<h3>${t`Trash`}</h3>${entries.length === 0 ? html`<p>${t`It is empty.`}</p>` : html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`In the trash`}>${known.trash.map((entry) => html`<li key=${entry.name}><span>${entry.what}</span>
+      <span class="kr-note">${moment(entry.time * 1000)}, ${bytes(entry.bytes)}</span><button type="button" class="kr-button" aria-label=${t`Put ${entry.what} back`}
+        onClick=${() => order("restore", { entry: entry.name }, ({ what }) => t`${what} is back.`)}>${t`Put back`}</button></li>`)}</ul>
+      ${asked("empty", t`Empty the trash: ${bytes(all)}`, t`Really delete for ever`, () => order("empty", { entries }, ({ freed }) => t`${bytes(freed)} are free again.`))}
+      <p class="kr-note">${t`What is older than 30 days goes by itself.`}</p>`}`;
   }
 
   function draw() {
@@ -84,8 +85,8 @@ export async function openTidy(changed) {
     const all = known.runs.reduce((sum, run) => sum + run.bytes, 0);
     if (told.endsWith("…")) told = "";
     render([html`<p class="kr-status" role="status">${told}</p>`,
-      html`<p>${plural(known.runs.length, "run takes", "runs take")} ${bytes(all)}${known.free === null ? "" : `; ${bytes(known.free)} of the disk are free`}.</p>`,
-      html`<ul class="kr-tidy-list" tabindex="0" aria-label="The largest runs">${largest.map((run) => html`<li key=${run.name}><span>${run.label || run.name}</span><span class="kr-note">${bytes(run.bytes)}, states ${bytes(run.states)}</span></li>`)}</ul>`,
+      html`<p>${plural(known.runs.length, "run", "runs")}, ${bytes(all)}${known.free === null ? "" : t`; ${bytes(known.free)} of the disk are free`}.</p>`,
+      html`<ul class="kr-tidy-list" tabindex="0" aria-label=${t`The largest runs`}>${largest.map((run) => html`<li key=${run.name}><span>${run.label || run.name}</span><span class="kr-note">${t`${bytes(run.bytes)}, states ${bytes(run.states)}`}</span></li>`)}</ul>`,
       states(), trash()], root);
   }
 

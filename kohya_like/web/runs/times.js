@@ -1,5 +1,6 @@
 // Where the time of a step goes: its parts stacked over the steps, with what is in none of them on top.
 
+import { t } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { figure } from "../common/words.js";
 import { Plot } from "./plot.js";
@@ -11,14 +12,14 @@ const LENGTH = 13;
 // So few steps leave room for a line between the layers, which keeps them apart for those who do not see their colours.
 const ROOMY = 200;
 const PARTS = [
-  ["data", "waiting for data"],
-  ["work", "forward and backward"],
+  ["data", t`waiting for data`],
+  ["work", t`forward and backward`],
   ["optimizer", "optimizer"],
-  ["rest", "the rest"],
+  ["rest", t`the rest`],
 ];
 
 function words(seconds) {
-  return seconds < 1 ? `${figure(1000 * seconds, 3)} ms` : `${figure(seconds, 3)} s`;
+  return seconds < 1 ? t`${figure(1000 * seconds, 3)} ms` : `${figure(seconds, 3)} s`;
 }
 
 // Rows [step, seconds of each part ...] of what the studio tells of the steps. A GPU has no clock for the data.
@@ -33,9 +34,9 @@ export function partsOf(points, onGpu) {
 
 export class Times extends Plot {
   constructor(compact) {
-    super(compact ? 170 : 220, "Read the times at a step", "The times begin with the first step.");
+    super(compact ? 170 : 220, t`Read the times at a step`, t`The times begin with the first step.`);
     this.onGpu = false;
-    this.gpu = this.toggle("On the GPU's clock", false, (on) => {
+    this.gpu = this.toggle(t`On the GPU's clock`, false, (on) => {
       this.onGpu = on;
       this.points = partsOf(this.source, on);
     });
@@ -66,13 +67,13 @@ export class Times extends Plot {
     const sums = PARTS.map((part, place) => rows.reduce((sum, row) => sum + row[place + 1], 0));
     const all = sums.reduce((sum, value) => sum + value, 0) || 1;
     const shares = PARTS.map(([, name], place) => `${Math.round((100 * sums[place]) / all)} % ${name}`);
-    say(this.summary, `Time of a step: ${words(all / rows.length)}, ${shares.slice(0, 3).join(", ")}`);
+    say(this.summary, t`Time of a step: ${words(all / rows.length)}, ${shares.slice(0, 3).join(", ")}`);
   }
 
   describe(index) {
     const row = this.points[index];
     const parts = PARTS.map(([, name], place) => `${name} ${words(row[place + 1])}`);
-    return `Step ${row[0]}: ${words(Times.total(row))}; ${(this.onGpu ? parts.slice(1) : parts).join(", ")}`;
+    return t`Step ${row[0]}: ${words(Times.total(row))}; ${(this.onGpu ? parts.slice(1) : parts).join(", ")}`;
   }
 
   figure() {

@@ -4,6 +4,7 @@
 import { show as bringTab } from "../common/address.js";
 import { Console } from "../common/console.js";
 import { blame, makeBrowse, makeChoice, makeField } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
@@ -12,7 +13,7 @@ import { figure, moment } from "../common/words.js";
 
 const DRAFT = "kl.tools";
 const MAX_ROWS = 100;
-const WORDS = { running: "Running", finished: "Finished", failed: "Failed", cancelled: "Cancelled", died: "Died" };
+const WORDS = { running: t`Running`, finished: t`Finished`, failed: t`Failed`, cancelled: t`Cancelled`, died: t`Died` };
 
 // Brings the tab to the front, fills the form of a tool and starts it: one click from a finished file to its check. The tab may not have
 // been drawn yet.
@@ -48,8 +49,8 @@ function table(name, rows) {
 function drawAnswer(report) {
   const { lines, ...figures } = report && typeof report === "object" ? report : {};
   if (!Array.isArray(lines)) return drawReport(report);
-  return [make("pre", { class: "kl-tool-lines", tabindex: "0", role: "region", "aria-label": "Report", text: lines.join("\n") }),
-    make("details", { class: "kl-part-of" }, make("summary", {}, make("h3", { text: "All figures" })), ...drawReport(figures))];
+  return [make("pre", { class: "kl-tool-lines", tabindex: "0", role: "region", "aria-label": t`Report`, text: lines.join("\n") }),
+    make("details", { class: "kl-part-of" }, make("summary", {}, make("h3", { text: t`All figures` })), ...drawReport(figures))];
 }
 
 function drawReport(report, name = words) {
@@ -61,7 +62,7 @@ function drawReport(report, name = words) {
   const nodes = facts.length ? [make("dl", { class: "kl-factlist" }, ...facts.flatMap(([key, value]) => [make("dt", { text: name(key) }), make("dd", { text: said(value) })]))] : [];
   for (const [key, value] of entries.filter(([, each]) => !isFact(each))) {
     const count = Array.isArray(value) ? value.length : Object.keys(value).length;
-    const more = count > MAX_ROWS && Array.isArray(value) ? make("p", { class: "kl-note", text: `${count - MAX_ROWS} more stand in the report's file.` }) : null;
+    const more = count > MAX_ROWS && Array.isArray(value) ? make("p", { class: "kl-note", text: t`${count - MAX_ROWS} more stand in the report's file.` }) : null;
     const inside = make("details", { class: "kl-part-of", open: count <= 12 }, make("summary", {}, make("h3", { text: name(key) }), make("span", { class: "kl-facts", text: String(count) })),
       // Below the top the names are data, such as layers.
       ...(isTable(value) ? [table(name(key), value)] : drawReport(value, String)));
@@ -94,7 +95,7 @@ export function tools({ root }) {
   const view = resultView();
   const before = make("section", { class: "kl-card", "aria-labelledby": "kl-tool-before", hidden: true });
   root.append(make("div", { class: "kl-tool-columns" },
-    make("section", { class: "kl-card kl-tool-form", "aria-label": "Tool" }, pick, about, form, wrong, make("div", { class: "kl-row" }, go), status, files),
+    make("section", { class: "kl-card kl-tool-form", "aria-label": t`Tool` }, pick, about, form, wrong, make("div", { class: "kl-row" }, go), status, files),
     make("div", { class: "kl-tool-side" }, view.root, before)));
 
   const poll = repeat(root, async () => {
@@ -111,8 +112,9 @@ export function tools({ root }) {
 
   async function learn() {
     known = await ask("/kl/tools");
+    for (const tool of known.tools) tool.label = translated(tool.label);
     const tools = known.tools.map(({ name, label }) => [name, label]);
-    const row = makeChoice("Tool", "kl-tool", tools, choose);
+    const row = makeChoice(t`Tool`, "kl-tool", tools, choose);
     pick.replaceChildren(row.root);
     radios = row.radios;
     if (!known.tools.some((tool) => tool.name === chosen)) chosen = known.tools[0].name;
@@ -127,7 +129,7 @@ export function tools({ root }) {
     const rows = known.runs.filter((each) => each.name !== run);
     before.hidden = rows.length === 0;
     const labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, label]));
-    before.replaceChildren(make("h2", { id: "kl-tool-before", text: "Before" }), make("ul", { class: "kl-plain" }, ...rows.map((each) => make("li", {},
+    before.replaceChildren(make("h2", { id: "kl-tool-before", text: t`Before` }), make("ul", { class: "kl-plain" }, ...rows.map((each) => make("li", {},
       make("button", { type: "button", class: "kl-link", text: `${labels[each.tool]}, ${moment(1000 * each.started)}`, onclick: () => { show(each.name); poll(); } }),
       make("span", { class: "kl-facts", text: ` ${WORDS[each.state].toLowerCase()}` })))));
   }
@@ -142,14 +144,14 @@ export function tools({ root }) {
     store(DRAFT, drafts);
     const tool = toolOf(name);
     radios.get(name).checked = true;
-    about.textContent = tool.about;
+    about.textContent = translated(tool.about);
     go.textContent = tool.label;
     fields.clear();
     wrong.hidden = true;
     const basic = tool.fields.filter((spec) => spec.basic);
     const rest = tool.fields.filter((spec) => !spec.basic);
     form.replaceChildren(make("div", { class: "kl-grid kl-tool-grid" }, ...basic.map(drawField)));
-    if (rest.length) form.append(make("details", { class: "kl-tool-more" }, make("summary", { text: "More" }), make("div", { class: "kl-grid" }, ...rest.map(drawField))));
+    if (rest.length) form.append(make("details", { class: "kl-tool-more" }, make("summary", { text: t`More` }), make("div", { class: "kl-grid" }, ...rest.map(drawField))));
   }
 
   function drawField(spec) {
@@ -160,11 +162,11 @@ export function tools({ root }) {
     };
     const isFile = spec.path && spec.name !== "save_to";
     const adder = isFile && spec.control === "lines" ? drawAdder(spec, () => field.node, keep) : null;
-    const note = spec.name === "save_to" ? `A name without a folder lies in ${known.folder}. ` : "";
+    const note = spec.name === "save_to" ? t`A name without a folder lies in ${known.folder}. ` : "";
     const field = makeField(spec, ident, keep, { note, below: adder });
     if (spec.path) field.node.after(makeBrowse(spec, field.node));
     if (isFile && spec.control === "text") field.node.setAttribute("list", files.id);
-    if (spec.path) field.node.placeholder = spec.control === "lines" ? "one path a line" : spec.optional ? "none" : "a path on the studio's computer";
+    if (spec.path) field.node.placeholder = spec.control === "lines" ? t`one path a line` : spec.optional ? t`none` : t`a path on the studio's computer`;
     field.set(spec.name in draft() && typeof draft()[spec.name] === typeof spec.default ? draft()[spec.name] : spec.default);
     fields.set(spec.name, field);
     return field.root;
@@ -173,7 +175,7 @@ export function tools({ root }) {
   // A list of files takes further ones from those that runs have saved.
   function drawAdder(spec, nodeOf, keep) {
     if (!known.files.length) return null;
-    const adder = make("select", { "aria-label": `Add a saved file to ${spec.label}` }, make("option", { value: "", text: "Add a saved file …" }),
+    const adder = make("select", { "aria-label": t`Add a saved file to ${spec.label}` }, make("option", { value: "", text: t`Add a saved file …` }),
       ...known.files.map((path) => make("option", { value: path, text: path.split(/[\\/]/).slice(-2).join("/") })));
     adder.addEventListener("change", () => {
       const node = nodeOf();
@@ -236,12 +238,12 @@ export function tools({ root }) {
     const badge = make("span", { class: "kr-badge" });
     const bar = makeBar();
     const line = make("p", { class: "kl-note kl-tool-line" });
-    const cancel = make("button", { type: "button", class: "kl-button", text: "Cancel", onclick: () => stop() });
-    const verify = make("button", { type: "button", class: "kl-button", text: "Verify this file", onclick: () => openTool("verify_lora", { model: verify.dataset.path }) });
+    const cancel = make("button", { type: "button", class: "kl-button", text: t`Cancel`, onclick: () => stop() });
+    const verify = make("button", { type: "button", class: "kl-button", text: t`Verify this file`, onclick: () => openTool("verify_lora", { model: verify.dataset.path }) });
     const output = make("p", { class: "kl-note" });
     const report = make("div", { class: "kl-tool-report" });
     const log = new Console();
-    const box = make("section", { class: "kl-card", "aria-label": "Result", hidden: true },
+    const box = make("section", { class: "kl-card", "aria-label": t`Result`, hidden: true },
       make("div", { class: "kl-live" }, make("div", { class: "kl-row kl-between" }, title, badge), bar.root), line,
       make("div", { class: "kl-row" }, cancel, verify), output, report, make("div", { class: "kl-live" }, log.root));
     let shown = "";
@@ -273,12 +275,12 @@ export function tools({ root }) {
         bar.root.hidden = !running;
         bar.show(answer.percent === null ? null : answer.percent / 100, running);
         line.hidden = !running;
-        line.textContent = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "Starting …";
+        line.textContent = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || t`Starting …`;
         cancel.hidden = !running;
         verify.hidden = !answer.output;
         verify.dataset.path = answer.output;
         output.hidden = !answer.output;
-        output.textContent = answer.output ? `Written to ${answer.output}` : "";
+        output.textContent = answer.output ? t`Written to ${answer.output}` : "";
         log.update(answer.console);
         if (answer.state === "failed" || answer.state === "died") log.root.open = true;
         const key = JSON.stringify(answer.report);

@@ -1,6 +1,7 @@
 // What the server answers: problems, the command, what was found in a data set.
 
 import * as address from "../common/address.js";
+import { t, translated } from "../common/language.js";
 import { bring, copier, download, make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { plural } from "../common/words.js";
@@ -12,7 +13,7 @@ import { foresee } from "./starting.js";
 export function answers({ root, props, watch }) {
   const status = make("p", { class: "kl-answer", role: "status" });
   const wrong = make("section", { class: "kl-card kl-problems", hidden: true, tabindex: "-1", "aria-labelledby": "kl-problems" });
-  const report = make("section", { class: "kl-card kl-report", hidden: true, "aria-label": "Data set" });
+  const report = make("section", { class: "kl-card kl-report", hidden: true, "aria-label": t`Data set` });
   const output = make("section", { class: "kl-card kl-output", hidden: true, "aria-labelledby": "kl-command" });
   const imported = make("section", { class: "kl-card kl-import", hidden: true, tabindex: "-1", "aria-labelledby": "kl-imported" });
   const owner = make("section", { class: "kl-card kl-owner", hidden: true, tabindex: "-1", "aria-labelledby": "kl-owner" });
@@ -24,9 +25,9 @@ export function answers({ root, props, watch }) {
     problems.clear();
     const known = new Set(fieldsOf(run).map((spec) => spec.name));
     const items = found.map(({ option, message, run: about }) => {
-      if (!known.has(option)) return make("li", {}, make("span", { text: message }));
+      if (!known.has(option)) return make("li", {}, make("span", { text: translated(message) }));
       problems.set(option, [...(problems.get(option) || []), message]);
-      const link = make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) });
+      const link = make("button", { type: "button", class: "kl-link", text: translated(message), onclick: () => goTo(option) });
       return make("li", {}, link, about ? make("div", { class: "kl-row" }, ...furtherActions(about)) : null);
     });
     showMore();
@@ -50,8 +51,8 @@ export function answers({ root, props, watch }) {
       fill(run, { ...values().values, resume: "none" });
       document.getElementById("kl-start").click();
     };
-    return [make("button", { type: "button", class: "kl-button", text: "Open it", onclick: () => address.open(name) }),
-      make("button", { type: "button", class: "kl-button", text: "Train again", onclick: again })];
+    return [make("button", { type: "button", class: "kl-button", text: t`Open it`, onclick: () => address.open(name) }),
+      make("button", { type: "button", class: "kl-button", text: t`Train again`, onclick: again })];
   }
 
   // A command, and what was found in a data set, are those of the settings they were made for.
@@ -60,14 +61,14 @@ export function answers({ root, props, watch }) {
   const stale = make("p", { class: "kl-note", role: "status" });
   const now = () => JSON.stringify(values());
   onChange(() => {
-    stale.textContent = report.hidden || now() === looked ? "" : "The form has changed since; check again.";
+    stale.textContent = report.hidden || now() === looked ? "" : t`The form has changed since; check again.`;
     if (output.hidden || now() === printed) return;
     output.hidden = true;
-    status.textContent = "The settings have changed since the command was printed.";
+    status.textContent = t`The settings have changed since the command was printed.`;
   });
 
   function answer(value) {
-    status.textContent = value.note || "";
+    status.textContent = translated(value.note || "");
     output.hidden = output.hidden || value.output === null;
     if (value.fill) fill(value.fill.run, value.fill.adds ? { ...values().values, ...value.fill.texts } : value.fill.texts);
     listProblems(value.problems || []);
@@ -116,10 +117,10 @@ function showOutput(box, { commands, toml, about }) {
   const block = (node, label) => make("pre", { tabindex: "0", role: "region", "aria-label": label }, node);
   const tomlCode = make("code", { text: toml });
   box.replaceChildren(
-    make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-command", text: "Command" }), copier(() => code.textContent, "Copy the command")),
-    make("div", { class: "kl-row", role: "radiogroup", "aria-label": "Shell" }, pick("sh", "Linux, macOS"), pick("powershell", "PowerShell")),
-    block(code, "Command"), make("p", { class: "kl-note", text: about }),
-    make("div", { class: "kl-row kl-between" }, make("h3", { text: "Settings (TOML)" }), copier(() => toml, "Copy the TOML")), block(tomlCode, "Settings as TOML"));
+    make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-command", text: t`Command` }), copier(() => code.textContent, t`Copy the command`)),
+    make("div", { class: "kl-row", role: "radiogroup", "aria-label": t`Shell` }, pick("sh", t`Linux, macOS`), pick("powershell", t`PowerShell`)),
+    block(code, t`Command`), make("p", { class: "kl-note", text: translated(about) }),
+    make("div", { class: "kl-row kl-between" }, make("h3", { text: t`Settings (TOML)` }), copier(() => toml, t`Copy the TOML`)), block(tomlCode, t`Settings as TOML`));
   box.hidden = false;
 }
 
@@ -127,10 +128,10 @@ function showOutput(box, { commands, toml, about }) {
 function showReport(box, report) {
   box.hidden = !report;
   if (!report) return;
-  const facts = make("dl", { class: "kl-factlist" }, ...(report.facts || []).flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
-  const tables = (report.tables || []).flatMap((table) => [make("h3", { text: table.title }),
-    make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": table.title }, make("table", { class: "kl-table" },
-      make("thead", {}, make("tr", {}, ...table.head.map((text) => make("th", { scope: "col", text })))),
+  const facts = make("dl", { class: "kl-factlist" }, ...(report.facts || []).flatMap(([name, value]) => [make("dt", { text: translated(name) }), make("dd", { text: translated(value) })]));
+  const tables = (report.tables || []).flatMap((table) => [make("h3", { text: translated(table.title) }),
+    make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": translated(table.title) }, make("table", { class: "kl-table" },
+      make("thead", {}, make("tr", {}, ...table.head.map((text) => make("th", { scope: "col", text: translated(text) })))),
       make("tbody", {}, ...table.rows.map((row) => make("tr", {}, ...row.map((text) => make("td", { text })))))))]);
-  box.replaceChildren(make("h2", { text: report.title }), facts, ...tables, ...(report.notes || []).map((text) => make("p", { class: "kl-note", text })));
+  box.replaceChildren(make("h2", { text: translated(report.title) }), facts, ...tables, ...(report.notes || []).map((text) => make("p", { class: "kl-note", text: translated(text) })));
 }

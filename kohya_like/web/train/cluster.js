@@ -1,6 +1,7 @@
 // Export for cluster: a small form, and the files that train what is in the form on several machines, to read and to download. Starts nothing.
 
 import { blame, makeBrowse, makeField } from "../common/field.js";
+import { t } from "../common/language.js";
 import { bring, download, make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { post } from "../common/studio.js";
@@ -15,7 +16,7 @@ export function cluster({ root, props }) {
   const fields = new Map(); // option -> field
   const texts = () => Object.fromEntries([...fields].filter(([name]) => isMeant(specs.find((spec) => spec.name === name))).map(([name, field]) => [name, field.read()]));
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
-  const made = make("section", { class: "kl-exported", hidden: true, tabindex: "-1", "aria-label": "Files for the cluster" });
+  const made = make("section", { class: "kl-exported", hidden: true, tabindex: "-1", "aria-label": t`Files for the cluster` });
   const basics = make("div", { class: "kl-grid" });
   const more = make("div", { class: "kl-grid" });
 
@@ -54,7 +55,7 @@ export function cluster({ root, props }) {
     try {
       show(await post("/kl/train/cluster", { form, texts: texts() }));
     } catch (error) {
-      show({ problems: [{ option: "", message: `The studio does not answer: ${error.message}` }] });
+      show({ problems: [{ option: "", message: t`The studio does not answer: ${error.message}` }] });
     } finally {
       button.disabled = false;
     }
@@ -64,7 +65,7 @@ export function cluster({ root, props }) {
     blame(fields, wrong, answer.problems || []);
     made.hidden = !answer.files;
     if (!answer.files) return;
-    const save = make("button", { type: "button", class: "kl-button kl-strong", text: `Download ${answer.name}`, onclick: () => keep(answer) });
+    const save = make("button", { type: "button", class: "kl-button kl-strong", text: t`Download ${answer.name}`, onclick: () => keep(answer) });
     made.replaceChildren(make("div", { class: "kl-row kl-between" }, make("h3", { text: plural(answer.files.length, "file", "files") }), save),
       ...answer.files.map(({ name, text }) => make("details", { class: "kl-fold" }, make("summary", {}, make("code", { text: name })),
         make("pre", { tabindex: "0", role: "region", "aria-label": name }, make("code", { text })))));
@@ -76,11 +77,11 @@ export function cluster({ root, props }) {
     download(name, new Blob([bytes], { type: "application/zip" }));
   }
 
-  const button = make("button", { type: "button", class: "kl-button", text: "Write the files", onclick: write });
+  const button = make("button", { type: "button", class: "kl-button", text: t`Write the files`, onclick: write });
   root.append(make("details", { class: "kl-card kl-section kl-export" },
-    make("summary", {}, make("h2", { class: "kl-title", text: "Export for cluster" }), make("span", { class: "kl-hint", text: "Slurm, torchrun, Kubernetes" })),
+    make("summary", {}, make("h2", { class: "kl-title", text: t`Export for cluster` }), make("span", { class: "kl-hint", text: t`Slurm, torchrun, Kubernetes` })),
     make("div", { class: "kl-body" },
-      make("p", { class: "kl-note", text: "Files that train what is in the form on several machines. Nothing is started, and nothing is written here." }),
-      basics, make("details", { class: "kl-fold", ontoggle: (event) => event.target.open && bring(more) }, make("summary", {}, make("span", { text: "More" })), more),
+      make("p", { class: "kl-note", text: t`Files that train what is in the form on several machines. Nothing is started, and nothing is written here.` }),
+      basics, make("details", { class: "kl-fold", ontoggle: (event) => event.target.open && bring(more) }, make("summary", {}, make("span", { text: t`More` })), more),
       make("div", { class: "kl-row" }, button), wrong, made)));
 }

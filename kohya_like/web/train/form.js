@@ -2,6 +2,7 @@
 
 import schema from "../schema.js";
 import { makeBrowse, makeInput, shownDefault } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { find, findAll, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { promptRows } from "./prompts.js";
@@ -102,12 +103,12 @@ function drawControl(spec) {
   const node = makeInput(spec, id(spec.name));
   const isCheck = spec.control === "check";
   const wide = ["area", "lines", "prompts", "start", "gpus"].includes(spec.control) || (spec.group === "Basics" && spec.control === "text");
-  const told = spec.required ? "required" : spec.unless ? `required, unless ${spec.unless} is given` : `default ${shownDefault(spec)}`;
+  const told = spec.required ? t`required` : spec.unless ? t`required, unless ${spec.unless} is given` : t`default ${shownDefault(spec)}`;
   const facts = [spec.range, told].filter(Boolean).join(" · ");
   const help = make("p", { class: "kl-help", id: `${id(spec.name)}-help` }, ...rich(`${spec.help} `), make("span", { class: "kl-facts", text: facts }));
   const error = make("p", { class: "kl-error", id: `${id(spec.name)}-error`, hidden: true });
   const reset = make("button", {
-    type: "button", class: "kl-reset", hidden: true, text: "reset", "aria-label": `Reset ${spec.label} to ${shownDefault(spec)}`,
+    type: "button", class: "kl-reset", hidden: true, text: t`reset`, "aria-label": t`Reset ${spec.label} to ${shownDefault(spec)}`,
     onclick: () => {
       set(spec.default);
       edit(spec, spec.default);
@@ -119,13 +120,13 @@ function drawControl(spec) {
   const body = isCheck ? null : make("div", { class: "kl-control" }, node, spec.unit ? make("span", { class: "kl-unit", text: spec.unit }) : null);
   if (spec.path) body.append(makeBrowse(spec, node));
   if (spec.name === DATA) {
-    body.append(make("button", { type: "button", class: "kl-button kl-add", text: "Add images", onclick: () => addImages() }));
+    body.append(make("button", { type: "button", class: "kl-button kl-add", text: t`Add images`, onclick: () => addImages() }));
   }
   if (spec.suggestions) {
     body.append(make("datalist", { id: `${id(spec.name)}-list` }, ...spec.suggestions.map((text) => make("option", { value: text }))));
   }
   const owner = isGuest(spec) && ownerOf(spec);
-  const guest = owner && make("p", { class: "kl-note kl-guest", text: `An option of ${owner.label}, shown because it is set and takes effect.` });
+  const guest = owner && make("p", { class: "kl-note kl-guest", text: t`An option of ${owner.label}, shown because it is set and takes effect.` });
   const idle = spec.needs && make("p", { class: "kl-note", hidden: true });
   const root = make("div", { class: `kl-field${wide ? " kl-wide" : ""}`, "data-name": spec.name }, head, guest || null, idle || null, body, error, spec.name === BASE ? aboutBase() : null, help);
   const read = () => (isCheck ? node.checked : node.value);
@@ -154,7 +155,7 @@ function drawControl(spec) {
       const missing = hindrance(spec);
       root.classList.toggle("kl-asleep", missing !== null);
       idle.hidden = missing === null;
-      idle.textContent = missing ? `Has no effect until ${condition(missing)}.` : "";
+      idle.textContent = missing ? t`Has no effect until ${condition(missing)}.` : "";
     },
   };
   node.addEventListener(isCheck || spec.control === "select" ? "change" : "input", () => edit(spec, read()));
@@ -177,11 +178,11 @@ export function showProblem(name) {
   const control = controls.get(name);
   if (!control) return;
   const sentences = problems.get(name) || [];
-  const { node, error, root, spec } = control;
+  const { node, error, root } = control;
   const mark = control.editor ? control.editor.marked : node;
   error.hidden = sentences.length === 0;
   // The name and the help stand beside it already.
-  error.textContent = sentences.map((text) => (text === `${name} is missing: ${spec.help}` ? "This is required." : text.replace(`${name}: `, ""))).join(" ");
+  error.textContent = sentences.map((text) => (text.startsWith(`${name} is missing: `) ? t`This is required.` : translated(text).replace(`${name}: `, ""))).join(" ");
   root.classList.toggle("kl-wrong", sentences.length > 0);
   if (sentences.length && mark === node) node.setAttribute("aria-invalid", "true");
   else node.removeAttribute("aria-invalid");
@@ -196,7 +197,7 @@ function ordered(title) {
   const leading = mode.first.map((name) => blocks.flatMap((block) => block.specs).find((spec) => spec.name === name)).filter(Boolean);
   if (title === "Basics" || !leading.length) return blocks.filter((block) => block.specs.length);
   const rest = blocks.map(({ about, specs }) => ({ about, specs: specs.filter((spec) => !leading.includes(spec)) }));
-  return [{ about: mode.title, specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
+  return [{ about: translated(mode.title), specs: leading, leads: true }, ...rest].filter((block) => block.specs.length);
 }
 
 // What is built of a view is noted in it: areas are {specs, more}, folds, which hide some of them, {specs, fold, count, opened}.
@@ -217,7 +218,7 @@ function drawFields(view, specs) {
 
 function drawFold(view, title, specs) {
   const count = make("span", { class: "kl-facts" });
-  const fold = make("details", { class: "kl-fold" }, make("summary", {}, make("span", { text: title }), count), ...drawFields(view, specs));
+  const fold = make("details", { class: "kl-fold" }, make("summary", {}, make("span", { text: translated(title) }), count), ...drawFields(view, specs));
   view.folds.push({ specs, fold, count, opened: null });
   return fold;
 }
@@ -225,7 +226,7 @@ function drawFold(view, title, specs) {
 function countFolds(view) {
   for (const { specs, count } of view.folds) {
     const changed = specs.filter(isChanged).length;
-    count.textContent = changed ? `${changed} changed` : plural(specs.length, "setting", "settings");
+    count.textContent = changed ? t`${changed} changed` : plural(specs.length, "setting", "settings");
   }
 }
 
@@ -243,7 +244,7 @@ function tidy(view) {
       waiting.set(text, [...(waiting.get(text) || []), spec]);
     }
     more.replaceChildren(...[...waiting].map(([text, idle]) => make("button", {
-      type: "button", class: "kl-quiet", text: `Show ${plural(idle.length, "more setting", "more settings")}, for when ${text}`,
+      type: "button", class: "kl-quiet", text: t`Show ${plural(idle.length, "more setting", "more settings")}, for when ${text}`,
       onclick: () => {
         idle.forEach((spec) => wanted.add(spec.name));
         tidy(view);
@@ -306,7 +307,7 @@ export function fieldset({ root, props, detail: title }) {
       body.append(others);
       if (!blocks[0].leads) return;
       const count = blocks.slice(1).reduce((sum, block) => sum + block.specs.length, 0);
-      const more = make("button", { type: "button", class: "kl-quiet kl-unfold", text: `Show the other ${count} settings of ${title}` });
+      const more = make("button", { type: "button", class: "kl-quiet kl-unfold", text: t`Show the other ${count} settings of ${translated(title)}` });
       more.addEventListener("click", () => {
         view.unfold();
         find(others, "input, select, textarea").focus();
@@ -316,14 +317,14 @@ export function fieldset({ root, props, detail: title }) {
     };
     view.unfold = () => body.classList.remove("kl-folded");
     if (basics) {
-      root.append(make("section", { class: "kl-card kl-basics", "aria-labelledby": "kl-basics" }, make("h2", { id: "kl-basics", text: "Basics" }), body));
+      root.append(make("section", { class: "kl-card kl-basics", "aria-labelledby": "kl-basics" }, make("h2", { id: "kl-basics", text: t`Basics` }), body));
       view.build();
       return;
     }
     const badge = make("span", { class: "kl-badge" });
-    const heading = make("h2", { class: "kl-title", text: title });
+    const heading = make("h2", { class: "kl-title", text: translated(title) });
     const names = specs.slice(0, 4).map((spec) => spec.label.replace(/^[A-Z](?![A-Z])/, (letter) => letter.toLowerCase())).join(", ");
-    const hint = make("span", { class: "kl-hint", text: `${names} … ${specs.length} settings` });
+    const hint = make("span", { class: "kl-hint", text: t`${names} … ${specs.length} settings` });
     view.details = make("details", { class: "kl-card kl-section" }, make("summary", {}, heading, hint, badge), body);
     // A click comes before the browser opens it, the toggle event a moment after: somebody tabbing on at once must find the fields.
     view.details.firstChild.addEventListener("click", () => view.build());
@@ -333,7 +334,7 @@ export function fieldset({ root, props, detail: title }) {
     view.count = () => {
       const changed = specs.filter(isChanged).length;
       const wrong = specs.filter((spec) => problems.has(spec.name)).length;
-      badge.textContent = [wrong ? plural(wrong, "problem", "problems") : "", changed ? `${changed} changed` : ""].filter(Boolean).join(" · ");
+      badge.textContent = [wrong ? plural(wrong, "problem", "problems") : "", changed ? t`${changed} changed` : ""].filter(Boolean).join(" · ");
       badge.classList.toggle("kl-wrong", wrong > 0);
       hint.hidden = changed + wrong > 0;
     };
@@ -378,20 +379,20 @@ function applyFilter() {
 
 function matches(spec) {
   if (filter.changed && !isChanged(spec)) return false;
-  const text = `${spec.name} ${spec.name.replace(/_/g, " ")} ${spec.label} ${spec.help} ${spec.group}`.toLowerCase();
+  const text = `${spec.name} ${spec.name.replace(/_/g, " ")} ${spec.label} ${spec.help} ${translated(spec.group)}`.toLowerCase();
   return filter.words.every((word) => text.includes(word));
 }
 
 export function toolbar({ root }) {
   const status = make("p", { class: "kl-status", role: "status" });
-  const search = make("input", { type: "search", id: "kl-search", placeholder: "Search all settings", "aria-label": "Search all settings", autocomplete: "off" });
+  const search = make("input", { type: "search", id: "kl-search", placeholder: t`Search all settings`, "aria-label": t`Search all settings`, autocomplete: "off" });
   const changed = make("input", { type: "checkbox", id: "kl-only-changed" });
   const update = () => {
     filter.words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     filter.changed = changed.checked;
     const { active, total, elsewhere } = applyFilter();
-    const found = total ? plural(total, "setting", "settings") : elsewhere.length ? "" : "No setting matches; try another word";
-    const more = elsewhere.map((spec) => `${spec.name} belongs to ${ownerOf(spec).label}`).join(", ");
+    const found = total ? plural(total, "setting", "settings") : elsewhere.length ? "" : t`No setting matches; try another word`;
+    const more = elsewhere.map((spec) => t`${spec.name} belongs to ${ownerOf(spec).label}`).join(", ");
     status.textContent = active ? [found, more].filter(Boolean).join("; ") : "";
   };
   const all = (open) => () => {
@@ -411,9 +412,9 @@ export function toolbar({ root }) {
     update();
   };
   root.append(make("div", { class: "kl-toolbar", role: "search" }, search,
-    make("label", { class: "kl-toggle" }, changed, make("span", { text: "Only changed" })),
-    make("button", { type: "button", class: "kl-quiet", text: "Open all", onclick: all(true) }),
-    make("button", { type: "button", class: "kl-quiet", text: "Close all", onclick: all(false) })), status);
+    make("label", { class: "kl-toggle" }, changed, make("span", { text: t`Only changed` })),
+    make("button", { type: "button", class: "kl-quiet", text: t`Open all`, onclick: all(true) }),
+    make("button", { type: "button", class: "kl-quiet", text: t`Close all`, onclick: all(false) })), status);
 }
 
 export function goTo(name) {

@@ -1,6 +1,7 @@
 // Files that fill the form: opened, dropped on the page, or named by their path; and the report of what became of each of their keys.
 
 import { makeBrowse } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { copier, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { addImages, goTo } from "./form.js";
@@ -39,7 +40,7 @@ let again = (_program) => {};
 
 export function keep({ root, trigger }) {
   const picked = make("input", { type: "file", id: "kl-load", accept: ".toml,.json,.yaml,.yml,.safetensors,.sh,.bat,.cmd,.ps1,text/plain", class: "kl-file" });
-  const path = make("input", { type: "text", id: "kl-load-path", placeholder: "or a path on the studio's computer", "aria-label": "Path of a settings or LoRA file on the studio's computer", autocomplete: "off", spellcheck: "false" });
+  const path = make("input", { type: "text", id: "kl-load-path", placeholder: t`or a path on the studio's computer`, "aria-label": t`Path of a settings or LoRA file on the studio's computer`, autocomplete: "off", spellcheck: "false" });
   // A file that describes data alone is for the run that is in the form.
   const ask = (what) => trigger("open_file", (asked = { ...what, form: run }));
   again = (program) => ask({ ...asked, program });
@@ -51,15 +52,15 @@ export function keep({ root, trigger }) {
   // Not named "path": gradio takes an object with a path for a file of its own and refuses it.
   const loadPath = () => path.value.trim() && ask({ where: path.value.trim() });
   path.addEventListener("keydown", (event) => event.key === "Enter" && loadPath());
-  const about = "Settings of this studio, of kohya's programs or of another trainer (TOML, JSON, YAML), a script with a command line, or a LoRA file: its header tells how it was trained. You may also drop it on this page, or paste a command line.";
-  const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: "Settings file" }),
+  const about = t`Settings of this studio, of kohya's programs or of another trainer (TOML, JSON, YAML), a script with a command line, or a LoRA file: its header tells how it was trained. You may also drop it on this page, or paste a command line.`;
+  const keep = make("section", { class: "kl-card kl-keep", "aria-labelledby": "kl-keep" }, make("h2", { id: "kl-keep", text: t`Settings file` }),
     make("div", { class: "kl-row" },
-      make("button", { type: "button", class: "kl-button", text: "Save TOML", onclick: () => trigger("save_file", {}) }),
-      ...["sd-scripts", "ai-toolkit", "musubi-tuner", "OneTrainer"].map((program) => make("button", { type: "button", class: "kl-quiet", text: `Save for ${program}`, onclick: () => trigger("save_file", { program }) })),
-      make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: "Open a file" }))),
-    make("div", { class: "kl-row" }, path, makeBrowse({ name: "settings", label: "a settings or LoRA file", path: "file" }, path), make("button", { type: "button", class: "kl-button", text: "Open", "aria-label": "Open the file at this path", onclick: loadPath })),
+      make("button", { type: "button", class: "kl-button", text: t`Save TOML`, onclick: () => trigger("save_file", {}) }),
+      ...["sd-scripts", "ai-toolkit", "musubi-tuner", "OneTrainer"].map((program) => make("button", { type: "button", class: "kl-quiet", text: t`Save for ${program}`, onclick: () => trigger("save_file", { program }) })),
+      make("span", { class: "kl-upload" }, picked, make("label", { for: "kl-load", class: "kl-button", text: t`Open a file` }))),
+    make("div", { class: "kl-row" }, path, makeBrowse({ name: "settings", label: t`a settings or LoRA file`, path: "file" }, path), make("button", { type: "button", class: "kl-button", text: t`Open`, "aria-label": t`Open the file at this path`, onclick: loadPath })),
     make("p", { class: "kl-note", text: about }));
-  const target = make("div", { class: "kl-drop", hidden: true, "aria-hidden": "true" }, make("p", { text: "Drop images to add them, or settings to fill the form" }));
+  const target = make("div", { class: "kl-drop", hidden: true, "aria-hidden": "true" }, make("p", { text: t`Drop images to add them, or settings to fill the form` }));
   root.append(keep, target);
   catchDrops(root, target, open);
   catchLines(root, ask);
@@ -111,10 +112,10 @@ export function showQuestion(box, asking) {
     box.hidden = true;
     again(program);
   };
-  box.replaceChildren(make("h2", { id: "kl-owner", text: `Which program is ${asking.name} from?` }),
-    make("p", { class: "kl-note", text: "Its settings have the names that more than one of them uses." }),
+  box.replaceChildren(make("h2", { id: "kl-owner", text: t`Which program is ${asking.name} from?` }),
+    make("p", { class: "kl-note", text: t`Its settings have the names that more than one of them uses.` }),
     make("div", { class: "kl-row" }, ...asking.programs.map((program) => make("button", { type: "button", class: "kl-button", text: program, onclick: () => answer(program) })),
-      make("button", { type: "button", class: "kl-quiet", text: "None of them", onclick: () => showQuestion(box, null) })));
+      make("button", { type: "button", class: "kl-quiet", text: t`None of them`, onclick: () => showQuestion(box, null) })));
   box.focus();
 }
 
@@ -124,9 +125,9 @@ export function showQuestion(box, asking) {
 function warn(conflicts) {
   document.querySelectorAll(".kl-conflicts").forEach((banner) => banner.remove());
   if (!conflicts.length) return;
-  const banner = make("section", { class: "kl-card kl-conflicts", role: "alert", "aria-label": "What gave way" }, make("h2", { text: "What decides the result or the memory, and is different here" }),
-    make("ul", {}, ...conflicts.map((text) => make("li", { text }))),
-    make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the note on what gave way", onclick: () => banner.remove() }));
+  const banner = make("section", { class: "kl-card kl-conflicts", role: "alert", "aria-label": t`What gave way` }, make("h2", { text: t`What decides the result or the memory, and is different here` }),
+    make("ul", {}, ...conflicts.map((text) => make("li", { text: translated(text) }))),
+    make("button", { type: "button", class: "kl-quiet", text: t`Close`, "aria-label": t`Close the note on what gave way`, onclick: () => banner.remove() }));
   document.querySelector(".kl-main").prepend(banner);
   banner.scrollIntoView({ block: "nearest" });
 }
@@ -138,11 +139,11 @@ export function showImport(box, imported) {
   if (!imported) return;
   const { name, origin, label, rows, missing, conflicts } = imported;
   const count = (verdict) => rows.filter((row) => row.verdict === verdict).length;
-  const search = make("input", { type: "search", "aria-label": "Search what was read", placeholder: "Search what was read", autocomplete: "off" });
+  const search = make("input", { type: "search", "aria-label": t`Search what was read`, placeholder: t`Search what was read`, autocomplete: "off" });
   const status = make("p", { class: "kl-status", role: "status" });
   const body = make("tbody");
   const buttons = VERDICTS.filter(count).map((verdict) => {
-    const button = make("button", { type: "button", class: "kl-chip", "aria-pressed": "false", "data-verdict": verdict, text: `${verdict} ${count(verdict)}` });
+    const button = make("button", { type: "button", class: "kl-chip", "aria-pressed": "false", "data-verdict": verdict, text: `${translated(verdict)} ${count(verdict)}` });
     button.addEventListener("click", () => {
       button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
       sift();
@@ -159,23 +160,23 @@ export function showImport(box, imported) {
     const found = shown();
     status.textContent = found.length === rows.length ? "" : plural(found.length, "row", "rows");
     body.replaceChildren(...found.map((row) => make("tr", {}, make("th", { scope: "row" }, make("code", { text: row.key }), make("div", { class: "kl-value", text: row.value })),
-      make("td", {}, make("div", { class: "kl-verdict", "data-verdict": row.verdict, text: row.verdict }), ...rich(row.text)))));
+      make("td", {}, make("div", { class: "kl-verdict", "data-verdict": row.verdict, text: translated(row.verdict) }), ...rich(translated(row.text))))));
   };
   search.addEventListener("input", sift);
   const known = new Set(fieldsOf(run).map((spec) => spec.name));
   const wanting = missing.map(({ option, message }) => make("li", {}, known.has(option)
-    ? make("button", { type: "button", class: "kl-link", text: message, onclick: () => goTo(option) }) : make("span", { text: message })));
+    ? make("button", { type: "button", class: "kl-link", text: translated(message), onclick: () => goTo(option) }) : make("span", { text: translated(message) })));
   const all = () => [`${name}: ${origin}, ${label}`, ...missing.map(({ message }) => `missing\t${message}`),
     ...shown().map((row) => [row.verdict, row.key, row.value, row.text].join("\t"))].join("\n");
-  const close = make("button", { type: "button", class: "kl-quiet", text: "Close", "aria-label": "Close the import report", onclick: () => { box.hidden = true; document.getElementById("kl-load").focus(); } });
+  const close = make("button", { type: "button", class: "kl-quiet", text: t`Close`, "aria-label": t`Close the import report`, onclick: () => { box.hidden = true; document.getElementById("kl-load").focus(); } });
   box.replaceChildren(...[
-    make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-imported", text: `What became of ${name}` }), make("div", {}, copier(all, "Copy the report"), close)),
-    make("p", { class: "kl-note", text: `${origin}${origin.includes(label) ? "" : `, ${label}`}. ${plural(rows.length, "key", "keys")} read.` }),
-    missing.length ? make("h3", { text: "Missing, to be filled in by you" }) : null,
+    make("div", { class: "kl-row kl-between" }, make("h2", { id: "kl-imported", text: t`What became of ${name}` }), make("div", {}, copier(all, t`Copy the report`), close)),
+    make("p", { class: "kl-note", text: `${translated(origin)}${origin.includes(label) ? "" : `, ${label}`}. ${t`Entries read: ${rows.length}.`}` }),
+    missing.length ? make("h3", { text: t`Missing, to be filled in by you` }) : null,
     missing.length ? make("ul", { class: "kl-missing" }, ...wanting) : null,
     make("div", { class: "kl-row" }, ...buttons, search), status,
-    make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": "What became of each key" }, make("table", { class: "kl-table" },
-      make("thead", {}, make("tr", {}, ...["In the file", "Here"].map((text) => make("th", { scope: "col", text })))), body)),
+    make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": t`What became of each key` }, make("table", { class: "kl-table" },
+      make("thead", {}, make("tr", {}, ...[t`In the file`, t`Here`].map((text) => make("th", { scope: "col", text })))), body)),
   ].filter(Boolean));
   sift();
   box.focus();

@@ -2,6 +2,7 @@
 
 import schema from "../schema.js";
 import { makeChoice } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { choose, fill } from "./form.js";
@@ -9,8 +10,8 @@ import { familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
 
 export function kinds({ root }) {
   const family = () => familyOf(run);
-  const families = makeChoice("Model family", "kl-family", Object.entries(schema.families), (name) => choose(name, mode.name));
-  const modes = makeChoice("What is trained", "kl-mode", schema.modes.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
+  const families = makeChoice(t`Model family`, "kl-family", Object.entries(schema.families), (name) => choose(name, mode.name));
+  const modes = makeChoice(t`What is trained`, "kl-mode", schema.modes.map(({ name, label }) => [name, label]), (name) => choose(family(), name));
   const about = make("p", { class: "kl-note", id: "kl-mode-about", role: "status" });
   const having = (each) => Object.entries(schema.families).filter(([name]) => schema.runs[keyOf(name, each)]).map(([, label]) => label).join(", ");
   const show = () => {
@@ -18,7 +19,7 @@ export function kinds({ root }) {
     modes.radios.get(mode.name).checked = true;
     const absent = schema.modes.filter((each) => !schema.runs[keyOf(family(), each)]);
     for (const each of schema.modes) modes.radios.get(each.name).disabled = absent.includes(each);
-    const words = [mode.about, ...absent.map((each) => `${each.label} is for ${having(each)}.`)].join(" ");
+    const words = [mode.about, ...absent.map((each) => t`${each.label} is for ${having(each)}.`)].join(" ");
     if (about.textContent !== words) about.textContent = words;
   };
   onChange(show);
@@ -27,31 +28,31 @@ export function kinds({ root }) {
 }
 
 // Four questions that fill the form. done() is called once it is filled.
-const guideButton = (look = "", done = () => {}) => make("button", { type: "button", class: `kl-button ${look}`, text: "Guide me", onclick: async () => (await import("../guide/guide.js")).guide(done) });
+const guideButton = (look = "", done = () => {}) => make("button", { type: "button", class: `kl-button ${look}`, text: t`Guide me`, onclick: async () => (await import("../guide/guide.js")).guide(done) });
 
 // ---- presets: choose, see what would change, use; keep one's own
 
 export function presets({ root, props, trigger, watch }) {
   const picker = make("select", { id: "kl-preset" });
   const view = make("div", { class: "kl-preset", "aria-live": "polite" });
-  const name = make("input", { type: "text", id: "kl-preset-name", placeholder: "Name of your preset", "aria-label": "Name of your preset", autocomplete: "off" });
+  const name = make("input", { type: "text", id: "kl-preset-name", placeholder: t`Name of your preset`, "aria-label": t`Name of your preset`, autocomplete: "off" });
   const keep = () => trigger("keep_preset", { name: name.value });
-  const form = make("div", { class: "kl-row" }, name, make("button", { type: "button", class: "kl-button", text: "Save my settings", onclick: keep }));
-  const own = make("details", { class: "kl-own" }, make("summary", { text: "Save these settings as a preset" }), form);
+  const form = make("div", { class: "kl-row" }, name, make("button", { type: "button", class: "kl-button", text: t`Save my settings`, onclick: keep }));
+  const own = make("details", { class: "kl-own" }, make("summary", { text: t`Save these settings as a preset` }), form);
   // Seen with the keyboard only: past all the settings.
   const start = () => document.getElementById("kl-start").focus();
-  const skip = make("button", { type: "button", class: "kl-button kl-skip", text: "Skip to Start training", onclick: start });
+  const skip = make("button", { type: "button", class: "kl-button kl-skip", text: t`Skip to Start training`, onclick: start });
   name.addEventListener("keydown", (event) => event.key === "Enter" && keep());
   picker.addEventListener("change", () => (picker.value ? trigger("choose_preset", { name: picker.value, run }) : view.replaceChildren()));
-  const asking = make("div", { class: "kl-row" }, guideButton(), make("button", { type: "button", class: "kl-button", text: "Explain my settings", onclick: async () => (await import("../guide/explain.js")).explain() }));
-  root.append(asking, make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: "Preset" }), picker), view, own, skip);
+  const asking = make("div", { class: "kl-row" }, guideButton(), make("button", { type: "button", class: "kl-button", text: t`Explain my settings`, onclick: async () => (await import("../guide/explain.js")).explain() }));
+  root.append(asking, make("div", { class: "kl-pick" }, make("label", { for: "kl-preset", text: t`Preset` }), picker), view, own, skip);
 
   function list() {
     const chosen = picker.value;
     const offered = ((props.value || {}).presets || []).filter((preset) => preset.run === run);
-    const group = (label, items) => (items.length ? [make("optgroup", { label }, ...items.map((item) => make("option", { value: item.name, text: item.title })))] : []);
-    picker.replaceChildren(make("option", { value: "", text: "Choose a starting point …" }),
-      ...group("Built in", offered.filter((item) => !item.own)), ...group("Yours", offered.filter((item) => item.own)));
+    const group = (label, items) => (items.length ? [make("optgroup", { label }, ...items.map((item) => make("option", { value: item.name, text: translated(item.title) })))] : []);
+    picker.replaceChildren(make("option", { value: "", text: t`Choose a starting point …` }),
+      ...group(t`Built in`, offered.filter((item) => !item.own)), ...group(t`Yours`, offered.filter((item) => item.own)));
     picker.value = offered.some((item) => item.name === chosen) ? chosen : "";
   }
 
@@ -61,15 +62,15 @@ export function presets({ root, props, trigger, watch }) {
     // The list alone, which may come after somebody has chosen: that stays.
     if (!value.message && !value.chosen) return;
     view.replaceChildren();
-    if (value.message) view.append(make("p", { class: "kl-note", text: value.message }));
+    if (value.message) view.append(make("p", { class: "kl-note", text: translated(value.message) }));
     const chosen = value.chosen;
     if (!chosen) return;
     picker.value = chosen.name;
-    view.append(make("p", { class: "kl-note", text: chosen.about }));
+    view.append(make("p", { class: "kl-note", text: translated(chosen.about) }));
     const use = () => {
       fill(chosen.run, chosen.texts);
       picker.value = "";
-      view.replaceChildren(make("p", { class: "kl-note", text: `The form now has the settings of ${chosen.title}. Your folders, prompts and names stayed where the preset does not set them.` }));
+      view.replaceChildren(make("p", { class: "kl-note", text: t`The form now has the settings of ${translated(chosen.title)}. Your folders, prompts and names stayed where the preset does not set them.` }));
       picker.focus();
     };
     const drop = () => {
@@ -77,18 +78,18 @@ export function presets({ root, props, trigger, watch }) {
       view.replaceChildren();
       picker.focus();
     };
-    const rows = chosen.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: change.label }),
+    const rows = chosen.changes.map((change) => make("tr", {}, make("th", { scope: "row", text: translated(change.label) }),
       make("td", { text: change.before }), make("td", { text: change.after })));
     if (rows.length) {
-      view.append(make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": "What the preset changes" },
-        make("table", { class: "kl-table" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: "Setting" }),
-          make("th", { scope: "col", text: "Now" }), make("th", { scope: "col", text: "With the preset" }))), make("tbody", {}, ...rows))));
+      view.append(make("div", { class: "kl-scroll", tabindex: "0", role: "region", "aria-label": t`What the preset changes` },
+        make("table", { class: "kl-table" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: t`Setting` }),
+          make("th", { scope: "col", text: t`Now` }), make("th", { scope: "col", text: t`With the preset` }))), make("tbody", {}, ...rows))));
     } else {
-      view.append(make("p", { class: "kl-note", text: "The form has these settings already." }));
+      view.append(make("p", { class: "kl-note", text: t`The form has these settings already.` }));
     }
     view.append(make("div", { class: "kl-row" },
-      make("button", { type: "button", class: "kl-button kl-strong", text: "Use this preset", onclick: use }),
-      make("button", { type: "button", class: "kl-quiet", text: "Not now", onclick: drop })));
+      make("button", { type: "button", class: "kl-button kl-strong", text: t`Use this preset`, onclick: use }),
+      make("button", { type: "button", class: "kl-quiet", text: t`Not now`, onclick: drop })));
   }
   watch("value", show);
   let drawnFor = run;
@@ -111,11 +112,11 @@ export function welcome({ root, props, trigger }) {
     store("kl.seen", true);
     card.remove();
   };
-  card.append(make("h2", { id: "kl-welcome", text: "New here?" }),
-    make("p", { text: "Guide me asks four questions about your own images and fills in the form. The demo teaches a tiny built-in model a shape it has never seen, a star: no download, no GPU, a few minutes on any computer, and every step that a real run has." }),
+  card.append(make("h2", { id: "kl-welcome", text: t`New here?` }),
+    make("p", { text: t`Guide me asks four questions about your own images and fills in the form. The demo teaches a tiny built-in model a shape it has never seen, a star: no download, no GPU, a few minutes on any computer, and every step that a real run has.` }),
     make("div", { class: "kl-row" },
       guideButton("kl-strong", close),
-      make("button", { type: "button", class: "kl-button", text: "Train the demo", onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
-      make("button", { type: "button", class: "kl-quiet", text: "I have my own images", onclick: close })));
+      make("button", { type: "button", class: "kl-button", text: t`Train the demo`, onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
+      make("button", { type: "button", class: "kl-quiet", text: t`I have my own images`, onclick: close })));
   root.append(card);
 }

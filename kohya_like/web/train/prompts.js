@@ -1,6 +1,7 @@
 // The editor of sample prompts: rows that read and write kohya's text (`a prompt --w 512 --n blurry`), one prompt a line. The text stays
 // what is kept and sent.
 
+import { t } from "../common/language.js";
 import { find, make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
 import { isFile, parse, serialise, setFlag, setFurther, strip, written } from "./prompt_lines.js";
@@ -24,12 +25,12 @@ function columns() {
   const specs = new Map(fieldsOf(run).map((spec) => [spec.name, spec]));
   const sampler = specs.get("sample_sampler");
   return [
-    { flag: "n", label: "Negative prompt", wide: true },
-    { flag: "w", label: "Width" }, { flag: "h", label: "Height" }, { flag: "d", label: "Seed" }, { flag: "s", label: "Steps" },
-    { flag: "l", label: "CFG", decimal: true },
-    ...(specs.has("control_data_dir") ? [{ flag: "ci", label: "Control image", wide: true }] : []),
-    ...(specs.has("sample_guidance_scale") ? [{ flag: "g", label: "Guidance", decimal: true }] : []),
-    ...(sampler ? [{ flag: "ss", label: "Sampler", choices: sampler.choices }] : []),
+    { flag: "n", label: t`Negative prompt`, wide: true },
+    { flag: "w", label: t`Width` }, { flag: "h", label: t`Height` }, { flag: "d", label: t`Seed` }, { flag: "s", label: t`Steps` },
+    { flag: "l", label: t`CFG`, decimal: true },
+    ...(specs.has("control_data_dir") ? [{ flag: "ci", label: t`Control image`, wide: true }] : []),
+    ...(specs.has("sample_guidance_scale") ? [{ flag: "g", label: t`Guidance`, decimal: true }] : []),
+    ...(sampler ? [{ flag: "ss", label: t`Sampler`, choices: sampler.choices }] : []),
   ];
 }
 
@@ -37,9 +38,9 @@ function columns() {
 
 export function promptRows({ spec, node, head, body, label, write }) {
   const rows = make("div", { class: "kl-prompts", role: "group", "aria-labelledby": "kl-prompts-label" });
-  const note = make("p", { class: "kl-note", text: "This is the path of a file; its prompts are used.", hidden: true });
-  const toggle = make("button", { type: "button", class: "kl-reset", text: "As text", "aria-pressed": "false" });
-  const add = make("button", { type: "button", class: "kl-button", text: "Add a prompt", onclick: () => insert(lines.length) });
+  const note = make("p", { class: "kl-note", text: t`This is the path of a file; its prompts are used.`, hidden: true });
+  const toggle = make("button", { type: "button", class: "kl-reset", text: t`As text`, "aria-pressed": "false" });
+  const add = make("button", { type: "button", class: "kl-button", text: t`Add a prompt`, onclick: () => insert(lines.length) });
   let lines = [];
   let text = "";
   let open = new Set(); // places of prompts whose details are open
@@ -113,8 +114,8 @@ export function promptRows({ spec, node, head, body, label, write }) {
   }
 
   function drawPrompt(line, place) {
-    const name = `Prompt ${place + 1}`;
-    const box = make("textarea", { id: `kl-prompt-${place}`, rows: "1", "aria-label": name, placeholder: "What the preview shows", spellcheck: "false" });
+    const name = t`Prompt ${place + 1}`;
+    const box = make("textarea", { id: `kl-prompt-${place}`, rows: "1", "aria-label": name, placeholder: t`What the preview shows`, spellcheck: "false" });
     box.value = line.prompt;
     box.addEventListener("input", () => {
       line.prompt = box.value;
@@ -135,13 +136,13 @@ export function promptRows({ spec, node, head, body, label, write }) {
       }
       if (!rows.hidden) insert(lines.indexOf(here) + 1);
     });
-    const bin = make("button", { type: "button", class: "kl-quiet", text: "Remove", "aria-label": `Remove prompt ${place + 1}`, onclick: () => remove(line) });
+    const bin = make("button", { type: "button", class: "kl-quiet", text: t`Remove`, "aria-label": t`Remove prompt ${place + 1}`, onclick: () => remove(line) });
     const said = make("span", { class: "kl-facts" });
     const cells = make("div", { class: "kl-prompt-cells" });
     const say = () => (said.textContent = line.flags.map(({ name: flag, value }) => `--${flag} ${value}`).join(" "));
     const build = () => cells.replaceChildren(...drawCells(line, place, say));
     const more = make("details", { class: "kl-prompt-more", open: open.has(place) },
-      make("summary", { onclick: () => more.open || build() }, make("span", { text: "Negative, size, seed …" }), said), cells);
+      make("summary", { onclick: () => more.open || build() }, make("span", { text: t`Negative, size, seed …` }), said), cells);
     more.addEventListener("toggle", () => (more.open ? open.add(place) : open.delete(place)));
     if (more.open) build();
     say();
@@ -157,7 +158,7 @@ export function promptRows({ spec, node, head, body, label, write }) {
       const ident = `kl-prompt-${place}-${flag}`;
       const value = (line.flags.find((item) => item.name === flag) || { value: "" }).value;
       const control = choices
-        ? make("select", { id: ident }, ...["", ...choices, ...(value && !choices.includes(value) ? [value] : [])].map((choice) => make("option", { value: choice, text: choice || "default" })))
+        ? make("select", { id: ident }, ...["", ...choices, ...(value && !choices.includes(value) ? [value] : [])].map((choice) => make("option", { value: choice, text: choice || t`default` })))
         : make("input", { type: "text", id: ident, placeholder: usual[flag], inputmode: wide ? null : decimal ? "decimal" : "numeric", autocomplete: "off", spellcheck: "false" });
       control.value = value;
       control.addEventListener(choices ? "change" : "input", () => {
@@ -178,7 +179,7 @@ export function promptRows({ spec, node, head, body, label, write }) {
         send();
         say();
       });
-      cells.push(make("div", { class: "kl-prompt-cell kl-wide" }, make("label", { for: ident, text: "Further flags, kept as they are" }), control));
+      cells.push(make("div", { class: "kl-prompt-cell kl-wide" }, make("label", { for: ident, text: t`Further flags, kept as they are` }), control));
     }
     return cells;
   }

@@ -1,6 +1,7 @@
 // What is in the form of the Train tab: the options of each kind of run, what somebody has typed, and what of it counts. Draws nothing.
 
 import schema from "../schema.js";
+import { t } from "../common/language.js";
 import { store, stored } from "../common/stored.js";
 import { same } from "./texts.js";
 
@@ -61,10 +62,10 @@ export const isIdle = (spec) => !isChanged(spec) && !problems.has(spec.name) && 
 
 export function condition(needs) {
   return needs.map(({ other, values, but }) => {
-    if (values.length) return `${other.label} is ${but ? "not " : ""}${values.join(" or ")}`;
-    if (other.control === "check") return `${other.label} is on`;
-    return `${other.label} is ${other.control === "number" && !other.optional ? "not 0" : "given"}`;
-  }).join(" or ");
+    if (values.length) return but ? t`${other.label} is not ${values.join(t` or `)}` : t`${other.label} is ${values.join(t` or `)}`;
+    if (other.control === "check") return t`${other.label} is on`;
+    return other.control === "number" && !other.optional ? t`${other.label} is not 0` : t`${other.label} is given`;
+  }).join(t` or `);
 }
 export const ownerOf = (spec) => schema.modes.find((other) => other !== mode && other.method === mode.method && !other.hidden.includes(spec.name));
 

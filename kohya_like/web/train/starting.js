@@ -1,7 +1,8 @@
 // Where a run begins and on which GPUs: what Start would do, told while the form changes, the states that resume can name, and the GPUs of
 // the studio's machine. Talks with the routes of kohya_like/tabs/train.py.
 
-import { make } from "../common/page.js";
+import { t, translated } from "../common/language.js";
+import { make, say } from "../common/page.js";
 import { ask, post } from "../common/studio.js";
 import { onChange, values } from "./settings.js";
 
@@ -47,9 +48,9 @@ function line(more) {
   const text = make("p", { class: "kl-foreseen", role: "status" });
   const notes = make("div", {});
   const show = () => {
-    if (text.textContent !== foreseen.text) text.textContent = foreseen.text;
+    say(text, translated(foreseen.text));
     text.className = `kl-foreseen${foreseen.kind ? ` kl-foreseen-${foreseen.kind.replace(" ", "-")}` : ""}`;
-    notes.replaceChildren(...(more ? foreseen.notes.map((note) => make("p", { class: "kl-note", text: note })) : []));
+    notes.replaceChildren(...(more ? foreseen.notes.map((note) => make("p", { class: "kl-note", text: translated(note) })) : []));
   };
   lines.add(show);
   show();
@@ -60,7 +61,7 @@ function line(more) {
 export function aboutBase() {
   const text = make("p", { class: "kl-note kl-base" });
   const show = () => {
-    if (text.textContent !== foreseen.base) text.textContent = foreseen.base;
+    say(text, translated(foreseen.base));
     text.hidden = !foreseen.base;
   };
   lines.add(show);
@@ -75,11 +76,11 @@ export function foresight({ root }) {
 
 // ---- resume
 
-const WORDS = { auto: "auto: go on, or start a new run", none: "none: always a new run" };
+const WORDS = { auto: t`auto: go on, or start a new run`, none: t`none: always a new run` };
 
 export function startPicker({ spec, node, body, label, write }) {
   const picker = make("select", { id: `${node.id}-choice`, "aria-describedby": `${node.id}-help` });
-  node.setAttribute("aria-label", `${spec.label}: auto, none, a step, or a folder`);
+  node.setAttribute("aria-label", t`${spec.label}: auto, none, a step, or a folder`);
   label.setAttribute("for", picker.id);
   const [text, notes] = line(true);
   let isWritten = false; // somebody wants to write a step or a folder
@@ -88,9 +89,9 @@ export function startPicker({ spec, node, body, label, write }) {
 
   function show() {
     const groups = [...new Set(foreseen.offers.map((offer) => offer.run))].map((run) => make("optgroup", { label: run },
-      ...foreseen.offers.filter((offer) => offer.run === run).map((offer) => make("option", { value: offer.path, text: `step ${offer.step}, saved ${offer.saved}` }))));
+      ...foreseen.offers.filter((offer) => offer.run === run).map((offer) => make("option", { value: offer.path, text: t`step ${offer.step}, saved ${translated(offer.saved)}` }))));
     picker.replaceChildren(...Object.entries(WORDS).map(([value, words]) => make("option", { value, text: words })), ...groups,
-      make("option", { value: "?", text: "a step or a folder, written below" }));
+      make("option", { value: "?", text: t`a step or a folder, written below` }));
     const listed = [...picker.options].some((option) => option.value === node.value);
     picker.value = listed && !isWritten ? node.value : "?";
     node.hidden = listed && !isWritten;
@@ -121,9 +122,9 @@ export function startPicker({ spec, node, body, label, write }) {
 let gpus = null; // what the studio says, asked once
 
 export function gpuPicker({ node, body, write }) {
-  const box = make("div", { class: "kl-gpus", role: "group", "aria-label": "GPUs of this machine" });
+  const box = make("div", { class: "kl-gpus", role: "group", "aria-label": t`GPUs of this machine` });
   const note = make("p", { class: "kl-note" });
-  node.placeholder = "numbers or UUIDs";
+  node.placeholder = t`numbers or UUIDs`;
   const names = () => node.value.split(/[\s,]+/).filter(Boolean);
   const isOf = (gpu) => (name) => name === gpu.number || (gpu.uuid && gpu.uuid.toLowerCase().startsWith(name.toLowerCase()) && name.length > 4);
 
@@ -142,7 +143,7 @@ export function gpuPicker({ node, body, write }) {
   }
 
   function draw() {
-    note.textContent = gpus.problem;
+    note.textContent = translated(gpus.problem);
     note.hidden = !gpus.problem;
     box.hidden = !gpus.gpus.length;
     box.replaceChildren(...gpus.gpus.map((gpu) => {

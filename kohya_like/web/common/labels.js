@@ -1,0 +1,37 @@
+// What gradio itself writes, the names of tabs and of the large buttons, in the reader's language.
+
+import { language, t } from "./language.js";
+import { find, findAll } from "./page.js";
+
+const LABELS = {
+  Train: t`Train`, Data: t`Data`, Runs: t`Runs`, Tools: t`Tools`, Generate: t`Generate`, Help: t`Help`,
+  "Start training": t`Start training`, Stop: t`Stop`, "Print command": t`Print command`, "Check data set": t`Check data set`,
+};
+
+function put(root) {
+  for (const button of findAll(root, "button")) {
+    for (const node of button.childNodes) {
+      const own = node instanceof Text && LABELS[node.data.trim()];
+      if (own && own !== node.data) node.data = own;
+    }
+  }
+}
+
+// A page has its tabs some time after it is loaded; those that have no room come and go with its width.
+function begin() {
+  const tabs = find(document, ".tab-wrapper");
+  const buttons = find(document, ".kl-buttons");
+  if (!tabs || !buttons) return false;
+  put(buttons);
+  put(tabs);
+  new MutationObserver(() => put(tabs)).observe(tabs, { childList: true, subtree: true });
+  // Gradio measures again what has room.
+  dispatchEvent(new Event("resize"));
+  return true;
+}
+
+export function translateLabels() {
+  if (language === "en" || begin()) return;
+  const waiting = new MutationObserver(() => begin() && waiting.disconnect());
+  waiting.observe(document.documentElement, { childList: true, subtree: true });
+}
