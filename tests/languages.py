@@ -36,18 +36,23 @@ SPOKEN = [
     *("kohya_like/*.py", "kohya_like/data_room/*.py", "kohya_like/tabs/*.py", "sd_scripts/schema/flat.py", "sd_scripts/schema/outside.py"),
     *("sd_scripts/schema/prompts.py", "sd_scripts/schema/runs.py", "sd_scripts/schema/dataset.py", "sd_scripts/schema/distributed.py"),
     *("sd_scripts/schema/model.py", "sd_scripts/schema/memory.py", "sd_scripts/schema/network.py", "sd_scripts/schema/objective.py"),
-    *("sd_scripts/schema/output.py", "sd_scripts/schema/anchored_flow.py", "sd_scripts/schema/generate.py", "sd_scripts/dataset/*.py"),
-    *("sd_scripts/runs/early_checks.py", "sd_scripts/runs/schedules.py", "sd_scripts/runs/resume.py", "sd_scripts/runs/states.py"),
-    *("sd_scripts/runs/trash.py", "sd_scripts/runs/safetensors_header.py", "sd_scripts/families/bases.py"),
+    *("sd_scripts/schema/output.py", "sd_scripts/schema/anchored_flow.py", "sd_scripts/schema/generate.py"),
+    *(f"sd_scripts/dataset/{name}.py" for name in ("buckets", "cache_files", "findings", "images", "pairs", "plan", "scan", "contents")),
+    *("sd_scripts/runs/early_checks.py", "sd_scripts/runs/schedules.py", "sd_scripts/runs/resume.py"),
+    *("sd_scripts/runs/trash.py", "sd_scripts/families/bases.py"),
 ]
 """Where sentences are made that the page shows. What only a log or a terminal says stays English."""
-SILENT = set("cli.py cleanup.py startup.py console.py exporting.py space.py reporting.py comparison_files.py theme.py page.py".split())
+SILENT = {
+    f"{name}.py"
+    for name in "cli cleanup startup console exporting space reporting comparison_files theme page supporting sweep_cli".split()
+}
 """Of these nothing is on the page, or it is a file in English that people keep."""
 LABELLING = {"browsing.py", "dataset_view.py", "guide.py", "predict_routes.py", "predictions.py", "fixes.py"}
 """Where single words are labels of the page too."""
 TECHNICAL = re.compile(
     r"[<>\\]|\(\?|^[\W\d{}]*$|max-age|attachment; |%[sYr]|charset=|^[\w.]+ --|--[a-z]+ \{|\[[^\]]*\]\)|^#|\.\*"
-    r"|^\S+ \{1\}$|^script = |src='|: none;"
+    r"|^\S+ \{1\}$|^script = |src='|: none;|\w\|\w|-src |-uri 'self'|'none'$|'self'$|^(PRAGMA|CREATE|SELECT|Traceback|Raw profile) "
+    r"|^dpm|^euler |^schema_version|^image/|^ohwx "
 )
 """Not for people: markup, patterns, headers, log lines and command lines."""
 UNHEARD = set("compile getLogger debug info warning exception error print add_argument strftime Thread fullmatch sub".split())
@@ -181,7 +186,7 @@ def of_options() -> Iterator[str]:
     for run in schema["runs"].values():
         yield run["label"]
         yield from (block["about"] for group in run["groups"] for block in group["blocks"])
-    yield from (theme.BASICS, *theme.GROUPS)
+    yield from (theme.BASICS, *theme.GROUPS, *schema["families"].values())
     for mode in TRAINING_MODES:
         yield from (mode.label, mode.about, mode.title)
     yield from (tool.label for tool in TOOLS.values())
@@ -233,12 +238,15 @@ def renewed(language: str) -> Catalog:
 
 
 def compiled(catalog: Catalog) -> str:
-    """What the page fetches of a language: a JSON text, a translation a line."""
-    texts = {}
+    """What the page fetches of a language: a JSON text, a translation a line. Of what Python says the page knows whole sentences only."""
+    texts: dict[str, dict[str, Any]] = {"page": {}, "said": {}}
     for message in catalog:
         if message.id and is_translated(message):
             key = message.id if isinstance(message.id, str) else message.id[0]
-            texts[key] = list(message.string) if isinstance(message.string, list | tuple) else message.string
+            own = list(message.string) if isinstance(message.string, list | tuple) else message.string
+            places = {"page" if place.endswith(".js") else "said" for place, _line in message.locations}
+            for place in places:
+                texts[place][key] = own
     return json.dumps(texts, ensure_ascii=False, indent=0, separators=(",", ":"), sort_keys=True) + "\n"
 
 

@@ -1,7 +1,7 @@
 // The entry of the page: what draws each of its parts. Python's page.part() makes the places for them.
 
 import { top } from "./common/top.js";
-import { reference } from "./help/help.js";
+import { guide, reference } from "./help/help.js";
 import { panel, runs } from "./runs/runs.js";
 import { tools } from "./tools/tools.js";
 import { cluster } from "./train/cluster.js";
@@ -18,7 +18,7 @@ const inference = async (place) => (await import("./inference/inference.js")).in
 
 const data = async (place) => (await import("./data/data.js")).data(place);
 
-const PARTS = { top, data, kinds, presets, welcome, fieldset, toolbar, foresight, memory, cluster, sweep, answers, keep, panel, runs, tools, inference, reference };
+const PARTS = { top, data, kinds, presets, welcome, fieldset, toolbar, foresight, memory, cluster, sweep, answers, keep, panel, runs, tools, inference, guide, reference };
 
 // name: that of a part, and after a colon what it shall show. The rest is what gradio gives to a component's own code.
 export function mount(name, element, props, trigger, watch) {

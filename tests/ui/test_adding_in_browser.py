@@ -47,7 +47,7 @@ def test_a_dropped_folder_becomes_a_data_set_and_is_in_the_form(
     assert visited.axe(".kl-dialog") == [] and Eyes(page).flaws() == []
     page.keyboard.press("Enter")
     expect(page.locator("#kl-add-close")).to_have_text("Done")
-    expect(page.locator(".kl-dialog .kl-status")).to_contain_text("4 images and 3 captions added. 1 got a number")
+    expect(page.locator(".kl-dialog .kl-status")).to_contain_text("Added: 4 images, 3 captions. 1 got a number")
     expect(page.locator(".kl-add-report")).to_contain_text(f"is no image, caption or zip: cats {width}/read me.pdf")
     page.keyboard.press("Enter")
     folder = studio.output_dir / "datasets" / f"cats {width}"
@@ -60,7 +60,7 @@ def test_a_dropped_folder_becomes_a_data_set_and_is_in_the_form(
     expect(page.locator("#kl-add-name")).to_have_value(f"cats {width}")
     drop(page, tmp_path / "more.zip")
     page.locator("#kl-add-go").click()
-    expect(page.locator(".kl-dialog .kl-status")).to_contain_text("1 image and 0 captions added.")
+    expect(page.locator(".kl-dialog .kl-status")).to_contain_text("Added: 1 image, 0 captions.")
     page.get_by_role("button", name="Done").click()
     assert (folder / "new.jpg").is_file()
     # A wrong name is said before anything is sent; Escape leaves nothing.

@@ -125,5 +125,5 @@ def test_runs_that_are_chosen_stand_beside_one_another(
     page.get_by_role("button", name="Back to one run").press("Enter")
     expect(heading).to_have_text("low")
     page.goto(f"{studio.url}?again=1#compare={runs['low'].name},20200101-000000-gone")
-    expect(page.locator(f"{RUNS} .kr-status:visible")).to_have_text("20200101-000000-gone is not in the folders of this studio.")
+    expect(page.locator(f"{RUNS} .kr-status:visible")).to_have_text("Not in the folders of this studio: 20200101-000000-gone.")
     expect(heading).to_have_text("1 run compared")

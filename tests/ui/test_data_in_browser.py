@@ -121,7 +121,7 @@ def test_orders_are_seen_before_they_are_done_and_duplicates_are_proposed(studio
     expect(proposals.locator(".kl-data-group").first.locator("input:checked")).to_have_count(1)
     assert visited.axe(".kl-dialog") == [] and len(list(folder.glob("*.png"))) == 12
     page.get_by_role("button", name="Leave out 1 image").click()
-    expect(page.locator("#kl-data .kl-status")).to_contain_text("1 image was left out")
+    expect(page.locator("#kl-data .kl-status")).to_contain_text("Left out: 1 image")
     expect(page.locator(CELLS)).to_have_count(11)
     assert not (folder / "0001.png").exists() and not (folder / "0001.txt").exists(), "the smaller one"
     page.get_by_role("button", name="Bring back what was left out").click()

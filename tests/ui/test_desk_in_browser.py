@@ -54,7 +54,7 @@ def test_a_run_at_work_is_asked_to_save_wait_and_end_at_a_step(
         for button, wish in (("Save now", Asked.SAVE), ("Sample now", Asked.SAMPLES), ("Pause", Asked.PAUSE)):
             page.get_by_role("button", name=button).press("Enter")
             until(lambda wish=wish: wish in orders.asked())
-        expect(page.locator(f"{RUNS} .kr-desk")).to_contain_text("Asked for a save and samples")
+        expect(page.locator(f"{RUNS} .kr-desk")).to_contain_text("Asked for after the present step: a save, samples.")
         looked(visited, "orders")
         # Other prompts, once and from now on; a file of this computer is none.
         page.locator(f"{RUNS} summary", has_text="Prompts").press("Enter")
@@ -167,10 +167,10 @@ def test_runs_are_named_found_deleted_and_brought_back(
     assert not known["berry"].path.exists()
     page.get_by_role("button", name="Disk and trash").click()
     dialog = page.locator(".kl-dialog")
-    expect(dialog).to_contain_text("2 runs take")
+    expect(dialog).to_contain_text("2 runs, ")
     looked(visited, "tidy")
     dialog.get_by_role("button", name=re.compile("Put .*berry back")).click()
-    expect(dialog).to_contain_text("3 runs take")
+    expect(dialog).to_contain_text("3 runs, ")
     assert desk.read(known["berry"].path) == said
     # Two states of each may go; those of one stay.
     dialog.get_by_label("The good one").uncheck()

@@ -25,7 +25,9 @@ def test_a_run_under_way_on_the_same_device_is_named_before_drawing(
     page = visit(studios(output_dir=root).url, width=390, height=844).page
     page.get_by_role("tab", name="Generate").click()
     beside = page.locator("#kl-inf-beside")
-    expect(beside).to_contain_text("under-way trains on cpu now: both will be slower, and the host RAM holds both models. Wait until it")
+    expect(beside).to_contain_text(
+        "Training on cpu now: under-way. If you draw there, both will be slower, and the host RAM holds both models. "
+    )
     supervisor.stop(job, grace_seconds=0)
     supervisor.close()
     expect(beside).to_be_hidden(timeout=40_000)

@@ -79,7 +79,7 @@ def test_a_failed_run_has_a_card_with_a_button_that_mends_it(
     # What a person has to decide.
     opened(page, "full")
     pressed(page, "Open Disk and trash")
-    expect(page.locator(".kl-dialog")).to_contain_text(re.compile("[0-9]+ runs take"))
+    expect(page.locator(".kl-dialog")).to_contain_text(re.compile("[0-9]+ runs, "))
     page.keyboard.press("Escape")
     opened(page, "gone")
     pressed(page, "Correct it in the form")

@@ -71,7 +71,7 @@ def test_a_checkpoint_is_picked_by_clicks(
     pick.get_by_role("button", name="Keep the others").click()
     pick.get_by_role("button", name="Delete the others").click()
     pick.get_by_role("button", name="Move 2 files to the trash").click()
-    expect(pick.get_by_role("status")).to_contain_text(re.compile(r"2 files are in the trash.*frees 23\.\d KiB"))
+    expect(pick.get_by_role("status")).to_contain_text(re.compile(r"Moved to the trash: 2 files.*frees 23\.\d KiB"))
     assert [path.name for path in run.path.glob("*.safetensors")] == ["star-30.safetensors"]
     page.get_by_role("tab", name="Runs").click()
     expect(page.locator("#kl-runs .kr-files li", has_text="star-30.safetensors")).to_contain_text("chosen · step 30")

@@ -251,7 +251,7 @@ PROMISES: list[Promise] = [
     Promise("Close without choosing", "#kl-pretrained_model_name_or_path", rare=True),
     Promise("Add images", "#kl-add-name"),
     Promise("Choose (images or zips|a folder)", "#kl-add-go", "Add", gives="filechooser"),
-    Promise("Add", ".kl-dialog .kl-status", "left out", place=".kl-dialog"),
+    Promise("Add", ".kl-dialog .kl-status", "Left out", place=".kl-dialog"),
     Promise("Cancel|Done", "#kl-train_data_dir", place=".kl-dialog", at_once=False),
     Promise(
         "|".join(re.escape(facts.label) for facts in FACTS.values()),
@@ -430,9 +430,9 @@ PROMISES: list[Promise] = [
     Promise("Find duplicates and blur", ".kl-data-group"),
     Promise("Close the proposals", ".kl-data-cell"),
     Promise("Find duplicates and blur", ".kl-data-group"),
-    Promise("Leave out [0-9]+ images?", "#kl-data .kl-status", "1 image was left out"),
-    Promise("Bring back what was left out", "#kl-data .kl-status", "is back"),
-    Promise("Leave out", "#kl-data .kl-status", "1 image was left out", place=".kl-data-panel", before=choose_cell),
+    Promise("Leave out [0-9]+ images?", "#kl-data .kl-status", "Left out: 1 image"),
+    Promise("Bring back what was left out", "#kl-data .kl-status", "Brought back: 1 image"),
+    Promise("Leave out", "#kl-data .kl-status", "Left out: 1 image", place=".kl-data-panel", before=choose_cell),
     # The last, because the runs that it queues are in every list afterwards.
     Promise("Start sweep", ".kl-sweeping [role=status]", "has begun", before=plan_sweep, rare=True),
 ]

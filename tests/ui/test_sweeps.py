@@ -188,7 +188,7 @@ def test_a_sweep_is_planned_beside_the_form_and_its_table_leads_to_its_runs(
     page.go_back()
     page.get_by_role("button", name="Delete the others").click()
     page.get_by_role("button", name="Move 1 run to the trash").click()
-    expect(page.locator("[aria-label=Sweep] .kr-status")).to_contain_text("1 run is in the trash")
+    expect(page.locator("[aria-label=Sweep] .kr-status")).to_contain_text("Moved to the trash: 1 run")
     assert [job.name for job in supervisor.seen()] == [won]
     assert json.loads((supervisor.root / sweeps.FOLDER / name / "sweep.json").read_text())["is_ended"]
     assert visited.complaints.found == []

@@ -3,7 +3,7 @@
 
 import { stored } from "./stored.js";
 
-export const LANGUAGES = { en: "English" };
+export const LANGUAGES = { en: "English", de: "Deutsch (beta)", zh: "简体中文 (beta)" };
 
 const inBrowser = typeof document !== "undefined";
 
@@ -30,8 +30,11 @@ const found = await fetched(wanted());
 
 export const language = found ? wanted() : "en";
 
-/** @type {Record<string, string | string[]>} English -> its translation, or one for each plural form, in the order of `forms` */
-const catalogue = found || {};
+/**
+ * English -> its translation. page: of t and plural, which has one for each plural form, in the order of FORMS; said: of translated.
+ * @type {{page: Record<string, string | string[]>, said: Record<string, string>}}
+ */
+const catalogue = { page: {}, said: {}, ...found };
 const forms = new Intl.PluralRules(language);
 const FORMS = forms.resolvedOptions().pluralCategories.sort((a, b) => ["one", "few", "many", "other"].indexOf(a) - ["one", "few", "many", "other"].indexOf(b));
 if (inBrowser) document.documentElement.lang = language === "zh" ? "zh-Hans" : language;
@@ -46,13 +49,13 @@ const numbered = (strings) => strings.reduce((text, piece, index) => `${text}{${
  */
 export function t(strings, ...values) {
   const key = numbered(strings);
-  const own = catalogue[key];
+  const own = catalogue.page[key];
   return filled(typeof own === "string" ? own : key, values);
 }
 
 // A number with its word. Both English words are literals where this is called; shown is how the number is written.
 export function plural(count, one, many, shown = count) {
-  const own = catalogue[`{1} ${one}`];
+  const own = catalogue.page[`{1} ${one}`];
   if (!Array.isArray(own)) return `${shown} ${count === 1 ? one : many}`;
   const form = FORMS.indexOf(forms.select(count));
   return filled(own[Math.min(form < 0 ? own.length : form, own.length - 1)], [shown]);
@@ -64,18 +67,19 @@ export function plural(count, one, many, shown = count) {
 let templates = null;
 const heard = new Map();
 
+// The longest first. Where little of a sentence is fixed, only single words are put in, or it would be found in any other.
 function madeTemplates() {
   const letters = (key) => key.replace(/\{\d+\}/g, "").length;
-  const keys = Object.keys(catalogue).filter((key) => /\{\d+\}/.test(key) && typeof catalogue[key] === "string");
-  return keys.sort((a, b) => letters(b) - letters(a)).map((key) => ({
-    own: /** @type {string} */ (catalogue[key]),
-    pattern: new RegExp(`^${key.split(/\{\d+\}/).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("(.+?)")}$`, "s"),
+  const keys = Object.keys(catalogue.said).filter((key) => /\{\d+\}/.test(key)).sort((a, b) => letters(b) - letters(a));
+  const literal = (piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+  return keys.map((key) => ({
+    own: catalogue.said[key],
+    pattern: new RegExp(`^${key.split(/\{\d+\}/).map(literal).join(letters(key) < 8 ? "(\\S+)" : "(.+?)")}$`, "s"),
   }));
 }
 
 function whole(text) {
-  const own = catalogue[text];
-  if (typeof own === "string") return own;
+  if (catalogue.said[text]) return catalogue.said[text];
   templates = templates || madeTemplates();
   for (const { own: words, pattern } of templates) {
     const match = pattern.exec(text);
@@ -85,8 +89,11 @@ function whole(text) {
   return null;
 }
 
-// The longest beginnings that are known, sentence by sentence.
+// The longest beginnings that are known, sentence by sentence, and what stands in brackets at the end.
 function bySentence(text) {
+  const [, before = "", brackets = ""] = /^(.+?) (\(.+\))$/s.exec(text) || [];
+  const inside = brackets && whole(brackets);
+  if (inside) return `${translated(before)} ${inside}`;
   const pieces = text.split(/(?<=[.!?…]) (?=\S)|(\n)/).filter((piece) => piece !== undefined);
   if (pieces.length < 2) return text;
   for (let end = pieces.length - 1; end > 0; end -= 1) {
@@ -133,5 +140,6 @@ export function schemaInWords(schema) {
   const about = (group) => ({ ...group, blocks: group.blocks.map((block) => ({ ...block, about: translated(block.about) })) });
   const runs = Object.entries(schema.runs).map(([key, run]) => [key, { ...run, label: translated(run.label), groups: run.groups.map(about) }]);
   const modes = schema.modes.map((each) => ({ ...each, label: translated(each.label), about: translated(each.about) }));
-  return { ...schema, fields: schema.fields.map(inWords), runs: Object.fromEntries(runs), modes };
+  const families = Object.entries(schema.families).map(([key, label]) => [key, translated(label)]);
+  return { ...schema, fields: schema.fields.map(inWords), runs: Object.fromEntries(runs), families: Object.fromEntries(families), modes };
 }

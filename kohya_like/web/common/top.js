@@ -24,7 +24,7 @@ export function top({ root, props }) {
   show();
   button.setAttribute("aria-label", t`Switch between the light and the dark theme`);
   root.append(make("header", { class: "kl-top" }, make("div", { class: "kl-brand" }, make("span", { class: "kl-mark", "aria-hidden": "true" }),
-    make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), make("div", { class: "kl-row" }, Object.keys(LANGUAGES).length > 1 ? languages() : null, button)));
+    make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), make("div", { class: "kl-top-end" }, Object.keys(LANGUAGES).length > 1 ? languages() : null, button)));
 }
 
 // What was typed stays: drafts are kept in the browser.

@@ -68,10 +68,10 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   function showBefores(item) {
     const isEdit = item.controls.length > 0;
     befores.hidden = after.hidden = !isEdit;
-    label.textContent = isEdit ? "Instruction" : "Caption";
+    label.textContent = isEdit ? t`Instruction` : t`Caption`;
     pair.classList.toggle("kl-data-edit", isEdit);
     befores.replaceChildren(...item.controls.flatMap(([width, height], place) => {
-      const words = item.controls.length > 1 ? `Before, image ${place + 1}` : "Before";
+      const words = item.controls.length > 1 ? t`Before, image ${place + 1}` : t`Before`;
       const node = make("div", { class: "kl-data-large" }, make("img", { src: `${desk.image(index)}&large&control=${place}`, alt: `${words}: ${width} x ${height}` }));
       node.style.maxWidth = `${width}px`;
       node.style.setProperty("--kl-ratio", String(width / height));

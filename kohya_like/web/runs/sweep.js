@@ -1,6 +1,7 @@
 // Sweeps: which values were tried, how each run does, and which goes on. Fetched when somebody looks at one.
 
 import { html, render } from "../common/html.js";
+import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post, repeat } from "../common/studio.js";
 import { figure, plural } from "../common/words.js";
@@ -12,10 +13,10 @@ export function makeSweeps({ open, compare, chosen }) {
   let name = "";
   let known = null;
   let sure = false; // "Delete the others" has been pressed once
-  const heading = make("h2", { class: "kr-title", "aria-live": "polite", text: "Sweeps" });
+  const heading = make("h2", { class: "kr-title", "aria-live": "polite", text: t`Sweeps` });
   const status = make("p", { class: "kr-status", role: "status" });
   const box = make("div", { class: "kr-compare" });
-  const root = make("article", { class: "kr-run", "aria-label": "Sweep" }, heading, status, box);
+  const root = make("article", { class: "kr-run", "aria-label": t`Sweep` }, heading, status, box);
 
   async function order(what, words) {
     sure = false;
@@ -28,43 +29,43 @@ export function makeSweeps({ open, compare, chosen }) {
   }
 
   function told({ state, step }) {
-    if (!state) return "Not started yet";
-    return `${state === "waiting" ? "Waits for the others" : stateWords(state)}${step ? `, step ${step.toLocaleString()}` : ""}`;
+    if (!state) return t`Not started yet`;
+    return `${state === "waiting" ? t`Waits for the others` : stateWords(state)}${step ? t`, step ${step.toLocaleString()}` : ""}`;
   }
 
   function table() {
-    const head = known.steps.map((step) => html`<th scope="col" key=${step}>Step ${step.toLocaleString()}</th>`);
+    const head = known.steps.map((step) => html`<th scope="col" key=${step}>${t`Step`} ${step.toLocaleString()}</th>`);
     const best = known.steps.map((_, rung) => Math.min(...known.runs.map(({ losses }) => losses[rung] ?? Infinity)));
-    const row = (each) => html`<tr key=${each.words} aria-label=${each.won ? "The best" : null}>
-      <th scope="row">${each.run ? html`<button type="button" class="kl-link" onClick=${() => open(each.run)}>${each.words}</button>` : each.words}${each.won ? html` <span role="img" aria-label="the best">★</span>` : ""}</th>
+    const row = (each) => html`<tr key=${each.words} aria-label=${each.won ? t`The best` : null}>
+      <th scope="row">${each.run ? html`<button type="button" class="kl-link" onClick=${() => open(each.run)}>${each.words}</button>` : each.words}${each.won ? html` <span role="img" aria-label=${t`the best`}>★</span>` : ""}</th>
       ${known.steps.map((step, rung) => html`<td key=${step}>${each.losses[rung] === undefined ? "–" : each.losses[rung] === best[rung] ? html`<strong>${figure(each.losses[rung])}</strong>` : figure(each.losses[rung])}</td>`)}
-      <td>${each.out || told(each)}</td></tr>`;
-    return html`<div class="kr-compare-scroll" tabindex="0" role="region" aria-label="Table of the sweep"><table class="kl-table">
-      <thead><tr><th scope="col">Settings</th>${head}<th scope="col">State</th></tr></thead><tbody>${known.runs.map(row)}</tbody></table></div>`;
+      <td>${translated(each.out) || told(each)}</td></tr>`;
+    return html`<div class="kr-compare-scroll" tabindex="0" role="region" aria-label=${t`Table of the sweep`}><table class="kl-table">
+      <thead><tr><th scope="col">${t`Settings`}</th>${head}<th scope="col">${t`State`}</th></tr></thead><tbody>${known.runs.map(row)}</tbody></table></div>`;
   }
 
   function buttons() {
     const runs = known.runs.filter(({ run }) => run);
     const others = runs.filter(({ won }) => !won);
     const drop = () => {
-      if (sure) return order("discard", ({ runs: gone }) => `${plural(gone.length, "run is", "runs are")} in the trash; Disk and trash puts them back.`);
+      if (sure) return order("discard", ({ runs: gone }) => t`Moved to the trash: ${plural(gone.length, "run", "runs")}. Disk and trash puts them back.`);
       sure = true;
       draw();
     };
     return html`<div class="kr-actions">
-      <button type="button" class="kr-button" hidden=${runs.length < 2} onClick=${() => compare(runs.map(({ run }) => run))}>Compare these runs</button>
-      <button type="button" class="kr-button" hidden=${known.is_ended} onClick=${() => order("end", () => "Nothing more is started; what is at work saves and ends.")}>End the sweep</button>
-      <button type="button" class=${sure ? "kr-button kr-danger" : "kr-button"} hidden=${!known.runs.some(({ won }) => won) || !others.length} onClick=${drop}>${sure ? `Move ${plural(others.length, "run", "runs")} to the trash` : "Delete the others"}</button></div>`;
+      <button type="button" class="kr-button" hidden=${runs.length < 2} onClick=${() => compare(runs.map(({ run }) => run))}>${t`Compare these runs`}</button>
+      <button type="button" class="kr-button" hidden=${known.is_ended} onClick=${() => order("end", () => t`Nothing more is started; what is at work saves and ends.`)}>${t`End the sweep`}</button>
+      <button type="button" class=${sure ? "kr-button kr-danger" : "kr-button"} hidden=${!known.runs.some(({ won }) => won) || !others.length} onClick=${drop}>${sure ? t`Move ${plural(others.length, "run", "runs")} to the trash` : t`Delete the others`}</button></div>`;
   }
 
   function draw() {
-    say(heading, name ? `Sweep ${title(name)}` : "Sweeps");
+    say(heading, name ? t`Sweep ${title(name)}` : t`Sweeps`);
     const pick = (event) => show(event.currentTarget.value);
-    const picker = names.length > 1 && html`<label class="kr-name" for="kl-sweep-choice">Sweep</label>
+    const picker = names.length > 1 && html`<label class="kr-name" for="kl-sweep-choice">${t`Sweep`}</label>
       <select id="kl-sweep-choice" class="kr-filter" value=${name} onChange=${pick}>${names.map((each) => html`<option key=${each} value=${each}>${title(each)}</option>`)}</select>`;
-    const none = html`<p class="kr-empty">No sweeps yet. Sweep in the Train tab tries several values of a setting.</p>`;
-    render(known ? [picker, known.verdict && html`<p class="kr-caption">${known.verdict}</p>`, known.notes.map((note) => html`<p class="kr-note">${note}</p>`),
-      html`<p class="kr-note">Mean loss on the held-out images, the same for all; the lowest of each step is bold.</p>`, table(), buttons()] : names.length ? null : none, box);
+    const none = html`<p class="kr-empty">${t`No sweeps yet. Sweep in the Train tab tries several values of a setting.`}</p>`;
+    render(known ? [picker, known.verdict && html`<p class="kr-caption">${translated(known.verdict)}</p>`, known.notes.map((note) => html`<p class="kr-note">${translated(note)}</p>`),
+      html`<p class="kr-note">${t`Mean loss on the held-out images, the same for all; the lowest of each step is bold.`}</p>`, table(), buttons()] : names.length ? null : none, box);
   }
 
   const turn = repeat(root, async () => {

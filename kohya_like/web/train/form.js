@@ -2,7 +2,7 @@
 
 import schema from "../schema.js";
 import { makeBrowse, makeInput, shownDefault } from "../common/field.js";
-import { t, translated } from "../common/language.js";
+import { language, t, translated } from "../common/language.js";
 import { find, findAll, make, rich } from "../common/page.js";
 import { plural } from "../common/words.js";
 import { promptRows } from "./prompts.js";
@@ -323,7 +323,7 @@ export function fieldset({ root, props, detail: title }) {
     }
     const badge = make("span", { class: "kl-badge" });
     const heading = make("h2", { class: "kl-title", text: translated(title) });
-    const names = specs.slice(0, 4).map((spec) => spec.label.replace(/^[A-Z](?![A-Z])/, (letter) => letter.toLowerCase())).join(", ");
+    const names = specs.slice(0, 4).map((spec) => (language === "en" ? spec.label.replace(/^[A-Z](?![A-Z])/, (letter) => letter.toLowerCase()) : spec.label)).join(", ");
     const hint = make("span", { class: "kl-hint", text: t`${names} … ${specs.length} settings` });
     view.details = make("details", { class: "kl-card kl-section" }, make("summary", {}, heading, hint, badge), body);
     // A click comes before the browser opens it, the toggle event a moment after: somebody tabbing on at once must find the fields.

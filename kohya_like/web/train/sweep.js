@@ -1,6 +1,7 @@
 // Sweep: several values of some settings are tried, and the steps go to those that do best. Starts runs; their table is in the Runs tab.
 
 import { makeSweep } from "../common/address.js";
+import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { post } from "../common/studio.js";
 import { onChange, values } from "./settings.js";
@@ -18,16 +19,16 @@ export function fill(body) {
   const list = make("ul", { class: "kl-note kl-sweep-runs" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
   const table = make("div", { class: "kl-sweep" });
-  const start = make("button", { type: "button", class: "kl-button kl-strong", text: "Start sweep", disabled: true, onclick: () => ask(true) });
-  const more = make("button", { type: "button", class: "kl-button", text: "Another setting", onclick: () => add("").choice.focus() });
+  const start = make("button", { type: "button", class: "kl-button kl-strong", text: t`Start sweep`, disabled: true, onclick: () => ask(true) });
+  const more = make("button", { type: "button", class: "kl-button", text: t`Another setting`, onclick: () => add("").choice.focus() });
 
   const asked = () => Object.fromEntries(rows.filter(({ choice }) => choice.value).map(({ choice, input }) => [choice.value, input.value]));
 
   function add(name, text = "") {
     const number = rows.length + 1;
-    const choice = make("select", { "aria-label": `Setting ${number}`, onchange: () => change() });
-    const input = make("input", { type: "text", "aria-label": `Values of setting ${number}`, autocomplete: "off", spellcheck: "false", oninput: () => change(TYPING_SECONDS) });
-    const gone = make("button", { type: "button", class: "kl-quiet", text: "Remove", "aria-label": `Remove setting ${number}`, onclick: () => {
+    const choice = make("select", { "aria-label": t`Setting ${number}`, onchange: () => change() });
+    const input = make("input", { type: "text", "aria-label": t`Values of setting ${number}`, autocomplete: "off", spellcheck: "false", oninput: () => change(TYPING_SECONDS) });
+    const gone = make("button", { type: "button", class: "kl-quiet", text: t`Remove`, "aria-label": t`Remove setting ${number}`, onclick: () => {
       rows = rows.filter((each) => each !== row);
       row.root.remove();
       change();
@@ -41,23 +42,23 @@ export function fill(body) {
   }
 
   function offer({ choice, input }, name) {
-    choice.replaceChildren(make("option", { value: "", text: "choose a setting" }), ...axes.map((axis) => make("option", { value: axis.name, text: `${axis.label} (${axis.name})` })));
+    choice.replaceChildren(make("option", { value: "", text: t`choose a setting` }), ...axes.map((axis) => make("option", { value: axis.name, text: `${translated(axis.label)} (${axis.name})` })));
     choice.value = axes.some((axis) => axis.name === name) ? name : "";
-    input.placeholder = choice.value === FIRST ? "values, such as 1e-4 3e-4 1e-3" : "values with spaces between them";
+    input.placeholder = choice.value === FIRST ? t`values, such as 1e-4 3e-4 1e-3` : t`values with spaces between them`;
   }
 
   function change(seconds = 0) {
-    for (const row of rows) row.input.placeholder = row.choice.value === FIRST ? "values, such as 1e-4 3e-4 1e-3" : "values with spaces between them";
+    for (const row of rows) row.input.placeholder = row.choice.value === FIRST ? t`values, such as 1e-4 3e-4 1e-3` : t`values with spaces between them`;
     start.disabled = true;
     clearTimeout(timer);
     timer = setTimeout(() => ask(false), 1000 * seconds);
   }
 
   function show({ text = "", runs = [], problems = [] }) {
-    say(told, text);
+    say(told, translated(text));
     list.replaceChildren(...runs.map((words) => make("li", { text: words })));
     list.hidden = !runs.length;
-    wrong.replaceChildren(...problems.map(({ message }) => make("p", { text: message })));
+    wrong.replaceChildren(...problems.map(({ message }) => make("p", { text: translated(message) })));
     wrong.hidden = !problems.length;
     start.disabled = !runs.length;
   }
@@ -66,21 +67,21 @@ export function fill(body) {
     const mine = ++turn;
     const given = asked();
     if (!Object.values(given).some((text) => text.trim())) {
-      show({ text: "Choose a setting, and give the values to try." });
+      show({ text: t`Choose a setting, and give the values to try.` });
       return;
     }
     if (starts) {
       start.disabled = true;
-      say(told, "Looks at the images, and starts …");
+      say(told, t`Looks at the images, and starts …`);
     }
     try {
       const answer = await post("/kl/sweeps/plan", { form: values(), axes: given, starts });
       if (mine !== turn) return;
       if (!answer.sweep) return show(answer);
-      show({ text: `${answer.sweep} has begun; the Runs tab shows how far it is.` });
-      told.append(" ", make("a", { class: "kl-link", href: makeSweep(answer.sweep), text: "Show it" }));
+      show({ text: t`${answer.sweep} has begun; the Runs tab shows how far it is.` });
+      told.append(" ", make("a", { class: "kl-link", href: makeSweep(answer.sweep), text: t`Show it` }));
     } catch (error) {
-      if (mine === turn) show({ problems: [{ message: `The studio does not answer: ${error.message}` }] });
+      if (mine === turn) show({ problems: [{ message: t`The studio does not answer: ${error.message}` }] });
     }
   }
 
@@ -88,7 +89,7 @@ export function fill(body) {
     try {
       axes = (await post("/kl/sweeps/axes", { form: values() })).axes;
     } catch (error) {
-      say(told, `The studio does not answer: ${error.message}`);
+      say(told, t`The studio does not answer: ${error.message}`);
       return;
     }
     for (const row of rows) offer(row, row.choice.value);
@@ -97,7 +98,7 @@ export function fill(body) {
   }
 
   body.append(
-    make("p", { class: "kl-note", text: "Runs with each combination of these values, and one as in the form, train a part of the steps; the better third goes on. What decides is the loss on held-out images. All together they take at most three times the steps of one run." }),
+    make("p", { class: "kl-note", text: t`Runs with each combination of these values, and one as in the form, train a part of the steps; the better third goes on. What decides is the loss on held-out images. All together they take at most three times the steps of one run.` }),
     table, make("div", { class: "kl-row" }, more, start), told, list, wrong);
   let kind = values().run;
   onChange(() => {

@@ -1,5 +1,6 @@
 // The place of a sweep beside the form; what is in it is fetched when somebody opens it.
 
+import { t } from "../common/language.js";
 import { make } from "../common/page.js";
 
 export function sweep({ root }) {
@@ -8,5 +9,5 @@ export function sweep({ root }) {
     if (event.target.open && !body.firstChild) (await import("./sweep.js")).fill(body);
   };
   root.append(make("details", { class: "kl-card kl-section kl-sweeping", ontoggle: open },
-    make("summary", {}, make("h2", { class: "kl-title", text: "Sweep" }), make("span", { class: "kl-hint", text: "several values of a setting" })), body));
+    make("summary", {}, make("h2", { class: "kl-title", text: t`Sweep` }), make("span", { class: "kl-hint", text: t`several values of a setting` })), body));
 }

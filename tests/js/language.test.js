@@ -1,0 +1,51 @@
+// Texts in another language: what the page writes, and sentences of the studio with values in them.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+const GERMAN = {
+  page: { "{1} image": ["{1} Bild", "{1} Bilder"], "Show {1} of {2}": "{2}: {1}", Help: "Hilfe" },
+  said: {
+    "{1} has started.": "{1} hat begonnen.",
+    "Starts a new run.": "Neuer Lauf.",
+    "{1}: {2} is out of range; {3} is allowed": "{1}: {2} liegt außerhalb; erlaubt ist {3}",
+    "{1}: {2} is not {3}": "{1}: {2} ist nicht {3}",
+    "a number": "eine Zahl",
+    "({1} is allowed)": "({1} ist erlaubt)",
+    "{1} to {2}": "{1} bis {2}",
+    "{1} of {2}": "{1} von {2}",
+    "The disk of {1} is full.": "Die Platte von {1} ist voll.",
+  },
+};
+
+globalThis.document = { documentElement: {} };
+globalThis.localStorage = { getItem: () => null };
+Object.defineProperty(globalThis, "navigator", { value: { languages: ["fr-FR", "de-DE", "en"] }, configurable: true });
+globalThis.fetch = async () => ({ ok: true, json: async () => GERMAN });
+const { inWords, plural, t, translated } = await import("../../kohya_like/web/common/language.js");
+
+test("a text keeps its values, wherever the language puts them, and one without a translation stays English", () => {
+  assert.equal(t`Show ${3} of ${"a {1}"}`, "a {1}: 3");
+  assert.equal(t`Help`, "Hilfe");
+  assert.equal(t`Not ${1} yet`, "Not 1 yet");
+});
+
+test("a number takes the form that the language has for it", () => {
+  assert.deepEqual([0, 1, 2, 21].map((count) => plural(count, "image", "images")), ["0 Bilder", "1 Bild", "2 Bilder", "21 Bilder"]);
+  assert.equal(plural(1, "row", "rows"), "1 row");
+});
+
+test("sentences of the studio are found by what does not change in them, one after another, behind the name of an option", () => {
+  assert.equal(translated("my run has started."), "my run hat begonnen.");
+  assert.equal(translated("Starts a new run. cat has started."), "Neuer Lauf. cat hat begonnen.");
+  assert.equal(translated("learning_rate: 12 is out of range; 0 to 1 is allowed"), "learning_rate: 12 liegt außerhalb; erlaubt ist 0 bis 1");
+  assert.equal(translated('learning_rate: "so fast" is not a number (0 to 1 is allowed)'), 'learning_rate: "so fast" ist nicht eine Zahl (0 bis 1 ist erlaubt)');
+  assert.equal(translated("The disk of a folder of mine is full."), "Die Platte von a folder of mine ist voll.");
+});
+
+test("what is not known, and names, stay as they are", () => {
+  assert.equal(translated("a picture of a cat in the rain"), "a picture of a cat in the rain");
+  assert.equal(translated("It is new. Nobody knows it."), "It is new. Nobody knows it.");
+  assert.equal(translated(""), "");
+  assert.deepEqual(inWords({ name: "x", label: "Starts a new run.", choices: ["Help"], range: "0 to 1" }), { name: "x", label: "Neuer Lauf.", choices: ["Help"], range: "0 bis 1" });
+});

@@ -1,0 +1,74 @@
+"""The languages of the page: what is translated is complete, says the same, and is what the page fetches."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from tests import languages
+from tests.languages import ENOUGH, WEB, catalogue, compiled, compiled_path, is_translated, page_texts, sentences, template
+
+OFFERED = re.findall(r"(\w+): \"", re.search(r"LANGUAGES = \{(.*?)\};", (WEB / "common" / "language.js").read_text(encoding="utf-8"))[1])
+every = pytest.mark.parametrize("language", languages.languages())
+
+
+def keys(catalog) -> set[str]:
+    return {message.id if isinstance(message.id, str) else message.id[0] for message in catalog if message.id}
+
+
+def test_every_language_of_the_switch_has_a_catalogue_and_enough_of_it_is_translated():
+    assert OFFERED[0] == "en" and set(OFFERED[1:]) <= set(languages.languages())
+    for language in OFFERED[1:]:
+        translated = {
+            message.id if isinstance(message.id, str) else message.id[0] for message in catalogue(language) if is_translated(message)
+        }
+        missing = sorted(keys(template()) - translated - {""})
+        share = 1 - len(missing) / len(keys(template()))
+        assert share >= ENOUGH, f"{language}: {share:.1%} is translated; run python -m tests.languages and translate: {missing}"
+
+
+@every
+def test_a_catalogue_has_few_texts_that_nothing_says_any_more(language):
+    unused = sorted(keys(catalogue(language)) - keys(template()))
+    assert len(unused) <= (1 - ENOUGH) * len(keys(template())), f"run python -m tests.languages, which takes out: {unused}"
+
+
+@every
+def test_a_translation_has_the_places_and_the_names_of_its_text(language):
+    for message in catalogue(language):
+        if not message.id or not is_translated(message):
+            continue
+        texts = [message.id] if isinstance(message.id, str) else list(message.id)
+        own = [message.string] if isinstance(message.string, str) else list(message.string)
+        for parts in (r"\{\d\}", r"`[^`]*`"):
+            wanted = sorted(re.findall(parts, texts[-1]))
+            assert all(sorted(re.findall(parts, each)) == wanted for each in own), f"{texts[-1]!r} -> {own!r}"
+
+
+@every
+def test_what_the_page_fetches_is_the_catalogue(language):
+    assert compiled_path(language).read_text(encoding="utf-8") == compiled(catalogue(language)), "run python -m tests.languages"
+
+
+def test_texts_of_modules_are_found_wherever_they_stand():
+    code = """
+      const a = t`plain`, b = html`<p title=${t`in a tag`}>${x ? html`<b>${t`deep ${n("}`")} in ${`${y}`}`}</b>` : ""}</p>`;
+      plural(items.length, "one", "many"); other.t`not this`; t`a \\`name\\` and \\u00a0`;
+    """
+    found = [text for _line, _name, text, _comments in page_texts(io.BytesIO(code.encode()), None, None, None)]
+    assert found == ["plain", "in a tag", "deep {1} in {2}", "a `name` and \u00a0", ("{1} one", "{1} many")]
+
+
+def test_sentences_of_python_are_found_with_their_places_and_without_what_nobody_sees(tmp_path):
+    path = tmp_path / "spoken.py"
+    path.write_text(
+        '"""Not this one, it is documentation."""\n'
+        "def say(name, n):\n"
+        '    log.info("nobody sees this text")\n'
+        "    return f\"{name} has {n} image{'' if n == 1 else 's'}\", 'A file is missing: {0}'.format(name)\n"
+    )
+    with path.open("rb") as file:
+        found = [text for _line, _name, text, _comments in sentences(file, None, None, None)]
+    assert sorted(found) == ["A file is missing: {1}", "{1} has {2} image", "{1} has {2} images"]

@@ -1,0 +1,42 @@
+"""The page in other languages: by the browser's own, by the switch, and as whole as in English."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.ui.on_screen import Eyes
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_page_speaks_the_browsers_language_and_the_one_that_is_chosen(studio: Any, visit: Callable[..., Any]) -> None:
+    visited = visit(studio.url, width=390, height=844)
+    page = visited.page
+    expect(page.locator("html")).to_have_attribute("lang", "en")
+    fetched: list[str] = []
+    page.on("request", lambda request: fetched.append(request.url) if "/languages/" in request.url else None)
+    try:
+        page.locator(".kl-language").select_option("de")
+        expect(page.locator("html")).to_have_attribute("lang", "de")
+        expect(page.get_by_role("tab")).to_have_text(["Training", "Daten", "Läufe", "Tools", "Zeichnen", "Hilfe"])
+        expect(page.locator("label[for=kl-learning_rate]")).to_have_text("Lernrate")
+        page.locator("#kl-learning_rate").fill("fast")
+        page.locator("#kl-start").click()
+        # One sentence of the schema with values in it, and one that the page makes of it.
+        expect(page.locator("#kl-learning_rate-error")).to_have_text('"fast" ist nicht eine Zahl (0 bis 100 ist erlaubt)')
+        expect(page.locator("#kl-train_data_dir-error")).to_have_text("Dies ist erforderlich.")
+        assert visited.axe(contrast=False) == [] and visited.overflow() == [] and Eyes(page).flaws() == []
+        page.locator(".kl-language").select_option("zh")
+        expect(page.locator("html")).to_have_attribute("lang", "zh-Hans")
+        expect(page.locator("label[for=kl-learning_rate]")).to_have_text("学习率")
+        # What was typed is still there, an address of a tab has no language, and only what is spoken was fetched.
+        expect(page.locator("#kl-learning_rate")).to_have_value("fast")
+        page.goto(f"{studio.url}#help")
+        expect(page.locator(".kl-guide h2").first).to_have_text("从图片文件夹到 LoRA 或模型")
+        assert [url.rsplit("/", 1)[1] for url in fetched][:2] == ["de.json", "zh.json"] and "ru.json" not in str(fetched)
+    finally:
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
