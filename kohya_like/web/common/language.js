@@ -3,7 +3,7 @@
 
 import { stored } from "./stored.js";
 
-export const LANGUAGES = { en: "English", de: "Deutsch (beta)", zh: "简体中文 (beta)" };
+export const LANGUAGES = { en: "English", de: "Deutsch (beta)", ru: "Русский (beta)", zh: "简体中文 (beta)" };
 
 const inBrowser = typeof document !== "undefined";
 

@@ -363,7 +363,7 @@ export function inference({ root }) {
     });
 
     function draw() {
-      help.replaceChildren(...rich(known.help.images));
+      help.replaceChildren(...rich(translated(known.help.images)));
       list.replaceChildren(...draft.images.map((image, index) => {
         const shown = sharp(make("img", { src: address(image.name, "thumb"), alt: t`Image ${index + 1}` }));
         shown.addEventListener("error", () => {
@@ -475,7 +475,7 @@ export function inference({ root }) {
     }
 
     function draw() {
-      help.replaceChildren(...rich(known.help.lora));
+      help.replaceChildren(...rich(translated(known.help.lora)));
       list.replaceChildren(...draft.loras.map(drawRow));
       add.hidden = draft.loras.length >= known.maxLoras;
       offered = JSON.stringify(known.loras);
