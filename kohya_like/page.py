@@ -83,7 +83,18 @@ def head() -> str:
         name
         for name in modules()
         if not name.startswith(
-            ("vendor/uplot/", "inference/", "picking/", "guide/", "data/", "runs/compare", "runs/notices", "runs/sweep.", "train/sweep.")
+            (
+                "vendor/uplot/",
+                "inference/",
+                "picking/",
+                "guide/",
+                "data/",
+                "palette/",
+                "runs/compare",
+                "runs/notices",
+                "runs/sweep.",
+                "train/sweep.",
+            )
         )
     )
     return "".join(f'<link rel="modulepreload" href="{folder()}{name}">' for name in first)

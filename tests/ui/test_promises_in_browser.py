@@ -167,6 +167,7 @@ def be_known(page: Page, _root: Path) -> None:
 PROMISES: list[Promise] = [
     Promise(THEME, "body.dark .kl-theme", "Light"),
     Promise(THEME, "body:not(.dark) .kl-theme", "Dark"),
+    Promise("Go to", ".kl-dialog #kl-palette li"),
     # The first visit. Another run takes the only device: what is started here waits.
     Promise("I have my own images", ".kl-kinds"),
     Promise("Guide me", ".kl-guide"),
@@ -225,6 +226,8 @@ PROMISES: list[Promise] = [
     Promise("Copy the report", "[aria-label='Copy the report']", "Copied", rare=True),
     Promise("Close the import report", "#kl-keep"),
     Promise("Close all", ".kl-section:not([open]) > summary"),
+    Promise("Undo", ".kl-undo:not(:disabled)", before=fill(output_name="another")),
+    Promise("Redo", ".kl-undo:not(:disabled)"),
     group("Model", "revision"),
     group("Dataset", "reg_data_dir"),
     group("Network", "network_type"),

@@ -24,7 +24,19 @@ export function top({ root, props }) {
   show();
   button.setAttribute("aria-label", t`Switch between the light and the dark theme`);
   root.append(make("header", { class: "kl-top" }, make("div", { class: "kl-brand" }, make("span", { class: "kl-mark", "aria-hidden": "true" }),
-    make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), make("div", { class: "kl-top-end" }, Object.keys(LANGUAGES).length > 1 ? languages() : null, button)));
+    make("h1", { text: title }), make("span", { class: "kl-tag", text: tag })), make("div", { class: "kl-top-end" }, palette(), Object.keys(LANGUAGES).length > 1 ? languages() : null, button)));
+}
+
+const goTo = async () => (await import("../palette/palette.js")).open();
+
+// Everything on the page by its words, for those who know the key, and for those who see the button.
+function palette() {
+  document.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.altKey || event.shiftKey || event.key.toLowerCase() !== "k") return;
+    event.preventDefault();
+    goTo();
+  });
+  return make("button", { type: "button", class: "kl-quiet", text: t`Go to`, "aria-keyshortcuts": "Control+K", title: t`Find a setting, a run, a tab or a button (Ctrl+K)`, onclick: goTo });
 }
 
 // What was typed stays: drafts are kept in the browser.

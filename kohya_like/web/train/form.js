@@ -12,6 +12,7 @@ import {
 } from "./settings.js";
 import { aboutBase, gpuPicker, startPicker } from "./starting.js";
 import { withPoint } from "./texts.js";
+import { makeUndo } from "./undo.js";
 
 export const views = new Map(); // group -> fieldset on the page
 export const controls = new Map(); // option -> control on the page
@@ -52,6 +53,15 @@ export function fill(key, texts) {
   const before = mode;
   turn(key, modeFor(key, fresh));
   refresh(other || mode !== before);
+  save();
+}
+
+// The form as it was, with its kind of run and mode.
+function bringBack(key, chosen, texts) {
+  const redraw = key !== run || chosen !== mode;
+  drafts[key] = { ...texts };
+  turn(key, chosen);
+  refresh(redraw);
   save();
 }
 
@@ -414,7 +424,7 @@ export function toolbar({ root }) {
   root.append(make("div", { class: "kl-toolbar", role: "search" }, search,
     make("label", { class: "kl-toggle" }, changed, make("span", { text: t`Only changed` })),
     make("button", { type: "button", class: "kl-quiet", text: t`Open all`, onclick: all(true) }),
-    make("button", { type: "button", class: "kl-quiet", text: t`Close all`, onclick: all(false) })), status);
+    make("button", { type: "button", class: "kl-quiet", text: t`Close all`, onclick: all(false) }), ...makeUndo(bringBack)), status);
 }
 
 export function goTo(name) {
