@@ -106,6 +106,8 @@ def test_a_command_in_a_document_is_understood(page, words, tmp_path, monkeypatc
         run = next(run for run in RUNS.values() if run.script == asked.script)
         assert flat.parser(run).parse_known_args(rest)[1] == []
         sweeps.read_axes(run, dict(text.split("=") for text in asked.vary))
+    elif words[1:3] == ["-m", "tests.languages"]:
+        assert set(words[3:]) <= {"--missing"} and (ROOT / "tests" / "languages.py").is_file()
     elif any(Path(word).name in SCRIPTS for word in words):
         check_training(words, tmp_path)
     elif any(word in ("setup.sh", "setup.ps1") for word in words):
