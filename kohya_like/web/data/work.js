@@ -3,6 +3,7 @@
 
 import { Console } from "../common/console.js";
 import { blame, makeBrowse, makeField } from "../common/field.js";
+import { t, translated } from "../common/language.js";
 import { make, say } from "../common/page.js";
 import { makeBar } from "../common/progress.js";
 import { store, stored } from "../common/stored.js";
@@ -11,13 +12,13 @@ import { plural } from "../common/words.js";
 import { openDialog } from "../picking/dialog.js";
 
 const DRAFT = "kl.data.work";
-const STATES = { queued: "Waiting", running: "Running", finished: "Finished", failed: "Failed", cancelled: "Stopped", died: "Died" };
+const STATES = { queued: t`Waiting`, running: t`Running`, finished: t`Finished`, failed: t`Failed`, cancelled: t`Stopped`, died: t`Died` };
 const STARTED = ["queued", "running"];
 
 const keyField = (id) => {
-  const node = make("input", { type: "password", id, autocomplete: "off", spellcheck: "false", placeholder: "none" });
-  const root = make("div", { class: "kl-field" }, make("div", { class: "kl-head" }, make("label", { for: id, text: "Key of the endpoint" })),
-    make("div", { class: "kl-control" }, node), make("p", { class: "kl-help", text: "Given to the process and kept in no file and no log." }));
+  const node = make("input", { type: "password", id, autocomplete: "off", spellcheck: "false", placeholder: t`none` });
+  const root = make("div", { class: "kl-field" }, make("div", { class: "kl-head" }, make("label", { for: id, text: t`Key of the endpoint` })),
+    make("div", { class: "kl-control" }, node), make("p", { class: "kl-help", text: t`Given to the process and kept in no file and no log.` }));
   return { root, node };
 };
 
@@ -29,16 +30,16 @@ const keyField = (id) => {
 export function makeWork(desk, after) {
   const title = make("h2");
   const badge = make("span", { class: "kr-badge" });
-  const bar = makeBar("Progress of the work");
+  const bar = makeBar(t`Progress of the work`);
   const line = make("p", { class: "kl-note", role: "status" });
   const wrong = make("p", { class: "kl-error", role: "alert", hidden: true });
   const button = (text, act) => make("button", { type: "button", class: "kl-button", text, onclick: act });
-  const stop = button("Stop", () => order("stop"));
+  const stop = button(t`Stop`, () => order("stop"));
   const key = keyField("kl-data-key-again");
-  const resume = button("Resume", () => order("resume"));
-  const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close what was done", onclick: () => (root.hidden = true) });
+  const resume = button(t`Resume`, () => order("resume"));
+  const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close what was done`, onclick: () => (root.hidden = true) });
   const log = new Console();
-  const root = make("section", { class: "kl-card kl-data-work", "aria-label": "Work on the images", hidden: true },
+  const root = make("section", { class: "kl-card kl-data-work", "aria-label": t`Work on the images`, hidden: true },
     make("div", { class: "kl-row kl-between" }, title, badge), bar.root, line, wrong, key.root, make("div", { class: "kl-row" }, stop, resume, close), make("div", { class: "kl-live" }, log.root));
   let labels = {};
   let run = "";
@@ -86,7 +87,7 @@ export function makeWork(desk, after) {
     bar.show(answer.percent === null ? null : answer.percent / 100, state === "running");
     const lines = answer.report && Array.isArray(answer.report.lines) ? answer.report.lines.join(". ") : "";
     const last = answer.console.open || answer.console.lines[answer.console.lines.length - 1] || "";
-    say(line, state === "queued" ? "It waits until a device is free." : isOn ? last || "Starting …" : lines || last || line.textContent);
+    say(line, state === "queued" ? t`It waits until a device is free.` : isOn ? last || t`Starting …` : lines || last || line.textContent);
     stop.hidden = !isOn;
     resume.hidden = isOn || state === "finished";
     key.root.hidden = resume.hidden || !answer.texts.endpoint;
@@ -109,7 +110,7 @@ export function makeWork(desk, after) {
   async function order(what) {
     tell("");
     const answer = await post(`/kl/data/tool/${what}`, { room: desk.known.room, name: run, key: key.node.value }).catch((error) => ({ problems: [{ message: error.message }] }));
-    if (answer.problems) tell(answer.problems.map(({ message }) => message).join(" "));
+    if (answer.problems) tell(answer.problems.map(({ message }) => translated(message)).join(" "));
     else if (answer.run) show(answer.run);
     else await follow();
   }
@@ -120,7 +121,7 @@ export function makeWork(desk, after) {
     async look() {
       const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch(() => null);
       if (!known || known.problems) return;
-      labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, label]));
+      labels = Object.fromEntries(known.tools.map(({ name, label }) => [name, translated(label)]));
       const newest = known.runs[0];
       if (newest && newest.state !== "finished") show(newest);
       else if (newest?.name !== run) root.hidden = true;
@@ -139,9 +140,9 @@ export async function openWork(desk, name, indices, started) {
   const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch((error) => ({ problems: [{ message: error.message }] }));
   const status = make("p", { class: "kl-status", role: "status" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
-  const close = make("button", { type: "button", class: "kl-button", text: "Close", "aria-label": "Close the form", onclick: () => dialog.close() });
+  const close = make("button", { type: "button", class: "kl-button", text: t`Close`, "aria-label": t`Close the form`, onclick: () => dialog.close() });
   if (known.problems) {
-    const dialog = openDialog("Not possible", ...known.problems.map(({ message }) => make("p", { text: message })), make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button", text: "Close", onclick: () => dialog.close() })));
+    const dialog = openDialog(t`Not possible`, ...known.problems.map(({ message }) => make("p", { text: translated(message) })), make("div", { class: "kl-row" }, make("button", { type: "button", class: "kl-button", text: t`Close`, onclick: () => dialog.close() })));
     return;
   }
   const tool = known.tools.find((each) => each.name === name);
@@ -164,12 +165,12 @@ export async function openWork(desk, name, indices, started) {
   const turn = () => (key.root.hidden = !(fields.get("endpoint") && fields.get("endpoint").read().trim()));
   const basic = tool.fields.filter((spec) => spec.basic);
   const rest = tool.fields.filter((spec) => !spec.basic);
-  const go = make("button", { type: "button", class: "kl-button kl-strong", text: "Start", "aria-label": `Start: ${tool.label}`, onclick: () => start() });
-  const form = make("div", { class: "kl-data-form" }, make("p", { class: "kl-note", text: `${tool.about} For ${plural(indices.length, "image", "images")}, those that are shown.` }),
-    make("div", { class: "kl-grid" }, ...basic.map(draw)), key.root, make("details", { class: "kl-tool-more" }, make("summary", { text: "More" }), make("div", { class: "kl-grid" }, ...rest.map(draw))),
+  const go = make("button", { type: "button", class: "kl-button kl-strong", text: t`Start`, "aria-label": t`Start: ${translated(tool.label)}`, onclick: () => start() });
+  const form = make("div", { class: "kl-data-form" }, make("p", { class: "kl-note", text: t`${translated(tool.about)} For ${plural(indices.length, "image", "images")}, those that are shown.` }),
+    make("div", { class: "kl-grid" }, ...basic.map(draw)), key.root, make("details", { class: "kl-tool-more" }, make("summary", { text: t`More` }), make("div", { class: "kl-grid" }, ...rest.map(draw))),
     wrong, status, make("div", { class: "kl-row" }, go, close));
   const leaving = make("div", { class: "kl-data-form", hidden: true });
-  const dialog = openDialog(tool.label, form, leaving);
+  const dialog = openDialog(translated(tool.label), form, leaving);
   turn();
 
   async function start(agreed = "") {
@@ -191,13 +192,13 @@ export async function openWork(desk, name, indices, started) {
   }
 
   function askFirst({ leaving: sentences, known: digest }) {
-    const send = make("button", { type: "button", class: "kl-button kl-strong", text: "Send them", onclick: () => start(digest) });
-    const back = make("button", { type: "button", class: "kl-button", text: "Back to the form", onclick: () => {
+    const send = make("button", { type: "button", class: "kl-button kl-strong", text: t`Send them`, onclick: () => start(digest) });
+    const back = make("button", { type: "button", class: "kl-button", text: t`Back to the form`, onclick: () => {
       leaving.hidden = true;
       form.hidden = false;
       go.focus();
     } });
-    leaving.replaceChildren(make("h3", { text: "This is sent" }), make("ul", { class: "kl-data-leaving" }, ...sentences.map((text) => make("li", { text }))), make("div", { class: "kl-row" }, send, back));
+    leaving.replaceChildren(make("h3", { text: t`This is sent` }), make("ul", { class: "kl-data-leaving" }, ...sentences.map((text) => make("li", { text: translated(text) }))), make("div", { class: "kl-row" }, send, back));
     back.focus();
   }
 }
