@@ -169,7 +169,7 @@ PROMISES: list[Promise] = [
     Promise(THEME, "body:not(.dark) .kl-theme", "Dark"),
     Promise("Go to", ".kl-dialog #kl-palette li"),
     # The first visit. Another run takes the only device: what is started here waits.
-    Promise("I have my own images", ".kl-kinds"),
+    Promise("I have my own images", ".kl-kinds", before=lambda page, _root: page.keyboard.press("Escape")),
     Promise("Guide me", ".kl-guide"),
     Promise("A (person|style)|An (object|edit)", ".kl-guide .kl-note", place=".kl-guide"),
     Promise("Fill in the form", ".kl-dialog .kl-error", "Say where the images are"),

@@ -215,7 +215,7 @@ def test_each_gpu_gets_one_run(supervise: Supervise, tmp_path: Path, monkeypatch
     studio = supervise("slow")
     jobs = [studio.start(SCRIPT, options(tmp_path, output_name=name)) for name in ("a", "b", "c")]
     assert [studio.find(job.name).state for job in jobs] == ["running", "running", "queued"]
-    assert [psutil.Process(job.pid).environ()["CUDA_VISIBLE_DEVICES"] for job in jobs[:2]] == ["3", "5"]
+    assert [seen_gpus(studio, job.name) for job in jobs[:2]] == ["3", "5"]
 
 
 def states(studio: JobSupervisor, *jobs: Job) -> list[str]:
