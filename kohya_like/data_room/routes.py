@@ -106,6 +106,9 @@ def routes(context: Context) -> list[Route]:
             if path is None:
                 return Response(status_code=404)
             data = kept.thumbnails.large(path) if is_large else kept.thumbnails.small(path)
+        except FileNotFoundError:
+            # Left out, or moved by hand, since the page asked.
+            return Response(status_code=204)
         except (BadImage, OptionError, OSError):
             return Response(status_code=404)
         # Whoever opens the data set again asks for other addresses.

@@ -162,12 +162,14 @@ export function makeDesk(view, root) {
     const wrong = make("p", { class: "kl-error", role: "alert" });
     const keep = make("button", { type: "button", class: "kl-button", text: t`Keep it`, onclick: () => dialog.close() });
     const go = make("button", { type: "button", class: "kl-button kl-strong", text: t`Move to the trash`, onclick: async () => {
+      view.leave(true);
       try {
         await post("/kl/desk/delete", { run: name });
         dialog.close();
         view.options.missing(t`${name} is in the trash: Disk and trash brings it back.`);
       } catch (error) {
         wrong.textContent = error.message;
+        view.leave(false);
       }
     } });
     const dialog = openDialog(t`Delete ${run.label || name}?`, make("p", { text: t`Its folder with all files, images and states goes into the trash of the output folder, and can be put back for 30 days. It goes on taking up disk until the trash is emptied.` }),

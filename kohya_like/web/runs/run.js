@@ -119,6 +119,8 @@ export class RunView {
       this.console.root,
     );
     this.root.hidden = true;
+    this.asking = new AbortController();
+    this.leaving = false;
     this.forget();
     this.poll = repeat(options.element, () => this.read());
     repeat(options.element, () => this.readMachine());
@@ -153,9 +155,17 @@ export class RunView {
     this.tileBox.replaceChildren();
   }
 
+  // Nothing is asked of a run that is being deleted: the answer would be that there is none.
+  leave(isLeaving) {
+    this.leaving = isLeaving;
+    this.asking.abort();
+    this.asking = new AbortController();
+  }
+
   follow(name) {
     if (name === this.name) return;
     this.name = name;
+    this.leave(false);
     this.forget();
     // It keeps its room until the new run is there: on a page that is short for a moment the browser scrolls to where nobody was.
     this.root.style.visibility = "hidden";
@@ -178,33 +188,37 @@ export class RunView {
 
   async read() {
     const name = this.name;
-    if (!name) return 0.3;
+    if (!name || this.leaving) return 0.3;
+    const { signal } = this.asking;
     const query = new URLSearchParams(Object.entries(this.have).map(([name, value]) => [name, String(value)]));
     try {
-      const answer = await ask(address(name, `?${query}`));
+      const answer = await ask(address(name, `?${query}`), { signal });
       if (name !== this.name) return 0;
       this.show(answer);
       if (!answer.complete) return 0.02;
       return answer.state === "running" || answer.state === "queued" ? 1 : 4;
     } catch (error) {
-      if (name === this.name) this.trouble(error);
+      if (signal.aborted) return 0;
+      this.trouble(error);
       return 2;
     }
   }
 
   async readMachine() {
     const name = this.name;
-    const running = !this.root.hidden && this.root.dataset.state === "running";
+    const { signal } = this.asking;
+    const running = !this.root.hidden && this.root.dataset.state === "running" && !this.leaving;
     if (!running) {
       this.gpus.root.hidden = true;
       return 0.5;
     }
     try {
-      const answer = await ask(address(name, `/machine?since=${this.gpus.since}`));
+      const answer = await ask(address(name, `/machine?since=${this.gpus.since}`), { signal });
       if (name !== this.name) return 0;
       this.gpus.update(answer);
       this.usage(answer.usage);
     } catch (error) {
+      if (signal.aborted) return 0;
       // The other poll says so.
       console.info("No readings of the machine:", error.message);
     }
