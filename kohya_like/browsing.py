@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.dataset.images import EXTENSIONS
@@ -22,6 +22,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import PIPELINE_FILES
 
 from . import datasets, files
+from .answers import JsonAnswer
 from .context import Context
 
 MAX_ENTRIES = 10_000
@@ -193,6 +194,6 @@ def routes(context: Context) -> list[Route]:
         return begun | listing(context.output_dir, kind, option, context.roots)
 
     async def browse(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(look, await datasets.order_of(request)))
+        return JsonAnswer(await run_in_threadpool(look, await datasets.order_of(request)))
 
     return [Route("/kl/browse", browse, methods=["POST"])]

@@ -91,7 +91,7 @@ def page(shown: Mapping[str, Any], cells: Path) -> bytes:
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
         f'<dialog aria-label="One image"><img alt=""><p></p></dialog><script>{_SCRIPT}</script></html>\n'
     )
-    return text.encode()
+    return text.encode("utf-8", "replace")
 
 
 def _cell(path: Path, words: str) -> str:

@@ -7,12 +7,13 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from sd_scripts.schema.errors import OptionError
 
 from . import comparison_files
+from .answers import JsonAnswer
 from .comparisons import Comparisons
 from .predict_routes import problems_of, session_of, thumbnail
 
@@ -21,14 +22,14 @@ KINDS = {"html": "text/html", "png": "image/png"}
 
 def gone() -> Response:
     """The answer about a grid that is not there."""
-    return JSONResponse({"detail": "This comparison is not on disk any more."}, 404)
+    return JsonAnswer({"detail": "This comparison is not on disk any more."}, 404)
 
 
 def routes(comparisons: Comparisons) -> list[Route]:
     """The guard asks all of them for the token of the page."""
 
     def listed(_request: Request) -> Response:
-        return JSONResponse({"comparisons": comparisons.listed()})
+        return JsonAnswer({"comparisons": comparisons.listed()})
 
     async def start(request: Request) -> Response:
         session = session_of(request)
@@ -37,9 +38,9 @@ def routes(comparisons: Comparisons) -> list[Route]:
         except ValueError:
             asked = None
         if not isinstance(asked, dict) or not session:
-            return JSONResponse({"detail": "This is not an order of the page. Reload the page."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page. Reload the page."}, 400)
         try:
-            return JSONResponse({"name": await run_in_threadpool(comparisons.start, asked, session)})
+            return JsonAnswer({"name": await run_in_threadpool(comparisons.start, asked, session)})
         except OptionError as err:
             return problems_of(err)
 
@@ -55,7 +56,7 @@ def routes(comparisons: Comparisons) -> list[Route]:
         return answered
 
     def one(_request: Request, name: str) -> Response:
-        return JSONResponse(comparisons.one(name))
+        return JsonAnswer(comparisons.one(name))
 
     def cell(request: Request, name: str) -> Response:
         path = comparisons.cell(name, str(request.path_params["key"]))
@@ -67,12 +68,12 @@ def routes(comparisons: Comparisons) -> list[Route]:
 
     def act(request: Request, name: str) -> Response:
         acts: dict[str, Callable[[str], Any]] = {"stop": comparisons.stop, "continue": comparisons.go_on, "delete": comparisons.delete}
-        comparisons.told(name)
+        comparisons.one(name)
         acts[str(request.path_params["act"])](name)
-        return JSONResponse({"comparisons": comparisons.listed()})
+        return JsonAnswer({"comparisons": comparisons.listed()})
 
     def question(_request: Request, name: str) -> Response:
-        return JSONResponse(comparisons.voting(name))
+        return JsonAnswer(comparisons.voting(name))
 
     async def vote(request: Request) -> Response:
         name = str(request.path_params["name"])
@@ -82,8 +83,8 @@ def routes(comparisons: Comparisons) -> list[Route]:
         except KeyError:
             return gone()
         except (OptionError, ValueError) as err:
-            return JSONResponse({**await run_in_threadpool(comparisons.voting, name), "detail": str(err)}, 409)
-        return JSONResponse(await run_in_threadpool(comparisons.voting, name))
+            return JsonAnswer({**await run_in_threadpool(comparisons.voting, name), "detail": str(err)}, 409)
+        return JsonAnswer(await run_in_threadpool(comparisons.voting, name))
 
     def file(request: Request, name: str) -> Response:
         kind = str(request.path_params["kind"])

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from sd_scripts.runs.safetensors_header import digest_of
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import json_of, read_as
 
 from . import votes
 from .predict_routes import MODEL, Menu, order_of
@@ -74,6 +74,35 @@ class Row:
         return self.prompt if _OWN_SEED.search(self.prompt) else f"{self.prompt} --d {self.seed}"
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What the file of a grid must say, so that it can be shown."""
+
+    title: str
+    time: float
+    family: str
+    said: str
+    asked: dict[str, Any]
+    controls: list[str]
+    keys: list[list[str]]
+    rows: list[_RowTold]
+    columns: list[_ColumnTold]
+
+
+@dataclass(frozen=True)
+class _RowTold:
+    prompt: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class _ColumnTold:
+    label: str
+    strength: float | None
+    is_base: bool
+    file: str
+
+
 class Cells(Protocol):
     """Makes the order of one cell."""
 
@@ -102,14 +131,14 @@ class Comparisons:
     def listed(self) -> list[dict[str, Any]]:
         """Every grid in a line, the newest first."""
         names = sorted((path.name for path in _entries(self.folder)), reverse=True)[:MAX_COMPARISONS]
-        known = [(name, told) for name in names if (told := self._read(name)) is not None]
+        known = [(name, self._shown(name)) for name in names]
         # Names tell the second; of one second the time in the file tells which came first.
         known.sort(key=lambda item: (item[0][:15], item[1]["time"]), reverse=True)
         return [self._line(name, told) for name, told in known]
 
     def one(self, name: str) -> dict[str, Any]:
         """A grid: its axes, the keys of its images, and which of them are there. Raises KeyError."""
-        told = self.told(name)
+        told = self._shown(name)
         there = {path.stem for path in _entries(self.cells)}
         columns = [{key: column[key] for key in ("label", "strength", "is_base")} for column in told["columns"]]
         present = [[key in there for key in row] for row in told["keys"]]
@@ -121,6 +150,14 @@ class Comparisons:
         if found is None:
             raise KeyError(name)
         return found
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        """What the file of a grid says; of one that is damaged, an empty grid that says so and can be deleted. Raises KeyError."""
+        if name not in {path.name for path in _entries(self.folder)}:
+            raise KeyError(name)
+        damaged = f"{FILE} of this grid is missing or damaged: its images cannot be told apart any more. Delete it, or put the file back."
+        empty = {"title": name, "time": _modified(self.folder / name), "family": "", "said": damaged, "keys": [], "rows": [], "columns": []}
+        return self._read(name) or empty
 
     def cell(self, name: str, key: str) -> Path:
         """The file of one image of a grid. Raises KeyError."""
@@ -178,11 +215,12 @@ class Comparisons:
         if name.startswith(".") or Path(name).name != name:
             return None
         try:
-            found = json_of((self.folder / name / FILE).read_bytes())
+            data = (self.folder / name / FILE).read_bytes()
+            found, told = json_of(data), read_as(_Told, data)
         except (OSError, ValueError):
             return None
-        whole = isinstance(found, dict) and isinstance(found.get("keys"), list) and isinstance(found.get("time"), int | float)
-        return found if whole and {"title", "family", "said", "columns", "rows"} <= set(found) else None
+        fits = len(told.keys) == len(told.rows) and all(len(row) == len(told.columns) for row in told.keys)
+        return found if fits and all(_KEY.fullmatch(key) for row in told.keys for key in row) else None
 
     # What is done with them
 
@@ -232,7 +270,7 @@ class Comparisons:
 
     def delete(self, name: str) -> None:
         """Removes a grid, and images that no other one has. Raises KeyError."""
-        keys = {key for row in self.told(name)["keys"] for key in row}
+        keys = {key for row in self._shown(name)["keys"] for key in row}
         self.stop(name)
         shutil.rmtree(self.folder / name)
         for path in _entries(self.folder):
@@ -496,6 +534,13 @@ def _identity(value: object) -> object:
         return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
     except OSError:
         return None
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sd_scripts.dataset import images, stripping
@@ -40,6 +40,7 @@ from sd_scripts.schema.files import fsync_directory
 from sd_scripts.schema.outside import json_of
 
 from . import files
+from .answers import JsonAnswer
 from .context import Context
 
 FOLDER = "datasets"
@@ -501,14 +502,14 @@ def routes(context: Context) -> list[Route]:
 
     def look(_request: Request) -> Response:
         endings = [*images.EXTENSIONS, *CAPTIONS, ".zip"]
-        return JSONResponse({"names": kept.names(), "folder": str(kept.root), "endings": endings})
+        return JsonAnswer({"names": kept.names(), "folder": str(kept.root), "endings": endings})
 
     async def begin(request: Request) -> Response:
         order = await order_of(request)
         try:
-            return JSONResponse({"upload": await run_in_threadpool(kept.begin, str(order.get("name", "")))})
+            return JsonAnswer({"upload": await run_in_threadpool(kept.begin, str(order.get("name", "")))})
         except OptionError as err:
-            return JSONResponse({"problem": said(err)})
+            return JsonAnswer({"problem": said(err)})
 
     async def upload(request: Request) -> Response:
         """One file, as the body; its name, with folders, in the address."""
@@ -519,12 +520,12 @@ def routes(context: Context) -> list[Route]:
             await run_in_threadpool(kept.check_room, one, int(length) if length.isdecimal() else 0)
             await _receive(request, kept, one, name)
         except OptionError as err:
-            return JSONResponse({"problem": said(err)})
+            return JsonAnswer({"problem": said(err)})
         except OSError as err:
-            return JSONResponse({"problem": said(_unwritable(kept.root, err))})
+            return JsonAnswer({"problem": said(_unwritable(kept.root, err))})
         except ClientDisconnect:
-            return JSONResponse({"problem": "The page has gone."}, 400)
-        return JSONResponse({"files": len(one.arrived)})
+            return JsonAnswer({"problem": "The page has gone."}, 400)
+        return JsonAnswer({"files": len(one.arrived)})
 
     async def finish(request: Request) -> Response:
         order = await order_of(request)
@@ -534,7 +535,7 @@ def routes(context: Context) -> list[Route]:
     async def cancel(request: Request) -> Response:
         order = await order_of(request)
         await run_in_threadpool(kept.end, str(order.get("upload", "")))
-        return JSONResponse({})
+        return JsonAnswer({})
 
     return [
         Route("/kl/datasets", look),

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.families import FACTS
@@ -30,6 +30,7 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
+from .answers import JsonAnswer
 from .datasets import order_of, said
 from .supervisor import ENDED, Job, JobSupervisor, queue_of
 
@@ -174,7 +175,10 @@ def asked(job: Job) -> dict[str, Any]:
         return {}
     now = job.run.orders.asked()
     wishes = {name: wish in now for name, wish in WISHES.items()}
-    prompts = _prompts(job.run.config, job.run.config.stat().st_mtime_ns)
+    try:
+        prompts = _prompts(job.run.config, job.run.config.stat().st_mtime_ns)
+    except OSError:
+        prompts = None
     told = {"other": Asked.OTHER in now, "stop_step": job.run.orders.stop_step()}
     return {**wishes, **told, "draws": prompts is not None, "prompts": prompts or ""}
 
@@ -306,16 +310,16 @@ def routes(supervisor: JobSupervisor) -> list[Route]:
 
     def done(what: str, order: Mapping[str, Any]) -> Response:
         try:
-            return JSONResponse(work[what](order))
+            return JsonAnswer(work[what](order))
         except OptionError as err:
-            return JSONResponse({"detail": said(err)}, 409)
+            return JsonAnswer({"detail": said(err)}, 409)
         except (KeyError, TypeError, ValueError):
-            return JSONResponse({"detail": "This is not an order of the page; reload it."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page; reload it."}, 400)
 
     async def ordered(request: Request) -> Response:
         what = request.path_params["what"]
         if what not in work:
-            return JSONResponse({"detail": "There is no such order."}, 404)
+            return JsonAnswer({"detail": "There is no such order."}, 404)
         return await run_in_threadpool(done, what, await order_of(request))
 
     return [Route("/kl/desk/{what}", ordered, methods=["POST"])]

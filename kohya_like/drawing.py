@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from sd_scripts.schema import flat
@@ -18,6 +18,7 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, evaluations, live, tools
+from .answers import JsonAnswer
 from .context import Context
 from .predictions import MAX_UPLOAD_BYTES
 from .supervisor import Job
@@ -141,7 +142,7 @@ def routes(context: Context) -> list[Route]:
         return job, started
 
     def gone(what: str) -> Response:
-        return JSONResponse({"detail": f"{what} is not on disk any more."}, 404)
+        return JsonAnswer({"detail": f"{what} is not on disk any more."}, 404)
 
     def panel(request: Request) -> Response:
         try:
@@ -151,36 +152,36 @@ def routes(context: Context) -> list[Route]:
         told = ("prompt", TARGET)
         before = [{**tools.row(item), **{name: item.order.texts.get(name, "") for name in told}} for item in bench.recent(job.name)]
         now = {"models": models(job), "runs": before}
-        return JSONResponse({**_form(tool, job), **now, "maxBytes": MAX_UPLOAD_BYTES})
+        return JsonAnswer({**_form(tool, job), **now, "maxBytes": MAX_UPLOAD_BYTES})
 
     async def start(request: Request) -> Response:
         try:
             order = await request.json()
             job, tool = found(request)
         except ValueError:
-            return JSONResponse({"detail": "This is not an order of the page."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         except KeyError:
             return gone("This run")
         if not isinstance(order, dict) or not isinstance(order.get("texts"), dict):
-            return JSONResponse({"detail": "This is not an order of the page."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         try:
             started = await run_in_threadpool(_started, context, bench, job, tool, order["texts"])
         except OptionError as err:
-            return JSONResponse({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
-        return JSONResponse({"run": tools.row(started)})
+            return JsonAnswer({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
+        return JsonAnswer({"run": tools.row(started)})
 
     def one(request: Request) -> Response:
         try:
             job, started = of_run(request)
             offset = int(request.query_params.get("console", "-1"))
         except ValueError:
-            return JSONResponse({"detail": "console is a whole number."}, 400)
+            return JsonAnswer({"detail": "console is a whole number."}, 400)
         except KeyError:
             return gone("This")
         error = "\n".join(console.last_lines(started.path / "console.log", 12)) if started.state in ("failed", "died") else ""
         folder = _folder(job, started)
         source = tools.SOURCE if live.inside(folder, tools.SOURCE, ENDINGS) else ""
-        return JSONResponse({**tools.detail(started, offset), "images": images(started, folder), "source": source, "error": error})
+        return JsonAnswer({**tools.detail(started, offset), "images": images(started, folder), "source": source, "error": error})
 
     def image(request: Request) -> Response:
         try:

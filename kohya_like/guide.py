@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sd_scripts.dataset.images import EXTENSIONS
@@ -27,6 +27,7 @@ from sd_scripts.schema.labels import label
 from sd_scripts.schema.model import is_hub_id
 
 from . import browsing, dataset_view, datasets, files, form, gpu, presets
+from .answers import JsonAnswer
 from .context import Context
 
 Line = dict[str, Any]
@@ -309,7 +310,7 @@ def routes(context: Context) -> list[Route]:
     """The routes of the guide; the guard asks both for the token of the page."""
 
     async def ask(_request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(questions, context))
+        return JsonAnswer(await run_in_threadpool(questions, context))
 
     async def fill(request: Request) -> Response:
         answers = await datasets.order_of(request)

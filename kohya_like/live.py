@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from PIL import Image, UnidentifiedImageError
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from sd_scripts.runs.command import shown
@@ -31,6 +31,7 @@ from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
 from . import causes, comparing, console, desk, evaluations, fixes, gpu, monitor, picks, reporting, supporting, sweeps, tools
+from .answers import JsonAnswer
 from .datasets import order_of
 from .supervisor import GRACE_SECONDS, Job, JobSupervisor
 
@@ -322,7 +323,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
         def guarded(request: Request) -> Response:
             given = request.headers.get("x-kl-token") or request.query_params.get("token", "")
             if not hmac.compare_digest(given.encode(), token.encode()):
-                return JSONResponse({"detail": "This route needs the token of the page. Reload the page."}, 401)
+                return JsonAnswer({"detail": "This route needs the token of the page. Reload the page."}, 401)
             return answer(request)
 
         return guarded
@@ -330,33 +331,33 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
     def with_job(answer: Callable[[Request, Job], Response]) -> Callable[[Request], Response]:
         def found(request: Request) -> Response:
             job = supervisor.find(request.path_params["run"])
-            return JSONResponse({"detail": "This run is not on disk."}, 404) if job is None else answer(request, job)
+            return JsonAnswer({"detail": "This run is not on disk."}, 404) if job is None else answer(request, job)
 
         return with_token(found)
 
     def runs(_request: Request) -> Response:
-        return JSONResponse({"runs": live.runs(), "sweeps": bool(sweeps.names_in(supervisor.root))})
+        return JsonAnswer({"runs": live.runs(), "sweeps": bool(sweeps.names_in(supervisor.root))})
 
     def compare(request: Request) -> Response:
         try:
-            return JSONResponse(live.compared(request.query_params.getlist("run")))
+            return JsonAnswer(live.compared(request.query_params.getlist("run")))
         except OptionError as err:
-            return JSONResponse({"detail": str(err)}, 400)
+            return JsonAnswer({"detail": str(err)}, 400)
 
     def run(request: Request, job: Job) -> Response:
         query = request.query_params
         try:
             points, console_offset = int(query.get("points", "0")), int(query.get("console", "-1"))
         except ValueError:
-            return JSONResponse({"detail": "points and console are whole numbers."}, 400)
-        return JSONResponse(live.run(job, query.get("generation", ""), points, console_offset, query.get("version", "")))
+            return JsonAnswer({"detail": "points and console are whole numbers."}, 400)
+        return JsonAnswer(live.run(job, query.get("generation", ""), points, console_offset, query.get("version", "")))
 
     def machine(request: Request, job: Job) -> Response:
         try:
             since = float(request.query_params.get("since", "0"))
         except ValueError:
-            return JSONResponse({"detail": "since is a time in seconds."}, 400)
-        return JSONResponse(live.machine(job, since))
+            return JsonAnswer({"detail": "since is a time in seconds."}, 400)
+        return JsonAnswer(live.machine(job, since))
 
     def sample(request: Request, job: Job) -> Response:
         return image_of(inside(job.run.samples, request.path_params["file"], IMAGES), request)
@@ -364,7 +365,7 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
     def evaluation(request: Request, job: Job) -> Response:
         folder = evaluations.folder(job.run, request.path_params["name"])
         summary = None if folder is None else evaluations.summary(folder)
-        return JSONResponse({"detail": "This evaluation is not on disk."}, 404) if summary is None else JSONResponse(summary)
+        return JsonAnswer({"detail": "This evaluation is not on disk."}, 404) if summary is None else JsonAnswer(summary)
 
     def evaluated(request: Request, job: Job) -> Response:
         folder = evaluations.folder(job.run, request.path_params["name"])
@@ -375,24 +376,24 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
 
     def evaluate(_request: Request, job: Job) -> Response:
         if job.state != "running" or not evaluations.evaluates(job.run.config):
-            return JSONResponse({"detail": "Only a run of style transfer that is at work can evaluate now."}, 409)
+            return JsonAnswer({"detail": "Only a run of style transfer that is at work can evaluate now."}, 409)
         job.run.request_evaluation()
-        return JSONResponse({"state": "requested"})
+        return JsonAnswer({"state": "requested"})
 
     async def ask(request: Request) -> Response:
         order = await order_of(request)
         job = supervisor.find(request.path_params["run"])
         if job is None:
-            return JSONResponse({"detail": "This run is not on disk."}, 404)
+            return JsonAnswer({"detail": "This run is not on disk."}, 404)
         try:
-            return JSONResponse(desk.ask(job, str(order.get("what")), order.get("step"), order.get("text")))
+            return JsonAnswer(desk.ask(job, str(order.get("what")), order.get("step"), order.get("text")))
         except OptionError as err:
-            return JSONResponse({"detail": str(err)}, 409)
+            return JsonAnswer({"detail": str(err)}, 409)
 
     def image_of(file: Path | None, request: Request) -> Response:
         """An image of a run, small or whole."""
         if file is None:
-            return JSONResponse({"detail": "There is no such image."}, 404)
+            return JsonAnswer({"detail": "There is no such image."}, 404)
         cached = {"cache-control": "private, max-age=3600"}
         if request.query_params.get("size") != "thumb":
             return FileResponse(file, headers=cached)
@@ -400,24 +401,24 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
             return Response(live.thumbnail(file), media_type="image/webp", headers=cached)
         except OSError:
             # Half-written, or damaged: the page shows its place holder and asks again.
-            return JSONResponse({"detail": "This image cannot be shown."}, 404)
+            return JsonAnswer({"detail": "This image cannot be shown."}, 404)
 
     def download(request: Request, job: Job) -> Response:
         file = downloadable(job.path, request.path_params["file"])
         if file is None:
-            return JSONResponse({"detail": "There is no such file to download."}, 404)
+            return JsonAnswer({"detail": "There is no such file to download."}, 404)
         return FileResponse(file, filename=file.name, media_type="application/octet-stream")
 
     def stop(request: Request, job: Job) -> Response:
         now = request.query_params.get("now") == "1"
         live.stop(job, grace_seconds=0.0 if now else GRACE_SECONDS)
-        return JSONResponse({"state": "stopping"})
+        return JsonAnswer({"state": "stopping"})
 
     def resume(_request: Request, job: Job) -> Response:
         try:
-            return JSONResponse({"state": supervisor.resume(job).state})
+            return JsonAnswer({"state": supervisor.resume(job).state})
         except OptionError as err:
-            return JSONResponse({"detail": str(err)}, 409)
+            return JsonAnswer({"detail": str(err)}, 409)
 
     def report(_request: Request, job: Job) -> Response:
         headers = {"content-disposition": f'attachment; filename="{quote(job.name)}.html"'}
@@ -429,9 +430,9 @@ def routes(supervisor: JobSupervisor, token: str) -> list[Route]:
 
     def fix(_request: Request, job: Job) -> Response:
         try:
-            return JSONResponse({"run": live.fix(job).name})
+            return JsonAnswer({"run": live.fix(job).name})
         except OptionError as err:
-            return JSONResponse({"detail": str(err)}, 409)
+            return JsonAnswer({"detail": str(err)}, 409)
 
     return [
         Route("/kl/runs", with_token(runs)),

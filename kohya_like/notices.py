@@ -21,13 +21,14 @@ from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.outside import json_of
 
+from .answers import JsonAnswer
 from .context import Context
 from .datasets import order_of
 from .supervisor import ENDED, Job
@@ -193,14 +194,14 @@ def routes(context: Context, notices: Notices) -> list[Route]:
 
     def done(what: str, order: Mapping[str, Any]) -> Response:
         try:
-            return JSONResponse(work[what](order))
+            return JsonAnswer(work[what](order))
         except OptionError as err:
-            return JSONResponse({"detail": str(err)}, 409)
+            return JsonAnswer({"detail": str(err)}, 409)
 
     async def ordered(request: Request) -> Response:
         what = request.path_params["what"]
         if what not in work:
-            return JSONResponse({"detail": "There is no such order."}, 404)
+            return JsonAnswer({"detail": "There is no such order."}, 404)
         return await run_in_threadpool(done, what, await order_of(request))
 
     context.supervisor.listeners.append(notices.see)

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.dataset.triage import Signs
@@ -20,6 +20,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 
 from . import measures, picks
+from .answers import JsonAnswer
 from .comparison_routes import gone
 from .comparisons import Comparisons
 from .data_room.thumbnails import Thumbnails
@@ -170,11 +171,11 @@ def routes(known: Picks) -> list[Route]:
             try:
                 said = await request.json() if request.method == "POST" else {}
                 given = said if isinstance(said, dict) else {}
-                return JSONResponse(await run_in_threadpool(work, str(request.path_params["name"]), given))
+                return JsonAnswer(await run_in_threadpool(work, str(request.path_params["name"]), given))
             except OptionError as err:
                 return problems_of(err)
             except ValueError:
-                return JSONResponse({"detail": "This is not an order of the page."}, 400)
+                return JsonAnswer({"detail": "This is not an order of the page."}, 400)
             except (KeyError, OSError):
                 return gone()
 

@@ -18,7 +18,7 @@ from gradio.context import LocalContext
 from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from sd_scripts.families import FACTS, PREDICTS
@@ -31,6 +31,7 @@ from sd_scripts.schema.outside import json_of
 from sd_scripts.schema.predict import PredictOptions
 
 from . import files, foreign_images, form, gpu
+from .answers import JsonAnswer
 from .context import Context
 from .inference import offered
 from .predictions import MAX_UPLOAD_BYTES, Prediction, PredictionOrder, PredictionQueue, as_page, is_session
@@ -410,13 +411,13 @@ async def _body(request: Request) -> bytes:
     return bytes(held)
 
 
-def problems_of(err: OptionError) -> JSONResponse:
+def problems_of(err: OptionError) -> JsonAnswer:
     """The answer that says what is wrong, at its options."""
-    return JSONResponse({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
+    return JsonAnswer({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
 
 
-def _gone(what: str) -> JSONResponse:
-    return JSONResponse({"detail": what}, 404)
+def _gone(what: str) -> JsonAnswer:
+    return JsonAnswer({"detail": what}, 404)
 
 
 def session_of(request: Request) -> str:
@@ -434,7 +435,7 @@ def image_routes(queue: PredictionQueue) -> list[Route]:
             name, (width, height) = await run_in_threadpool(queue.take_image, data)
         except OptionError as err:
             return problems_of(err)
-        return JSONResponse({"image": {"name": name, "width": width, "height": height}})
+        return JsonAnswer({"image": {"name": name, "width": width, "height": height}})
 
     def image(request: Request) -> Response:
         """An upload or a file of a prediction: small, whole, or to keep."""
@@ -479,10 +480,10 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
                 return problems_of(err)
             # The newest run is damaged.
             choice = menu.chosen("toy", TOY)
-        return JSONResponse({**specification(menu, choice), **state(session_of(request))})
+        return JsonAnswer({**specification(menu, choice), **state(session_of(request))})
 
     def now(request: Request) -> Response:
-        return JSONResponse(state(session_of(request)))
+        return JsonAnswer(state(session_of(request)))
 
     async def start(request: Request) -> Response:
         session = session_of(request)
@@ -491,36 +492,36 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
         except ValueError:
             asked = None
         if not isinstance(asked, dict) or not session:
-            return JSONResponse({"detail": "This is not an order of the page. Reload the page."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page. Reload the page."}, 400)
         # Where devices are shared out by visitor, the backend asks who this is.
         LocalContext.request.set(gr.Request(request))
         try:
             prediction = await run_in_threadpool(lambda: queue.submit(order_of(menu, queue, asked, session), session))
         except OptionError as err:
             return problems_of(err)
-        return JSONResponse(as_page(queue, prediction, 0))
+        return JsonAnswer(as_page(queue, prediction, 0))
 
     def one(request: Request) -> Response:
         prediction = _find(queue, request)
         try:
             previews = int(request.query_params.get("previews", "0"))
         except ValueError:
-            return JSONResponse({"detail": "previews is a whole number."}, 400)
-        return JSONResponse(as_page(queue, prediction, previews)) if prediction else _gone("This prediction is not known any more.")
+            return JsonAnswer({"detail": "previews is a whole number."}, 400)
+        return JsonAnswer(as_page(queue, prediction, previews)) if prediction else _gone("This prediction is not known any more.")
 
     def cancel(request: Request) -> Response:
         prediction = _find(queue, request)
         if prediction is None:
             return _gone("This prediction is not known any more.")
         queue.cancel(prediction)
-        return JSONResponse(as_page(queue, prediction, prediction.previews))
+        return JsonAnswer(as_page(queue, prediction, prediction.previews))
 
     def free(_request: Request) -> Response:
         try:
             queue.free()
         except OptionError as err:
-            return JSONResponse({"detail": str(err).removeprefix(": ")}, 409)
-        return JSONResponse({"holdsMemory": queue.backend.holds_memory()})
+            return JsonAnswer({"detail": str(err).removeprefix(": ")}, 409)
+        return JsonAnswer({"holdsMemory": queue.backend.holds_memory()})
 
     async def why(request: Request) -> Response:
         """What an image of another program was made with beside the form: a line of JSON (texts, loras), then the file's beginning."""
@@ -536,8 +537,8 @@ def routes(menu: Menu, queue: PredictionQueue) -> list[Route]:
         except OptionError as err:
             return problems_of(err)
         except ValueError:
-            return JSONResponse({"detail": "This is not an order of the page. Reload the page."}, 400)
-        return JSONResponse({"program": found.program, "rows": [asdict(row) for row in rows]})
+            return JsonAnswer({"detail": "This is not an order of the page. Reload the page."}, 400)
+        return JsonAnswer({"program": found.program, "rows": [asdict(row) for row in rows]})
 
     return [
         Route("/kl/predict/why", why, methods=["POST"]),

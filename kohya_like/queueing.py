@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import write_atomically
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import read_as
 
 FILE = "queue.json"
 MOST_SECONDS = 366 * 86400.0
@@ -39,18 +39,9 @@ class Waiting:
 def read(folder: Path) -> Waiting:
     """What a run waits for; nothing where nobody has said anything that can be read."""
     try:
-        known = json_of((folder / FILE).read_bytes())
+        return read_as(Waiting, (folder / FILE).read_bytes())
     except (OSError, ValueError):
         return Waiting()
-    if not isinstance(known, dict):
-        return Waiting()
-    place, until = known.get("place"), known.get("not_before")
-    return Waiting(
-        place if isinstance(place, int) and not isinstance(place, bool) else None,
-        known.get("held") is True,
-        float(until) if isinstance(until, int | float) else 0.0,
-        str(known.get("after") or ""),
-    )
 
 
 def write(folder: Path, waiting: Waiting) -> None:

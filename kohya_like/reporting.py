@@ -66,7 +66,7 @@ def page(job: Job) -> bytes:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{_text(name)}</title><style>{_STYLE}</style>'
         f"{''.join(parts)}</html>\n"
     )
-    return text.encode()
+    return text.encode("utf-8", "replace")
 
 
 def _text(text: object) -> str:

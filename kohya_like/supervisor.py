@@ -29,7 +29,7 @@ from sd_scripts.runs.trash import KEPT_SECONDS, Discarded, Trash
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.flat import to_toml
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import json_of, read_as
 from sd_scripts.schema.runs import RunOptions
 
 from . import monitor, processes, queueing
@@ -638,11 +638,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_record(path: Path) -> _Record | None:
-    content = _read_json(path / "run.json")
-    if not isinstance(content.get("run_id"), str):
+    """None for a run that no studio has started, and where its file says nothing that makes sense."""
+    try:
+        return read_as(_Record, (path / "run.json").read_bytes())
+    except (OSError, ValueError):
         return None
-    known = {name: content[name] for name in _Record.__dataclass_fields__ if name in content}
-    return _Record(**{**known, "argv": tuple(known.get("argv", ()))})
 
 
 def _write_record(path: Path, record: _Record) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.runs.early_checks import check_early
@@ -16,6 +16,7 @@ from sd_scripts.schema.labels import label
 from sd_scripts.schema.runs import RunOptions
 
 from . import dataset_view, form, sweeps
+from .answers import JsonAnswer
 from .context import Context
 from .datasets import order_of, said
 
@@ -90,16 +91,16 @@ def routes(context: Context, options_of: Callable[[Order], RunOptions]) -> list[
 
     def done(what: str, order: Order) -> Response:
         try:
-            return JSONResponse(work[what](order))
+            return JsonAnswer(work[what](order))
         except OptionError as err:
-            return JSONResponse({"detail": said(err)}, 409)
+            return JsonAnswer({"detail": said(err)}, 409)
         except (AttributeError, KeyError, TypeError, ValueError):
-            return JSONResponse({"detail": "This is not an order of the page; reload it."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page; reload it."}, 400)
 
     async def ordered(request: Request) -> Response:
         what = request.path_params["what"]
         if what not in work:
-            return JSONResponse({"detail": "There is no such order."}, 404)
+            return JsonAnswer({"detail": "There is no such order."}, 404)
         return await run_in_threadpool(done, what, await order_of(request))
 
     return [Route("/kl/sweeps/{what}", ordered, methods=["POST"])]

@@ -27,7 +27,7 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import one_at_a_time, write_atomically
 from sd_scripts.schema.labels import label
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import read_as
 from sd_scripts.schema.runs import RunOptions
 
 from . import desk, form
@@ -505,6 +505,17 @@ class Sweeps:
         return [self.supervisor.discard(job).what for job in others]
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What the file of a sweep says."""
+
+    members: tuple[Member, ...]
+    steps: tuple[int, ...]
+    counts: tuple[int, ...]
+    notes: tuple[str, ...]
+    is_ended: bool
+
+
 def _stamp(folder: Path) -> tuple[int, int]:
     try:
         stat = (folder / "sweep.json").stat()
@@ -516,16 +527,17 @@ def _stamp(folder: Path) -> tuple[int, int]:
 @lru_cache(maxsize=64)
 def _read(folder: Path, _time: int, _inode: int) -> Sweep:
     try:
-        told = json_of((folder / "sweep.json").read_bytes())
+        told = read_as(_Told, (folder / "sweep.json").read_bytes())
         values = flat.read_toml(folder / "base.toml")
         base = flat.build(flat.run_of(values), values, origin="base.toml")
-        members = tuple(
-            Member(each["values"], str(each["run"]), int(each["rung"]), tuple(map(float, each["losses"]))) for each in told["members"]
-        )
-        rungs = Rungs(tuple(map(int, told["steps"])), tuple(map(int, told["counts"])))
-        if not members or not rungs.steps or len(rungs.steps) != len(rungs.counts):
+        rungs = Rungs(told.steps, told.counts)
+        if not told.members or not rungs.steps or len(rungs.steps) != len(rungs.counts):
             raise ValueError("it has no members")
-        return Sweep(folder.name, base, members, rungs, tuple(map(str, told["notes"])), told["is_ended"] is True)
-    except (OSError, ValueError, KeyError, TypeError) as err:
-        why = str(err) if isinstance(err, OptionError) else f"{type(err).__name__}: {err}"
-        raise OptionError(f"{folder.name}: the sweep cannot be read ({why}); delete the folder {folder}") from err
+        if any(not -1 <= member.rung < len(rungs.steps) or len(member.losses) > len(rungs.steps) for member in told.members):
+            raise ValueError("a member is at a rung that it does not have")
+        sweep = Sweep(folder.name, base, told.members, rungs, told.notes, told.is_ended)
+        for member in sweep.members:
+            sweep.options(member)
+        return sweep
+    except (OSError, ValueError) as err:
+        raise OptionError(f"{folder.name}: the sweep cannot be read ({err}); delete the folder {folder}") from err

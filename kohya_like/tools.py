@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sd_scripts.families import TOOLS
@@ -31,10 +31,11 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.model import is_hub_id
-from sd_scripts.schema.outside import json_of
+from sd_scripts.schema.outside import json_of, read_as
 from sd_scripts.schema.tools import ToolOptions
 
 from . import console, files, form, processes
+from .answers import JsonAnswer
 from .context import Context
 
 FOLDER = ".tools"
@@ -321,10 +322,9 @@ def _write(path: Path, order: ToolOrder) -> None:
 
 
 def _read(path: Path) -> ToolOrder | None:
-    data = _json(path / "tool.json")
     try:
-        return ToolOrder(**{**data, "argv": tuple(data["argv"])}) if isinstance(data, dict) else None
-    except (KeyError, TypeError):
+        return read_as(ToolOrder, (path / "tool.json").read_bytes())
+    except (OSError, ValueError):
         return None
 
 
@@ -429,7 +429,7 @@ def routes(context: Context) -> list[Route]:
 
     def tools(_request: Request) -> Response:
         now = {"files": suggested(context, bench), "runs": [row(item) for item in bench.recent()]}
-        return JSONResponse({**specification(context.output_dir), **now})
+        return JsonAnswer({**specification(context.output_dir), **now})
 
     async def start(request: Request) -> Response:
         try:
@@ -437,30 +437,30 @@ def routes(context: Context) -> list[Route]:
         except ValueError:
             order = None
         if not isinstance(order, dict) or not isinstance(order.get("texts"), dict):
-            return JSONResponse({"detail": "This is not an order of the page."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         try:
             started = await run_in_threadpool(bench.start, str(order.get("tool")), order["texts"])
         except OptionError as err:
-            return JSONResponse({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
-        return JSONResponse({"run": row(started)})
+            return JsonAnswer({"problems": [{"option": problem.option, "message": str(problem)} for problem in err.problems]})
+        return JsonAnswer({"run": row(started)})
 
     def one(request: Request) -> Response:
         try:
             offset = int(request.query_params.get("console", "-1"))
-            return JSONResponse(detail(bench.find(request.path_params["name"]), offset))
+            return JsonAnswer(detail(bench.find(request.path_params["name"]), offset))
         except ValueError:
-            return JSONResponse({"detail": "console is a whole number."}, 400)
+            return JsonAnswer({"detail": "console is a whole number."}, 400)
         except KeyError:
-            return JSONResponse({"detail": "This is not on disk any more."}, 404)
+            return JsonAnswer({"detail": "This is not on disk any more."}, 404)
 
     def cancel(request: Request) -> Response:
         try:
             bench.cancel(bench.find(request.path_params["name"]))
         except KeyError:
-            return JSONResponse({"detail": "This is not on disk any more."}, 404)
+            return JsonAnswer({"detail": "This is not on disk any more."}, 404)
         except TimeoutError as err:
-            return JSONResponse({"detail": f"Cancelling: {err}"}, 409)
-        return JSONResponse({"state": "cancelled"})
+            return JsonAnswer({"detail": f"Cancelling: {err}"}, 409)
+        return JsonAnswer({"state": "cancelled"})
 
     return [
         Route("/kl/tools", tools),

@@ -91,6 +91,6 @@ def is_clear(standings: Sequence[Standing]) -> bool:
 def told(value: Mapping[str, Any]) -> Vote | None:
     """A vote as a file has it; None for what is none."""
     row, left, right, winner = (value.get(key) for key in ("row", "left", "right", "winner"))
-    if not (isinstance(row, int) and isinstance(left, int) and isinstance(right, int)) or winner not in ("left", "right", "none"):
+    if not (isinstance(row, int) and isinstance(left, int) and isinstance(right, int) and min(row, left, right) >= 0):
         return None
-    return Vote(row, left, right, winner)
+    return Vote(row, left, right, winner) if left != right and winner in ("left", "right", "none") else None

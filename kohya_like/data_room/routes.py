@@ -8,12 +8,13 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sd_scripts.dataset.images import BadImage
 from sd_scripts.schema.errors import OptionError
 
+from ..answers import JsonAnswer
 from ..context import Context
 from ..datasets import order_of, said
 from ..tabs.train import TrainTab
@@ -91,14 +92,14 @@ def routes(context: Context) -> list[Route]:
     async def job(request: Request) -> Response:
         what = request.path_params["what"]
         if what not in jobs.WORK:
-            return JSONResponse({"detail": "There is no such order."}, 404)
-        return JSONResponse(await run_in_threadpool(worked, what, await order_of(request)))
+            return JsonAnswer({"detail": "There is no such order."}, 404)
+        return JsonAnswer(await run_in_threadpool(worked, what, await order_of(request)))
 
     async def work(request: Request) -> Response:
         what = request.path_params["what"]
         if what not in _WORK:
-            return JSONResponse({"detail": "There is no such order."}, 404)
-        return JSONResponse(await run_in_threadpool(done, what, await order_of(request)))
+            return JsonAnswer({"detail": "There is no such order."}, 404)
+        return JsonAnswer(await run_in_threadpool(done, what, await order_of(request)))
 
     def drawn(name: str, index: int, control: str, is_large: bool) -> Response:
         try:

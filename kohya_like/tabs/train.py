@@ -18,7 +18,7 @@ from typing import Any
 import gradio as gr
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sd_scripts.families import RUNS, bases
@@ -33,6 +33,7 @@ from sd_scripts.schema.files import write_atomically
 from sd_scripts.schema.runs import RunOptions
 
 from .. import dataset_view, files, form, gpu, importers, memory, page, presets, resuming, sweep_routes, theme
+from ..answers import JsonAnswer
 from ..context import Context, TrainDoor
 from ..gpu_drivers import Readings
 from ..supervisor import Job
@@ -441,8 +442,8 @@ def routes(context: Context) -> list[Route]:
         async def answer_to(request: Request) -> Response:
             order = await _order_of(request)
             if order is None:
-                return JSONResponse({"detail": "This is not an order of the page."}, 400)
-            return JSONResponse(await run_in_threadpool(work, order))
+                return JsonAnswer({"detail": "This is not an order of the page."}, 400)
+            return JsonAnswer(await run_in_threadpool(work, order))
 
         return answer_to
 
@@ -453,14 +454,14 @@ def routes(context: Context) -> list[Route]:
     async def remember(request: Request) -> Response:
         order = await _order_of(request)
         if order is None:
-            return JSONResponse({"detail": "This is not an order of the page."}, 400)
+            return JsonAnswer({"detail": "This is not an order of the page."}, 400)
         card = order.get("card")
         size = float(card) if isinstance(card, int | float) and 0 < card < MAX_CARD_GIB else None
         lines = (json.dumps(line) + "\n" for line in tab.memory(order["form"], size))
         return StreamingResponse(lines, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
 
     def here(_request: Request) -> Response:
-        return JSONResponse(gpus_as_page(gpu.read()))
+        return JsonAnswer(gpus_as_page(gpu.read()))
 
     return [
         Route("/kl/train/foresight", answered(lambda order: tab.foresight(order["form"])), methods=["POST"]),

@@ -123,7 +123,7 @@ class Book:
         # One write: two studios append, and a reader must never meet half a line.
         handle = os.open(self.history, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(handle, json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            os.write(handle, json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n")
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -133,7 +133,7 @@ class Book:
             for line in file:
                 with suppress(ValueError):  # one that a full disk has cut off
                     said = json_of(line)
-                    if isinstance(said, dict):
+                    if _is_ours(said):
                         yield said
 
     def _in_force(self) -> dict[str, list[dict[str, Any]]]:
@@ -150,7 +150,7 @@ class Book:
     def last(self) -> tuple[str, list[dict[str, Any]]]:
         """The newest order that is still in force, by its name in the history, with its changes; ("", []) for none."""
         orders = self._in_force()
-        name = max(orders, key=lambda name: float(orders[name][-1].get("time") or 0.0), default="")
+        name = max(orders, key=lambda name: orders[name][-1]["time"], default="")
         return name, orders.get(name, [])
 
     def written_by(self, order: str) -> set[Path]:
@@ -170,14 +170,17 @@ class Book:
         for line in data[:end].splitlines():
             with suppress(ValueError):
                 said = json_of(line)
-                inside = self._inside(str(said["file"])) if isinstance(said, dict) and "file" in said else None
+                inside = self._inside(said["file"]) if _is_ours(said) and "file" in said else None
                 found |= {inside} if inside is not None else set()
         return found, offset + end
 
     def undo(self) -> tuple[str, dict[Path, Words], dict[Path, Words]]:
         """Takes the newest order back where its words still stand: what it was, and as `write`."""
         with self._alone():
-            order, lines = self.last()
+            try:
+                order, lines = self.last()
+            except OSError as err:
+                raise OptionError(f"{self.history} cannot be read: {err.strerror or err}; nothing can be taken back.") from err
             if not order:
                 return "", {}, {}
             changes = [
@@ -187,10 +190,23 @@ class Book:
             ]
             done, others = self._write(UNDO, changes, f"{time.time_ns():x}")
             # Whatever became of it: the next one comes to the order before.
-            self._note({"time": time.time(), "order": f"{time.time_ns():x}", "what": UNDO, "undone": order})
+            with suppress(OSError):  # the changes are noted, and say as much
+                self._note({"time": time.time(), "order": f"{time.time_ns():x}", "what": UNDO, "undone": order})
             return str(lines[0].get("what")), done, others
 
     def _inside(self, name: str) -> Path | None:
         """A file that the history names, unless somebody has written a way out there."""
         file = self.root / name
-        return file if not Path(name).is_absolute() and ".." not in Path(name).parts and not file.is_symlink() else None
+        is_named = name and "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
+        return file if is_named and not file.is_symlink() else None
+
+
+def _is_ours(said: object) -> bool:
+    """Whether a line of the history was written here. Undoing another one would write what nobody had."""
+    if not isinstance(said, dict) or not isinstance(said.get("order"), str) or not isinstance(said.get("time"), int | float):
+        return False
+    json.dumps(said, ensure_ascii=False).encode()  # half a character, a ValueError, cannot be written into a caption
+    is_change = isinstance(said.get("file"), str) and all(
+        name in said and isinstance(said[name], str | None) for name in ("before", "after")
+    )
+    return is_change != isinstance(said.get("undone"), str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,7 @@ def _family_of_folder(path: Path) -> str | None:
         name = "" if file is None else str(json_of(file.read_text(encoding="utf-8"))["_class_name"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    alike = {family: max((_common(name, one) for one in _pipelines(family)), default=0) for family in FAMILIES}
+    alike = {family: max((_common(name, one) for one in pipelines_of(family)), default=0) for family in FAMILIES}
     best = max(alike, key=lambda family: alike[family])
     return best if alike[best] >= 4 else None
 
@@ -281,10 +282,11 @@ def _common(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _pipelines(family: str) -> list[str]:
+@cache
+def pipelines_of(family: str) -> tuple[str, ...]:
     """Names of the pipelines of a family's published models."""
     folder = Path(__file__).resolve().parents[1] / "families" / family / "configs"
-    return [str(json_of(path.read_text(encoding="utf-8"))["_class_name"]) for path in folder.rglob("model_index.json")]
+    return tuple(str(json_of(path.read_text(encoding="utf-8"))["_class_name"]) for path in sorted(folder.rglob("model_index.json")))
 
 
 def _of_toy(family: str) -> dict[str, Any]:

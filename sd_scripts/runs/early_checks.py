@@ -1,4 +1,4 @@
-"""What is wrong with a run's options, as far as it can be told at once: no library is loaded, no image is looked at."""
+"""What is wrong with a run's options, as far as it can be told at once: no library is loaded, no image and no weight is looked at."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from sd_scripts.schema.model import is_hub_id, not_there
 from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
+from .model_files import problems_of_file, problems_of_toy
 from .resume import epoch_in
 
 PLAIN_FILES = ("base_weights", "network_weights", "training_adapter", "tokenizer")
 """Options that name a file on this disk; others of a model may name one on the hub."""
+ADAPTERS = ("base_weights", "network_weights", "training_adapter")
+"""Options that name LoRA files."""
 
 
 def check_early(options: RunOptions) -> None:
@@ -82,16 +85,18 @@ def _check_folders(options: RunOptions) -> None:
 
 
 def _check_models(options: RunOptions) -> None:
-    """Files of models that are named and are not there; what the hub has is asked when it is loaded."""
+    """Files of models that are named and are not there, or are none; what the hub has is asked when it is loaded."""
     problems = []
     for name, field in flat.fields(type(options)).items():
         if field.section not in ("model", "network") or field.show.kind != "file":
             continue
         given = getattr(getattr(options, field.section), name)
         for value in given if isinstance(given, tuple) else [given]:
-            if value is None or value == "toy" or Path(value).expanduser().exists():
-                continue
-            if name in PLAIN_FILES:
+            if value is None or value == "toy":
+                problems += problems_of_toy(options.family, name) if value else []
+            elif Path(value).expanduser().exists():
+                problems += problems_of_file(options.family, name, value, name in ADAPTERS)
+            elif name in PLAIN_FILES:
                 problems.append(Problem(name, f"{name}: there is no file {value}"))
             elif not is_hub_id(value):
                 problems.append(Problem(name, not_there(name, value)))

@@ -146,5 +146,5 @@ def _read(folder: Path) -> Discarded | None:
         said = json_of((folder / "entry.json").read_bytes())
         paths = tuple(path for path in said["paths"] if isinstance(path, str))
         return Discarded(folder.name, str(said["what"]), float(said["time"]), paths)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError):
         return None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class TensorNames(Protocol):
-    """Names and shapes of the tensors in a file, see library.loading.headers.Header."""
+    """Names and shapes of the tensors in a file, see runs.model_headers.Header."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...

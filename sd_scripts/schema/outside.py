@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import tomllib
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from .errors import OptionError
 
+T = TypeVar("T")
 MAX_YAML_CHARACTERS = 1 << 20
+_READERS: dict[type, TypeAdapter[Any]] = {}
 TOO_DEEP = "it is nested too deeply"
 
 
@@ -20,6 +23,18 @@ def json_of(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as err:
         raise ValueError(TOO_DEEP) from err
+
+
+def read_as(kind: type[T], text: str | bytes) -> T:
+    """A dataclass as a JSON text has it, without what it does not know. Raises ValueError for values that are not of its types."""
+    try:
+        reader = _READERS.get(kind) or _READERS.setdefault(kind, TypeAdapter(kind))
+        return cast(T, reader.validate_python(json_of(text)))
+    except ValidationError as err:
+        first = err.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from err
+    except (ArithmeticError, TypeError) as err:
+        raise ValueError(str(err)) from err
 
 
 def toml_of(text: str) -> dict[str, Any]:

@@ -446,8 +446,9 @@ def test_a_script_that_is_asked_for_a_forecast_writes_it_and_nothing_else(tmp_pa
 
 MODEL_OF_PRESET = {"sd": MODELS["sd"], "sdxl": MODELS["sdxl"], "flux": MODELS["flux"]}
 FOR_A_CARD = [path for path in sorted(presets.BUILT_IN.glob("*/*.toml")) if re.search(r"gb$", path.stem)]
-QUICK = ("ddpm-pixels-64px-8gb", "lgt-256px-8gb")
-"""Half a second each; between them both kinds of models that a run makes, with a VAE that is not here and without one."""
+QUICK = ("ddpm-pixels-64px-8gb", "lgt-256px-8gb", "qwen-image21-8gb")
+"""A few seconds each: both kinds of models that a run makes, with a VAE that is not here and without one, and one of billions
+of weights, whose previews need most."""
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from sd_scripts.families import RUNS, family
 from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Parts
-from sd_scripts.library.loading.headers import read_header, what_is
+from sd_scripts.library.loading.headers import read_header
+from sd_scripts.runs.model_headers import what_is
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.toy.build import BASES
 from tests.library.loading_in_small import assert_same

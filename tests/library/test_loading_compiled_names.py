@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts import families
 from sd_scripts.families import RUNS
-from sd_scripts.library.loading.headers import read_header, what_is
+from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.tools.tensor_files import open_file
+from sd_scripts.runs.model_headers import what_is
 from tests.library.loading_in_small import assert_same
 
 pytestmark = pytest.mark.usefixtures("no_network")

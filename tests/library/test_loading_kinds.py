@@ -13,7 +13,8 @@ from sd_scripts.families.flux import loading as flux
 from sd_scripts.families.sd import loading as sd
 from sd_scripts.families.sdxl import loading as sdxl
 from sd_scripts.library.loading.common import BASE, FamilySpec
-from sd_scripts.library.loading.headers import read_header, what_is
+from sd_scripts.library.loading.headers import read_header
+from sd_scripts.runs.model_headers import what_is
 from sd_scripts.schema.errors import OptionError
 
 SPECS: dict[str, FamilySpec] = {"sd": sd.SPEC, "sdxl": sdxl.SPEC, "flux": flux.SPEC}

@@ -19,8 +19,9 @@ from sd_scripts.families.sdxl import loading as sdxl
 from sd_scripts.families.sdxl.model import Sdxl
 from sd_scripts.families.sdxl.options import SdxlModelOptions
 from sd_scripts.library.core.protocols import Parts, Preview
-from sd_scripts.library.loading.headers import read_header, what_is
+from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, write_folder
+from sd_scripts.runs.model_headers import what_is
 from tests.library.loading_in_small import assert_same
 
 MODELS: dict[str, Callable[[], Parts]] = {

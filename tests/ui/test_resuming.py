@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
+import sd_scripts.toy
 from kohya_like import app, form, resuming
 from kohya_like.supervisor import JobSupervisor
 from kohya_like.tabs import train
 from sd_scripts.families import RUNS
-from sd_scripts.runs import resume
+from sd_scripts.runs import drawing, resume
 from sd_scripts.runs.events import RunFinished, RunStarted, RunStopped
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
@@ -250,12 +253,26 @@ def test_start_does_what_was_foreseen(tab: train.TrainTab, few: dict[str, object
     assert none is None and [problem["option"] for problem in refused["problems"]] == ["resume"]
 
 
+def named(kind: str) -> dict[str, object]:
+    """A base model that may be there: the built-in one, or one of the hub."""
+    return {} if drawing.has_toy(kind.partition("/")[0]) else {"pretrained_model_name_or_path": "some/model"}
+
+
 def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_step(
     tab: train.TrainTab, few: dict[str, object], tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     gone, empty, file = (str(tmp_path / name) for name in ("gone.safetensors", "empty", "file"))
+    pointer, page, adapter, other = (str(tmp_path / f"{name}.safetensors") for name in ("pointer", "page", "adapter", "other"))
+    Path(pointer).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 12345\n")
+    Path(page).write_text("<!DOCTYPE html><html><body>Log in</body></html>")
+    save_file(
+        {"lora_unet_a.lora_down.weight": np.zeros((4, 8), np.float32), "lora_unet_a.lora_up.weight": np.zeros((8, 4), np.float32)}, adapter
+    )
+    save_file({"txtfusion.projector.weight": np.zeros((4, 8), np.float32)}, other)
+    toys = Path(sd_scripts.toy.__file__).parent / "bases"
+    base, new = "pretrained_model_name_or_path", ("krea2/network", "qwen_image21/full", "flux2/network", "chroma/full")
     wrong: list[tuple[str, str, dict[str, object]]] = [
         ("min_bucket_reso", "sdxl/network", {"resolution": 64, "min_bucket_reso": 256}),
         ("resolution", "sdxl/network", {"enable_bucket": False, "resolution": 100}),
@@ -272,13 +289,26 @@ def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_
         ("in_json", "sdxl/network", {"in_json": file}),
         ("masked_loss", "sdxl/network", {"masked_loss": True}),
         ("max_train_epochs", "sdxl/network", {"max_train_epochs": 1, "train_batch_size": 4000}),
+        *((base, kind, {base: pointer}) for kind in new),
+        *((base, kind, {base: adapter}) for kind in ("sd/full", "krea2/network")),
+        *((base, kind, {base: str(toys / "sdxl")}) for kind in (*new, "flux/network")),
+        *((base, kind, {base: "toy"}) for kind in new),
+        (base, "sdxl/network", {base: other}),
+        (base, "zimage/network", {base: page}),
+        (base, "qwen_edit/network", {base: empty}),
+        ("vae", "sd/network", {"vae": adapter}),
+        ("text_encoder", "krea2/network", {"text_encoder": empty}),
+        ("t5xxl", "chroma/network", {"t5xxl": pointer}),
+        ("network_weights", "sdxl/network", {"network_weights": page}),
+        ("network_weights", "krea2/network", {"network_weights": other}),
+        ("training_adapter", "zimage/network", {"training_adapter": pointer}),
     ]
     found = []
     for option, kind, values in wrong:
         run = form.run_of_key(kind)
         of = {
             name: value
-            for name, value in {**BASE, **few, "resolution": 64, "min_bucket_reso": 32, **values}.items()
+            for name, value in {**BASE, **named(kind), **few, "resolution": 64, "min_bucket_reso": 32, **values}.items()
             if name in flat.fields(run)
         }
         said, job = tab.start(on_page(flat.build(run, of)))

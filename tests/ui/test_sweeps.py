@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 from kohya_like import cli, desk, sweeps
 from kohya_like.supervisor import ENDED, JobSupervisor
 from sd_scripts.families import RUNS
+from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from tests.ui.standin_runs import command, options, until
 
@@ -144,6 +145,23 @@ def test_a_damaged_sweep_is_a_sentence_and_keeps_nobody_from_anything(damage: st
     with pytest.raises(OptionError, match=r"one: .* cannot be read"):
         kept.read("one")
     assert kept.names() == ["one"] and "cannot be read" in kept.trouble("one")[0]
+
+
+def test_a_value_that_cannot_be_in_a_sweep_is_a_sentence(supervisor: JobSupervisor) -> None:
+    kept = sweeps.Sweeps(supervisor)
+    folder = supervisor.root / sweeps.FOLDER / "one"
+    folder.mkdir(parents=True)
+    (folder / "base.toml").write_text(flat.to_toml(options(supervisor.root)))
+    member = {"values": {"learning_rate": 1e-3}, "run": "", "rung": 0, "losses": []}
+    whole = {"members": [member], "steps": [5, 20], "counts": [3, 1], "notes": [], "is_ended": True}
+    damages = [{"members": [{**member, **wrong}]} for wrong in ({"values": [1]}, {"values": {"nonsense": 1}}, {"rung": 9}, {"rung": 1e999})]
+    for damage in (*damages, {"steps": [1e999, 2]}, {"counts": [1]}, {"is_ended": "x"}, {"members": []}):
+        (folder / "sweep.json").write_text(json.dumps({**whole, **damage}))
+        with pytest.raises(OptionError, match=r"one: .* cannot be read"):
+            kept.read("one")
+        kept.hear(supervisor.jobs())
+    (folder / "sweep.json").write_text(json.dumps(whole))
+    assert kept.read("one").members[0].values == {"learning_rate": 1e-3}
 
 
 def test_a_sweep_in_a_terminal_says_its_plan_and_what_is_wrong(tmp_path: Path, capsys: Any) -> None:

@@ -20,7 +20,7 @@ from sd_scripts.families.common.t5 import T5_PART, settle_t5, t5_problems
 from sd_scripts.families.common.transformer_loading import Companion, Loader
 from sd_scripts.library.core.protocols import Dtypes, Version
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec
-from sd_scripts.library.loading.headers import T5, VAE
+from sd_scripts.runs.model_headers import T5, VAE
 
 from .facts import TRANSFORMER
 from .options import ChromaModelOptions

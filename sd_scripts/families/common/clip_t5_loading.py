@@ -11,7 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from sd_scripts.library.core.protocols import Dtypes
 from sd_scripts.library.loading.common import BASE, Base, FamilySpec, PartSpec, config_of
-from sd_scripts.library.loading.headers import CLIP, T5, VAE
+from sd_scripts.runs.model_headers import CLIP, T5, VAE
 
 from . import original_unet as original
 from . import pooled_original

@@ -34,10 +34,11 @@ from sd_scripts.library.loading.common import (
     read_json,
     structure,
 )
-from sd_scripts.library.loading.headers import VAE, read_header, what_is
+from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.source import Source, find
 from sd_scripts.library.loading.weights import entries
 from sd_scripts.library.loading.writing import Lazy, tensors_of, write_file, write_folder
+from sd_scripts.runs.model_headers import VAE, what_is
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of

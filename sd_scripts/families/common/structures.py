@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from sd_scripts.library.core.protocols import Condition, Parts
 from sd_scripts.library.loading.common import BASE, Config, FamilySpec, check_kind, read_json
-from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import empty, leave_out
+from sd_scripts.runs.model_headers import Header
 from sd_scripts.schema.model import BaseModelOptions
 
 META = torch.device("meta")

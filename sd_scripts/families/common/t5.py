@@ -10,7 +10,7 @@ from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.library.core.protocols import Dtypes
 from sd_scripts.library.loading.common import Base, PartSpec, config_of, dtypes_of
-from sd_scripts.library.loading.headers import T5
+from sd_scripts.runs.model_headers import T5
 
 from . import original_unet as original
 from .tokenizers import TokenizerSpec

@@ -35,11 +35,12 @@ from sd_scripts.library.loading.common import (
     tokenizer_for,
     tried,
 )
-from sd_scripts.library.loading.headers import VAE, Header, read_header
+from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.weights import TensorEntry, entries
 from sd_scripts.library.loading.writing import original_tensors, write_file, write_folder
+from sd_scripts.runs.model_headers import VAE, Header
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.model import BaseModelOptions

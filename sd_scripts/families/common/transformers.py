@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version
-from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.parallel.sharding import is_sharded
+from sd_scripts.runs.model_headers import Header
 
 from . import structures, training_adapter
 from .images import evaluating, first_of

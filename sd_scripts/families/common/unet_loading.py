@@ -31,10 +31,11 @@ from sd_scripts.library.loading.common import (
     read_json,
     tried,
 )
-from sd_scripts.library.loading.headers import VAE, Header, read_header
+from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.writing import Lazy, original_tensors, write_file, write_folder
+from sd_scripts.runs.model_headers import VAE, Header
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.model import UNetModelOptions
 

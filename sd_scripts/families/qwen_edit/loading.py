@@ -32,10 +32,10 @@ from sd_scripts.library.loading.common import (
     tokenizer_for,
     tried,
 )
-from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.loading.quantized import check_whole, read_quantized
 from sd_scripts.library.loading.source import Source
 from sd_scripts.library.loading.writing import write_folder, write_json, write_tokenizer
+from sd_scripts.runs.model_headers import Header
 from sd_scripts.schema.errors import OptionError, Problem
 
 from . import original as original_qwen

@@ -27,8 +27,8 @@ from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformers import given_first, in_groups
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
 from sd_scripts.library.loading.common import BASE, read_json
-from sd_scripts.library.loading.headers import Header
 from sd_scripts.library.loading.source import find
+from sd_scripts.runs.model_headers import Header
 from sd_scripts.schema.errors import OptionError
 
 from . import loading

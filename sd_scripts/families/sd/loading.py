@@ -22,8 +22,8 @@ from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import Dtypes, Parts, Version
 from sd_scripts.library.loading import common
 from sd_scripts.library.loading.common import Base, FamilySpec, PartSpec, read_json
-from sd_scripts.library.loading.headers import Header, what_is
 from sd_scripts.library.loading.source import Source
+from sd_scripts.runs.model_headers import Header, what_is
 from sd_scripts.schema.errors import OptionError
 
 from .facts import FIRST, SECOND

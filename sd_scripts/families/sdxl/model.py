@@ -19,7 +19,7 @@ from sd_scripts.families.common.comfyui_levels import Graph
 from sd_scripts.families.common.scheduled import ScheduledFamily
 from sd_scripts.families.common.tiny import tiny_clip_config, tiny_clip_tokenizer, tiny_vae
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
-from sd_scripts.library.loading.headers import Header
+from sd_scripts.runs.model_headers import Header
 
 from . import loading
 from .options import SdxlModelOptions

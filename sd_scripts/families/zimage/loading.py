@@ -28,9 +28,9 @@ from sd_scripts.library.loading.common import (
     read_json,
     tokenizer_for,
 )
-from sd_scripts.library.loading.headers import VAE, Header
 from sd_scripts.library.loading.quantized import read_quantized
 from sd_scripts.library.loading.source import Source
+from sd_scripts.runs.model_headers import VAE, Header
 
 from . import original as original_zimage
 from .facts import TRANSFORMER

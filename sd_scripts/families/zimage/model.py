@@ -24,7 +24,7 @@ from sd_scripts.families.common.tiny import tiny_parts, tiny_vae
 from sd_scripts.library.adapters.layer_names import adaptable_layers
 from sd_scripts.library.core import diffusion
 from sd_scripts.library.core.protocols import Condition, Dtypes, Geometry, OnStep, Parts, Preview, Version, dtype_of
-from sd_scripts.library.loading.headers import Header
+from sd_scripts.runs.model_headers import Header
 
 from . import loading
 from . import tiny as tiny_zimage

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sd_scripts.families import NAMES
 from sd_scripts.library.core.protocols import Version
 from sd_scripts.library.loading.common import Config, FamilySpec
-from sd_scripts.library.loading.headers import Header
+from sd_scripts.runs.model_headers import Header
 
 if TYPE_CHECKING:
     from .layer_names import LayerNames

@@ -27,11 +27,12 @@ from sd_scripts.families.common import tokenizers
 from sd_scripts.families.common.original_unet import Extras, Layout, Stored, from_original, no_extras, places, shape_from_original
 from sd_scripts.families.common.tokenizers import TokenizerSpec
 from sd_scripts.library.core.protocols import Dtypes, Parts
+from sd_scripts.runs.model_headers import LORA, VAE, Header, what_is
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import pipeline_file
 from sd_scripts.schema.outside import json_of
 
-from .headers import LORA, VAE, Header, read_header, what_is
+from .headers import read_header
 from .source import Source, find
 from .weights import Finish, Reader, TensorEntry, check, empty, entries, fill, folder_entries, leave_out
 

@@ -19,10 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sd_scripts.runs.model_headers import Header
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
-
-from .headers import Header
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _BITS_AND_BYTES = ".quant_state.bitsandbytes__"

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.original_unet import TOLERATED
+from sd_scripts.runs.model_headers import GGUF, Header
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
 from .few_bits import Get, GgufFile, Packed, packed_in
-from .headers import GGUF, Header, read_header
+from .headers import read_header
 
 logger = logging.getLogger(__name__)
 Module = TypeVar("Module", bound=nn.Module)

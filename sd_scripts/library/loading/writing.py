@@ -27,10 +27,10 @@ from sd_scripts.dataset.progress import Bar
 from sd_scripts.families.common.original_unet import TOLERATED, Stored, assembled, places, shape_to_original
 from sd_scripts.library.core.protocols import Parts
 from sd_scripts.library.core.safetensors_file import data_of, header_of
+from sd_scripts.runs.model_headers import COMPILED
 from sd_scripts.schema.files import TEMPORARY_MARK, fsync_directory, written_aside
 
 from .common import BASE, Config, FamilySpec, PartSpec, read_json
-from .headers import COMPILED
 
 SHARD_BYTES = 5_000_000_000
 """Largest file of a diffusers folder, unless one tensor alone is larger."""

@@ -21,9 +21,10 @@ from sd_scripts.library.adapters.maths import AdapterLayer, Kind
 from sd_scripts.library.adapters.reading import adapters_of, place_of, refusal, split_key
 from sd_scripts.library.adapters.recognising import architecture_in_header
 from sd_scripts.library.core.protocols import StateDict
-from sd_scripts.library.loading.headers import LORA, read_header, what_is
+from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.source import find, toy_of
 from sd_scripts.library.train.metadata import CONFIG
+from sd_scripts.runs.model_headers import LORA, what_is
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 

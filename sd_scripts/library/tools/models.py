@@ -25,9 +25,10 @@ from sd_scripts.library.loading.common import (
     network_in_folder,
     read_json,
 )
-from sd_scripts.library.loading.headers import LORA, Header, read_header, what_is
+from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.source import find
 from sd_scripts.library.loading.weights import TensorEntry, entries
+from sd_scripts.runs.model_headers import LORA, Header, what_is
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import pipeline_file
 

@@ -1,0 +1,156 @@
+"""What a safetensors file holds, read from its header alone, and which model that is. Reads no weights, and loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from sd_scripts.families import OWN_SIGNS, SHARED_SIGNS
+from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.facts import Sign, TensorNames
+from sd_scripts.schema.outside import json_of
+
+T = TypeVar("T")
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+COMPILED = "_orig_mod."
+"""What torch.compile's wrapper puts into names."""
+GGUF = b"GGUF"
+"""What a GGUF file begins with."""
+PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pickle")
+
+
+@dataclass(frozen=True)
+class Header:
+    """Names and shapes of a file's tensors, and its free-form metadata."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    metadata: dict[str, str]
+    stored: dict[str, str] = field(default_factory=dict)
+    """Names in the file by those in shapes, where they differ: without what torch.compile's wrapper has put into them."""
+    dtypes: dict[str, str] = field(default_factory=dict)
+    """How the file holds each tensor: F32, BF16, F8_E4M3, ...; empty for a GGUF file, which has forms of its own."""
+
+    def has(self, *parts: str) -> bool:
+        """Whether some tensor's name contains one of these."""
+        return any(part in key for key in self.shapes for part in parts)
+
+    def starts(self, *prefixes: str) -> bool:
+        """Whether some tensor's name starts with one of these."""
+        return any(key.startswith(prefixes) for key in self.shapes)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as a GGUF file does."""
+    with path.open("rb") as file:
+        return file.read(len(GGUF)) == GGUF
+
+
+def read_safetensors(path: Path, option: str) -> Header:
+    """The header of a safetensors file, with the names that its networks have without torch.compile.
+
+    Raises OptionError for a pickle, a file that is cut off, or no safetensors file at all; OSError where the disk does not read it.
+    """
+    if path.suffix.lower() in PICKLES:
+        raise OptionError(
+            f"{option}: {path.name} is a pickle file, which can run any code while it is read, so it is refused. "
+            "Convert it to .safetensors with a tool you trust, or get the .safetensors version of the model"
+        )
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        _check_start(path, option, file.read(512))
+        file.seek(0)
+        first = file.read(8)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > MAX_HEADER_BYTES:
+            raise OptionError(f"{option}: {path.name} ({size:,} bytes) is not a safetensors file; a .safetensors model was expected")
+        raw = file.read(length)
+    broken = f"{option}: {path.name} is damaged or was not downloaded whole"
+    if len(raw) < length:
+        raise OptionError(f"{broken}: it ends inside its header, after {size:,} bytes. Download or copy it again")
+    try:
+        header = json_of(raw)
+        metadata = header.pop("__metadata__", {})
+        shapes = {key: tuple(entry["shape"]) for key, entry in header.items()}
+        dtypes = {key: str(entry.get("dtype")) for key, entry in header.items()}
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
+        raise OptionError(
+            f"{option}: {path.name} is not a readable safetensors file: its header makes no sense. Download it again"
+        ) from err
+    if size != 8 + length + end:
+        raise OptionError(f"{broken}: it should have {8 + length + end:,} bytes and has {size:,}. Download or copy it again")
+    stored = {key.replace(COMPILED, ""): key for key in shapes if COMPILED in key}
+    return Header(path, _plain(shapes), metadata, stored, _plain(dtypes))
+
+
+def _plain(values: Mapping[str, T]) -> dict[str, T]:
+    return {key.replace(COMPILED, ""): value for key, value in values.items()}
+
+
+def _check_start(path: Path, option: str, start: bytes) -> None:
+    """Raises OptionError for what is often found under the name of a model and is none."""
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith(b"version https://git-lfs"):
+        raise OptionError(
+            f"{option}: {path.name} is a git-lfs pointer, a few lines of text in place of the model. Fetch the model itself with "
+            "`git lfs pull`, or download the file from its page"
+        )
+    if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        raise OptionError(
+            f"{option}: {path.name} is a web page, not a model: the download got a page instead, such as one that asks to log in. "
+            "Download the file again"
+        )
+    if text.startswith((b'{"error', b'{"message')):
+        raise OptionError(f"{option}: {path.name} is an answer of a server that refused the download, not a model. Download the file again")
+    # The length of a safetensors header may be written in the same bytes, but then the header follows.
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")) and start[8:9] != b"{":
+        raise OptionError(
+            f"{option}: {path.name} is a pickle or zip file under another name, which can run any code while it is read, so it is refused. "
+            "Get the .safetensors version of the model"
+        )
+
+
+VAE = "a VAE alone"
+CLIP = "a CLIP text encoder"
+T5 = "a T5 text encoder"
+LORA = "a LoRA file"
+UNKNOWN = "an unknown kind of file"
+
+
+def what_is(header: Header) -> str:
+    """The kind of model in a file, as a noun for a sentence: "a VAE alone", "a LoRA file", ..., or "an unknown kind of file"."""
+    signs = (*_FIRST, *(sign for signs in OWN_SIGNS.values() for sign in signs), *SHARED_SIGNS, *_LAST)
+    return next((sign.what for sign in signs if sign.recognises(header)), UNKNOWN)
+
+
+def _is_vae(names: TensorNames) -> bool:
+    prefixes = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "first_stage_model.", "loss.", "model_ema.")
+    return names.has("decoder.conv_in.weight") and all(key.startswith(prefixes) for key in names.shapes)
+
+
+def _is_unet(names: TensorNames) -> bool:
+    ends = names.has("up_blocks.0.resnets.0.conv1.weight", "conv_norm_out.weight")
+    return ends and names.has("down_blocks.0.resnets.0.conv1.weight") and not _is_vae(names)
+
+
+_CONTROLS = ("control_model.", "controlnet_cond_embedding", "controlnet_down_blocks", "controlnet_blocks", "controlnet_x_embedder")
+_FIRST = (
+    Sign("an empty file", lambda names: not names.shapes),
+    Sign(LORA, lambda names: names.has("lora_down", "lora_up", ".lora_A.", ".lora_B.", "hada_w1", "lokr_w", ".oft_", ".dora_scale")),
+    Sign("a textual inversion", lambda names: names.starts("emb_params", "clip_g", "clip_l") and len(names.shapes) < 5),
+    Sign("a ControlNet", lambda names: names.has(*_CONTROLS, "input_hint_block")),
+    Sign("a HunyuanVideo transformer", lambda names: names.has("double_blocks.0.img_attn_qkv.")),
+)
+"""What may have names of a family's files, too."""
+_LAST = (
+    Sign("a UNet alone", _is_unet),
+    Sign(VAE, _is_vae),
+    Sign(T5, lambda names: names.has("block.0.layer.0.SelfAttention.q.weight")),
+    Sign(CLIP, lambda names: names.has("encoder.layers.0.self_attn.q_proj.weight", "transformer.resblocks.0.")),
+)
+"""Networks of several families, which files of whole models hold as well."""
