@@ -29,7 +29,7 @@ def command(behaviour: str, ranks: int = 1) -> Callable[[RunOptions, Path], list
     return lambda _options, run: [*launcher, str(STANDIN), str(run), behaviour]
 
 
-def until(condition: Callable[[], object], seconds: float = 40.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"

@@ -391,8 +391,8 @@ def test_a_driver_that_hangs_is_told_and_does_not_hang_the_page(monkeypatch: pyt
     source = Counting()
     source.gate.clear()
     sampler = Sampler(source, period=0.05, idle=0.5)
-    begun = time.monotonic()
-    assert "has not answered yet" in sampler.readings().problem and time.monotonic() - begun < 5
+    # The driver answers only once the gate is open: waiting for it would take for ever.
+    assert "has not answered yet" in sampler.readings().problem
     source.gate.set()
     until(lambda: sampler.readings().devices)
     source.gate.clear()
@@ -407,18 +407,26 @@ def test_a_driver_that_hangs_is_told_and_does_not_hang_the_page(monkeypatch: pyt
 # Processes
 
 
-def test_the_usage_of_a_busy_process_is_about_one_core() -> None:
+def test_the_usage_of_a_process_is_what_it_took_of_the_time() -> None:
+    def now() -> tuple[float, float]:
+        times = busy.cpu_times()
+        return times.user + times.system, time.monotonic()
+
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         usage = ProcessUsage()
         busy = psutil.Process(child.pid)
+        before = now()
         first = usage.read(lambda: [busy])
         assert "cpu_percent" not in first and 0 < first["memory_gib"] < first["memory_total_gib"]
-        time.sleep(gpu.PERIOD_SECONDS + 0.2)
-        begun = busy.cpu_times().user
+        begun = now()
+        until(lambda: now()[0] > begun[0] + 0.2 and now()[1] > begun[1] + gpu.PERIOD_SECONDS + 0.2)
+        ended = now()
         second = usage.read(lambda: [busy])
+        after = now()
         child.kill()
-    # Other work on the machine takes its share, but never gives more than a core.
-    assert begun > 0 and 5 < second["cpu_percent"] < 130
+    # However little a busy machine gave it; the clock of processes goes in steps of 0.01 s.
+    least, most = ((ended[0] - begun[0] - 0.02) / (after[1] - before[1]), (after[0] - before[0] + 0.02) / (ended[1] - begun[1]))
+    assert 100 * least - 1 <= second["cpu_percent"] <= 100 * most + 1
 
 
 def test_a_process_that_is_gone_uses_nothing() -> None:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def ask(studio: Any, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
     """One raw request; a header x_y is sent as x-y."""
-    connection = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=120)
     sent = {"Host": f"127.0.0.1:{studio.port}", **{name.replace("_", "-"): value for name, value in headers.items()}}
     connection.request(method, path, body, sent)
     answer = connection.getresponse()
@@ -210,7 +210,7 @@ def test_what_a_proxy_would_say_is_believed_only_if_told_to(studio: Any, studios
 
 @pytest.mark.parametrize("arguments", [["--listen"], ["--listen", "0.0.0.0"], ["--share"], ["--listen", "192.168.0.2"]])
 def test_opening_the_studio_to_others_without_a_password_is_refused_in_a_sentence(arguments: list[str], tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, str(ROOT / "gui.py"), *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    ended = subprocess.run([sys.executable, str(ROOT / "gui.py"), *arguments], capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert ended.returncode == 2
     assert "--auth user:password" in ended.stderr and "Traceback" not in ended.stderr
     assert not list(tmp_path.iterdir())
@@ -220,7 +220,7 @@ def test_wrong_arguments_are_answered_before_anything_heavy_is_imported(tmp_path
     (tmp_path / "file").write_text("x")
     wrong = ["--server_port", "99999", "--auth", "nobody", "--output_dir", str(tmp_path / "file"), "--allowed_dir", str(tmp_path / "gone")]
     code = f"import sys, gui; code = gui.main({wrong!r}); print(code, 'gradio' in sys.modules, 'torch' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert ended.stdout.split() == ["2", "False", "False"]
     for word in ("99999", "--auth needs", "is a file", "gone"):
         assert word in ended.stderr

@@ -32,7 +32,7 @@ def bench(tmp_path: Path) -> Iterator[tools.ToolBench]:
     for started in bench.recent():
         bench.cancel(started)
         # A tool has ended for the page when its exit is written down; its supervisor then has a moment of its own left.
-        _, left = psutil.wait_procs(processes.of_runs().get(started.order.run_id, []), timeout=10)
+        _, left = psutil.wait_procs(processes.of_runs().get(started.order.run_id, []), timeout=120)
         assert left == []
 
 
