@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from sd_scripts.dataset.archives import archives_in
 from sd_scripts.dataset.buckets import problems_of
+from sd_scripts.families import FACTS
 from sd_scripts.runs.schedules import factor_at, key_values
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
@@ -17,7 +19,10 @@ from sd_scripts.schema.model import is_hub_id, not_there
 from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
+from . import gpus
+from .layers import examples, layers_of
 from .model_files import problems_of_file, problems_of_toy
+from .optimizer_arguments import problems_of_arguments
 from .resume import epoch_in
 
 PLAIN_FILES = ("base_weights", "network_weights", "training_adapter", "tokenizer")
@@ -26,9 +31,9 @@ ADAPTERS = ("base_weights", "network_weights", "training_adapter")
 """Options that name LoRA files."""
 
 
-def check_early(options: RunOptions) -> None:
+def check_early(options: RunOptions, trains_here: bool = True) -> None:
     """Everything that can be checked without loading a library. Raises OptionError with every problem."""
-    problems = missing_packages(options)
+    problems = [*missing_packages(options), *(missing_devices(options) if trains_here else ())]
     try:
         check_settings(options)
     except OptionError as err:
@@ -46,11 +51,28 @@ def missing_packages(options: RunOptions) -> list[Problem]:
     return [Problem("optimizer_type", f"optimizer_type: {name} needs the package {package}: pip install {package}, or choose AdamW")]
 
 
+def missing_devices(options: RunOptions) -> list[Problem]:
+    """Devices, and kernels of GPUs, that the run names and this machine lacks; nothing where the driver is one that this cannot ask."""
+    if sys.platform == "darwin" or not gpus.are_known():
+        return []
+    count, problems = len(gpus.visible()), list[Problem]()
+    here = f"{count} GPUs are here, cuda:0 to cuda:{count - 1}" if count > 1 else "one GPU is here, cuda:0" if count else "no GPU is here"
+    for name, device in zip(("vae_device", "text_encoder_device"), options.model.encoder_devices, strict=True):
+        if device is not None and device.startswith("cuda") and int(device.partition(":")[2] or 0) >= count:
+            problems.append(Problem(name, f"{name}: {device} is not there: {here}; choose another device, or leave it empty"))
+    backend = options.memory.attention_backend
+    if backend in ("efficient", "cudnn") and not count:
+        text = f"{backend} computes on GPUs, and {here}; choose auto, flash or math"
+        problems.append(Problem("attention_backend", f"attention_backend: {text}"))
+    return problems
+
+
 def check_settings(options: RunOptions) -> None:
     """What can be checked so early on any machine. Raises OptionError with every problem."""
     problems: list[Problem] = []
     checks: list[Callable[[RunOptions], None]] = [
-        *(_check_folders, _check_models, _check_sizes, _check_optimizer, _check_prompts, _check_trackers, _check_resume),
+        *(_check_folders, _check_models, _check_layers, _check_sizes, _check_optimizer, _check_prompts, _check_trackers),
+        _check_resume,
     ]
     if options.output.huggingface_repo_id is not None:
         checks.append(_check_upload)
@@ -95,11 +117,36 @@ def _check_models(options: RunOptions) -> None:
             if value is None or value == "toy":
                 problems += problems_of_toy(options.family, name) if value else []
             elif Path(value).expanduser().exists():
-                problems += problems_of_file(options.family, name, value, name in ADAPTERS)
+                problems += problems_of_file(options.family, name, value, name in ADAPTERS, _kind_in(options, name))
             elif name in PLAIN_FILES:
                 problems.append(Problem(name, f"{name}: there is no file {value}"))
             elif not is_hub_id(value):
                 problems.append(Problem(name, not_there(name, value)))
+    if problems:
+        raise OptionError(problems)
+
+
+def _kind_in(options: RunOptions, name: str) -> str | None:
+    """The kind of adapter that a file must hold; None where any will do."""
+    return getattr(options.network, "network_type", None) if name == "network_weights" else None
+
+
+def _check_layers(options: RunOptions) -> None:
+    """What published models do not have: so many blocks, layers by such names."""
+    known, problems, base = layers_of(options.family), list[Problem](), options.model.pretrained_model_name_or_path
+    if known is None:
+        return
+    swapped = options.memory.blocks_to_swap
+    # A folder has a configuration of its own.
+    if swapped > known.blocks and not (base and Path(base).expanduser().is_dir()):
+        text = f"{FACTS[options.family].label} has {known.blocks} blocks, not {swapped}; set it to {known.blocks} or less"
+        problems.append(Problem("blocks_to_swap", f"blocks_to_swap: {text}"))
+    if options.method == "network":
+        for name in ("target_modules", "exclude_modules"):
+            lost = [text for text in getattr(options.network, name) if not known.finds(text)]
+            for text in lost:
+                looks = f"names look like {examples(known.layers, 5)}"
+                problems.append(Problem(name, f"{name}: {text!r} matches no layer of {FACTS[options.family].label}; {looks}"))
     if problems:
         raise OptionError(problems)
 
@@ -119,7 +166,9 @@ def _check_sizes(options: RunOptions) -> None:
 
 def _check_optimizer(options: RunOptions) -> None:
     optimizer = options.optimizer
-    key_values("optimizer_args", optimizer.optimizer_args)
+    given = key_values("optimizer_args", optimizer.optimizer_args)
+    if problems := problems_of_arguments(optimizer.optimizer_type, given):
+        raise OptionError(problems)
     if optimizer.lr_scheduler_type is None:
         factor_at(optimizer, options.training.max_train_steps)
 

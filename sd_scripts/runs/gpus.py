@@ -23,6 +23,11 @@ def uuids() -> list[str]:
         pynvml.nvmlShutdown()
 
 
+def are_known() -> bool:
+    """Whether the GPUs that this asks for are all there are: not on a machine with AMD's driver, whose GPUs go by the same names."""
+    return not os.path.exists("/dev/kfd") and "HIP_VISIBLE_DEVICES" not in os.environ
+
+
 def visible() -> list[str]:
     """Names of the GPUs that this process may use: what CUDA_VISIBLE_DEVICES lists, or the numbers of all; empty without any."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -13,6 +13,7 @@ from sd_scripts.schema.outside import json_of
 
 from .drawing import has_toy, pipelines_of
 from .model_headers import LORA, UNKNOWN, is_gguf, read_safetensors, what_is
+from .told import adapter_kind, adapter_of_another, header_of
 
 BASE = "pretrained_model_name_or_path"
 
@@ -26,14 +27,19 @@ def problems_of_toy(family: str, option: str) -> list[Problem]:
     return [Problem(option, text)]
 
 
-def problems_of_file(family: str, option: str, value: str, wants_adapter: bool) -> list[Problem]:
-    """What is wrong with a file or folder on this disk; nothing where only whoever loads it can tell."""
+def problems_of_file(family: str, option: str, value: str, wants_adapter: bool, kind: str | None = None) -> list[Problem]:
+    """What is wrong with a file or folder on this disk; nothing where only whoever loads it can tell.
+
+    kind: the kind of adapter that the file must hold.
+    """
     path = Path(value).expanduser()
     try:
         if path.is_dir():
             _check_folder(family, option, path)
         elif not is_gguf(path) and path.suffix.lower() != ".json":
             _check_file(family, option, path, wants_adapter)
+            if wants_adapter:
+                _check_adapter(family, option, path, kind)
     except OptionError as err:
         return [Problem(option, problem.message) for problem in err.problems]
     except OSError as err:
@@ -51,6 +57,15 @@ def _check_file(family: str, option: str, path: Path, wants_adapter: bool) -> No
         raise OptionError(f"{option}: {path.name} is a LoRA file; you chose {label}. {advice}")
     if option == BASE and what not in {sign.what for sign in OWN_SIGNS[family]}:
         raise OptionError(f"{option}: {path.name} is {what}; you chose {label}. Choose its own family, or a base model of {label}")
+
+
+def _check_adapter(family: str, option: str, path: Path, kind: str | None) -> None:
+    header, label = header_of(path), FACTS[family].label
+    if (other := adapter_of_another(path.name, header, family)) is not None:
+        raise OptionError(f"{option}: {path.name} is for {FACTS[other].label}; you chose {label}. Choose a file for {label}")
+    found = adapter_kind(header)
+    if kind is not None and found is not None and found != kind:
+        raise OptionError(f"{option}: {path.name} holds {found}, but network_type is {kind}; set network_type = {found}")
 
 
 def _check_folder(family: str, option: str, path: Path) -> None:

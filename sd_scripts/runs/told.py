@@ -18,6 +18,13 @@ CONFIG = "kohya_like.config"
 _ADAPTER = re.compile(r"\.(lora_(down|up|A|B)\b|lora\.(down|up)\.|hada_w|lokr_w|oft_|lora_linear_layer)|_lora\.(down|up)\.")
 _MARKS = {name: facts.adapters for name, facts in reversed(FACTS.items()) if facts.adapters is not None}
 """Later families first: their files may have layers of earlier ones as well, never the other way round."""
+_KINDS = {
+    "lora": ("lora_down", "lora_A", ".lora.down.", "_lora.down."),
+    "dora": ("dora_scale", "lora_magnitude_vector"),
+    "loha": (".hada_w",),
+    "lokr": (".lokr_w",),
+    "oft": (".oft_",),
+}
 _CONTEXT = re.compile(r"attn2[._]to_[kv]\.(lora_down|lora_A)")
 
 
@@ -60,6 +67,27 @@ def told_family(name: str, header: SafetensorsHeader) -> str | None:
         if found := next((family for family, marks in _MARKS.items() if wide in marks.text_widths), None):
             return found
     return next((family for family, marks in _MARKS.items() if any(re.search(marks.layers, key) for key in header.shapes)), None)
+
+
+def adapter_of_another(name: str, header: SafetensorsHeader, family: str) -> str | None:
+    """The family that an adapter was made for, where that is certainly not this one; None where only whoever reads it can tell."""
+    try:
+        told = told_family(name, header)
+    except OptionError:
+        return None
+    if told is None or told == family:
+        return None
+    theirs, ours = FACTS[told].lora_module or "", FACTS[family].lora_module or ""
+    # Later models of a house have layers by the same names, so that a file may be for each of them. The widths of a UNet leave no doubt.
+    is_alike = not _MARKS[told].text_widths and (ours == theirs or ours.startswith(f"{theirs}_"))
+    return None if is_alike else told
+
+
+def adapter_kind(header: SafetensorsHeader) -> str | None:
+    """The network_type of an adapter's file; None for a file of several or of another."""
+    kinds = {kind for kind, marks in _KINDS.items() if any(mark in key for key in header.shapes for mark in marks)}
+    kinds -= {"lora"} if "dora" in kinds else set()
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def model_family(header: SafetensorsHeader) -> str | None:

@@ -27,6 +27,7 @@ from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
+from tests.made_here import lora_of
 from tests.ui.runs_on_disk import BASE, made, options, settings
 
 
@@ -259,8 +260,9 @@ def named(kind: str) -> dict[str, object]:
 
 
 def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_step(
-    tab: train.TrainTab, few: dict[str, object], tmp_path: Path
+    tab: train.TrainTab, few: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     gone, empty, file = (str(tmp_path / name) for name in ("gone.safetensors", "empty", "file"))
@@ -271,6 +273,7 @@ def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_
         {"lora_unet_a.lora_down.weight": np.zeros((4, 8), np.float32), "lora_unet_a.lora_up.weight": np.zeros((8, 4), np.float32)}, adapter
     )
     save_file({"txtfusion.projector.weight": np.zeros((4, 8), np.float32)}, other)
+    of_krea = str(lora_of("krea2", tmp_path / "krea.safetensors", "krea/Krea-2-Raw"))
     toys = Path(sd_scripts.toy.__file__).parent / "bases"
     base, new = "pretrained_model_name_or_path", ("krea2/network", "qwen_image21/full", "flux2/network", "chroma/full")
     wrong: list[tuple[str, str, dict[str, object]]] = [
@@ -302,6 +305,18 @@ def test_start_refuses_at_its_field_what_training_would_refuse_before_the_first_
         ("network_weights", "sdxl/network", {"network_weights": page}),
         ("network_weights", "krea2/network", {"network_weights": other}),
         ("training_adapter", "zimage/network", {"training_adapter": pointer}),
+        ("network_weights", "sdxl/network", {"network_weights": of_krea}),
+        ("network_weights", "krea2/network", {"network_weights": of_krea, "network_type": "loha"}),
+        ("blocks_to_swap", "sdxl/network", {"blocks_to_swap": 88}),
+        ("blocks_to_swap", "krea2/network", {"blocks_to_swap": 29}),
+        ("target_modules", "sdxl/network", {"target_modules": ["attn1", "no_such_layer"]}),
+        ("exclude_modules", "krea2/network", {"exclude_modules": [r"transformer_blocks\.28\."]}),
+        ("optimizer_args", "sdxl/network", {"optimizer_args": ["weigth_decay=0.1"]}),
+        ("optimizer_args", "sdxl/network", {"optimizer_args": ["betas=0.9"]}),
+        ("optimizer_args", "sdxl/full", {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=True"]}),
+        ("attention_backend", "sdxl/network", {"attention_backend": "cudnn"}),
+        ("vae_device", "qwen_edit/network", {"vae_device": "cuda:7"}),
+        ("text_encoder_device", "qwen_edit/network", {"text_encoder_device": "cuda"}),
     ]
     found = []
     for option, kind, values in wrong:

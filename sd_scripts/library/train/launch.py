@@ -48,7 +48,7 @@ def main(family: str, method: str, argv: Sequence[str] | None = None) -> None:
             check_settings(asked.options)
             asked = replace(asked, notes=(*asked.notes, *map(str, missing_packages(asked.options))))
         else:
-            check_early(asked.options)
+            check_early(asked.options, trains_here=not asked.estimate)
         # The configuration that a run folder keeps must mean the same when a studio in another folder goes on with it.
         asked = replace(asked, options=flat.with_absolute_paths(asked.options))
     except OptionError as err:
