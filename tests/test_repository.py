@@ -312,7 +312,7 @@ def test_no_two_public_classes_have_one_name(top):
 
 
 FAMILY_NAMES = re.compile(r"sdxl|flux|qwen|z.?image|ddpm|lgt|(?<![\w./-])sd(?![\w-])|(?<![A-Za-z])(?-i:Sd[A-Z])", re.IGNORECASE)
-OTHER_PROGRAMS = Path("sd_scripts/schema/other_programs.py")
+OTHER_PROGRAMS = Path("sd_scripts/schema/kohya_words.py")
 """What other programs call models: the one file that may name them, also those that are not trained here."""
 PROGRAMS = Path("sd_scripts/programs")
 """Beside it each program's own module, where it has names of models; what they share names none."""

@@ -24,7 +24,6 @@ from sd_scripts.families import FACTS
 from sd_scripts.schema import flat, kohya_words
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported
-from sd_scripts.schema.other_programs import KOHYA_LACKS, KOHYA_MODEL_TYPES, KOHYA_SCRIPTS
 from sd_scripts.schema.prompts import Defaults, PromptSpec, read_prompts
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.sheet import shown
@@ -32,35 +31,6 @@ from sd_scripts.schema.sheet import shown
 from . import ai_toolkit, command_lines, musubi, onetrainer
 from .kohya import reading as kohya
 from .table import said, version_of
-
-KOHYAS = frozenset(
-    """adaptive_noise_scale ae alpha_mask apply_t5_attn_mask base_weights base_weights_multiplier blocks_to_swap bucket_no_upscale
-    bucket_reso_steps cache_latents cache_latents_to_disk cache_text_encoder_outputs cache_text_encoder_outputs_to_disk
-    caption_dropout_every_n_epochs caption_dropout_rate caption_extension caption_prefix caption_separator caption_suffix
-    caption_tag_dropout_rate clip_l clip_skip color_aug conditioning_data_dir dataset_config dataset_repeats debiased_estimation_loss
-    dim_from_weights discrete_flow_shift enable_bucket enable_wildcard flip_aug full_bf16 fused_backward_pass gradient_accumulation_steps
-    gradient_checkpointing guidance_scale huber_c huber_scale huber_schedule huggingface_path_in_repo huggingface_repo_id
-    huggingface_repo_visibility in_json ip_noise_gamma ip_noise_gamma_random_strength keep_tokens keep_tokens_separator learning_rate
-    log_tracker_name log_with logit_mean logit_std loss_type lr_decay_steps lr_scheduler lr_scheduler_args lr_scheduler_min_lr_ratio
-    lr_scheduler_num_cycles lr_scheduler_power lr_scheduler_timescale lr_warmup_steps masked_loss max_bucket_reso max_data_loader_n_workers
-    max_grad_norm max_timestep max_token_length max_train_epochs max_train_steps max_validation_steps metadata_author metadata_description
-    metadata_license metadata_tags metadata_title metadata_trigger_phrase metadata_usage_hint min_bucket_reso min_snr_gamma min_timestep
-    mixed_precision mode_scale model_prediction_type multires_noise_discount multires_noise_iterations network_alpha network_dim
-    network_dropout network_weights noise_offset noise_offset_random_strength optimizer_args optimizer_type output_dir output_name
-    pretrained_model_name_or_path prior_loss_weight random_crop reg_data_dir resize_interpolation resolution sample_at_first
-    sample_every_n_epochs sample_every_n_steps sample_sampler save_every_n_epochs save_every_n_steps save_last_n_epochs save_last_n_steps
-    save_n_epoch_ratio save_precision save_state save_state_on_train_end scale_v_pred_loss_like_noise_pred scale_weight_norms
-    secondary_separator seed shuffle_caption sigmoid_scale t5xxl t5xxl_max_token_length text_encoder_batch_size text_encoder_lr
-    timestep_sampling token_warmup_min token_warmup_step train_batch_size train_data_dir training_comment unet_lr v_pred_like_loss vae
-    vae_batch_size validate_every_n_steps validation_seed validation_split wandb_run_name weighted_captions weighting_scheme
-    zero_terminal_snr""".split()
-)
-"""Options that sd-scripts has under the same name."""
-_OF_NETWORK = """conv_dim conv_alpha block_dims block_alphas conv_block_dims rank_dropout module_dropout loraplus_lr_ratio
-    loraplus_unet_lr_ratio loraplus_text_encoder_lr_ratio network_reg_dims network_reg_lrs train_blocks split_qkv train_t5xxl
-    train_double_block_indices train_single_block_indices img_attn_dim txt_attn_dim img_mlp_dim txt_mlp_dim img_mod_dim txt_mod_dim
-    single_dim single_mod_dim in_dims""".split()
-"""Options that are arguments of the network there."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +49,19 @@ class Exported:
 
 def to_kohya(options: RunOptions) -> Exported:
     """A command line of sd-scripts, for sh. Raises OptionError for a kind of run that no script of its own trains."""
-    own = next((kind for kind, family in KOHYA_MODEL_TYPES.items() if family == options.family), "")
+    own = next((kind for kind, family in kohya_words.MODEL_TYPES.items() if family == options.family), "")
     like = next((name for name, facts in FACTS.items() if facts.kohya and facts.kohya.model_type), "") if own else options.family
-    script = next((name for name, (family, method, _) in KOHYA_SCRIPTS.items() if (family, method) == (like, options.method)), None)
+    script = next((name for name, (family, method, _) in kohya_words.SCRIPTS.items() if (family, method) == (like, options.method)), None)
     if script is None:
         raise OptionError(f"sd-scripts has no script that trains {options.label}")
     values, asleep = flat.flatten(options), flat.asleep(type(options), flat.changed(options))
     facts = FACTS[like].kohya
     theirs = {**kohya_words.DEFAULTS, **(facts.defaults if facts else {})}
     changed = {name for name in flat.changed(options) if name not in asleep} | (theirs.keys() & values.keys())
-    lacking = KOHYA_LACKS.get(script, frozenset())
-    words = [word for name in values if name in (changed & KOHYAS) - lacking for word in _flag(name, values[name])]
+    lacking = kohya_words.LACKING.get(script, frozenset())
+    words = [word for name in values if name in (changed & kohya_words.SAME) - lacking for word in _flag(name, values[name])]
+    for option, names in (facts.options if facts else {}).items():
+        words += [word for name in names if option in changed for word in _flag(name, values[option])]
     if options.method == "network" and values["network_alpha"] is None:
         words += [f"--network_alpha={values['network_dim']}"]
     words += ["--model_type", own] if own else []
@@ -139,7 +111,8 @@ def _network(values: Mapping[str, Any], changed: set[str], family: str) -> list[
     kind, facts = values["network_type"], FACTS[family].kohya
     plain = next((name for name, type_ in (facts.types if facts else {}).items() if type_ == "transformer"), "networks.lora")
     words = ["--network_module", {"loha": "networks.loha", "lokr": "networks.lokr"}.get(kind, plain)]
-    given = [f"{name}={_written(values[name])}" for name in _OF_NETWORK if name in changed and values.get(name) is not None]
+    same = [name for argument, name in kohya_words.NETWORK_ARGS.items() if argument == name and name in changed]
+    given = [f"{name}={_written(values[name])}" for name in same if values.get(name) is not None]
     if kind == "lokr":
         given += [f"factor={values['lokr_factor']}"] if "lokr_factor" in changed else []
     return [*words, *(["--network_args", *given] if given else [])]

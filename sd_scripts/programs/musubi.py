@@ -6,7 +6,6 @@ program are those of its commit 30c658c (2026-06), read in its code.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -66,6 +65,7 @@ _DEFAULTS: dict[str, object] = {
     "discrete_flow_shift": 1.0,
     "save_precision": "float",
     "sample_at_first": False,
+    "save_model_as": "kohya",
     **DATA_DEFAULTS,
 }
 """That program's own, where they may not be ours."""
@@ -127,7 +127,7 @@ def _imported(
     for key, text in (unclear or {}).items():
         sheet.lose(key, text)
     for option, default in _DEFAULTS.items():
-        if option not in sheet.given and not (method == "full" and option.startswith("network_")):
+        if option not in sheet.given and sheet.has(option, default) and not (method == "full" and option.startswith("network_")):
             sheet.assume_if_other(option, default, PROGRAM)
     missing = dict(MISSING)
     if not is_empty(sheet.value("dataset_config")):
@@ -267,23 +267,6 @@ def _sampling(sheet: KohyaSheet, key: str, sampling: str) -> None:
 @rule("guidance_scale")
 def _embedded(sheet: KohyaSheet, key: str) -> None:
     sheet.plain(key) if key in sheet.known else sheet.skip(key, "it is for HunyuanVideo")
-
-
-@rule("exclude_patterns", "include_patterns")
-def _patterns(sheet: KohyaSheet, key: str) -> None:
-    """Lists of expressions, as Python writes them, on names of the original layout."""
-    try:
-        found = ast.literal_eval(str(sheet.value(key)))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        found = None
-    if is_empty(sheet.value(key)):
-        sheet.skip(key, "it is empty")
-    elif not isinstance(found, list):
-        sheet.lose(key, "it is not a list of expressions")
-    elif key == "exclude_patterns":
-        sheet.take(key, "exclude_modules", [str(item) for item in found], "on the names of the diffusers model")
-    else:
-        sheet.lose(key, "layers that are left out by default come back with lora_targets or target_modules")
 
 
 @rule("network_dim")

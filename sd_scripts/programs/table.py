@@ -63,10 +63,6 @@ class ForeignSheet(Sheet):
         """For each data set of the file the options of its own, with the key to blame."""
         self._notes: dict[str, str] = {}
 
-    def has(self, option: str, value: object) -> bool:
-        """Whether this kind of run has the option, and the option the value where it is a choice."""
-        return option in self.known and (not self.known[option].choices or value in self.known[option].choices)
-
     def set_here(self, key: str, option: str, value: object, note: str = "", at: str = "") -> None:
         """An option of the data set that the key, or at, stands in. Its row is written when all data sets are known."""
         self.one(at or key)[option] = (value, key)
@@ -631,8 +627,13 @@ def version_of(family: str, base: str) -> str:
 
 def line_of_prompt(prompt: object, **flags: object) -> str:
     """One line of sample_prompts."""
-    text = " ".join(str(prompt).split())
-    return " ".join([text, *(f"--{flag} {value}" for flag, value in flags.items() if value is not None and value != "")])
+    text = _without_flags(prompt)
+    return " ".join([text, *(f"--{flag} {_without_flags(value)}" for flag, value in flags.items() if value is not None and value != "")])
+
+
+def _without_flags(text: object) -> str:
+    """A text in one line, in which no two dashes begin a flag."""
+    return re.sub(r"(^|\s)--+(?=\S)", r"\1- ", " ".join(str(text).split()))
 
 
 def targets(names: Sequence[object]) -> list[str]:

@@ -89,6 +89,8 @@ class KohyaFacts:
     """How names that are for this family alone begin; empty where none do."""
     names: Mapping[str, str]
     """What the page calls otherwise for this family, with the name that others have for it."""
+    options: Mapping[str, tuple[str, ...]]
+    """What its scripts call options that have another name here, by the option; the first of several names decides."""
     types: Mapping[str, str]
     """Modules and types of adapters that are for this family alone, with the type that they are, in small letters."""
     defaults: Mapping[str, object]

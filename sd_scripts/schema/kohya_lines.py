@@ -16,19 +16,14 @@ from .runs import RunOptions
 
 _CHANGES_SOMETHING = {"config_file", "dataset_class", "no_token_padding", "train_blocks", "huggingface_token", "wandb_api_key", "wandb_key"}
 """Names that `legacy` calls not needed, but without which a run would end otherwise."""
-_SAME_RESULT = """attn_mode flash3 flash_attn sage_attn split_attn use_32bit_attention use_flash_attn use_sage_attn fused_backward_pass
-    ddp_gradient_as_bucket_view ddp_static_graph ddp_timeout""".split()
-"""Names that `legacy` does not support, but without which the same is trained."""
-_ZERO_IS_OFF = """min_snr_gamma min_timestep scale_weight_norms vae_batch_size max_validation_steps save_every_n_steps save_every_n_epochs
-    sample_every_n_steps sample_every_n_epochs save_last_n_steps save_last_n_epochs save_n_epoch_ratio""".split()
-_TYPES = {name: words.TYPES[kind].ours for name, kind in (words.MODULES | words.OF_ONE_FAMILY).items() if not words.TYPES[kind].lost} | {
+_OF_ONE_FAMILY = {name: kind for facts in FACTS.values() if facts.kohya for name, kind in facts.kohya.types.items()}
+_TYPES = {name: words.TYPES[kind].ours for name, kind in (words.MODULES | _OF_ONE_FAMILY).items() if not words.TYPES[kind].lost} | {
     "lycoris.kohya": "lora"
 }
 """Modules whose adapter is made here just so."""
 _ALGORITHMS = {name: words.TYPES[name].ours for name in ("lora", "locon", "loha", "lokr")} | {"dora": "dora"}
 _NO_EFFECT = {"preset": ("full", "attn-mlp"), **dict.fromkeys(("use_tucker", "use_cp", "use_scalar", "train_norm"), ("false", "0"))}
 """Network arguments that say what is done here anyway."""
-_TEXT_RATES = ("text_encoder_lr1", "text_encoder_lr2", "learning_rate_te", "learning_rate_te1", "learning_rate_te2")
 
 Meaning = tuple[dict[str, object], str]
 """Options that say the same here, and a sentence."""
@@ -50,7 +45,7 @@ _MEANINGS: dict[str, Callable[[Any], Meaning]] = {
     "caption_extention": _value("caption_extension"),
     **{name: _switch(**options) for name, options in words.SWITCHES.items()},
 }
-_LEFT = ("network_args", *_TEXT_RATES)
+_LEFT = ("network_args", *words.TEXT_RATES)
 """Names that have a step of their own."""
 
 
@@ -80,6 +75,9 @@ class _Line:
                 return {}, "its algo says the type"
             kind = _TYPES.get(str(value))
             return None if kind is None or "network_type" not in self.known else ({"network_type": kind}, f"taken as network_type = {kind}")
+        option = next((option for option, names in (self.kohya.options if self.kohya else {}).items() if name in names), None)
+        if option is not None:
+            return _value(option)(value)
         if name == "clip_skip" and str(value) in ("0", "1"):
             return {}, f"{value} is the model's own way"
         if name in _MEANINGS:
@@ -95,7 +93,7 @@ class _Line:
         kind, text = found
         return (
             ({}, f"not needed, because {text.removesuffix('. Remove it').removesuffix('; remove it')}")
-            if (kind == "not needed" or name in _SAME_RESULT)
+            if (kind == "not needed" or name in words.SAME_RESULT)
             else None
         )
 
@@ -121,7 +119,7 @@ class _Line:
                 meant = words.FILE_PRECISIONS.get(text.lower(), value)
             elif name == "sample_sampler":
                 meant = words.SAMPLERS.get(text.removeprefix("k_"), text.removeprefix("k_"))
-            elif name in _ZERO_IS_OFF and text in ("0", "0.0") and self.known[name].optional:
+            elif name in words.ZERO_IS_NONE and text in ("0", "0.0") and self.known[name].optional:
                 meant = None
             if isinstance(meant, str) and choices and meant not in choices:
                 meant = next((word for word in choices if str(word).lower() == meant.lower()), meant)
@@ -156,7 +154,7 @@ class _Line:
         """Rates of the text encoders by kohya's names; and an adapter of kohya's trains them unless it is told not to."""
         if "train_text_encoder" not in self.known:
             return
-        rates = [self.values.pop(name) for name in _TEXT_RATES if name in self.values]
+        rates = [self.values.pop(name) for name in words.TEXT_RATES if name in self.values]
         if rates:
             self.values.setdefault("text_encoder_lr", [str(rate) for rate in rates])
             self.notes.append(f"text_encoder_lr = {', '.join(map(str, rates))} holds the rates of the text encoders")
@@ -219,7 +217,7 @@ def split(run: type[RunOptions], known: Mapping[str, Any], argv: Sequence[str]) 
         while word.startswith("--") and not equals and left and not left[0].startswith("--"):
             after.append(left.pop(0))
         value: object = text if equals else after[0] if len(after) == 1 else after or True
-        rate = name in _TEXT_RATES and "text_encoder_lr" in known
+        rate = name in words.TEXT_RATES and "text_encoder_lr" in known
         if word.startswith("--") and name not in known and (rate or line.meaning(name, value) is not None):
             found[name] = value
         else:

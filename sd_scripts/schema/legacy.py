@@ -10,14 +10,25 @@ from typing import Any
 
 from sd_scripts.families import FACTS
 
+from . import kohya_words as words
 from .fields import Options, Verdict
-from .other_programs import OPTIONS_OF_OTHER_FAMILIES
 from .runs import RunOptions
 
 FORMER = {"oom_ladder": "oom_fallback", "rehearse": "preflight"}
 """Names that options of ours had in 0.1: read for ever, wherever options are given."""
 
 RENAMED: dict[str, str] = {
+    **{
+        name: f"{option}, of {facts.label}"
+        for facts in FACTS.values()
+        if facts.kohya
+        for option, names in facts.kohya.options.items()
+        for name in names
+    },
+    **{
+        name: ", with ".join(f"{option} = {str(value).lower() if isinstance(value, bool) else value}" for option, value in meant.items())
+        for name, meant in words.SWITCHES.items()
+    },
     "caption_extention": "caption_extension",
     "epoch": "max_train_epochs",
     "learning_rate_te": "text_encoder_lr (one number)",
@@ -40,17 +51,11 @@ RENAMED: dict[str, str] = {
     "dynamo_dynamic": "compile_dynamic, with compile",
     "fp8_base": "transformer_quantization = fp8 (or qfloat8, which is more exact)",
     "fp8_base_unet": "transformer_quantization = fp8 (or qfloat8, which is more exact)",
-    "fp8_scaled": "transformer_quantization = qfloat8",
     "fused_optimizer_groups": "fused_backward_pass, of the scripts that train a whole model",
     "blockwise_fused_optimizers": "fused_backward_pass, of the scripts that train a whole model",
-    "torch_compile": "compile",
     "no_half_vae": "vae_dtype = float, which is the default",
-    "no_metadata": "metadata = minimal",
     "save_last_n_epochs_state": "save_last_n_states",
     "save_last_n_steps_state": "save_last_n_states",
-    "use_8bit_adam": "optimizer_type = AdamW8bit",
-    "use_lion_optimizer": "optimizer_type = Lion",
-    "v_parameterization": "prediction_type = v_prediction",
     "validate_every_n_epochs": "validate_every_n_steps",
     "initial_step": "resume, with the number of a step",
     "output_config": "dry_run on the command line, or Save TOML on the page",
@@ -88,6 +93,7 @@ NOT_NEEDED: dict[str, str] = {
     "use_sdpa": "PyTorch's scaled-dot-product attention is always used",
     "skip_until_initial_step": "a resumed run continues at its exact sample without reading the ones before it",
     "initial_epoch": "a resumed run knows its epoch",
+    **words.BESIDE,
     "tokenizer_cache_dir": "tokenizers are read from the model's folder or the hub's own cache",
     "huggingface_token": "secrets are read from the environment (HF_TOKEN), never from a file or flag",
     "wandb_api_key": "secrets are read from the environment (WANDB_API_KEY), never from a file or flag",
@@ -131,11 +137,15 @@ UNSUPPORTED: dict[str, str] = {
 _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
     (
         "it belongs to a model family that this version does not train; remove it",
-        OPTIONS_OF_OTHER_FAMILIES,
+        words.OPTIONS_OF_OTHERS,
     ),
     (
         "this memory option is not part of this version; docs/memory.md lists those that are",
         "fp16_master_weights_and_gradients fp8_fast img_in_txt_in_offloading".split(),
+    ),
+    (
+        "all layers of a whole model have one learning rate, learning_rate; network_reg_lrs is for an adapter's. Remove it",
+        "llm_adapter_lr self_attn_lr cross_attn_lr mlp_lr mod_lr".split(),
     ),
     (
         "it is for training a whole model; an adapter's gradients are small. Remove it",
@@ -162,41 +172,6 @@ _ALL: dict[str, Verdict] = {
     **{_name: ("not needed", _text) for _name, _text in NOT_NEEDED.items()},
     **{_name: ("renamed", _text) for _name, _text in RENAMED.items()},
 }
-
-_NETWORK_ARGS = {
-    "conv_dim": "conv_dim",
-    "conv_alpha": "conv_alpha",
-    "block_dims": "block_dims",
-    "block_alphas": "block_alphas",
-    "conv_block_dims": "conv_block_dims",
-    "rank_dropout": "rank_dropout",
-    "module_dropout": "module_dropout",
-    "loraplus_lr_ratio": "loraplus_lr_ratio",
-    "loraplus_unet_lr_ratio": "loraplus_unet_lr_ratio",
-    "loraplus_text_encoder_lr_ratio": "loraplus_text_encoder_lr_ratio",
-    "network_reg_dims": "network_reg_dims",
-    "network_reg_lrs": "network_reg_lrs",
-    "img_attn_dim": "img_attn_dim",
-    "txt_attn_dim": "txt_attn_dim",
-    "img_mlp_dim": "img_mlp_dim",
-    "txt_mlp_dim": "txt_mlp_dim",
-    "img_mod_dim": "img_mod_dim",
-    "txt_mod_dim": "txt_mod_dim",
-    "single_dim": "single_dim",
-    "single_mod_dim": "single_mod_dim",
-    "in_dims": "in_dims",
-    "train_blocks": "train_blocks",
-    "train_double_block_indices": "train_double_block_indices",
-    "train_single_block_indices": "train_single_block_indices",
-    "split_qkv": "split_qkv",
-    "train_t5xxl": "train_t5xxl",
-    "factor": "lokr_factor",
-    "decompose_both": "lokr_decompose_both",
-    "block_size": "oft_block_size",
-    "algo": "network_type",
-}
-"""kohya's and LyCORIS's network arguments by the option that says the same here."""
-
 
 OF_METHOD: dict[str, dict[str, Verdict]] = {
     "full": {
@@ -242,11 +217,11 @@ def network_args(value: object, known: Mapping[str, Any]) -> tuple[dict[str, obj
     problems: list[str] = []
     for item in value:
         key, equals, text = str(item).partition("=")
-        name = _NETWORK_ARGS.get(key, key)
+        name = words.NETWORK_ARGS.get(key, key)
         if not equals:
             problems.append(f'network_args: "{item}" is not key=value')
         elif name not in known or known[name].section != "network":
-            allowed = ", ".join(sorted(_NETWORK_ARGS))
+            allowed = ", ".join(sorted(words.NETWORK_ARGS))
             problems.append(f"network_args: {key} is not known here; allowed are {allowed} and the options of the network section")
         else:
             opened[name] = [part for part in text.split(",") if part] if known[name].many else text

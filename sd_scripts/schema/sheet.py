@@ -113,6 +113,8 @@ class Sheet:
         self.rows: dict[str, Row] = {}
         self._keys_of: dict[str, list[str]] = {}
         self.conflicts: list[str] = []
+        self.called: dict[str, str] = {}
+        """What the file calls keys that are read under another name."""
 
     def value(self, key: str) -> object:
         """What the file says at this key; None without it."""
@@ -158,6 +160,10 @@ class Sheet:
         else:
             self.refuse(key, self.advice(name, self.value(key)))
 
+    def has(self, option: str, value: object) -> bool:
+        """Whether this kind of run has the option, and the option the value where it is a choice."""
+        return option in self.known and (not self.known[option].choices or value in self.known[option].choices)
+
     def decided(self, option: str) -> bool:
         """Whether some key of the file has given this option a value."""
         return option in self._keys_of
@@ -165,7 +171,7 @@ class Sheet:
     def lose(self, key: str, text: str) -> None:
         """The key is not supported, and the result or what fits into memory follows from it: it stands above the form as well."""
         self.refuse(key, text)
-        self.conflicts.append(f"{key} = {shown(self.value(key))}: {text}")
+        self.conflicts.append(f"{self.called.get(key, key)} = {shown(self.value(key))}: {text}")
 
     def take(self, key: str, option: str, value: object, note: str = "") -> None:
         """The key gives this option this value. One that is the default is not kept, because it is there anyway."""
@@ -177,7 +183,7 @@ class Sheet:
         if option == "resolution":
             value, rounded = self.on_grid(value)
             note = "; ".join(text for text in (note, rounded) if text)
-        same = option == key and not note and _same(field, value, self.given.get(key))
+        same = option == self.called.get(key, key) and not note and _same(field, value, self.given.get(key))
         if same:
             self.write(key, "taken", "as it is" if not self._is_default(field, value) else "as it is, which is the default here as well")
         else:
@@ -266,7 +272,8 @@ class Sheet:
                 if not any(removed):
                     needed += [f"{problem.option}: {problem.message.removeprefix(problem.option + ': ')}" for problem in err.problems]
                     break
-        return Imported(self.run, self.values, list(self.rows.values()), needed, self.conflicts, origin)
+        rows = [replace(row, key=self.called.get(row.key, row.key)) for row in self.rows.values()]
+        return Imported(self.run, self.values, rows, needed, self.conflicts, origin)
 
     def _stand_in(self, option: str) -> object:
         if not self.known[option].many:

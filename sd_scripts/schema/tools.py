@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .fields import Count, NotNegative, Number, Options, Positive, Section, Seed, Show, raise_all
+from .kohya_words import MODELS_OF_TOOLS
 from .network import Rank
-from .other_programs import KOHYA_MODELS
 
 Precision = Literal["float", "fp16", "bf16"]
 AdapterLayout = Literal["kohya", "diffusers", "comfyui"]
@@ -110,7 +110,7 @@ class MergeLora(ToolOptions):
     script: ClassVar[str] = "networks/merge_lora.py"
     label: ClassVar[str] = "Merge LoRA"
     renamed: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(KOHYA_MODELS, "base_model"),
+        **dict.fromkeys(MODELS_OF_TOOLS, "base_model"),
         "precision": "nothing: sums are always made in float32",
         "concat": "nothing: without new_rank files are concatenated, exactly",
         "shuffle": "nothing: concatenation is exact without it",

@@ -30,6 +30,7 @@ BOXES = {
     "sd": {"sdxl": False, "flux1_checkbox": False},
     "sdxl": {"sdxl": True, "flux1_checkbox": False},
     "flux": {"sdxl": False, "flux1_checkbox": True},
+    "anima": {"sdxl": False, "flux1_checkbox": False, "anima_checkbox": True},
 }
 TABS = {
     "lora": {"LoRA_type": "Standard", "network_dim": 8, "network_alpha": 1, "text_encoder_lr": 0, "unet_lr": 0.0001},

@@ -915,9 +915,15 @@ def test_anima_of_other_programs_is_a_run_on_anima() -> None:
     assert builds(importers.read("#anima LoRA.json", json.dumps(preset).encode()))["text_encoder_quantization"] == "qfloat8"
 
 
-def test_a_line_of_sd_scripts_for_anima_does_not_say_that_anima_is_not_trained_here() -> None:
-    line = "accelerate launch {} --pretrained_model_name_or_path a.safetensors --qwen3 q.safetensors\n"
-    with pytest.raises(OptionError, match="for Anima, whose command lines are not read: choose that family"):
-        importers.read("train.sh", line.format("anima_train_network.py").encode())
-    with pytest.raises(OptionError, match="for Lumina, which is not trained here"):
-        importers.read("train.sh", line.format("lumina_train_network.py").encode())
+def test_flags_in_the_prompts_of_a_job_are_previews_here() -> None:
+    """That program cuts a prompt wherever two dashes stand; what it reads there wins over the sample's own keys."""
+
+    def edits(process: dict[str, Any]) -> None:
+        process["model"] = {"arch": "flux_kontext", "name_or_path": "black-forest-labs/FLUX.1-Kontext-dev"}
+        process["sample"] = {"prompts": ["make it smile  --ctrl_img refs/a b.jpg --w 512 --steps 9 --m 0.5", "a--d 7"], "seed": 1}
+
+    found = job(edits)
+    text = builds(found)["sample_prompts"]
+    assert text.splitlines() == ["make it smile --w 512 --d 1 --s 9 --ci refs/a b.jpg", "a --d 7"]
+    assert "without --m" in said(found, "sample.prompts")[1]
+    assert table.line_of_prompt("a --w dog\n-- cat", n="b --h 3") == "a - w dog -- cat --n b - h 3"

@@ -149,7 +149,7 @@ def test_the_defaults_of_kohyas_page_are_read_although_names_stand_in_two_tables
 
 
 def test_a_script_file_for_a_family_that_is_not_trained_never_gives_its_model_to_another() -> None:
-    for module, mark in (("networks.lora_sd3", ""), ("networks.lora", 'clip_g = "g.safetensors"'), ("networks.lora_anima", "")):
+    for module, mark in (("networks.lora_sd3", ""), ("networks.lora", 'clip_g = "g.safetensors"'), ("networks.lora_lumina", "")):
         text = (
             f'pretrained_model_name_or_path = "m.safetensors"\ntrain_data_dir = "p"\nnetwork_module = "{module}"\nnetwork_dim = 4\n{mark}\n'
         )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from sd_scripts.families.common.qwen3_signs import QWEN3_SIGN
 from sd_scripts.families.common.qwen_vae_signs import QWEN_VAE_SIGN
-from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, NetworkFacts, PublishedBase, Sign
+from sd_scripts.schema.facts import AdapterMarks, FamilyFacts, KohyaFacts, NetworkFacts, PublishedBase, Sign
 
 TRANSFORMER = "an Anima transformer"
 CONDITIONER = "a text conditioner of Anima alone"
 _LICENCE = "CircleStone's: the model and what is trained from it for non-commercial use, images are free"
+_ON_THE_PAGE = """cache_text_encoder_outputs cache_text_encoder_outputs_to_disk qwen3 vae llm_adapter_path t5_tokenizer_path
+    discrete_flow_shift timestep_sampling sigmoid_scale qwen3_max_token_length t5_max_token_length attn_mode split_attn vae_chunk_size
+    vae_disable_cache unsloth_offload_checkpointing qwen_image_vae_2d compile torch_compile compile_backend compile_mode compile_dynamic
+    compile_fullgraph compile_cache_size_limit""".split()
+"""What has a widget of its own for this family on kohya_ss's page."""
 FACTS = FamilyFacts(
     label="Anima",
     place=54,
@@ -16,7 +21,30 @@ FACTS = FamilyFacts(
     evaluates=False,
     demo=None,
     labels={},
-    kohya=None,
+    kohya=KohyaFacts(
+        asked=0,
+        boxes=("anima_checkbox",),
+        versions=(),
+        marks=("qwen3", "llm_adapter_path", "qwen3_max_token_length", "t5_max_token_length", "llm_adapter_lr"),
+        # Animagine is a model of SDXL.
+        models=("anima-base", "anima_base", "anima-preview", "anima_preview", "circlestone"),
+        side=None,
+        model_type=None,
+        like=(),
+        prefix="anima",
+        names={f"anima_{name}": name for name in _ON_THE_PAGE},
+        options={
+            "text_encoder": ("qwen3",),
+            "text_conditioner": ("llm_adapter_path",),
+            "max_token_length": ("qwen3_max_token_length", "t5_max_token_length"),
+        },
+        types={"networks.lora_anima": "transformer", "anima": "transformer"},
+        defaults={"timestep_sampling": "sigmoid", "discrete_flow_shift": 1.0},
+        text_rates=(),
+        dreambooth_trains_text=False,
+        unet_blocks=None,
+        swaps_pairs=False,
+    ),
     adapters=AdapterMarks(
         architectures=("anima",),
         text_widths=(),

@@ -13,14 +13,14 @@ FACTS = FamilyFacts(
     demo=None,
     labels={},
     kohya=KohyaFacts(
-        asked=0,
+        asked=1,
         boxes=("flux1_checkbox",),
         versions=(),
         marks=("ae", "t5xxl", "model_prediction_type", "guidance_scale", "t5xxl_max_token_length", "apply_t5_attn_mask"),
         models=("flux",),
         side=None,
         model_type="flux",
-        like=("hunyuan_image", "anima", "lumina"),
+        like=("hunyuan_image", "lumina"),
         prefix="flux",
         names={
             "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
@@ -29,6 +29,7 @@ FACTS = FamilyFacts(
             "flux1_t5xxl": "t5xxl",
             "flux_fused_backward_pass": "fused_backward_pass",
         },
+        options={},
         types={
             "networks.lora_flux": "transformer",
             "networks.oft_flux": "transformer oft",

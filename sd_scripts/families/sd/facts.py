@@ -24,7 +24,7 @@ FACTS = FamilyFacts(
     demo="toy-star-sd",
     labels={},
     kohya=KohyaFacts(
-        asked=2,
+        asked=3,
         boxes=(),
         versions=(KohyaVersion("v2", lambda names: text_width(names) == 1024, 1024, _NAMES_OF_SECOND),),
         marks=(),
@@ -34,6 +34,7 @@ FACTS = FamilyFacts(
         like=(),
         prefix="",
         names={},
+        options={},
         types={},
         defaults={},
         text_rates=("learning_rate_te",),

@@ -18,6 +18,20 @@ from ..table import (
 )
 from .models import PREVIEW_GUIDANCE
 
+_FLAGS = {
+    "w": "width",
+    "h": "height",
+    "d": "seed",
+    "seed": "seed",
+    "l": "guidance_scale",
+    "cfg": "guidance_scale",
+    "s": "sample_steps",
+    "steps": "sample_steps",
+    "n": "neg",
+    "ctrl_img": "ctrl_img",
+}
+"""What may stand in a prompt after two dashes, with the key that a sample has for it."""
+
 
 def _prompts(sheet: ForeignSheet, key: str) -> None:
     """All previews stand in one option; its first prompt carries it."""
@@ -30,7 +44,9 @@ def _prompts(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, "it is for videos, or has no counterpart in a preview" if unused else "it stands in sample_prompts")
     else:
         lines = [_line(sheet, sample, index) for index, sample in enumerate(samples)]
-        sheet.take(key, "sample_prompts", "\n".join(lines), f"{len(lines)} previews, one a line")
+        left = sorted({f"--{flag}" for sample in samples for flag in _flags(sample["prompt"]) if flag not in _FLAGS})
+        without = f", without {', '.join(left)}, which a preview has not here" if left else ""
+        sheet.take(key, "sample_prompts", "\n".join(lines), f"{len(lines)} previews, one a line{without}")
 
 
 def _samples(sheet: ForeignSheet) -> list[dict[str, object]]:
@@ -43,7 +59,16 @@ def _samples(sheet: ForeignSheet) -> list[dict[str, object]]:
     return [sample for sample in (list(samples.values()) or plain) if str(sample.get("prompt") or "").strip()]
 
 
+def _flags(prompt: object) -> dict[str, str]:
+    """The flags in a prompt with what follows them; that program cuts it wherever two dashes stand."""
+    flags = [piece.partition(" ") for piece in str(prompt).strip().split("--")[1:]]
+    return {name.strip(): text.strip() for name, _, text in flags}
+
+
 def _line(sheet: ForeignSheet, sample: Mapping[str, object], index: int) -> str:
+    flags = _flags(sample["prompt"])
+    said = {_FLAGS[flag]: text for flag, text in flags.items() if flag in _FLAGS}
+    sample = {**sample, **said, "prompt": str(sample["prompt"]).strip().partition("--")[0]}
     seed = sample.get("seed", sheet.value("sample.seed"))
     walked = int(number(seed) or 0) + (index if sheet.on("sample.walk_seed") and "seed" not in sample else 0)
     images = [sample.get(name) for name in ("ctrl_img_1", "ctrl_img_2", "ctrl_img_3")]

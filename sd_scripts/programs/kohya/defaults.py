@@ -10,14 +10,14 @@ from sd_scripts.schema import flat
 from sd_scripts.schema.imported import Imported, Row
 
 from . import reading
-from .sheet import KOHYA
+from .sheet import KOHYA, NAMES
 
 _TRAINING = ("model", "folders", "accelerate_launch", "basic", "advanced", "network", "samples", "huggingface", "metadata")
 """Tables of the page for a training; a later one wins, as the page reads save_every_n_steps from advanced. The others are tools."""
 _PLACES = dict.fromkeys(("models_dir", "vae_dir", "state_dir", "log_tracker_config_dir"), "a folder to choose from")
 
 
-_LONG_NAMES = reading.TABLE.keys() | {name for run in RUNS.values() if run.family in KOHYA for name in flat.fields(run)}
+_LONG_NAMES = reading.TABLE.keys() | NAMES.keys() | {name for run in RUNS.values() if run.family in KOHYA for name in flat.fields(run)}
 
 
 def looks_like(given: Mapping[str, Any]) -> bool:

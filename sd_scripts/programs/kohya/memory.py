@@ -19,6 +19,8 @@ def _few_bits(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "it is off")
     elif sheet.run.method == "full":
         sheet.skip(key, "it is for adapters: weights that are trained themselves stay as they are")
+    elif key in words.LACKING.get(sheet.run.script, ()):
+        sheet.skip(key, "sd-scripts leaves it out for this family; set transformer_quantization if it is meant")
     elif key != "fp8_scaled" and sheet.on("fp8_scaled"):
         sheet.skip(key, "fp8_scaled says it, with a scale")
     else:

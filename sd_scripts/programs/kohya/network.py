@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 
 from sd_scripts.families import FACTS
@@ -9,7 +10,7 @@ from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema.kohya_words import AdapterType
 from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown
 
-from .sheet import KOHYA, KohyaSheet, Table, rules
+from .sheet import KOHYA, TYPES_OF_FAMILIES, KohyaSheet, Table, rules
 
 ADAPTER: Table = {}
 """Rules of adapters; a whole model has none of these settings."""
@@ -30,12 +31,12 @@ def type_name(sheet: KohyaSheet) -> str:
     named = sheet.first("LoRA_type")
     if named is not None:
         name = str(named).lower().removeprefix("lycoris/").removeprefix("kohya ")
-        return words.OF_ONE_FAMILY.get(name, name)
+        return TYPES_OF_FAMILIES.get(name, name)
     module = str(sheet.first("network_module") or "networks.lora").lower()
     if module.startswith("lycoris") or sheet.first("algo") is not None:
         algorithm = str(sheet.first("algo") or "lora").lower()
         return words.ALGORITHMS.get(algorithm, algorithm)
-    return (words.MODULES | words.OF_ONE_FAMILY).get(module, "standard")
+    return (words.MODULES | TYPES_OF_FAMILIES).get(module, "standard")
 
 
 def _type(sheet: KohyaSheet) -> AdapterType:
@@ -299,6 +300,35 @@ def _perturbed(sheet: KohyaSheet, key: str) -> None:
         sheet.refuse(key, sheet.advice("ggpo_beta", True))
 
 
+# --- patterns of names -----------------------------------------------------------------------------------------------
+
+
+@rule("exclude_patterns", "include_patterns")
+def _patterns(sheet: KohyaSheet, key: str) -> None:
+    """Lists of expressions, as Python writes them, on names of the original layout."""
+    try:
+        found = ast.literal_eval(str(sheet.value(key)))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        found = None
+    found = [found] if isinstance(found, str) else found
+    if is_empty(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif not isinstance(found, list):
+        sheet.lose(key, "it is not a list of expressions")
+    elif key == "exclude_patterns":
+        sheet.take(key, "exclude_modules", [str(item) for item in found], "on the names of the diffusers model")
+    else:
+        sheet.lose(key, "layers that are left out by default come back with lora_targets or target_modules")
+
+
+@rule("train_llm_adapter")
+def _conditioner(sheet: KohyaSheet, key: str) -> None:
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is off")
+    else:
+        sheet.lose(key, "the text conditioner stays as it is here; the transformer alone has an adapter")
+
+
 # --- rates ----------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +342,9 @@ def _who_learns(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "it is off")
     elif sheet.run.method == "full":
         sheet.skip(key, sheet.advice(key, True))
+    elif "train_text_encoder" not in sheet.known:
+        alone = "the transformer alone is trained here"
+        sheet.skip(key, alone) if key == "network_train_unet_only" else sheet.lose(key, f"{alone}; remove it")
     elif key == "network_train_unet_only" or (key == "train_text_encoder" and not sheet.trains_text):
         sheet.write(key, "renamed", "train_text_encoder = off")
     else:
@@ -322,6 +355,10 @@ def who_is_trained(sheet: KohyaSheet, key: str = "") -> None:
     """Sets which parts are trained; what is encoded anew in each step cannot be cached."""
     if "train_unet" in sheet.known and not sheet.trains_unet:
         sheet.put("train_unet", False, key)
+    if sheet.run.method == "network" and sheet.trains_text and sheet.trains_unet and sheet.has_texts_of_its_own:
+        sheet.conflicts.append(f"The text encoder has an adapter in {sheet.program} as well; here the transformer alone has one")
+    if sheet.run.method == "full" and "text_conditioner" in sheet.known and is_empty(sheet.value("llm_adapter_lr")):
+        sheet.conflicts.append(f"The text conditioner is trained in {sheet.program} as well; here it stays as it is")
     if "train_text_encoder" in sheet.known and sheet.trains_text:
         sheet.put("train_text_encoder", True, key)
         sheet.put("cache_text_encoder_outputs", False, key)
@@ -422,3 +459,19 @@ def _stopping(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "the text encoders are not trained")
     else:
         sheet.refuse(key, sheet.advice("stop_text_encoder_training", value))
+
+
+@rate("llm_adapter_lr", "self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr")
+def _rates_of_parts(sheet: KohyaSheet, key: str) -> None:
+    """Rates of parts of a whole model; 0 leaves a part as it is."""
+    if is_empty(sheet.value(key)) or sheet.run.method == "network":
+        sheet.skip(key, "it is empty" if is_empty(sheet.value(key)) else "it is for whole models; network_reg_lrs is for adapters")
+    elif not (sheet.kohya is not None and sheet.kohya.options):
+        sheet.skip(key, "it is for a family that this run does not train")
+    elif key == "llm_adapter_lr":
+        there = "the text conditioner stays as it is here"
+        sheet.skip(key, f"{there}, too") if is_off(sheet.value(key)) else sheet.lose(key, there)
+    elif sheet.number(key) == sheet.number("learning_rate"):
+        sheet.skip(key, "it is learning_rate")
+    else:
+        sheet.lose(key, "all layers have one learning rate here, learning_rate; none is left out")

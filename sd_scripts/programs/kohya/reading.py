@@ -10,7 +10,6 @@ from sd_scripts.families import FACTS, RUNS
 from sd_scripts.schema import flat, kohya_words
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.imported import Imported, Row
-from sd_scripts.schema.other_programs import KOHYA_MARKS, KOHYA_MODEL_TYPES, KOHYA_SCRIPTS, KOHYA_SCRIPTS_OF_OTHERS
 from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, switch
 
 from ..command_lines import Command, unresolved
@@ -78,12 +77,10 @@ def lines(command: Command) -> tuple[dict[str, object], dict[str, str]]:
 
 def of_line(name: str, command: Command) -> Imported | None:
     """The settings of a command line of sd-scripts; None for another program's. Raises OptionError for what is not trained here."""
-    other = next((what for start, what in KOHYA_SCRIPTS_OF_OTHERS.items() if command.name.startswith(start)), None)
+    other = next((what for start, what in kohya_words.SCRIPTS_OF_OTHERS.items() if command.name.startswith(start)), None)
     if other is not None:
-        here = any(facts.label == other for facts in FACTS.values())
-        why = "whose command lines are not read: choose that family and set what the line says" if here else "which is not trained here"
-        raise OptionError(f"{name} is a command line of sd-scripts for {other}, {why}")
-    return _imported(lines(command)[0], name, False, command) if command.name in KOHYA_SCRIPTS else None
+        raise OptionError(f"{name} is a command line of sd-scripts for {other}, which is not trained here")
+    return _imported(lines(command)[0], name, False, command) if command.name in kohya_words.SCRIPTS else None
 
 
 def from_defaults(given: Mapping[str, object], name: str, left: list[Row]) -> Imported:
@@ -107,15 +104,17 @@ def _imported(given: Mapping[str, object], name: str, page: bool, command: Comma
     merged, split = opened(given)
     tab = _tab(merged)
     family, told_by, other = _family(merged, name, page)
-    own, like = KOHYA_MODEL_TYPES.get(str(merged.get("model_type") or "")), ""
+    own, like = kohya_words.MODEL_TYPES.get(str(merged.get("model_type") or "")), ""
     if command is not None:
-        script_family, method, script_tab = KOHYA_SCRIPTS[command.name]
+        script_family, method, script_tab = kohya_words.SCRIPTS[command.name]
         tab = script_tab or ("lora" if method == "network" else tab if tab != "lora" else "dreambooth")
         family, told_by = (family, told_by) if other else (script_family, command.name)
     if own in FACTS:
         family, told_by, other, like = own, "model_type", False, family
     run = RUNS[family, "network" if tab == "lora" else "full"]
-    sheet = KohyaSheet(run, merged, page=page, tab=tab, other_family=other, like=like)
+    defaults = KOHYA[like or family].defaults
+    shift = number(defaults.get("discrete_flow_shift")) or 3.0
+    sheet = KohyaSheet(run, merged, page=page, tab=tab, other_family=other, like=like, usual_shift=shift)
     fill(sheet, split)
     for key, text in (lines(command)[1] if command is not None else {}).items():
         sheet.lose(key, text)
@@ -198,7 +197,7 @@ def _family(given: Mapping[str, object], name: str, page: bool) -> tuple[str, st
     """The family, what told it, and whether the settings are really for another family that is not trained here."""
     module = str(given.get("network_module") or "")
     # The page's file has the widgets of all families; options of the scripts tell one.
-    marks = {other: mark for mark, other in KOHYA_MARKS.items() if not page and not is_empty(given.get(mark))}
+    marks = {other: mark for mark, other in kohya_words.MARKS_OF_OTHERS.items() if not page and not is_empty(given.get(mark))}
     said = str(given.get("model_type") or "")
     for family, facts in KOHYA.items():
         for other in facts.like:
@@ -212,8 +211,10 @@ def _family(given: Mapping[str, object], name: str, page: bool) -> tuple[str, st
         if on := next((box for box in facts.boxes if switch(given.get(box)) is True), None):
             return family, on, False
     *others, last = KOHYA
-    if all(not given.keys().isdisjoint(KOHYA[family].boxes) for family in others):
-        return last, f"the boxes for {' and '.join(FACTS[family].label for family in others)}, which are off", False
+    # A page with one box alone is older than the families that have others.
+    boxed = [family for family in others if not given.keys().isdisjoint(KOHYA[family].boxes)]
+    if len(boxed) > 1:
+        return last, f"the boxes for {' and '.join(FACTS[family].label for family in boxed)}, which are off", False
     return *_guessed(given, name, page), False
 
 
@@ -255,7 +256,8 @@ def _assume(sheet: KohyaSheet) -> None:
     program = "kohya_ss" if sheet.page else "sd-scripts"
     rank_from_file = sheet.on("dim_from_weights") or type_name(sheet) in ("diag-oft", "boft", "transformer oft")
     own = sheet.kohya.defaults if sheet.kohya is not None else {}
-    for option, default in {**(_PAGE_DEFAULTS if sheet.page else kohya_words.DEFAULTS), **own}.items():
+    files = {"save_model_as": "kohya"} if sheet.run.method == "network" else {}
+    for option, default in {**(_PAGE_DEFAULTS if sheet.page else kohya_words.DEFAULTS), **own, **files}.items():
         if option not in sheet.known or option in sheet.given:
             continue
         if not is_empty(sheet.value(_SAID_BY.get(option, ""))) or option in sheet.values:

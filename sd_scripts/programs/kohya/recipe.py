@@ -8,6 +8,7 @@ import shlex
 from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema.sheet import is_empty, is_off
 
+from ..table import DIFFUSERS_LINE, size_shift
 from .sheet import KohyaSheet, Table, rules
 
 RECIPE: Table = {}
@@ -190,7 +191,7 @@ def _perturbation(sheet: KohyaSheet, key: str) -> None:
 @rule("min_timestep", "max_timestep")
 def _bounds(sheet: KohyaSheet, key: str) -> None:
     """Scripts of models with flow matching take them, and look at them for validation alone."""
-    if "model_prediction_type" in sheet.known and not is_off(sheet.value(key)):
+    if sheet.flows and not is_off(sheet.value(key)):
         sheet.skip(key, f"training of such a model takes no notice of it there; set {key} here if it is meant")
     else:
         _zero_is_none(sheet, key)
@@ -219,13 +220,20 @@ _FLOW = "timestep_sampling discrete_flow_shift sigmoid_scale model_prediction_ty
 def _flow(sheet: KohyaSheet, key: str) -> None:
     """kohya's densities are two options: with timestep_sampling = sigma, weighting_scheme chooses the density of the steps, which are then
     shifted; otherwise it is only a loss weight, and counts with model_prediction_type = sigma_scaled alone."""
-    if "model_prediction_type" not in sheet.known:
+    if not sheet.flows:
         sheet.skip(key, "it is for flow matching; this run has a noise schedule")
+        return
+    if key not in sheet.known:
+        sheet.plain(key)
         return
     # The page writes these for SD3 only.
     unused = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale") if sheet.page else ()
     if key in unused:
         sheet.skip(key, "kohya_ss gives it to Stable Diffusion 3 only, so this run never had it")
+        return
+    by_size = sheet.value("timestep_sampling") == words.BY_SIZE and not sheet.has("timestep_sampling", words.BY_SIZE)
+    if by_size and key in ("timestep_sampling", "discrete_flow_shift"):
+        _one_shift(sheet, key)
         return
     scheme = "none" if sheet.page else str(sheet.value("weighting_scheme") or "uniform").lower()
     if sheet.value("timestep_sampling") in (None, "sigma") and scheme in ("logit_normal", "mode"):
@@ -236,6 +244,18 @@ def _flow(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "it belongs to timestep_sampling = sigma with weighting_scheme logit_normal or mode")
     else:
         sheet.plain(key)
+
+
+def _one_shift(sheet: KohyaSheet, key: str) -> None:
+    """A line through the images' sizes that a family has not becomes the shift of one size."""
+    shift = round(size_shift(DIFFUSERS_LINE, 1024), 4)
+    if key == "discrete_flow_shift":
+        sheet.skip(key, f"timestep_sampling = {words.BY_SIZE} does not use it")
+        return
+    sheet.put("discrete_flow_shift", shift, key)
+    sheet.take(key, key, "shift")
+    there = "what images of 1024 px have there"
+    sheet.lose(key, f"it is not here; timestep_sampling = shift was put with discrete_flow_shift = {shift:g}, {there}")
 
 
 def _density_of_scheme(sheet: KohyaSheet, key: str, scheme: str) -> None:

@@ -14,7 +14,7 @@ from sd_scripts.schema import prompts
 from sd_scripts.schema.samples import SAMPLERS, SampleOptions, samplers_of
 from sd_scripts.schema.sheet import is_empty, is_off, number, parts, shown
 
-from .sheet import KOHYA, NAMES, KohyaSheet, Table, named, rules
+from .sheet import KOHYA, NAMES, OPTIONS, KohyaSheet, Table, named, rules
 
 RULES: Table = {}
 rule = rules(RULES)
@@ -154,6 +154,29 @@ def _vae_precision(sheet: KohyaSheet, key: str) -> None:
     sheet.skip(key, "the VAE works in full precision here (vae_dtype = float)")
 
 
+@rule(*OPTIONS)
+def _under_another_name(sheet: KohyaSheet, key: str) -> None:
+    """What the scripts of one family call otherwise. Of several names for one option the first decides."""
+    option = OPTIONS[key]
+    names = sheet.kohya.options.get(option, ()) if sheet.kohya is not None else ()
+    first = next((name for name in names if not is_off(sheet.value(name))), key)
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "it is empty")
+    elif key not in names:
+        sheet.skip(key, f"it is for {' and '.join(FACTS[family].label for family, facts in KOHYA.items() if option in facts.options)}")
+    elif key == first:
+        sheet.take(key, option, sheet.value(key))
+    elif sheet.number(key) == sheet.number(first):
+        sheet.skip(key, f"{first} says it")
+    else:
+        sheet.lose(key, f"captions have one length here, max_token_length, which is that of {first}")
+
+
+@rule(*words.BESIDE)
+def _of_networks_beside(sheet: KohyaSheet, key: str) -> None:
+    sheet.skip(key, "it is empty or off" if is_off(sheet.value(key)) else sheet.advice(key, sheet.value(key)))
+
+
 @rule("clip_skip")
 def _clip_skip(sheet: KohyaSheet, key: str) -> None:
     if (sheet.number(key) or 0) <= 1:
@@ -166,7 +189,11 @@ def _clip_skip(sheet: KohyaSheet, key: str) -> None:
 
 @rule("max_token_length")
 def _caption_length(sheet: KohyaSheet, key: str) -> None:
-    if is_empty(sheet.value(key)) or key in sheet.known:
+    """CLIP's, which other text encoders of kohya's have an option of their own for."""
+    own = sheet.kohya.options.get(key, ()) if sheet.kohya is not None else ()
+    if not is_empty(sheet.value(key)) and own:
+        sheet.skip(key, f"it is for CLIP; {own[0]} says it for {FACTS[sheet.run.family].label}")
+    elif is_empty(sheet.value(key)) or key in sheet.known:
         sheet.plain(key)
     else:
         sheet.skip(key, sheet.advice(key, sheet.value(key)))
@@ -175,12 +202,11 @@ def _caption_length(sheet: KohyaSheet, key: str) -> None:
 @rule(*named("clip_l", "t5xxl"), "sd3_clip_l", "sd3_t5xxl")
 def _text_encoder_files(sheet: KohyaSheet, key: str) -> None:
     option = NAMES.get(key, key).removeprefix("sd3_")
-    own = [name for name in named(option) if name != option and not sheet.is_of_others(name)]
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     elif option not in sheet.known or sheet.other_family:
         sheet.skip(key, f"text encoders come with the base model; files of their own are for {sheet.families_with(option)}")
-    elif key.startswith("sd3_") or (key not in own and any(not is_empty(sheet.value(name)) for name in own)):
+    elif key.startswith("sd3_"):
         sheet.skip(key, f"it is the path for Stable Diffusion 3; {FACTS[sheet.run.family].label} has one of its own")
     else:
         sheet.take(key, option, sheet.value(key))
@@ -236,7 +262,7 @@ def _caches(sheet: KohyaSheet, key: str) -> None:
     option = NAMES.get(key, key)
     if is_off(sheet.value(key)):
         sheet.skip(key, f"off costs time and changes nothing; {option} is on here unless something forbids it")
-    elif "text_encoder" in option and sheet.trains_text:
+    elif "text_encoder" in option and sheet.trains_text and "train_text_encoder" in sheet.known:
         sheet.skip(key, "the text encoders are trained, so their outputs cannot be cached")
     elif sheet.is_of_others(key):
         sheet.skip(key, "it is the switch of another family")
@@ -361,7 +387,7 @@ def _file_kind(sheet: KohyaSheet, key: str) -> None:
         if text == "ckpt":
             sheet.refuse(key, "ckpt files can run code when they are read; a .safetensors file with kohya's names is written")
         else:
-            sheet.skip(key, "a .safetensors file with kohya's names is what is written (save_model_as = kohya)")
+            sheet.take(key, key, "kohya", "a .safetensors file with kohya's names")
     elif text.startswith("diffusers"):
         sheet.take(key, key, "diffusers")
     elif text == "ckpt":
@@ -396,10 +422,7 @@ def _number_of_states(sheet: KohyaSheet, key: str) -> None:
         sheet.take(key, "save_last_n_states", max(1, math.ceil(kept / max(every, 1))), "states are counted here, not epochs or steps")
 
 
-@rule(
-    *"""save_every_n_steps save_every_n_epochs save_n_epoch_ratio save_last_n_steps save_last_n_epochs sample_every_n_steps
-    sample_every_n_epochs""".split()
-)
+@rule(*words.INTERVALS)
 def _intervals(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "0 is never, which is the default")

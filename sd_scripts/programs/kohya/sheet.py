@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sd_scripts.families import FACTS
+from sd_scripts.schema import kohya_words as words
 from sd_scripts.schema import legacy
 from sd_scripts.schema.facts import KohyaFacts
-from sd_scripts.schema.other_programs import OPTIONS_OF_OTHER_FAMILIES
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.sheet import Sheet, is_empty, is_off, switch
 
@@ -27,9 +27,11 @@ class KohyaSheet(Sheet):
         like: str = "",
         usual_shift: float = 3.0,
     ) -> None:
-        super().__init__(run, given)
         self.kohya = FACTS[run.family].kohya or (FACTS[like].kohya if like in FACTS else None)
         """None where kohya's programs do not train the family. like names another family whose scripts train it."""
+        given, called = self._in_plain_names(given) if page else (given, {})
+        super().__init__(run, given)
+        self.called |= called
         self.program = program or ("kohya_ss" if page else "sd-scripts")
         self.page = page
         """Whether the names and values are those of the page's widgets (JSON) and not of the scripts' options (TOML)."""
@@ -41,9 +43,32 @@ class KohyaSheet(Sheet):
         """Whether the settings are for a family that is not trained here."""
         self.trains_unet, self.trains_text = self._who_is_trained()
 
+    def _in_plain_names(self, given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+        """The page's settings with the widgets that it has for this family alone under the names that scripts have, and what the page calls
+        them. A widget of other families with such a name stands aside, under a name with a star."""
+        own = {name: plain for name, plain in (self.kohya.names if self.kohya else {}).items() if not is_empty(given.get(name))}
+        found: dict[str, object] = {}
+        called: dict[str, str] = {}
+        for key, value in given.items():
+            name = own.get(key, f"{key}{ASIDE}" if key in own.values() else key)
+            found[name] = value
+            called |= {name: key} if name != key else {}
+        return found, called
+
     def is_of_others(self, key: str) -> bool:
         """Whether a name of the page is for other families alone."""
         return key in NAMES and (self.kohya is None or key not in self.kohya.names)
+
+    @property
+    def has_texts_of_its_own(self) -> bool:
+        """Whether kohya's scripts of this very family train text encoders, which are not trained here."""
+        cached = self.on(*named("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"))
+        return FACTS[self.run.family].kohya is not None and "train_text_encoder" not in self.known and not cached
+
+    @property
+    def flows(self) -> bool:
+        """Whether the family is trained by flow matching, and has no noise schedule."""
+        return "noise_offset" not in self.known
 
     @property
     def sets_its_own_rate(self) -> bool:
@@ -77,15 +102,18 @@ class KohyaSheet(Sheet):
         """What becomes of a key without a rule: the same option, or what legacy knows about the name."""
         value = self.value(key)
         found = legacy.find(key, self.run)
-        if is_empty(value):
+        if key.endswith(ASIDE):
+            own = self.called.get(key.removesuffix(ASIDE), "a widget of its own")
+            self.skip(key, f"it is for other families; {FACTS[self.run.family].label} has {own}")
+        elif is_empty(value):
             self.skip(key, "it is empty")
         elif key in self.known:
             self.take(key, key, value)
         elif is_off(value):
             self.skip(key, "it is off")
-        elif found is not None and found[0] == "not needed":
-            self.skip(key, found[1])
-        elif key in OPTIONS_OF_OTHER_FAMILIES and not self.other_family:
+        elif found is not None and (found[0] == "not needed" or key in words.SAME_RESULT):
+            self.skip(key, found[1].removesuffix("; remove it"))
+        elif key in words.OPTIONS_OF_OTHERS and not self.other_family:
             self.skip(key, "it is for a family that this run does not train")
         elif found is None and (families := self.families_with(key)):
             self.skip(key, f"it has no effect here; it is for {families}")
@@ -97,16 +125,21 @@ class KohyaSheet(Sheet):
             self.refuse(key, self.advice(key, value))
 
 
+ASIDE = "*"
+"""Ends the names of the page's widgets that a widget of the family replaces."""
 KOHYA: dict[str, KohyaFacts] = dict(
     sorted(((name, facts.kohya) for name, facts in FACTS.items() if facts.kohya is not None), key=lambda item: item[1].asked)
 )
 """The families that kohya's programs train as well, in the order in which a file is asked."""
 NAMES: dict[str, str] = {name: plain for facts in KOHYA.values() for name, plain in facts.names.items()}
 """What the page calls otherwise for one family, with the name that others have for it."""
+TYPES_OF_FAMILIES = {name: kind for facts in KOHYA.values() for name, kind in facts.types.items()}
+"""Modules and types of adapters for one family alone."""
+OPTIONS = {name: option for facts in KOHYA.values() for option, names in facts.options.items() for name in names}
+"""What the scripts of single families call options that have another name here."""
 _PREFIXES = {
     "sd3_": "Stable Diffusion 3",
     "hunyuan_": "HunyuanImage",
-    "anima_": "Anima",
     "lumina_": "Lumina",
     **{facts.prefix: FACTS[name].label for name, facts in KOHYA.items() if facts.prefix},
 }
