@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sd_scripts.families import importers
@@ -88,11 +88,19 @@ def with_data(given: Any, path: Path, allowed: Callable[[Path], Path] = Path) ->
     found = dict(given) if isinstance(given, Mapping) else given
     for one in DATA if isinstance(given, Mapping) else ():
         key = next((key for key in (one.named_by, f"--{one.named_by}") if isinstance(given.get(key), str) and given[key]), "")
-        places = [folder / given[key] for folder in (path.parent, *list(path.parent.parents)[:3])] if key else []
+        places = _places(path, given[key]) if key else []
         tables = next((tables for place in places if (tables := _read_data(place, allowed)) is not None and one.looks_like(tables)), None)
         if tables is not None and (one.key == one.named_by.lstrip("-") or not given.get(one.key)):
             found |= {key if one.key == one.named_by else one.key: tables}
     return found
+
+
+def _places(main: Path, named: str) -> list[Path]:
+    """Where a file may lie that a main file names: as it is written, beside the main file or seen from one of the three folders above, then
+    the same for the ends of its path, because folders are copied without those above them."""
+    parts = PurePosixPath(named.replace("\\", "/")).parts
+    ends = [named, *("/".join(parts[start:]) for start in range(1, len(parts)))]
+    return [folder / end for end in ends for folder in (main.parent, *list(main.parent.parents)[:3])]
 
 
 def _read_data(path: Path, allowed: Callable[[Path], Path]) -> object:

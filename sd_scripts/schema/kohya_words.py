@@ -33,6 +33,11 @@ LINEAR_ONLY = ("attn-mlp", "attn-only", "unet-transformer-only", "full-lin")
 SAME_RESULT = """attn_mode flash3 flash_attn sage_attn split_attn use_32bit_attention use_flash_attn use_sage_attn fused_backward_pass
     ddp_gradient_as_bucket_view ddp_static_graph ddp_timeout""".split()
 """Names that `legacy` does not support, but without which the same is trained."""
+BESIDE_THE_RESULT = frozenset(
+    """log_tracker_config metadata_is_negative_embedding metadata_merged_from metadata_preprocessor metadata_thumbnail num_timestep_buckets
+    output_config save_state_to_huggingface show_timesteps show_timesteps_resolution debug_dataset validate_every_n_epochs""".split()
+)
+"""Names that `legacy` does not support and that neither the result nor what fits follows from."""
 TEXT_RATES = ("text_encoder_lr1", "text_encoder_lr2", "learning_rate_te", "learning_rate_te1", "learning_rate_te2")
 """Learning rates of text encoders, one by one."""
 INTERVALS = """save_every_n_steps save_every_n_epochs save_n_epoch_ratio save_last_n_steps save_last_n_epochs sample_every_n_steps

@@ -224,7 +224,8 @@ class Sheet:
         """What to tell about a name that is no option of this kind of run."""
         said = legacy.verdict(name, value, self.run)
         if said is not None:
-            return said.removeprefix("not supported: ").removeprefix("not needed, because ").removesuffix("; remove it")
+            text = said.removeprefix("not supported: ").removeprefix("not needed, because ")
+            return text.removesuffix("; remove it").removesuffix(". Remove it")
         families = self.families_with(name)
         if families:
             return f"it has no effect here; it is for {families}"

@@ -565,3 +565,26 @@ def test_a_data_set_configuration_takes_the_place_of_folders() -> None:
     imported = lora(dataset_config="set.toml", reg_data_dir="reg")
     assert imported.missing == [] and "train_data_dir" not in imported.values
     assert row(imported, "train_data_dir") == ("not needed", "dataset_config replaces it")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optimizer": "DAdaptAdam"},
+        {"LoRA_type": "LyCORIS/Diag-OFT"},
+        {"LoRA_type": "LyCORIS/LoKr", "train_norm": True},
+        {"clip_skip": 2},
+        {"additional_parameters": "--deepspeed"},
+        {"optimizer": "Adafactor", "learning_rate": 1e-6},
+        {"resume": "a/state"},
+    ],
+)
+def test_what_decides_the_result_and_is_not_here_stands_above_the_form(values: dict[str, object]) -> None:
+    found = lora("sdxl", **values)
+    lost = {row.key for row in found.rows if row.verdict == "not supported"}
+    assert lost and lost == {sentence.partition(" = ")[0] for sentence in found.conflicts}, found.conflicts
+
+
+def test_what_the_result_does_not_follow_from_stays_in_its_row() -> None:
+    found = lora("sdxl", log_tracker_config="a.toml", save_state_to_huggingface=True, show_timesteps="image")
+    assert {row.key for row in found.rows if row.verdict == "not supported"} >= {"log_tracker_config"} and not found.conflicts

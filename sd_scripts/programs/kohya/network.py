@@ -19,7 +19,7 @@ RATES: Table = {}
 rule = rules(ADAPTER)
 rate = rules(RATES)
 
-_LARGEST_RANK = 4096
+LARGEST_RANK = 4096
 
 
 _ORDINARY = ("standard", "locon", "lora", "dylora", "lora-fa")
@@ -66,7 +66,7 @@ def _kind(sheet: KohyaSheet, key: str) -> None:
     found, name = _type(sheet), shown(sheet.value(key))
     sheet.take(key, "network_type", _ours(sheet))
     if found.lost:
-        sheet.refuse(key, f"{name}: {found.lost}. network_type = {_ours(sheet)} was put")
+        sheet.lose(key, f"{name}: {found.lost}. network_type = {_ours(sheet)} was put")
     if found.ours == "oft" and type_name(sheet) == "diag-oft" and (sheet.number("network_dim") or 0) >= 1:
         sheet.put("oft_block_size", int(sheet.number("network_dim") or 32), key)
 
@@ -74,7 +74,7 @@ def _kind(sheet: KohyaSheet, key: str) -> None:
 def _whole_matrices(sheet: KohyaSheet, key: str) -> None:
     """A rank beyond every matrix asks LyCORIS for whole matrices, whose alpha it leaves out."""
     if key.endswith("_dim"):
-        sheet.take(key, key, _LARGEST_RANK, "large enough for whole matrices, which is what so large a rank asks LyCORIS for")
+        sheet.take(key, key, LARGEST_RANK, "large enough for whole matrices, which is what so large a rank asks LyCORIS for")
     else:
         sheet.skip(key, "LyCORIS leaves alpha out where matrices are whole")
 
@@ -88,7 +88,7 @@ def _rank(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, "oft has oft_block_size instead of a rank")
     elif type_name(sheet) == "ia3":
         sheet.skip(key, "iA3 has no rank")
-    elif rank > _LARGEST_RANK:
+    elif rank > LARGEST_RANK:
         _whole_matrices(sheet, key)
     elif key == "network_alpha" and number(sheet.value(key)) == 0:
         sheet.skip(key, "0 means alpha = rank, which is what none means here")
@@ -107,9 +107,9 @@ def _convolutions(sheet: KohyaSheet, key: str) -> None:
         sheet.skip(key, f"this type ({type_name(sheet)}) leaves 3x3 convolutions alone, so it was not used")
     elif not rank:
         sheet.skip(key, "it has no effect without conv_dim")
-    elif rank > _LARGEST_RANK:
+    elif rank > LARGEST_RANK:
         whole = "large enough for whole matrices, which is what so large a rank asks LyCORIS for"
-        sheet.take(key, key, _LARGEST_RANK, whole) if key == "conv_dim" else sheet.skip(
+        sheet.take(key, key, LARGEST_RANK, whole) if key == "conv_dim" else sheet.skip(
             key, "LyCORIS leaves alpha out where matrices are whole"
         )
     else:
@@ -132,7 +132,7 @@ def _lycoris_preset(sheet: KohyaSheet, key: str) -> None:
     elif name in ("", "full", "full-lin", "attn-mlp", "unet-only", "unet-transformer-only"):
         sheet.skip(key, "attention and MLP layers are what an adapter gets here, and convolutions when conv_dim is given")
     else:
-        sheet.refuse(key, "files of targets are not read; choose layers with target_modules")
+        sheet.lose(key, "files of targets are not read; choose layers with target_modules")
 
 
 @rule("decompose_both", "factor", "lokr_factor")
@@ -153,7 +153,7 @@ def _dora(sheet: KohyaSheet, key: str) -> None:
     elif _ours(sheet) == "dora":
         sheet.write(key, "renamed", "network_type = dora")
     else:
-        sheet.refuse(key, f"weights are decomposed (DoRA) for LoRA only, not for {_ours(sheet)}")
+        sheet.lose(key, f"weights are decomposed (DoRA) for LoRA only, not for {_ours(sheet)}")
 
 
 @rule("use_cp", "use_tucker", "use_scalar", "rank_dropout_scale", "train_norm", "rescaled", "constrain", "constraint", "enable_all_linear")
@@ -171,7 +171,7 @@ def _lycoris_extras(sheet: KohyaSheet, key: str) -> None:
     elif sheet.page and type_name(sheet) in _ORDINARY and not str(sheet.value("LoRA_type")).startswith("LyCORIS"):
         sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
     else:
-        sheet.refuse(key, what.get(key, "limits on rotations are not part of this version; a lower learning rate does the same in part"))
+        sheet.lose(key, what.get(key, "limits on rotations are not part of this version; a lower learning rate does the same in part"))
 
 
 @rule("bypass_mode", "train_on_input", "unit", "block_size", "block_lr_zero_threshold")
@@ -218,11 +218,11 @@ def _blocks(sheet: KohyaSheet, key: str) -> None:
     elif not wanted:
         sheet.skip(key, "it is for UNets; see network_reg_dims")
     elif option in ("conv_block_alphas", "conv_alphas"):
-        sheet.refuse(key, "convolutions have one alpha in all blocks: conv_alpha")
+        sheet.lose(key, "convolutions have one alpha in all blocks: conv_alpha")
     elif type_name(sheet) not in _ORDINARY:
         sheet.skip(key, f"this type ({type_name(sheet)}) does not use it")
     elif len(parts(sheet.value(key))) != wanted:
-        sheet.refuse(key, f"it has {len(parts(sheet.value(key)))} numbers, and {sheet.run.label} has {wanted} blocks; give {wanted}")
+        sheet.lose(key, f"it has {len(parts(sheet.value(key)))} numbers, and {sheet.run.label} has {wanted} blocks; give {wanted}")
     else:
         sheet.take(key, option, parts(sheet.value(key)))
 
@@ -260,7 +260,7 @@ def _block_rates(sheet: KohyaSheet, key: str) -> None:
         given = {name: str(sheet.value(name)) for name in _SIDES if not is_empty(sheet.value(name))}
         curves = {name: _curve(text, counts[_SIDES[name]]) for name, text in given.items()}
         if curves[key] is None:
-            sheet.refuse(key, f"it is neither {counts[_SIDES[key]]} numbers nor one of kohya's curves; write block_lr_weight yourself")
+            sheet.lose(key, f"it is neither {counts[_SIDES[key]]} numbers nor one of kohya's curves; write block_lr_weight yourself")
             return
         factors: list[float] = []
         for name, side in _SIDES.items():
@@ -297,7 +297,7 @@ def _perturbed(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value("train_lora_ggpo")) and sheet.page:
         sheet.skip(key, "it is off")
     else:
-        sheet.refuse(key, sheet.advice("ggpo_beta", True))
+        sheet.lose(key, sheet.advice("ggpo_beta", True))
 
 
 # --- patterns of names -----------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def who_is_trained(sheet: KohyaSheet, key: str = "") -> None:
 
 def _own_rate(sheet: KohyaSheet, key: str) -> None:
     default = sheet.known["learning_rate"].default
-    sheet.refuse(key, f"Adafactor found its own rate there, which is not done here; learning_rate stays {default:g}: check it")
+    sheet.lose(key, f"Adafactor found its own rate there, which is not done here; learning_rate stays {default:g}: check it")
 
 
 @rate("learning_rate")
@@ -458,7 +458,7 @@ def _stopping(sheet: KohyaSheet, key: str) -> None:
     elif not sheet.trains_text:
         sheet.skip(key, "the text encoders are not trained")
     else:
-        sheet.refuse(key, sheet.advice("stop_text_encoder_training", value))
+        sheet.lose(key, sheet.advice("stop_text_encoder_training", value))
 
 
 @rate("llm_adapter_lr", "self_attn_lr", "cross_attn_lr", "mlp_lr", "mod_lr")

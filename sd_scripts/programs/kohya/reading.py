@@ -14,7 +14,7 @@ from sd_scripts.schema.sheet import MISSING, is_empty, is_off, number, switch
 
 from ..command_lines import Command, unresolved
 from .memory import MEMORY
-from .network import ADAPTER, RATES, adapts_convolutions, type_name, who_is_trained
+from .network import ADAPTER, LARGEST_RANK, RATES, adapts_convolutions, type_name, who_is_trained
 from .recipe import RECIPE, arguments
 from .rules import RULES
 from .sheet import KOHYA, KohyaSheet, Table
@@ -263,6 +263,8 @@ def _assume(sheet: KohyaSheet) -> None:
         if not is_empty(sheet.value(_SAID_BY.get(option, ""))) or option in sheet.values:
             continue
         if option in ("network_dim", "network_alpha") and rank_from_file:
+            continue
+        if option == "network_alpha" and (sheet.number("network_dim") or 0) > LARGEST_RANK:
             continue
         if option in ("bucket_no_upscale", "max_bucket_reso") and not sheet.on("enable_bucket"):
             continue

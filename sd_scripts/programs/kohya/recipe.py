@@ -50,7 +50,7 @@ def _optimizer_type(sheet: KohyaSheet, key: str) -> None:
             sheet.put("optimizer_args", ["momentum=0.9", "nesterov=True"], key)
         return
     sheet.put("optimizer_type", ours, key)
-    sheet.refuse(key, f"{name} is not built in; optimizer_type = {ours} was put, {why}. Check the learning rate")
+    sheet.lose(key, f"{name} is not built in; optimizer_type = {ours} was put, {why}. Check the learning rate")
 
 
 @rule("use_8bit_adam", "use_lion_optimizer")
@@ -81,7 +81,7 @@ def _optimizer_args(sheet: KohyaSheet, key: str) -> None:
     if not given:
         sheet.skip(key, "it is empty")
     elif why:
-        sheet.refuse(key, f"they are arguments of {name}; {ours} has its own, and got none")
+        sheet.lose(key, f"they are arguments of {name}; {ours} has its own, and got none")
     elif ours == "Adafactor":
         kept = [item for item in given if item.partition("=")[0].strip() not in ("relative_step", "warmup_init", "scale_parameter")]
         own = "its own rate is not used here, learning_rate is: check it"
@@ -112,7 +112,7 @@ def _schedule_class(sheet: KohyaSheet, key: str) -> None:
     elif name.endswith("CosineAnnealingLR"):
         sheet.take(key, "lr_scheduler", "cosine", "over the whole run")
     else:
-        sheet.refuse(key, "it runs other people's code and needs --allow_custom_modules on the command line; choose lr_scheduler")
+        sheet.lose(key, "it runs other people's code and needs --allow_custom_modules on the command line; choose lr_scheduler")
 
 
 @rule("lr_scheduler_args")
@@ -120,7 +120,7 @@ def _schedule_args(sheet: KohyaSheet, key: str) -> None:
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     elif not is_empty(sheet.value("lr_scheduler_type")):
-        sheet.refuse(key, "they are arguments of a class that is not used; see lr_scheduler_min_lr_ratio for a floor")
+        sheet.lose(key, "they are arguments of a class that is not used; see lr_scheduler_min_lr_ratio for a floor")
     else:
         sheet.take(key, key, arguments(sheet.value(key)))
 

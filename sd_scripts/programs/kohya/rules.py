@@ -144,7 +144,7 @@ def _prediction(sheet: KohyaSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "it is off, and prediction_type = auto reads it from the model")
     elif "prediction_type" not in sheet.known:
-        sheet.refuse(key, f"{FACTS[sheet.run.family].label} predicts a velocity; remove it")
+        sheet.lose(key, f"{FACTS[sheet.run.family].label} predicts a velocity; remove it")
     else:
         sheet.take(key, "prediction_type", words.SWITCHES[key]["prediction_type"])
 
@@ -184,7 +184,7 @@ def _clip_skip(sheet: KohyaSheet, key: str) -> None:
     elif "clip_skip" in sheet.known:
         sheet.take(key, key, sheet.value(key))
     else:
-        sheet.refuse(key, sheet.advice(key, sheet.value(key)))
+        sheet.lose(key, sheet.advice(key, sheet.value(key)))
 
 
 @rule("max_token_length")
@@ -435,7 +435,7 @@ def _resume(sheet: KohyaSheet, key: str) -> None:
     if is_empty(sheet.value(key)):
         sheet.skip(key, "it is empty")
     else:
-        sheet.refuse(key, "training states of other programs cannot be continued; give the last saved adapter as network_weights")
+        sheet.lose(key, "training states of other programs cannot be continued; give the last saved adapter as network_weights")
 
 
 @rule("log_with")

@@ -121,8 +121,10 @@ class KohyaSheet(Sheet):
             self.skip(key, f"it is for {family}, which this run does not train")
         elif found is None:
             self.unknown(key, self.program, list(self.known))
-        else:
+        elif self.other_family or key in words.BESIDE_THE_RESULT:
             self.refuse(key, self.advice(key, value))
+        else:
+            self.lose(key, self.advice(key, value))
 
 
 ASIDE = "*"

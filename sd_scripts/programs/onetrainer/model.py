@@ -318,9 +318,10 @@ TABLE: Table = {
     ),
     **each(
         "",
-        "quantization.* prior.* effnet_encoder.* decoder.* decoder_text_encoder.* decoder_vqgan.* unconditional_transformer.*",
+        "prior.* effnet_encoder.* decoder.* decoder_text_encoder.* decoder_vqgan.* unconditional_transformer.*",
         unneeded(_ELSEWHERE),
     ),
+    **each("", "quantization.*", unneeded("the network's family says which layers are held in few bits here: linear ones of its blocks")),
     **each("", "layer_filter layer_filter_preset", _layers),
     "layer_filter_regex": unneeded("target_modules are expressions"),
     **each(

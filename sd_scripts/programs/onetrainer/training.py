@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from itertools import accumulate
+from statistics import NormalDist
 
 from sd_scripts.schema.objective import SizeShift
 from sd_scripts.schema.sheet import is_empty, is_off, shown
@@ -150,6 +153,35 @@ def _shift(sheet: ForeignSheet) -> float:
     return (size_shift(line, _side(sheet)) if line else sheet.number("timestep_shift")) or 1.0
 
 
+_CURVES: dict[str, Callable[[float, float, float], float]] = {
+    "COS_MAP": lambda x, weight, middle: 1 / (1 - 2 * x + 2 * x * x),
+    "SIGMOID": lambda x, weight, middle: 1 / (1 + math.exp(min(-weight * (x - middle), 700.0))),
+    "INVERTED_PARABOLA": lambda x, weight, middle: max(2 - weight * (x - middle) ** 2, 0.0),
+}
+"""Densities of the times there, before the shift."""
+_POINTS = 1000
+_NEAR = 0.03
+"""The part of the draws that may lie elsewhere without a word above the form."""
+
+
+def _nearest(sheet: ForeignSheet, kind: str, weight: float, bias: float) -> tuple[float, float, float] | None:
+    """Mean and deviation of the normal logit that has a curve's quartiles, and the part of the draws that lie elsewhere; None where that is
+    too much, or more than with even times."""
+    if kind not in _CURVES or not sheet.has("timestep_sampling", "logit_normal"):
+        return None
+    middles = [(index + 0.5) / _POINTS for index in range(_POINTS)]
+    sums = list(accumulate(_CURVES[kind](time, weight, bias + 0.5) for time in middles))
+    parts = [value / (sums[-1] or 1.0) for value in sums]
+    logits = [math.log(time / (1 - time)) for time in middles]
+    low, high = (next((logit for logit, part in zip(logits, parts, strict=True) if part >= quarter), 0.0) for quarter in (0.25, 0.75))
+    if high <= low:
+        return None
+    normal = NormalDist((low + high) / 2, (high - low) / (2 * NormalDist().inv_cdf(0.75)))
+    elsewhere = max(abs(normal.cdf(logit) - part) for logit, part in zip(logits, parts, strict=True))
+    even = max(abs(time - part) for time, part in zip(middles, parts, strict=True))
+    return (normal.mean, normal.stdev, elsewhere) if elsewhere <= min(_NEAR, even) else None
+
+
 def _times(sheet: ForeignSheet, key: str) -> None:
     """A distribution, then a shift s by t' = s t / (1 + (s - 1) t), which adds ln s to the logit of t."""
     kind = str(sheet.value("timestep_distribution") or "UNIFORM")
@@ -171,6 +203,10 @@ def _times(sheet: ForeignSheet, key: str) -> None:
         times(sheet, key, "logit_normal", note, logit_mean=round(bias + math.log(shift), 6), logit_std=1 + weight)
     elif kind == "HEAVY_TAIL" and shift == 1:
         times(sheet, key, "mode", mode_scale=weight)
+    elif (near := _nearest(sheet, kind, weight, bias)) is not None:
+        mean, deviation, elsewhere = near
+        note = f"the nearest density: {elsewhere:.0%} of the draws lie elsewhere"
+        times(sheet, key, "logit_normal", note, logit_mean=round(mean + math.log(shift), 4) + 0.0, logit_std=round(deviation, 4))
     else:
         if flow and shift != 1:
             times(sheet, key, "sigma", discrete_flow_shift=round(shift, 6))
@@ -274,7 +310,10 @@ def _arguments(sheet: ForeignSheet, key: str, ours: str) -> None:
     names = ("weight_decay", *(("eps",) if ours not in ("Adafactor", "Lion", "Lion8bit", "SGD") else ()))
     pairs += [f"{name}={given[name]}" for name in names if name in given]
     pairs += [f"{name}={given[name]}" for name in _OF_OPTIMIZER.get(ours, ()) if name in given]
-    if sheet.decided("optimizer_args") or not pairs:
+    name = key.rpartition(".")[2]
+    if not any(name in pair for pair in pairs) and not (name in ("beta1", "beta2") and any("betas" in pair for pair in pairs)):
+        sheet.skip(key, f"{ours} has no such thing")
+    elif sheet.decided("optimizer_args") or not pairs:
         sheet.skip(key, "it stands in optimizer_args together with the others" if pairs else f"{ours} has no such thing")
     else:
         sheet.take(key, "optimizer_args", pairs)

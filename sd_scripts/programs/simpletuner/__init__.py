@@ -252,9 +252,14 @@ def _bits(sheet: ForeignSheet, key: str) -> None:
 _BITS_OF = {"base_model_precision": "transformer_quantization"}
 
 
+def _has_lycoris(sheet: ForeignSheet) -> bool:
+    """Whether the adapter is LyCORIS's and its own file was read."""
+    return str(sheet.value("lora_type") or "").lower() == "lycoris" and f"{lycoris.KEY}.algo" in sheet.given
+
+
 def _network(sheet: ForeignSheet, key: str) -> None:
     value = str(sheet.value(key))
-    if value == "lycoris" and f"{lycoris.KEY}.algo" in sheet.given:
+    if _has_lycoris(sheet):
         sheet.skip(key, f"{lycoris.KEY} says which")
     elif value == "lycoris":
         sheet.lose(key, "its algorithm stands in lycoris_config, a file of its own; choose network_type, lokr_factor and network_dim")
@@ -563,8 +568,8 @@ TABLE: Table = {
     **each("", "max_grad_norm grad_clip_method", _clipping),
     "use_ema": to("use_ema"),
     "ema_decay": where(lambda sheet: sheet.on("use_ema"), to("ema_decay"), "use_ema is off"),
-    "lora_rank": to("network_dim"),
-    "lora_alpha": to("network_alpha"),
+    "lora_rank": where(lambda sheet: not _has_lycoris(sheet), to("network_dim"), "lycoris_config says it"),
+    "lora_alpha": where(lambda sheet: not _has_lycoris(sheet), to("network_alpha"), "lycoris_config says it"),
     "lora_dropout": more_than_zero("network_dropout"),
     "lora_type": _network,
     "use_dora": switch_to("network_type", "dora"),

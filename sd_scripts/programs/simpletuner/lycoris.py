@@ -31,12 +31,25 @@ def _algorithm(sheet: ForeignSheet, key: str) -> None:
         sheet.lose(key, f"{name} is no kind of adapter here; network_type = lora is put")
 
 
+def _is_whole(sheet: ForeignSheet) -> bool:
+    """Whether the factors of a LoKr are whole matrices, which have no alpha."""
+    of_lokr = str(sheet.value(f"{KEY}.algo")).lower() == "lokr"
+    return of_lokr and ((sheet.number(f"{KEY}.linear_dim") or 0) >= _WHOLE or not is_off(sheet.value(f"{KEY}.full_matrix")))
+
+
 def _rank(sheet: ForeignSheet, key: str) -> None:
-    rank = sheet.number(key) or 0
-    if rank >= _WHOLE or not is_off(sheet.value(f"{KEY}.full_matrix")):
+    if _is_whole(sheet):
         sheet.take(key, "network_dim", _WHOLE, "whole matrices, which is what it asks for")
     else:
-        sheet.take(key, "network_dim", int(rank))
+        sheet.take(key, "network_dim", int(sheet.number(key) or 0))
+
+
+def _alpha(sheet: ForeignSheet, key: str) -> None:
+    if _is_whole(sheet):
+        sheet.put("network_alpha", None, key)
+        sheet.skip(key, "LyCORIS leaves alpha out where matrices are whole")
+    else:
+        to("network_alpha")(sheet, key)
 
 
 def _of_lokr(rule: Rule) -> Rule:
@@ -44,7 +57,10 @@ def _of_lokr(rule: Rule) -> Rule:
 
 
 def _whole(sheet: ForeignSheet, key: str) -> None:
-    sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "network_dim says it")
+    if is_off(sheet.value(key)) or f"{KEY}.linear_dim" in sheet.given:
+        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "network_dim says it")
+    else:
+        sheet.take(key, "network_dim", _WHOLE, "whole matrices")
 
 
 def _preset(sheet: ForeignSheet, key: str) -> None:
@@ -62,7 +78,7 @@ def _preset(sheet: ForeignSheet, key: str) -> None:
 _RULES: Table = {
     "algo": _algorithm,
     "linear_dim": _rank,
-    "linear_alpha": to("network_alpha"),
+    "linear_alpha": _alpha,
     "conv_dim": to("conv_dim"),
     "conv_alpha": to("conv_alpha"),
     "factor": _of_lokr(to("lokr_factor")),
