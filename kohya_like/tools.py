@@ -62,8 +62,6 @@ _PERCENT = re.compile(r"(\d{1,3})%\|")
 
 State = Literal["queued", "running", "finished", "failed", "cancelled", "died"]
 ENDED = ("finished", "failed", "cancelled", "died")
-_QUEUED = "queued.json"
-"""In the folder of a start that waits for a device: its place in the queue is its name, which begins with the time."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,8 @@ class ToolOrder:
     """Name of the run whose files a drawing tool uses; empty for a tool of a tab."""
     needs_device: bool = False
     """It waits until a device is free, as a training does."""
+    queued: bool = False
+    """It waits now. Its place in the queue is its name, which begins with the time."""
     device: str = ""
     """What it was given, as CUDA_VISIBLE_DEVICES names it, or cpu."""
     about: str = ""
@@ -234,8 +234,7 @@ class ToolBench:
     def _begin(self, path: Path, order: ToolOrder, environment: Mapping[str, str] | None = None) -> Started:
         """Starts the process, or leaves the order where the queue finds it."""
         if order.needs_device:
-            _write(path, order)
-            write_atomically(path / _QUEUED, "{}")
+            _write(path, replace(order, queued=True))
         else:
             _launch(path, order, environment)
         return self.find(path.name)
@@ -256,18 +255,17 @@ class ToolBench:
 
     def waiting(self) -> list[str]:
         """Those that wait for a device, the first one first."""
-        folder = self._output_dir / FOLDER
-        return sorted(file.parent.name for file in folder.glob(f"*/{_QUEUED}"))
+        return sorted(each.name for each in self._with_devices() if each.state == "queued")
 
     def start_on(self, name: str, device: str) -> None:
         """Starts one that waits."""
         path = self._output_dir / FOLDER / name
         order = _read(path)
-        (path / _QUEUED).unlink(missing_ok=True)
-        if order is None or order.pid or order.cancelled:
+        if order is None or not order.queued or order.cancelled:
             return
+        order = replace(order, queued=False, device=device)
         try:
-            _launch(path, replace(order, device=device), {} if device == "cpu" else visible_gpus([device]))
+            _launch(path, order, {} if device == "cpu" else visible_gpus([device]))
         except OSError as err:
             (path / "console.log").write_text(f"{order.argv[0]} cannot be started: {err.strerror or err}\n", encoding="utf-8")
             _write(path, replace(order, pid=-1))
@@ -303,8 +301,7 @@ class ToolBench:
         """Ends a tool's processes. What it was writing aside is left out; a file it had finished stays."""
         if started.state in ENDED:
             return
-        _write(started.path, replace(started.order, cancelled=True))
-        (started.path / _QUEUED).unlink(missing_ok=True)
+        _write(started.path, replace(started.order, cancelled=True, queued=False))
         members = {process.pid: process for process in processes.of_runs().get(started.order.run_id, [])}
         left = processes.end(list(members.values()))
         if left:
@@ -343,8 +340,8 @@ def _state(path: Path, order: ToolOrder) -> State:
         return "running"
     if order.cancelled:
         return "cancelled"
-    if order.needs_device and not order.pid:
-        return "queued" if (path / _QUEUED).exists() else "died"
+    if order.queued:
+        return "queued"
     return "died" if code is None else "finished" if code == 0 else "failed"
 
 

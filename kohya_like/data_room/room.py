@@ -45,6 +45,8 @@ class Room:
     root: Path
     book: Book
     num_steps: int
+    begun: int
+    """Bytes of the history of captions before they were read."""
     paths: list[Path] = field(default_factory=list)
     """Of the images, in the order of the plan."""
     files: list[Path] = field(default_factory=list)
@@ -92,6 +94,9 @@ class Rooms:
     def open(self, options: RunOptions) -> Iterator[dict[str, Any]]:
         """Sentences while it looks ({"say"}), then the data set. Raises OptionError."""
         view = None
+        given = options.dataset.train_data_dir
+        above = Path(given) if given and Path(given).is_dir() else None
+        begun = Book(above).size() if above is not None else 0
         for seen in dataset_view.look_at(options, self.output_dir):
             if isinstance(seen, str):
                 yield {"say": seen}
@@ -100,11 +105,10 @@ class Rooms:
         assert view is not None
         subsets = view.plan.subsets
         folders = [str(subset.folder) for subset in subsets] or [""]
-        given = options.dataset.train_data_dir
-        root = Path(given) if given and Path(given).is_dir() else Path(os.path.commonpath(folders))
+        root = above or Path(os.path.commonpath(folders))
         with self._lock:
             book = self._books.setdefault(root, Book(root))
-        room = Room(view, options, root, book, view.num_steps)
+        room = Room(view, options, root, book, view.num_steps, begun)
         for image in view.plan.images:
             path = Path(image.path)
             endings = caption_endings(subsets[image.subset].options)
@@ -169,7 +173,7 @@ def as_page(room: Room) -> dict[str, Any]:
         "fixed": room.why_fixed,
         "length": length,
         "leftOut": len(_left_out(room)),
-        "news": room.book.news(0)[1],
+        "news": room.begun,
     }
 
 
@@ -230,8 +234,8 @@ def change(room: Room, indices: Sequence[int], order: Mapping[str, Any], known: 
 
 def news(room: Room, offset: int) -> dict[str, Any]:
     """What training reads now where captions were written, by whomever, since the history had so many bytes. Raises OptionError."""
-    files, now = room.book.news(offset)
-    return {"news": now, "texts": _texts(room, {file: read(file) for file in room.files if file in files})}
+    words, now = room.book.news(offset, room.files)
+    return {"news": now, "texts": _texts(room, words)}
 
 
 def undo(room: Room) -> dict[str, Any]:

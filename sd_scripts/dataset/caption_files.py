@@ -157,22 +157,36 @@ class Book:
         """The files that an order has written and that were not taken back."""
         return {self.root / str(line.get("file")) for line in self._in_force().get(order, [])}
 
-    def news(self, offset: int) -> tuple[set[Path], int]:
-        """The files that were written, by whomever, since the history had so many bytes; and how many it has now."""
+    def size(self) -> int:
+        """Bytes of the history; whoever takes it before reading captions misses nothing of `news` from there."""
         try:
-            with self.history.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-        except FileNotFoundError:
-            return set(), 0
-        end = data.rfind(b"\n") + 1
-        found = set()
-        for line in data[:end].splitlines():
-            with suppress(ValueError):
-                said = json_of(line)
-                inside = self._inside(said["file"]) if _is_ours(said) and "file" in said else None
-                found |= {inside} if inside is not None else set()
-        return found, offset + end
+            return self.history.stat().st_size
+        except OSError:
+            return 0
+
+    def news(self, offset: int, files: Iterable[Path]) -> tuple[dict[Path, Words], int]:
+        """What those of some files hold that were written, by whomever, since the history had so many bytes; and how many it has now.
+
+        Raises OptionError.
+        """
+        size = self.size()
+        if size == offset:
+            return {}, offset
+        offset = 0 if size < offset else offset
+        if not size:
+            return {}, 0
+        # The history says what is about to be written: read in between, a file has its old words, and nobody would look again.
+        with self._alone(), self.history.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+            end = data.rfind(b"\n") + 1
+            found = set()
+            for line in data[:end].splitlines():
+                with suppress(ValueError):
+                    said = json_of(line)
+                    inside = self._inside(said["file"]) if _is_ours(said) and "file" in said else None
+                    found |= {inside} if inside is not None else set()
+            return {each: read(each) for each in files if each in found}, offset + end
 
     def undo(self) -> tuple[str, dict[Path, Words], dict[Path, Words]]:
         """Takes the newest order back where its words still stand: what it was, and as `write`."""

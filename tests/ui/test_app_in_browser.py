@@ -199,7 +199,7 @@ def test_the_whole_form_can_be_used_with_the_keyboard_alone(studio: Any, visit: 
     page.get_by_role("tab", name="Train").focus()
     seen: list[str] = []
     printed = False
-    for _ in range(80):
+    for _ in range(120):
         page.keyboard.press("Tab")
         here = page.evaluate(
             """() => { const node = document.activeElement, style = getComputedStyle(node);

@@ -242,6 +242,8 @@ def test_the_draft_survives_a_reload_and_a_restart_of_the_studio(studios: Callab
     page.reload()
     expect(page.locator("#kl-network_dim")).to_have_value("24")
     page.locator("#kl-learning_rate").fill("2e-4")
+    # A browser that is busy ends a page that is left for another site before it has said all.
+    page.wait_for_function("localStorage.getItem('kl.draft').includes('2e-4')")
     # A page that is open loads itself anew when its studio is another one, and a reload at that moment is cut off.
     page.goto("about:blank")
     studio.end()

@@ -344,7 +344,8 @@ def test_a_killed_launcher_leaves_no_rank(launcher: str, tmp_path: Path) -> None
     until(lambda: studio.find(job.name).summary.step > 2, seconds=120)
     assert len(alive(job)) >= 4
     launcher_of(studio, job).kill()
-    assert studio.find(job.name).state == "running", "its ranks are being ended"
+    state = studio.find(job.name).state
+    assert state == "running" or not alive(job), "its ranks are being ended"
     until(lambda: not alive(job))
     assert studio.find(job.name).state == "died" and studio.find(job.name).returncode == -9
     studio.close()
