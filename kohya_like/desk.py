@@ -7,6 +7,7 @@ says which they have read; where somebody else has written since, nothing is los
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -158,7 +159,7 @@ def disk(supervisor: JobSupervisor, also_newest: bool) -> dict[str, Any]:
     for job in supervisor.jobs():
         old = freeable(job, also_newest)
         row = {"name": job.name, "label": read(job.path).label, "state": job.state, "bytes": bytes_of(job.path)}
-        row |= {"states": bytes_of(job.run.state) if job.run.state.is_dir() else 0, "steps": [int(path.name) for path in old]}
+        row |= {"states": bytes_of(job.run.state) if os.path.isdir(job.run.state) else 0, "steps": [int(path.name) for path in old]}
         rows.append({**row, "frees": sum(map(bytes_of, old))})
     kept = [(trash, entry) for trash in map(Trash, supervisor.parents()) for entry in trash.entries()]
     thrown = [{"name": entry.name, "what": entry.what, "time": entry.time, "bytes": trash.bytes_of(entry)} for trash, entry in kept]

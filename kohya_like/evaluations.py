@@ -6,6 +6,7 @@ Nothing outside the run's folder is read, and a summary is taken only as far as 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -54,7 +55,7 @@ def evaluates(config: Path) -> bool:
 
 def found(run: RunDirectory) -> list[Evaluation]:
     """The evaluations on disk, in the order in which they were made."""
-    if not run.inference.is_dir() or run.inference.is_symlink():
+    if not os.path.isdir(run.inference) or run.inference.is_symlink():
         return []
     folders = [path for path in run.inference.iterdir() if path.is_dir() and not path.is_symlink()]
     named = [(_NAME.fullmatch(path.name), path.stat().st_mtime) for path in folders]

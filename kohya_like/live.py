@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import io
+import os
 import re
 import threading
 import time
@@ -458,7 +459,7 @@ def inside(folder: Path, name: str, endings: frozenset[str]) -> Path | None:
     if not name or name.startswith(".") or Path(name).name != name or "\\" in name or "\0" in name:
         return None
     file = folder / name
-    if file.suffix.lower() not in endings or not file.is_file():
+    if file.suffix.lower() not in endings or not os.path.isfile(file):
         return None
     return file if file.resolve().parent == folder.resolve() else None
 

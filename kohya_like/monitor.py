@@ -29,6 +29,8 @@ from sd_scripts.runs.sessions import Sessions
 
 CHUNK_BYTES = 1 << 20
 EDGE_BYTES = 64 << 10
+FAR_BYTES = 4 << 20
+"""How far back a step is looked for."""
 """How much of the beginning and of the end of a log is read for the list of runs."""
 MOST_LOSS = 3.5e38
 MOST_STEPS = 10**12
@@ -341,10 +343,15 @@ def summary(file: Path, since: int = 0) -> Summary:
             stream.seek(0)
             head = stream.read(min(size, EDGE_BYTES))
             begin = max(0, size - EDGE_BYTES)
-            stream.seek(begin)
-            tail = stream.read(EDGE_BYTES)
             stream.seek(max(begin, min(since, size)))
             recent = stream.read(EDGE_BYTES)
+            stream.seek(begin)
+            tail = stream.read(EDGE_BYTES)
+            # A long line that is no event may stand between the last step and the end.
+            while begin > 0 and size - begin < FAR_BYTES and not any(line["kind"] == StepDone.kind for line in _whole_lines(tail)):
+                begin = max(0, size - 4 * len(tail))
+                stream.seek(begin)
+                tail = stream.read(size - begin)
     except OSError as err:
         head = tail = recent = b""
         if not isinstance(err, FileNotFoundError):

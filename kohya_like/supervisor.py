@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 import uuid
@@ -241,8 +242,7 @@ class JobSupervisor:
         job = _terminal_job(path) if record is None else _studio_job(path, record, living)
         if job.state == "queued":
             job = replace(job, waiting=queueing.read(path))
-        damage = job.summary.damage or ("" if job.run.config.is_file() else "config.toml, which holds its settings, is missing.")
-        if damage:
+        if damage := job.summary.damage or _damaged_settings(job.run):
             job = replace(job, damage=damage, state="running" if job.state == "running" else "damaged")
         self._known[path] = signature, job
         return job
@@ -602,7 +602,29 @@ def _claim(path: Path) -> bool:
 
 def _is_run(path: str) -> bool:
     """Whether a folder holds a run: its settings, or where these are lost, what a run leaves behind."""
-    return any(os.path.exists(os.path.join(path, name)) for name in ("config.toml", "events.jsonl", "run.json"))
+    for name in ("config.toml", "events.jsonl", "run.json"):
+        try:
+            os.lstat(os.path.join(path, name))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            # A folder that is not to be looked into is a run if it bears the name of one.
+            return re.match(r"\d{8}-\d{6}-.", os.path.basename(path)) is not None
+        return True
+    return False
+
+
+def _damaged_settings(run: RunDirectory) -> str:
+    """Why the settings of a run cannot be read, in a sentence. What they say is read by whoever uses them."""
+    try:
+        run.config.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        return "config.toml, which holds its settings, is missing."
+    except OSError as err:
+        return f"config.toml, which holds its settings, cannot be read: {err.strerror}."
+    except UnicodeDecodeError:
+        return "config.toml, which holds its settings, is not text."
+    return ""
 
 
 def _signature(path: Path) -> tuple[float, ...]:

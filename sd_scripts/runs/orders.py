@@ -6,6 +6,7 @@ by whoever wants it to go on, and `stop_at.request`, which holds the number of a
 
 from __future__ import annotations
 
+import os
 from enum import IntFlag
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class Orders:
         """What is asked now; done: steps that the run will have done when it is followed, for a step to stop after."""
         found = Asked.NOTHING
         for what, file in self._files.items():
-            if file.exists():
+            if os.path.exists(file):
                 found |= what
         if done is not None and (stop := self.stop_step()) is not None and done >= stop:
             found |= Asked.STOP

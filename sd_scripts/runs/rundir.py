@@ -108,7 +108,7 @@ class RunDirectory:
         return read(self.events()[0])
 
     def stop_requested(self) -> bool:
-        return self.stop_file.exists()
+        return os.path.exists(self.stop_file)
 
     def request_stop(self) -> None:
         """Asks the training to finish its step, save and end."""

@@ -134,8 +134,11 @@ def test_a_job_that_is_preempted_or_out_of_time_goes_on_and_one_that_is_cancelle
         return [event for event in run.events()[0] if event["kind"] in wanted]
 
     def trains(starts: int) -> None:
-        """Waits for some steps of a start; it may begin at once, and not after the two minutes that Slurm gives a requeued job."""
-        slurm.said("scontrol", "update", f"JobId={job}", "StartTime=now")
+        """Waits for some steps of a start, which begins after some seconds, not after the two minutes that Slurm gives a requeued job.
+
+        At once will not do: a node takes orders that were signed in the second in which it ended the job for its last ones, and ends it.
+        """
+        slurm.said("scontrol", "update", f"JobId={job}", "StartTime=now+5")
         slurm.until(lambda: len(kinds("started")) == starts and kinds("started", "step")[-1]["kind"] == "step")
 
     def queued_again(times: int) -> None:

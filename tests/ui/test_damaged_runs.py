@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,11 @@ DAMAGES: dict[str, tuple[Callable[[RunDirectory], Any], str]] = {
     "log is a folder": (lambda run: a_folder_in_its_place(run.events_file), "events.jsonl cannot be read: Is a directory."),
     "log is a link to itself": (lambda run: a_link_to_itself(run.events_file), "events.jsonl cannot be read: Too many levels of symbolic"),
     "no settings": (lambda run: run.config.unlink(), "config.toml, which holds its settings, is missing."),
+    "settings are not text": (lambda run: run.config.write_bytes(b"\xff\xfe\x00[["), "config.toml, which holds its settings, is not text."),
+    "settings are a link to itself": (
+        lambda run: a_link_to_itself(run.config),
+        "config.toml, which holds its settings, cannot be read: Too",
+    ),
     "settings are a folder": (lambda run: a_folder_in_its_place(run.config), "config.toml, which holds its settings, is missing."),
 }
 
@@ -60,12 +67,39 @@ def test_a_damaged_run_is_listed_as_such_and_the_others_as_ever(
 @pytest.mark.parametrize("name", ["run.json", "exit.json", "run_meta.json", "events.jsonl"])
 def test_nesting_without_end_is_no_more_than_a_damaged_line(name: str, tmp_path: Path) -> None:
     run = made(tmp_path, options(tmp_path))
+    run.log(StepDone(step=50, loss=0.5, lr=1e-4))
     with (run.path / name).open("a") as file:
         file.write(DEEP + "\n")
-    run.log(RunFinished(step=1600))
+    run.log(RunFinished(step=50))
     supervisor = JobSupervisor(tmp_path)
-    assert [job.state for job in supervisor.jobs()] == ["finished"]
-    assert shown(supervisor, run.name)["state"] == "finished" and run.events()[0][-1]["kind"] == "finished"
+    (job,) = supervisor.jobs()
+    assert (job.state, job.summary.step, job.summary.loss) == ("finished", 50, 0.5)
+    answer = shown(supervisor, run.name)
+    assert (answer["state"], answer["step"]) == ("finished", 50) and run.events()[0][-1]["kind"] == "finished"
+
+
+def test_a_run_whose_folder_may_not_be_looked_into_is_listed_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by us in place of the system, which lets root look everywhere."""
+    run, other = made(tmp_path, options(tmp_path)), tmp_path / "photos"
+    other.mkdir()
+    closed = [str(run.path), str(other)]
+
+    def refusing(look: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def asked(path: Any, *more: Any, **named: Any) -> os.stat_result:
+            if os.path.dirname(path) in closed:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return look(path, *more, **named)
+
+        return asked
+
+    run.config.unlink()
+    run.config.symlink_to(run.config)  # Nor may that be read.
+    os.utime(run.path, (0, 0))
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    supervisor = JobSupervisor(tmp_path)
+    (job,) = supervisor.jobs()
+    assert (job.name, job.state) == (run.name, "damaged") and shown(supervisor, run.name)["cause"]["advice"]
 
 
 @pytest.mark.parametrize(
