@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 import shlex
 import tomllib
 from collections import defaultdict
@@ -69,6 +70,8 @@ def to_kohya(options: RunOptions) -> Exported:
     words += [f"--{version}"] if version else []
     if options.method == "network":
         words += _network(values, changed, like)
+    elif facts and facts.dreambooth_trains_text and not values["train_text_encoder"]:
+        words += ["--stop_text_encoder_training=-1"]
     switches = {switch: meant for switch, meant in kohya_words.SWITCHES.items() if switch not in lacking}
     words += [f"--{switch}" for switch, meant in switches.items() if _says(switch, meant, values, changed)]
     prompts = _prompts_beside(values)
@@ -202,11 +205,26 @@ def _arguments(texts: Sequence[str]) -> dict[str, object]:
     return found
 
 
+def _of_one_version(options: RunOptions) -> RunOptions:
+    """The same run, on the one of the family's models that its base is by its name. Raises OptionError where the name does not tell."""
+    values = flat.flatten(options)
+    if values.get("model_version") != "auto":
+        return options
+    name = re.split(r"[/\\]", str(values["pretrained_model_name_or_path"]))[-1].lower()
+    choices = sorted(map(str, flat.fields(type(options))["model_version"].choices), key=lambda one: ("-" not in one, one))
+    # "edit-2509" by its number, because names have other signs between the two.
+    found = next((one for one in choices if one != "auto" and one.rpartition("-")[2] in name), None)
+    if found is None:
+        raise OptionError(f"{options.label}: the name {name} does not say which of the family's models it is; choose model_version")
+    return flat.build(type(options), {**flat.flatten(options), "model_version": found})
+
+
 _BITS = {"qfloat8": "qfloat8", "qint8": "qint8", "nf4": "uint4", "fp8": "qfloat8"}
 
 
 def to_ai_toolkit(options: RunOptions) -> Exported:
     """A job of ai-toolkit (YAML). Raises OptionError for a kind of run that it does not have."""
+    options = _of_one_version(options)
     values, program = _values(options), ai_toolkit
     arch = program.name_of(options.family, values)
     if arch is None or options.method == "scratch":
@@ -291,6 +309,7 @@ def _ai_toolkits_sample(options: RunOptions, spec: PromptSpec) -> dict[str, obje
 
 def to_onetrainer(options: RunOptions) -> Exported:
     """A configuration of OneTrainer (JSON). Raises OptionError for a kind of run that it does not have."""
+    options = _of_one_version(options)
     values, program = _values(options), onetrainer
     model = program.name_of(options.family, values)
     if model is None or options.method == "scratch":
@@ -320,9 +339,11 @@ _MUSUBIS = """vae text_encoder dataset_config network_dim network_dropout networ
 
 def to_musubi(options: RunOptions) -> Exported:
     """The TOML of a run of musubi-tuner. Raises OptionError for a kind of run that it does not have."""
-    name = musubi.name_of(options.family)
-    if name is None or options.method != "network":
-        raise OptionError(f"{musubi.PROGRAM} has no adapter of {options.label}")
+    name, options = musubi.name_of(options.family), _of_one_version(options)
+    if name is None:
+        raise OptionError(f"{musubi.PROGRAM} does not train {options.label}")
+    if options.method != "network":
+        raise OptionError(f"a file of {musubi.PROGRAM} says its model by the module of a LoRA, which {options.label} has not")
     values = _values(options)
     asleep = flat.asleep(type(options), flat.flatten(options))
     given: dict[str, object] = {"dit": values["pretrained_model_name_or_path"]}

@@ -206,3 +206,26 @@ def test_a_line_for_sd_scripts_has_only_words_that_its_script_has() -> None:
                 assert not command.options.keys() - names[command.name], (command.name, command.options.keys() - names[command.name])
                 compared += 1
     assert compared > 20
+
+
+def test_a_model_that_is_told_by_its_name_is_exported_as_that_model() -> None:
+    run, said = RUNS["qwen_edit", "network"], {}
+    for base in ("Qwen/Qwen-Image", "Qwen/Qwen-Image-Edit", "models/qwen_image_edit_2509_bf16.safetensors", "Qwen/Qwen-Image-Edit-2511"):
+        options = flat.build(run, {**BASE, "pretrained_model_name_or_path": base})
+        job, file = exports.to_ai_toolkit(options), exports.to_musubi(options)
+        said[base] = (re.findall(r"arch: (\S+)", job.text)[0], re.findall(r'model_version = "(\S+)"', file.text)[0])
+        assert not any("model_version" in text for text in (*job.unsaid, *file.unsaid))
+    assert list(said.values()) == [
+        ("qwen_image", "original"),
+        ("qwen_image_edit", "edit"),
+        ("qwen_image_edit_plus", "edit-2509"),
+        ("qwen_image_edit_plus:2511", "edit-2511"),
+    ]
+    for export in (exports.to_ai_toolkit, exports.to_musubi, exports.to_onetrainer):
+        with pytest.raises(OptionError, match=r"mine does not say which .* choose model_version"):
+            export(flat.build(run, {**BASE, "pretrained_model_name_or_path": "models/mine"}))
+
+
+def test_a_text_encoder_that_is_not_trained_is_told_to_the_script_that_trains_it() -> None:
+    made = exports.to_kohya(flat.build(RUNS["sd", "full"], BASE))
+    assert "--stop_text_encoder_training=-1" in made.text and not any("text_encoder" in text for text in made.unsaid)
