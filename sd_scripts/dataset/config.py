@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -101,6 +101,16 @@ _WITH_CONTROLS = [run.script for run in RUNS.values() if issubclass(section_of(r
 _NO_CONTROLS = f"names control images, which this model does not take; remove it, or train with {' or '.join(_WITH_CONTROLS)}"
 _MOST_REPEATS = 10_000
 KOHYA_FOLDER = re.compile(r"^(\d+)_(.*)$")
+
+
+def said_of(key: str, edits: bool) -> tuple[Literal["not needed", "not supported", "unknown"], str] | None:
+    """What a dataset file's key is that is not read, and why; None for one that is. edits: whether the model takes control images."""
+    if key in _NOT_NEEDED:
+        return "not needed", _NOT_NEEDED[key].removeprefix("is not needed: ")
+    if key in _NOT_SUPPORTED or (not edits and key in _CONTROL_KEYS):
+        return "not supported", _NOT_SUPPORTED.get(key, _NO_CONTROLS).removeprefix("is not supported: ").removeprefix("is not supported; ")
+    known = {*_SHARED_SUBSET, *_ONLY_SUBSET, *_ONLY_DATASET, *_CONTROL_KEYS}
+    return None if _ALIASES.get(key, key) in known else ("unknown", "")
 
 
 @dataclass(frozen=True)

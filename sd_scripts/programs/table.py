@@ -231,7 +231,9 @@ def fill(sheet: ForeignSheet, table: Table) -> None:
     """Writes the row of every key. One that the table lacks is unknown: nothing is dropped without a word."""
     for key in sheet.given:
         rule = table.get(place(key)) or next((one for name, one in _openings(place(key), table)), None)
-        if rule is None:
+        if rule is None and sheet.value(key) == {} and any(name.startswith(f"{place(key)}.") for name in table):
+            sheet.skip(key, "it is empty")
+        elif rule is None:
             sheet.unknown(key, sheet.program, list(table))
         else:
             rule(sheet, key)
@@ -463,6 +465,21 @@ _NEAREST = (
     ("8bit", "AdamW8bit", "the nearest there is"),
     ("", "AdamW", "the usual choice"),
 )
+
+
+def among(names: str, rule: Rule) -> Rule:
+    """A rule for all keys of a table that the program has; what it adds later is unknown."""
+    known = frozenset(names.split())
+
+    def chosen(sheet: ForeignSheet, key: str) -> None:
+        if is_empty(sheet.value(key)):
+            sheet.skip(key, "it is empty")
+        elif known.isdisjoint(re.split(r"[.\[\]]+", key)[1:]):
+            sheet.unknown(key, sheet.program, sorted(known))
+        else:
+            rule(sheet, key)
+
+    return chosen
 
 
 def optimizer() -> Rule:

@@ -10,6 +10,7 @@ from sd_scripts.schema.sheet import is_empty, number
 from ..table import (
     ForeignSheet,
     Table,
+    among,
     each,
     line_of_prompt,
     more_than_zero,
@@ -111,6 +112,8 @@ def _preview_size(sheet: ForeignSheet, key: str) -> None:
         sheet.take(key, "sample_size", sides)
 
 
+_OF_SAMPLES = """prompt width height neg seed guidance_scale sample_steps fps num_frames ctrl_img ctrl_idx ctrl_img_1 ctrl_img_2 ctrl_img_3
+    network_multiplier do_cfg_norm"""
 TABLE: Table = {
     "sample.sampler": unneeded("previews are drawn with the family's own sampler"),
     "sample.sample_every": more_than_zero("sample_every_n_steps"),
@@ -118,7 +121,7 @@ TABLE: Table = {
     **each("sample.", "width height", _preview_size),
     "sample.prompts": _prompts,
     "sample.samples": _prompts,
-    "sample.samples[].*": _prompts,
+    "sample.samples[].*": among(_OF_SAMPLES, _prompts),
     "sample.neg": to("sample_negative_prompt"),
     **each("sample.", "seed walk_seed", unneeded("it stands in sample_prompts, as --d")),
     "sample.guidance_scale": _preview_guidance,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sd_scripts.dataset.config import said_of
 from sd_scripts.schema.imported import Imported
 from sd_scripts.schema.runs import RunOptions
 
@@ -13,6 +14,7 @@ from ..table import ForeignSheet, opened, place
 
 _MUSUBI = ("image_directory", "image_jsonl_file")
 """Keys by which musubi-tuner's files are known."""
+_TABLES = ("general", "datasets", "subsets")
 DEFAULTS: dict[str, object] = {"enable_bucket": False, "bucket_no_upscale": False, "bucket_reso_steps": 16, "resolution": [960, 544]}
 """What musubi-tuner takes where its file says nothing."""
 
@@ -21,8 +23,19 @@ def read(given: Mapping[str, Any], run: type[RunOptions]) -> Imported:
     """The text of dataset_config, with the batch size of its data sets, and a row for each key."""
     sheet = ForeignSheet("musubi-tuner", run, opened(given))
     names = {place(key).rpartition(".")[2] for key in sheet.given}
+    sheet.program = "musubi-tuner" if names & set(_MUSUBI) else "sd-scripts"
+    edits = "control_data_dir" in sheet.known
     for key in sheet.given:
-        sheet.write(key, "taken", "it stands in dataset_config; Check data set tells what of it is not known here")
+        name = place(key).rpartition(".")[2]
+        verdict, why = said_of(name, edits) or ("taken", "it stands in dataset_config")
+        if name in _TABLES or verdict == "taken":
+            sheet.write(key, "taken", "it stands in dataset_config")
+        elif verdict == "unknown":
+            sheet.unknown(key, sheet.program, [])
+        elif verdict == "not supported":
+            sheet.lose(key, why)
+        else:
+            sheet.skip(key, why)
     sizes = {str(value): key for key, value in sheet.given.items() if key.endswith("batch_size")}
     for key in sizes.values():
         sheet.take(key, "train_batch_size", sheet.value(key), "for the whole run") if len(sizes) == 1 else sheet.lose(
@@ -31,5 +44,15 @@ def read(given: Mapping[str, Any], run: type[RunOptions]) -> Imported:
     for option, value in DEFAULTS.items() if names & set(_MUSUBI) else ():
         if option not in names:
             sheet.assume_if_other(option, value, sheet.program)
-    sheet.put("dataset_config", json.dumps(given, ensure_ascii=False, default=str), next(iter(sheet.given), ""))
-    return sheet.finish_data(f"data set file of {'musubi-tuner' if names & set(_MUSUBI) else 'sd-scripts'}", needs_images=False)
+    sheet.put("dataset_config", json.dumps(_read_ones(given, edits), ensure_ascii=False, default=str), next(iter(sheet.given), ""))
+    return sheet.finish_data(f"data set file of {sheet.program}", needs_images=False)
+
+
+def _read_ones(given: Any, edits: bool) -> Any:
+    """The tables without what is not read, with which no run would start."""
+    if isinstance(given, list):
+        return [_read_ones(item, edits) for item in given]
+    if not isinstance(given, dict):
+        return given
+    left = {key: value for key, value in given.items() if key in _TABLES or said_of(str(key), edits) is None}
+    return {key: _read_ones(value, edits) if key in _TABLES else value for key, value in left.items()}

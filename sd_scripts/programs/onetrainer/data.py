@@ -11,6 +11,7 @@ from ..table import (
     ForeignSheet,
     Rule,
     Table,
+    among,
     each,
     here,
     line_of_prompt,
@@ -163,6 +164,15 @@ def _read_elsewhere(sheet: ForeignSheet, key: str) -> None:
         sheet.refuse(key, "the file was not there to be read; open it too, or write its prompts as sample_prompts")
 
 
+_OF_IMAGES = """enable_random_rotate enable_fixed_rotate random_rotate_max_angle enable_random_brightness enable_fixed_brightness
+    random_brightness_max_strength enable_random_contrast enable_fixed_contrast random_contrast_max_strength enable_random_saturation
+    enable_fixed_saturation random_saturation_max_strength enable_random_hue enable_fixed_hue random_hue_max_strength resolution_override
+    enable_random_circular_mask_shrink enable_random_mask_rotate_crop"""
+_OF_CAPITALS = "caps_randomize_probability caps_randomize_mode caps_randomize_lowercase"
+_OF_SAMPLES = """__version enabled prompt negative_prompt height width frames length seed random_seed diffusion_steps cfg_scale
+    noise_scheduler text_encoder_1_layer_skip text_encoder_1_sequence_length text_encoder_2_layer_skip text_encoder_2_sequence_length
+    text_encoder_3_layer_skip text_encoder_4_layer_skip transformer_attention_mask force_last_timestep sample_inpainting base_image_path
+    mask_image_path"""
 TABLE: Table = {
     "dataloader_threads": to("max_data_loader_n_workers"),
     "aspect_ratio_bucketing": to("enable_bucket"),
@@ -185,7 +195,7 @@ TABLE: Table = {
     **each("concepts[].image.", "enable_random_flip enable_fixed_flip", switched_here("flip_aug")),
     "concepts[].image.enable_crop_jitter": switched_here("random_crop"),
     **each("concepts[].image.", "enable_resolution_override", _changed),
-    "concepts[].image.*": _changed,
+    "concepts[].image.*": among(_OF_IMAGES, _changed),
     "concepts[].text.prompt_source": _source,
     "concepts[].text.prompt_path": unneeded("prompt_source says which texts are read"),
     "concepts[].text.enable_tag_shuffling": switched_here("shuffle_caption"),
@@ -199,9 +209,9 @@ TABLE: Table = {
         "concepts[].text.", "tag_dropout_special_tags tag_dropout_special_tags_regex", unneeded("tag_dropout_special_tags_mode says it")
     ),
     **each("concepts[].text.", "caps_randomize_enable", only(False, "capital letters stay as they are", banner=True)),
-    "concepts[].text.*": unneeded("it belongs to something that is off or not here"),
+    "concepts[].text.*": among(_OF_CAPITALS, unneeded("caps_randomize_enable says it")),
     "samples": unneeded("it is empty"),
-    "samples[].*": _samples,
+    "samples[].*": among(_OF_SAMPLES, _samples),
 }
 
 

@@ -15,6 +15,7 @@ from ..table import (
     ForeignSheet,
     Rule,
     Table,
+    among,
     each,
     line_of,
     more_than_zero,
@@ -295,6 +296,20 @@ def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
         sheet.skip(key, f"{ours} does it its own way, or has no such thing")
 
 
+_OF_OPTIMIZERS = """adam_w_mode alpha amsgrad beta1 beta2 beta3 bias_correction block_wise capturable centered clip_threshold d0
+    d_coef dampening decay_rate decouple differentiable eps eps2 foreach fsdp_in_use fused fused_back_pass
+    growth_rate initial_accumulator_value initial_accumulator is_paged log_every lr_decay max_unorm maximize
+    min_8bit_size quant_block_size momentum nesterov no_prox optim_bits percentile_clipping r relative_step
+    safeguard_warmup scale_parameter stochastic_rounding use_bias_correction use_triton warmup_init weight_decay
+    weight_lr_power decoupled_decay fixed_decay weight_decouple rectify degenerated_to_sgd k xi n_sma_threshold
+    ams_bound adanorm adam_debias slice_p cautious weight_decay_by_lr prodigy_steps use_speed split_groups
+    split_groups_mean factored factored_fp32 use_stableadamw use_cautious use_grams use_adopt d_limiter
+    use_schedulefree use_orthograd nnmf_factor orthogonal_gradient use_atan2 use_AdEMAMix beta3_ema alpha_grad
+    beta1_warmup min_beta1 Simplified_AdEMAMix kourkoutas_beta schedulefree_c ns_steps MuonWithAuxAdam
+    muon_hidden_layers muon_adam_regex muon_adam_lr muon_te1_adam_lr muon_te2_adam_lr muon_adam_config
+    rms_rescaling normuon_variant beta2_normuon low_rank_ortho ortho_rank accelerated_ns cautious_wd approx_mars
+    auto_kappa_p compile"""
+"""What one of its optimizers or another has."""
 _OF_ALL_OPTIMIZERS = ("beta1", "beta2", "weight_decay", "eps")
 
 _OF_PRODIGY = ("d_coef", "d0", "decouple", "safeguard_warmup", "use_bias_correction", "beta3", "growth_rate")
@@ -357,7 +372,7 @@ TABLE: Table = {
     "non_ema_sampling": unneeded("previews use the average when there is one"),
     "optimizer": unneeded("it is empty"),
     "optimizer.optimizer": optimizer(),
-    "optimizer.*": _optimizer_argument,
+    "optimizer.*": among(_OF_OPTIMIZERS, _optimizer_argument),
     **each("", "mse_strength mae_strength log_cosh_strength huber_strength", _loss),
     "huber_delta": unneeded("loss_type holds it"),
     "vb_loss_strength": unneeded("it is for models that predict a variance"),
