@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from . import powershell
+
 Shell = Literal["sh", "cmd", "powershell"]
 MOST_WORDS = 20_000
 """Words of a text that are read; a longer one is no command line."""
-_LAUNCHERS = ("accelerate", "accelerate.exe", "torchrun", "deepspeed")
+_LAUNCHERS = ("accelerate", "accelerate.exe", "accelerate.commands.launch", "torchrun", "torch.distributed.run", "deepspeed")
 _CONTROL = {
     "if",
     "then",
@@ -36,7 +38,7 @@ _CONTROL = {
     "function",
 }
 _DECLARE = {"export", "declare", "local", "readonly", "typeset"}
-_UNRESOLVED = re.compile(r"\$[\w{(@*#?$!]|`|%[^\s%]+%|!\w+!")
+_UNRESOLVED = re.compile(r"\$[\w{(@*#?$!]|`|%[^\s%]+%|%~[a-zA-Z]*\d|%%\w|!\w+!")
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,25 @@ def _command(words: list[str]) -> Command | None:
 # --- POSIX shells ------------------------------------------------------------------------------------------------------
 
 
+def _holds(test: list[str]) -> bool | None:
+    """Whether a condition on constants holds; None for one that asks for more. A variable that nothing sets is empty."""
+    if test and test[0] in ("true", "false") and len(test) == 1:
+        return test[0] == "true"
+    if len(test) < 3 or (test[0], test[-1]) not in (("[", "]"), ("[[", "]]")):
+        return None
+    words = ["" if re.fullmatch(r"\$(\w+|\{\w+\})", word) else word for word in test[1:-1]]
+    if any(unresolved(word) for word in words):
+        return None
+    if len(words) > 1 and words[0] == "!":
+        inner = _holds([test[0], *test[2:]])
+        return None if inner is None else not inner
+    if len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
+        return bool(words[-1]) == (words[0] != "-z" or len(words) == 1)
+    if len(words) == 3 and words[1] in ("=", "==", "-eq", "!=", "-ne") and not re.search(r"[*?]", words[2]):
+        return (words[0] == words[2]) == (words[1] not in ("!=", "-ne"))
+    return None
+
+
 class _Text:
     """A text that is read character by character."""
 
@@ -178,14 +199,36 @@ class _Sh:
         self.source = _Text(text)
         self.variables: dict[str, list[str]] = {}
         self.words_read = 0
+        self.branches: list[tuple[bool, bool]] = []
+        """For each open `if` whether the branch counts that is read, and whether one has been chosen."""
+
+    @property
+    def counts(self) -> bool:
+        return all(live for live, _ in self.branches)
 
     def commands(self) -> Iterator[list[str]]:
         while self.source.here:
             words = self._simple()
+            asked = next((index for index, word in enumerate(words) if word in ("if", "elif")), None)
+            if asked is not None and all(word in _CONTROL for word in words[:asked]):
+                self._ask(words[asked], words[asked + 1 :])
+                continue
             while words and (words[0] in _CONTROL):
                 words = words[1:]
-            if words and words[0] not in _DECLARE:
+            if words and words[0] not in _DECLARE and self.counts:
                 yield words
+
+    def _ask(self, word: str, test: list[str]) -> None:
+        """Begins a branch: one whose condition on constants does not hold is read over, one that asks for more is taken."""
+        holds = _holds(test)
+        before = word == "elif" and self.branches and self.branches.pop()[1]
+        self.branches.append((holds is not False and not before, bool(before) or holds is True))
+
+    def _turn(self, word: str) -> None:
+        """Another branch, or the end of all."""
+        if word in ("else", "fi") and self.branches:
+            _, chosen = self.branches.pop()
+            self.branches += [(not chosen, True)] if word == "else" else []
 
     def _simple(self) -> list[str]:
         """The words of one command, up to the end of its line or an operator; assignments before it are kept."""
@@ -206,10 +249,13 @@ class _Sh:
             elif source.here in "\n;&|()":
                 source.take()
                 break
-            elif (not words or words[0] in _DECLARE) and (assigned := source.match(_ASSIGNMENT)):
+            elif (all(word in _CONTROL for word in words) or words[0] in _DECLARE) and (assigned := source.match(_ASSIGNMENT)):
                 self._assign(assigned[1], bool(assigned[2]))
             else:
+                before = all(word in _CONTROL for word in words)
                 words += self._word()
+                if before and len(words) and words[-1] in ("else", "fi"):
+                    self._turn(words[-1])
                 self.words_read += 1
         if self.words_read >= MOST_WORDS:
             source.at = len(source.text)
@@ -232,10 +278,12 @@ class _Sh:
                     if self.source.at == before:
                         self.source.take()
             self.source.take()
-            self.variables[name] = self.variables.get(name, []) + items if more else items
+            if self.counts:
+                self.variables[name] = self.variables.get(name, []) + items if more else items
             return
         value = " ".join(self._word(split=False)) if self.source.here and self.source.here not in " \t\n;&|" else ""
-        self.variables[name] = ["".join(self.variables.get(name, [])) + value if more else value]
+        if self.counts:
+            self.variables[name] = ["".join(self.variables.get(name, [])) + value if more else value]
 
     def _word(self, split: bool = True) -> list[str]:
         """One word, or several where an unquoted variable holds blanks or an array is opened."""
@@ -382,43 +430,4 @@ def _words_of_cmd(text: str) -> list[str]:
     return [found[0].replace('"', "") for found in re.finditer(r'(?:"[^"]*"?|[^\s"])+', text)]
 
 
-# --- PowerShell --------------------------------------------------------------------------------------------------------
-
-_SETTING = re.compile(r"^\s*\$(?:env:)?(\w+)\s*=\s*(.*?)\s*$", re.IGNORECASE)
-
-
-def _of_powershell(text: str) -> Iterator[list[str]]:
-    """The commands of a PowerShell script. A backtick goes on in the next line."""
-    variables: dict[str, str] = {}
-    joined = _NEXT_OPTION.sub(" ", re.sub(r"`[ \t]*\n", " ", re.sub(r"<#.*?#>", "", text, flags=re.DOTALL)))
-    for line in joined.split("\n"):
-        if found := _SETTING.match(line):
-            words = _words_of_powershell(found[2], variables)
-            constant = len(words) == 1 and not re.match(r"[@(\[{]|Get-|New-|Read-|Join-", found[2])
-            if constant:
-                variables[found[1].lower()] = words[0]
-        else:
-            words = _words_of_powershell(line, variables)
-            if words:
-                yield [word for word in words if word not in ("&", "|")]
-
-
-def _words_of_powershell(line: str, variables: Mapping[str, str]) -> list[str]:
-    def put(text: str) -> str:
-        return re.sub(r"\$(?:\{)?(?:env:)?(\w+)\}?", lambda found: variables.get(found[1].lower(), found[0]), text)
-
-    words: list[str] = []
-    piece, given = "", False
-    for found in re.finditer(r"'([^']*)'?|\"((?:[^\"`]|`.)*)\"?|(#.*)|(\s+)|(;)|((?:`.|[^\s'\";])+)", line):
-        if found[3] is not None and not given:
-            break
-        if found[4] is not None or found[5] is not None:
-            words += [piece] if given else []
-            piece, given = "", False
-        else:
-            text = found[1] if found[1] is not None else put(re.sub(r"`(.)", r"\1", found[2] or found[6] or found[3] or ""))
-            piece, given = piece + text, True
-    return [*words, piece] if given else words
-
-
-_READERS: dict[Shell, Callable[[str], Iterator[list[str]]]] = {"sh": _of_sh, "cmd": _of_cmd, "powershell": _of_powershell}
+_READERS: dict[Shell, Callable[[str], Iterator[list[str]]]] = {"sh": _of_sh, "cmd": _of_cmd, "powershell": powershell.commands}

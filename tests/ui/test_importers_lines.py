@@ -223,3 +223,80 @@ def test_the_page_and_the_command_line_understand_kohyas_words_alike() -> None:
         )
         decided &= known.keys()
         assert {key: one[key] for key in decided} == {key: two[key] for key in decided}, name
+
+
+_CONDITIONS = """#!/bin/bash
+is_v2=0; gpus={gpus}
+kind="{kind}"
+args=()
+more=("--first {gpus}")
+if [[ $gpus == 2 ]]; then
+  args+=("--multi_gpu")
+  args+=("--num_processes=2")
+elif [ "$gpus" -ne 1 ]; then args+=("--others"); else args+=("--alone"); fi
+if [ $is_v2 == 1 ]; then
+  args+=("--v2")
+else
+  if [[ $kind != "sdxl" ]]; then more+=("--clip_skip 2"); fi
+fi
+if [ -n "$nothing_sets_this" ]; then args+=("--reg_data_dir x"); fi
+if [ -z "$kind" ]; then kind=sd; fi
+if true; then accelerate launch ${{args[@]}} train_network.py --kind="$kind" ${{more[@]}}; else accelerate launch wrong.py --x; fi
+"""
+
+
+def test_conditions_on_constants_choose_what_bash_chooses(asked: Path) -> None:
+    for gpus in (1, 2, 3):
+        for kind in ("sdxl", "sd1.5", ""):
+            script = _CONDITIONS.format(gpus=gpus, kind=kind)
+            (words,) = _of_bash(asked, script)
+            (command,) = commands("x.sh", script)
+            assert _same(words, command), (words, command)
+
+
+_POWERSHELL = """$base = "m.safetensors" # the model
+$kind="sdxl"; $is_v2 = 0
+$use_wandb = 1
+$Env:HF_HOME = "hf"
+$ext_args = [System.Collections.ArrayList]::new()
+$list = @(
+  "--seed", "5",
+  '--note=it''s'
+)
+if ($kind -eq "sd1.5") { $file = "train_network" }
+elseif ($kind -eq "sdxl") { $file = "sdxl_train_network" }
+else { $file = "none" }
+if ($is_v2) {
+  [void]$ext_args.Add("--v2")
+}
+else {
+  [void]$ext_args.Add("--max_token_length=225")
+}
+if ($use_wandb -eq 1) { [void]$ext_args.Add("--log_with=wandb") } else { [void]$ext_args.Add("--log_with=tensorboard") }
+if ($reg_dir) { $ext_args += "--reg_data_dir=$reg_dir" }
+python -m accelerate.commands.launch --num_cpu_threads_per_process=8 "./scripts/$file.py" `
+  --pretrained_model_name_or_path=$base ` # goes on
+  --cache="$Env:HF_HOME/x" @list `
+  $ext_args --unknown=$(Get-Date)
+Write-Output "done --seed 9"; pause
+"""
+
+
+def test_what_a_batch_file_is_told_when_it_starts_is_asked_for() -> None:
+    text = "for %%f in (1 2) do accelerate launch train_network.py --output_dir=%~dp0out --seed=%%f --network_dim=8 --train_data_dir=%1\r\n"
+    (command,) = commands("x.bat", text)
+    assert [name for name, value in command.options.items() if command_lines.unresolved(value)] == ["output_dir", "seed"]
+
+
+def test_lists_and_conditions_of_powershell_become_the_words_of_the_command() -> None:
+    (command,) = commands("train.ps1", _POWERSHELL)
+    assert command.name == "sdxl_train_network.py" and command.launcher == {"num_cpu_threads_per_process": "8"}
+    assert command.options == {
+        "pretrained_model_name_or_path": "m.safetensors",
+        "cache": "hf/x",
+        "seed": "5",
+        "note": "it's",
+        "max_token_length": "225",
+        "log_with": "wandb",
+        "unknown": "$(Get-Date)",
+    }
