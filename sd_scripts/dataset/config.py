@@ -363,10 +363,6 @@ def _with_subset(table: Any) -> Any:
     return {**{key: value for key, value in table.items() if key not in moved}, "subsets": [moved]}
 
 
-def _may_have_masks(subset: Subset) -> bool:
-    return bool(subset.options.alpha_mask or subset.options.conditioning_data_dir or subset.masks or subset.metadata_file)
-
-
 class _Reader:
     """Walks one dataset file and collects what is wrong with it."""
 
@@ -392,8 +388,6 @@ class _Reader:
             items += self._dataset(general, dataset, f"[[datasets]] number {index + 1}")
         if items and not any(not item.is_reg for item in items) and not self.problems:
             self._problem("", "has only regularisation subsets (is_reg = true); add one with training images")
-        if items and self.options.masked_loss and not any(map(_may_have_masks, items)):
-            self._problem("", "masked_loss needs masks, and no subset has a conditioning_data_dir or alpha_mask = true")
         return items
 
     def _dataset(self, general: Mapping[str, Any], table: Any, place: str) -> list[Subset]:

@@ -157,9 +157,10 @@ def test_subsets_with_and_without_metadata_are_not_mixed_in_one_dataset(root: Pa
     assert "mixes subsets with and without metadata_file" in refusal(root, text)
 
 
-def test_masked_loss_needs_a_subset_with_masks(root: Path) -> None:
+def test_masked_loss_may_have_its_masks_beside_the_images(root: Path) -> None:
+    """Whether there are any is seen where the images are read, see scan."""
     text = ONE
-    assert "masked_loss needs masks" in refusal(root, text, options_of(masked_loss=True))
+    assert not read(root, text, options_of(masked_loss=True)).items[0].options.alpha_mask
     assert read(root, text + "alpha_mask = true", options_of(masked_loss=True)).items[0].options.alpha_mask
     asleep = read(root, text + "alpha_mask = true")
     assert not asleep.items[0].options.alpha_mask and "alpha_mask: no effect until masked_loss is on" in asleep.warnings[0]

@@ -13,6 +13,7 @@ from PIL import Image
 from kohya_like import importers
 from kohya_like.importers import Imported, Opened
 from sd_scripts.dataset.config import Subset, subsets_of
+from sd_scripts.dataset.scan import scan
 from sd_scripts.families import RUNS
 from sd_scripts.programs import of_config_file
 from sd_scripts.schema import flat
@@ -195,3 +196,24 @@ def test_a_main_file_that_lies_in_a_folder_is_read_with_the_data_that_it_names(
 )
 def test_a_key_that_is_added_to_data_tomorrow_is_unknown(name: str, given: Any, key: str) -> None:
     assert verdicts(read(name, given))[key] == "unknown"
+
+
+@pytest.mark.parametrize("folders", [("b",), ("a", "b")], ids=["one concept", "two concepts"])
+def test_masks_beside_the_images_of_concepts_are_found(folders: tuple[str, ...], there: Path) -> None:
+    """Of several concepts a dataset_config is made, which no folder of masks is named in."""
+    for name in folders:
+        Image.new("RGB", (64, 64)).save(there / name / "x.png")
+        Image.new("L", (64, 64)).save(there / name / "x-masklabel.png")
+    given = {
+        "__version": 10,
+        "model_type": "FLUX_DEV_1",
+        "training_method": "LORA",
+        "masked_training": True,
+        "unmasked_weight": 0.3,
+        "concepts": [{"path": name} for name in folders],
+    }
+    found = importers.read("one.json", json.dumps(given).encode())
+    options = flat.build(found.run, {"pretrained_model_name_or_path": "toy", **found.values})
+    assert (options.dataset.masked_loss, flat.flatten(options)["masked_loss_outside_weight"]) == (True, 0.3)
+    images = scan(subsets_of(options.dataset, there), there / "cache").images
+    assert sorted(Path(image.mask).name for image in images) == ["x-masklabel.png"] * len(folders)
