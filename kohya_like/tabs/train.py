@@ -174,16 +174,14 @@ class TrainTab:
         yield from memory.ask(options, card_gib, payload)
 
     def demo(self) -> tuple[Answer, Job | None]:
-        """Puts the demo preset into the form and starts it."""
+        """Puts the demo preset into the form and does what Start does with it."""
         try:
             preset = presets.find(presets.DEMO, self.context.output_dir, own=False)
-            shown_values = form.texts(preset.run, preset.values)
-            payload = {"run": form.run_key(preset.run), "values": shown_values}
-            options = self.options([payload])
-            job = self.context.supervisor.start(options.script, options)
         except OptionError as err:
             return refusal(err), None
-        return answer(_begun(job), problems=[], output=None, seen=True, fill={"run": payload["run"], "texts": shown_values}), job
+        run, texts = form.run_key(preset.run), form.texts(preset.run, preset.values)
+        said, job = self.start([{"run": run, "values": texts}])
+        return {**said, "fill": {"run": run, "texts": texts}}, job
 
     def stop(self, name: str) -> Answer:
         """Asks a run to stop and goes on at once; the end shows in the live view."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Callable
@@ -126,6 +127,10 @@ def test_errors_stand_at_their_fields_and_in_one_list_that_leads_there_and_a_typ
     box = page.locator(".kl-problems")
     expect(box).to_be_visible()
     expect(box).to_be_focused()
+    for lower, upper in ((".kl-problems", ".kl-side > div:has(+ #kl-answers)"), (".kl-pick", ".kl-row:has(+ .kl-pick)")):
+        above, below = (page.locator(css).evaluate("one => one.getBoundingClientRect().toJSON()") for css in (upper, lower))
+        assert below["top"] - above["bottom"] >= 8, f"{lower} sticks to what stands above it"
+    expect(page.locator("#kl-train_data_dir")).not_to_have_attribute("placeholder", re.compile("none"))
     for name in ("pretrained_model_name_or_path", "network_dim", "learning_rate"):
         control = page.locator(f"#kl-{name}")
         expect(control).to_have_attribute("aria-invalid", "true")

@@ -349,6 +349,15 @@ def test_start_of_a_finished_run_is_refused_at_its_field(tab: train.TrainTab) ->
     assert job is None and "finished already" in refused["problems"][0]["message"]
 
 
+def test_the_button_of_the_demo_does_not_start_a_second_one_beside_it(tab: train.TrainTab) -> None:
+    said, job = tab.demo()
+    assert job is not None and said["problems"] == [] and said["fill"]["texts"]["output_name"] in job.name
+    again, second = tab.demo()
+    (problem,) = again["problems"]
+    assert second is None and problem["run"] == job.name and "at work with these settings" in problem["message"]
+    assert again["fill"] == said["fill"] and len(list(tab.context.supervisor.run_folders())) == 1
+
+
 def test_a_form_with_mistakes_foresees_nothing_but_what_is_wrong_with_resume(tab: train.TrainTab) -> None:
     page = on_page(options(tab.context.output_dir))[0]
     values = dict(page["values"])  # type: ignore[call-overload]

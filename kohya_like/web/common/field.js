@@ -25,7 +25,7 @@ export function makeInput(spec, ident) {
   }
   const node = make("input", { ...common, type: "text" });
   if (spec.control === "number") node.inputMode = /^-?\d+$/.test(spec.default) ? "numeric" : "decimal";
-  if (spec.optional) node.placeholder = t`none`;
+  if (spec.optional && !spec.unless) node.placeholder = t`none`;
   if (spec.control === "numbers") node.placeholder = t`numbers with spaces between them`;
   if (spec.suggestions) node.setAttribute("list", `${ident}-list`);
   return node;
