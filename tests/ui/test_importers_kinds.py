@@ -153,3 +153,13 @@ def test_500_damaged_files_of_each_program_are_answered_with_sentences(program: 
         assert sum(_answered(kind, rng, -(-500 // len(kinds))) for kind in kinds) > 20
     except BaseException as err:
         raise AssertionError(f"drawn by {seed}: {err!r}") from err
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.run], ids=lambda kind: kind.name)
+def test_what_describes_data_alone_is_read_or_refused_for_every_kind_of_run(kind: Kind) -> None:
+    for run in RUNS.values():
+        for text in (kind.plain, kind.plain.replace(b'"linear_dim": 64', b'"linear_dim": 10000')):
+            try:
+                _checked(importers.read(kind.name, text, Opened(run)))
+            except OptionError as err:
+                assert run.label in str(err)

@@ -46,7 +46,8 @@ def _rank(sheet: ForeignSheet, key: str) -> None:
 
 def _alpha(sheet: ForeignSheet, key: str) -> None:
     if _is_whole(sheet):
-        sheet.put("network_alpha", None, key)
+        if "network_alpha" in sheet.known:
+            sheet.put("network_alpha", None, key)
         sheet.skip(key, "LyCORIS leaves alpha out where matrices are whole")
     else:
         to("network_alpha")(sheet, key)
