@@ -26,7 +26,7 @@ from . import packed
 
 logger = logging.getLogger(__name__)
 
-_BLOCKS = ("model.language_model.layers", "layers", "encoder.block")
+_BLOCKS = ("model.language_model.layers", "language_model.layers", "layers", "encoder.block")
 """Lists of blocks, by their names in transformers' text encoders."""
 
 

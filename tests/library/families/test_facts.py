@@ -12,6 +12,7 @@ from sd_scripts.families import FACTS, RUNS
 from sd_scripts.library.core.protocols import Condition
 from sd_scripts.library.memory.forecast.structure import structure_of
 from sd_scripts.library.memory.kernels import head_sizes_of
+from sd_scripts.library.memory.quantize import blocks_of
 from sd_scripts.schema.model import ModelOptions
 
 LOADED = [name for name in families.NAMES if families.maker_of(families.family(name)) is None]
@@ -30,7 +31,14 @@ def test_options_and_networks_that_facts_name_are_there(name: str) -> None:
     assert [option for option in facts.companions if option not in type(options).model_fields] == []
     encoder = facts.network.quantized_encoder
     assert (encoder is not None) == ("text_encoder_quantization" in type(options).model_fields)
-    assert encoder is None or encoder in parts.text_encoders
+    if encoder is not None:
+        # What is quantised is most of it: words and eyes are left as they are.
+        network = parts.text_encoders[encoder]
+        held = [
+            layer for name in blocks_of(network) for layer in network.get_submodule(name).modules() if isinstance(layer, torch.nn.Linear)
+        ]
+        linear = [layer for path, layer in network.named_modules() if isinstance(layer, torch.nn.Linear) and "visual" not in path]
+        assert held and len(held) >= len(linear) - 1
     assert facts.edits == (families.family(name).num_controls(parts)[1] > 0)
 
 
