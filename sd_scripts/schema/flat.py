@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import json
 import os
 import re
@@ -580,11 +581,12 @@ def _parse(
     known = fields(run)
     more: dict[str, Any] = {name: given.pop(name) for name in NO_OPTIONS if name in given and name not in known}
     after_unknown = False
-    for argument in rest:
+    for argument, after in itertools.zip_longest(rest, rest[1:], fillvalue="--"):
         if argument.startswith("--"):
-            name = argument.removeprefix("--").partition("=")[0]
+            name, equals, text = argument.removeprefix("--").partition("=")
             plain = name.replace("-", "_")
-            advice = f"write it --{plain}" if plain in known else _advice(run, plain, True)
+            value: object = text if equals else True if after.startswith("--") else after
+            advice = f"write it --{plain}" if plain in known else _advice(run, plain, value)
             problems.append(Problem(name, f"--{name}: {advice or 'there is no such option.' + nearest(name, list(known))}"))
             after_unknown = True
         elif not after_unknown:

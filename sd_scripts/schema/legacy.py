@@ -136,7 +136,7 @@ UNSUPPORTED: dict[str, str] = {
 
 _GROUPS: tuple[tuple[str, Iterable[str]], ...] = (
     (
-        "it belongs to a model family that this version does not train; remove it",
+        "it belongs to another model family, or to one that this version does not train; remove it",
         words.OPTIONS_OF_OTHERS,
     ),
     (
@@ -198,6 +198,8 @@ def verdict(name: str, value: object, run: type[Options] | None = None) -> str |
     found = find(name, run)
     if found is None:
         return None
+    if name == "model_type" and (family := words.MODEL_TYPES.get(str(value))) and run is not None and issubclass(run, RunOptions):
+        return f"{value} is a family of its own here, with {run.script.replace(run.family, family, 1)}; run that, without model_type"
     kind, text = found
     if kind == "renamed":
         return f"it is called {text} here" if value is not False else f"it is called {text} here; as it is off, remove it"

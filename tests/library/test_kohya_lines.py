@@ -121,6 +121,19 @@ def test_a_file_in_the_same_words_is_taken_too(tmp_path: Path) -> None:
     assert values["text_encoder_lr"] == (5e-5,) and values["train_text_encoder"] and any("xformers" in note for note in asked.notes)
 
 
+def test_a_line_for_a_newer_script_of_kohyas_says_what_it_says_there(data: dict[str, Path]) -> None:
+    line = (
+        "--dataset_config={set} --qwen3={set} --vae={set} --network_module=networks.lora_anima --network_dim=8 --timestep_sampling=sigmoid"
+    )
+    more = "--discrete_flow_shift=1.0 --vae_chunk_size=64 --vae_disable_cache --save_model_as=safetensors --optimizer_type=AdamW8bit"
+    asked = flat.parse_cli(RUNS["anima", "network"], _argv(f"{line} {more}", data))
+    values = flat.flatten(asked.options)
+    assert (values["text_encoder"], values["network_type"], values["network_dim"]) == (str(data["set"]), "lora", 8)
+    assert [name for name in ("qwen3", "vae_chunk_size", "vae_disable_cache") if f"--{name}: " not in str(asked.notes)] == []
+    with pytest.raises(OptionError, match=r"chroma is a family of its own here, with chroma_train_network\.py"):
+        flat.parse_cli(RUNS["flux", "network"], _argv("--train_data_dir={folder} --model_type chroma", data))
+
+
 def test_what_would_train_something_else_is_refused(data: dict[str, Path]) -> None:
     wrong = []
     for line, said in (
