@@ -16,6 +16,7 @@ from diffusers import AnimaTextConditioner
 from torch import Tensor
 
 from sd_scripts.families.common import qwen_vae, structures
+from sd_scripts.families.common.comfyui_levels import FlowLevels, Graph
 from sd_scripts.families.common.double_stream import linear_layers, tiny_t5_tokenizer
 from sd_scripts.families.common.qwen3 import tiny_qwen3
 from sd_scripts.families.common.qwen3vl import tell_of_cut
@@ -120,6 +121,10 @@ class Anima(TransformerFamily):
             super().save(parts, path, save_model_as, dtype, metadata)
         else:
             save_file(parts, path, dtype, metadata)
+
+    def comfyui(self, parts: Parts) -> Graph:
+        """See ScheduledFamily."""
+        return Graph("simple", FlowLevels(3.0))
 
     def adapter_targets(self, parts: Parts, conv: bool) -> dict[str, list[str]]:
         """Names of the layers that may get an adapter: every linear layer of the blocks, of Qwen3's layers and of the conditioner's."""

@@ -65,9 +65,10 @@ class QwenImage21SampleOptions(FlowSampleOptions):
 class QwenImage21AdapterOutputOptions(AdapterOutputOptions):
     """Run folder, saved adapter files, states, trackers, metadata."""
 
-    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
-    """Names inside the saved .safetensors file. A LoRA is read whole by diffusers with diffusers' names and with comfyui's
-    (`diffusion_model.`, with alphas); with kohya's it loses the MLPs there. verify_lora counts the layers of a file."""
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "diffusers"
+    """Names inside the saved .safetensors file. A LoRA is read whole by ComfyUI and diffusers with diffusers' names; with
+    comfyui's (`diffusion_model.`, with alphas) ComfyUI leaves parts of the MLPs out, with kohya's both do. verify_lora counts the layers of
+    a file."""
 
 
 class _QwenImage21Run(RunOptions):

@@ -28,6 +28,10 @@ CHROMA = {"num_layers": 19, "num_single_layers": 38, "approximator_num_channels"
 """The table of modulations has the published depth there, and is asked with 64 numbers."""
 
 
+KREA2 = {"intermediate_size": 128, "text_intermediate_size": 128}
+"""MLPs there have multiples of 128 numbers."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A model: its family, what of its small network is another size, and the shape of each tensor of a condition; None is a text's."""
@@ -48,6 +52,10 @@ CASES = {
     "qwen_image": Case("qwen_edit", {"text": (None, 32)}, {}, "image"),
     "chroma": Case("chroma", {"t5": (None, 24)}, CHROMA),
     "flux2": Case("flux2", {"text": (512, 96)}, {}),
+    "kontext": Case("kontext", {"text": (None, 24)}, {}),
+    "krea2": Case("krea2", {"text": (None, 384)}, KREA2),
+    "anima": Case("anima", {"text": (32, 24)}, {}),
+    "qwen_image21": Case("qwen_image21", {"text": (None, 32)}, {}),
 }
 
 
@@ -62,7 +70,9 @@ def settle(module: nn.Module) -> None:
     """Gives every parameter numbers that follow from its name, of a size with which the network does something."""
     for name, weight in module.named_parameters():
         if weight.ndim == 1:
-            weight.copy_(float(name.endswith("weight")) + numbers(name, tuple(weight.shape), 0.1))
+            # Norms begin with ones, or with zeros where 1 is added to their weights.
+            around = float(name.endswith("weight") and bool(weight.any()))
+            weight.copy_(around + numbers(name, tuple(weight.shape), 0.1))
         else:
             weight.copy_(numbers(name, tuple(weight.shape), 1 / prod(weight.shape[1:]) ** 0.5))
 
@@ -115,7 +125,7 @@ def conditions_of(name: str) -> tuple[Condition, Condition]:
 
 def controls_of(name: str) -> list[Tensor]:
     """Encoded control images, in the scale of the network."""
-    shapes = {"qwen_edit": [(16, 8, 4), (16, 4, 4)], "flux2": [(128, 4, 2)]}
+    shapes = {"qwen_edit": [(16, 8, 4), (16, 4, 4)], "flux2": [(128, 4, 2)], "kontext": [(16, 8, 4)]}
     return [numbers(f"control {number}", shape) for number, shape in enumerate(shapes.get(name, []))]
 
 
