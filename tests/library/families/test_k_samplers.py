@@ -107,12 +107,12 @@ DETECTED: dict[str, dict[str, Any]] = json.loads((RECORDED / "detected.json").re
 def test_comfyui_knows_whole_files_for_what_they_are(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of the published sizes has the names and shapes that ComfyUI's detection was given."""
     told, written = DETECTED[base], []
+    family: Any = families.family(told["family"])
     for module in [one for name, one in sys.modules.items() if name.startswith("sd_scripts.") and hasattr(one, "write_file")]:
         # As far as the header: the numbers of such a model fill disks.
         monkeypatch.setattr(module, "write_file", lambda path, tensors, metadata: written.append(tensors))
     kinds = [run for (name, _), run in RUNS.items() if name == told["family"]]
     options: Any = kinds[-1].model_fields["model"].annotation
-    family: Any = families.family(told["family"])
     parts, _ = family.published(options(pretrained_model_name_or_path=f"published/{base}"), None)
     family.save(parts, tmp_path / "whole.safetensors", "safetensors", None, {})
     lines = sorted(f"{name} {tuple(tensor.shape)}" for name, tensor in written[0].items())
