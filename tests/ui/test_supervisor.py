@@ -345,7 +345,8 @@ def test_a_killed_launcher_leaves_no_rank(launcher: str, tmp_path: Path) -> None
     assert len(alive(job)) >= 4
     launcher_of(studio, job).kill()
     state = studio.find(job.name).state
-    assert state == "running" or not alive(job), "its ranks are being ended"
+    # The runner, which writes down the end, lives a moment longer.
+    assert state == "running" or set(alive(job)) <= {job.pid}, "its ranks are being ended"
     until(lambda: not alive(job))
     assert studio.find(job.name).state == "died" and studio.find(job.name).returncode == -9
     studio.close()
