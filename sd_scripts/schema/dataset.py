@@ -128,7 +128,8 @@ class DatasetOptions(Section):
     on_bad_image: Literal["stop", "skip"] = "stop"
     """What to do with images that cannot be read: stop before training, after listing all of them, or skip them with a warning."""
     validation_split: Annotated[Fraction, Field(lt=1)] = 0.0
-    """Part of the training images that is held out; their loss is measured with the same noise every time."""
+    """Part of the training images that is held out; their loss is measured with the same noise every time, of few images at several noise
+    levels each."""
     validation_seed: Annotated[Seed | None, _HELD_OUT] = None
     """Seed that chooses the held-out images; None takes seed."""
     validate_every_n_steps: Annotated[Count | None, _HELD_OUT] = None

@@ -25,6 +25,10 @@ from .environment import CPU
 from .prepare import Prepared, Read, begin_loading, loaded, prompts_of
 from .trained import dtypes_of_run, trained_encoders
 
+FEWEST_VALIDATED = 64
+"""Samples that a held-out loss is the mean of, at least: of five, each at one noise level, the lowest was that of a checkpoint whose images
+were up to 25 points worse than the best one's (tests/bench/picks.py)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
@@ -113,7 +117,7 @@ def fill(found: Read, parts: Parts) -> DataPipeline:
         num_steps=found.total_steps,
         trained_encoders=trained_encoders(options, parts),
         empty_text=options.objective.wants_empty_text,
-        validation_samples=options.objective.num_anchors,
+        validation_samples=max(FEWEST_VALIDATED, options.objective.num_anchors),
         rank=process.accelerator.process_index,
         world=process.accelerator.num_processes,
         barrier=process.peers.barrier,
