@@ -36,10 +36,9 @@ class Mean:
     half: float | None
     count: int
 
-    @property
-    def is_positive(self) -> bool:
-        """Whether all of the interval lies above 0."""
-        return self.half is not None and self.value - self.half > 0
+    def exceeds(self, halves: float) -> bool:
+        """Whether it lies more than so many halves of the interval above 0; True where they are not known."""
+        return self.half is None or self.value > halves * self.half
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ from .measures import HeldOut, Nearness
 from .votes import Standing, is_clear
 
 FILE = "choice.json"
+CLEARLY = 4 / 3
+"""How many halves of the 95 % interval a loss must lie above the lowest one to be clearly higher: about those of a 99 % interval. Several
+checkpoints are compared, and samples of one image are alike."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ class Proposal:
 
 
 def proposal(candidates: Sequence[Candidate], ranking: Sequence[Standing], base: Nearness | None) -> Proposal:
-    """Which of the checkpoints to keep. Clear votes decide; else the lowest held-out loss does, but for one that copies training images
-    where another one, not clearly worse, copies fewer. base: nearness of the base's images."""
+    """Which of the checkpoints to keep. Clear votes decide; else it is one whose held-out loss is not clearly above the lowest: of those
+    that copy fewest training images the one that has trained longest. The loss of few held-out images is lowest before images are best
+    (tests/bench/picks.py). base: nearness of the base's images."""
     if len(candidates) < 2:
         return Proposal(None, "Nothing is proposed: the grid has no two checkpoints.")
     by_column = {one.column: one for one in candidates}
@@ -61,19 +65,20 @@ def proposal(candidates: Sequence[Candidate], ranking: Sequence[Standing], base:
         )
         return Proposal(None, text)
     lowest, least = min(measured, key=lambda pair: pair[1].mean.value)
-    alike = [one for one, told in measured if told.behind is not None and told.behind.half is not None and not told.behind.is_positive]
-    kept = min([lowest, *alike], key=lambda one: (_copies(one.near, base), one is not lowest))
-    rest = [one for one in alike if one is not lowest]
-    said = f"{'it' if kept is lowest else lowest.label} has the lowest held-out loss ({least.mean.value:.4g}) of {len(measured)}"
-    others = ", ".join(one.label for one in rest)
-    if rest:
-        said += f"; {others} {'is' if len(rest) == 1 else 'are'} not clearly worse"
-    if kept is not lowest:
-        many, few = _copies(lowest.near, base), _copies(kept.near, base)
-        said += f", but {many} more of its images than of the base's nearly copy a training image, of {kept.label} {few}"
-    elif kept.near is not None:
-        said += f"; {kept.near.copies} of its {kept.near.count} images nearly copy a training image"
-    return Proposal(kept.column, f"{kept.label} is proposed: {said}.")
+    alike = [(one, told) for one, told in measured if one is lowest or (told.behind is not None and not told.behind.exceeds(CLEARLY))]
+    kept, loss = min(alike, key=lambda pair: (_copies(pair[0].near, base), -pair[1].step))
+    copies = f"{kept.near.copies} of its {kept.near.count} images nearly copy a training image" if kept.near is not None else ""
+    if kept is lowest:
+        said = f"it has the lowest held-out loss ({least.mean.value:.4g}) of {len(measured)}"
+    else:
+        least_of = f"the lowest of {len(measured)} ({lowest.label}, {least.mean.value:.4g})"
+        said = f"its held-out loss ({loss.mean.value:.4g}) is not clearly above {least_of}"
+        last, _ = max(alike, key=lambda pair: pair[1].step)
+        if kept is last:
+            said += ", and of those it has trained longest"
+        else:
+            copies = f"{copies}, fewer than of {last.label}"
+    return Proposal(kept.column, f"{kept.label} is proposed: {said}{f'; {copies}' if copies else ''}.")
 
 
 def _copies(near: Nearness | None, base: Nearness | None) -> int:
