@@ -302,7 +302,12 @@ class ToolBench:
         if started.state in ENDED:
             return
         _write(started.path, replace(started.order, cancelled=True, queued=False))
-        members = {process.pid: process for process in processes.of_runs().get(started.order.run_id, [])}
+        order = started.order
+        members = {process.pid: process for process in processes.of_runs().get(order.run_id, [])}
+        process = processes.living(order.pid) if order.pid > 0 else None
+        if process is not None and abs(processes.created(process) - order.create_time) < 0.05:
+            # One that was started a moment ago does not carry the run's id yet.
+            members |= {each.pid: each for each in processes.tree(order.pid)}
         left = processes.end(list(members.values()))
         if left:
             raise TimeoutError("these processes cannot be ended: " + ", ".join(str(process.pid) for process in left))

@@ -201,7 +201,7 @@ PROMISES: list[Promise] = [
     Promise("Save TOML", "#kl-keep", gives="download"),
     Promise("Save for sd-scripts", "#kl-keep", gives="download"),
     Promise("Save for ai-toolkit", "#kl-keep", gives="download"),
-    Promise("Save for musubi-tuner", ".kl-problems", "has no adapter of"),
+    Promise("Save for musubi-tuner", ".kl-problems", "musubi-tuner does not train"),
     Promise("Save for OneTrainer", "#kl-keep", gives="download"),
     Promise("Check data set", ".kl-report .kl-factlist"),
     Promise("Export for cluster.*", ".kl-export .kl-grid"),

@@ -6,11 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sd_scripts.dataset.config import said_of
 from sd_scripts.schema.imported import Imported
 from sd_scripts.schema.runs import RunOptions
 
 from ..table import ForeignSheet, opened, place
+
+
+def said_of(name: str, edits: bool) -> tuple[str, str] | None:
+    """See dataset.config; it loads what reads images, which no start of a script should wait for."""
+    from sd_scripts.dataset import config
+
+    return config.said_of(name, edits)
+
 
 _MUSUBI = ("image_directory", "image_jsonl_file")
 """Keys by which musubi-tuner's files are known."""
