@@ -161,20 +161,16 @@ def models(family: ModelFamily, run: RunDirectory) -> Iterator[tuple[str, Parts]
         yield file.name, parts
 
 
+def _kinds(word: measure.Kind) -> tuple[measure.Kind, ...]:
+    return word, "old"
+
+
 def result(folder: Path, name: str, number: int) -> dict[str, Any]:
     word = FAMILIES[name][1]
     run, family = trained(folder, name, number), families.family(name)
     losses = measures.held_out(run, [file.name for file in drawing.saved_files(run.path)])
-    judged = [
-        task
-        for kind in (word, "old")
-        for task in measure.prompts(kind, NUM_JUDGED // 2, JUDGED_SEED, worlds.colors_of(name))  # type: ignore[arg-type]
-    ]
-    grid = [
-        task
-        for kind in (word, "old")
-        for task in measure.prompts(kind, NUM_IN_GRID // 2, GRID_SEED, worlds.colors_of(name))  # type: ignore[arg-type]
-    ]
+    judged = [task for kind in _kinds(word) for task in measure.prompts(kind, NUM_JUDGED // 2, JUDGED_SEED, worlds.colors_of(name))]
+    grid = [task for kind in _kinds(word) for task in measure.prompts(kind, NUM_IN_GRID // 2, GRID_SEED, worlds.colors_of(name))]
     beside = [triage.signs_of(path) for path in measures.training_images(run, folder / "output", lambda _: None)]
     checkpoints = []
     for file, parts in models(family, run):
@@ -219,7 +215,7 @@ def _held_out(told: dict[str, Any] | None) -> measures.HeldOut | None:
 
 
 def _near(told: dict[str, Any] | None) -> measures.Nearness | None:
-    return told and measures.Nearness(**told)
+    return measures.Nearness(**told) if told else None
 
 
 def of_steps(row: dict[str, Any]) -> list[dict[str, Any]]:
