@@ -187,6 +187,12 @@ def test_validation_samples_become_prompts_with_their_control_images(tmp_path: P
     assert (prompts[0].width, prompts[0].height, prompts[0].cfg_scale) == (576, 832, 4.0)
 
 
+def test_pefts_word_for_every_linear_layer_is_no_expression() -> None:
+    keys = {**SEED_KEYS, "model": {**SEED_KEYS["model"], "lora": {**SEED_KEYS["model"]["lora"], "target_modules": "all-linear"}}}
+    network = built(read(keys)).network
+    assert network.lora_targets == "all_with_modulation" and network.target_modules == ()
+
+
 def test_the_first_schema_becomes_a_run() -> None:
     imported = read(SEED_KEYS)
     options = built(imported)

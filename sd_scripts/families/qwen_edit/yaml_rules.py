@@ -116,6 +116,10 @@ def _targets(reader: Reader, key: str, value: object) -> None:
     if value in (None, "", []):
         reader.skip(key, "it is empty")
         return
+    if value == "all-linear":
+        # PEFT's word for every linear layer.
+        reader.take(key, "lora_targets", "all_with_modulation", "layers outside of the blocks, which PEFT takes as well, get no adapter")
+        return
     if not isinstance(value, list):
         # There a text is an expression for the whole name.
         _patterns(reader, key, [f"^(?:{value})$"])
