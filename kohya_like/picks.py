@@ -76,7 +76,7 @@ def proposal(candidates: Sequence[Candidate], ranking: Sequence[Standing], base:
         last, _ = max(alike, key=lambda pair: pair[1].step)
         if kept is last:
             said += ", and of those it has trained longest"
-        else:
+        elif copies:
             copies = f"{copies}, fewer than of {last.label}"
     return Proposal(kept.column, f"{kept.label} is proposed: {said}{f'; {copies}' if copies else ''}.")
 

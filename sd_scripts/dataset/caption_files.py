@@ -170,15 +170,17 @@ class Book:
         Raises OptionError.
         """
         size = self.size()
-        if size == offset:
-            return {}, offset
+        if size in (0, offset):
+            return {}, size
         offset = 0 if size < offset else offset
-        if not size:
-            return {}, 0
         # The history says what is about to be written: read in between, a file has its old words, and nobody would look again.
-        with self._alone(), self.history.open("rb") as file:
-            file.seek(offset)
-            data = file.read()
+        with self._alone():
+            try:
+                with self.history.open("rb") as file:
+                    file.seek(offset)
+                    data = file.read()
+            except OSError as err:
+                raise OptionError(f"{self.history} cannot be read: {err.strerror or err}; what others write is not seen.") from err
             end = data.rfind(b"\n") + 1
             found = set()
             for line in data[:end].splitlines():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,9 @@ def test_of_losses_that_are_not_clearly_higher_the_one_that_trained_longest_is_p
     told = proposal(middle, [], Nearness(0.5, 1, 8))
     assert told.column == 2 and "1 of its 8 images nearly copy a training image, fewer than of c3" in told.why
     assert proposal(copying, [], Nearness(0.5, 5, 8)).column == 3, "so does the base"
+    unseen = replace(middle[1], near=None)
+    told = proposal([middle[0], unseen, middle[2]], [], None)
+    assert told.column == 2 and told.why.endswith("(c1, 0.4)."), "its images were not drawn"
     votes = [Vote(0, 1, other, "left") for other in (0, 2, 3) for _ in range(30)]
     assert proposal(plain, ranking(4, votes), None).column == 1
     assert proposal(plain, ranking(4, votes[:4]), None).column == 3, "a few votes decide nothing"
