@@ -5,9 +5,13 @@ from __future__ import annotations
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
 from sd_scripts.library.adapters.architectures import Architecture
+from sd_scripts.library.adapters.readers import LORA, Rule
 
 from .facts import TRANSFORMER
 from .loading import LOADER, SPEC, config_of
+
+_GUIDANCE = r"distilled_guidance_layer\..*"
+_OUTER = rf"{_GUIDANCE}|x_embedder|context_embedder|proj_out"
 
 ARCHITECTURES = (
     Architecture(
@@ -26,7 +30,21 @@ ARCHITECTURES = (
         ranks=ranks_of_blocks,
         has_one_alpha=False,
         comfyui_endings="kohya",
-        # Only what was run against diffusers' own reader is promised.
-        readers={"diffusers": (rules.TRANSFORMER_DIFFUSERS[0],)},
+        readers={
+            "ComfyUI": (rules.PUBLISHED, Rule("backbone", ("transformer.", "lycoris_"), without=_GUIDANCE)),
+            "sd-scripts": (Rule("backbone", ("lora_unet_",), "published", LORA, rf"{_GUIDANCE}|proj_out"),),
+            "diffusers": (
+                rules.TRANSFORMER_DIFFUSERS[0],
+                # FLUX.1's conversion, which stops at a layer that FLUX.1 does not have.
+                Rule(
+                    "backbone",
+                    ("lora_unet_", "diffusion_model."),
+                    "published",
+                    LORA,
+                    _OUTER,
+                    refuses_others=True,
+                ),
+            ),
+        },
     ),
 )

@@ -57,6 +57,14 @@ class ChromaSampleOptions(FlowSampleOptions):
     """Guidance scale of a preview without --l, with the negative prompt; 1 turns it off, above 1 doubles the time."""
 
 
+class ChromaAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, sd-scripts, diffusers; with diffusers' by
+    ComfyUI, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
+
+
 class _ChromaRun(RunOptions):
     family: ClassVar[str] = "chroma"
 
@@ -73,7 +81,7 @@ class ChromaNetwork(_ChromaRun):
     label: ClassVar[str] = "Chroma LoRA"
 
     network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: AdapterOutputOptions = AdapterOutputOptions()
+    output: ChromaAdapterOutputOptions = ChromaAdapterOutputOptions()
 
 
 class ChromaFull(_ChromaRun):

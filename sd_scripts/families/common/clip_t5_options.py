@@ -9,6 +9,7 @@ from pydantic import Field
 from sd_scripts.schema.fields import NotNegative, Positive, Show
 from sd_scripts.schema.model import FewStepModelOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
+from sd_scripts.schema.output import AdapterOutputOptions
 
 
 class ClipT5ModelOptions(FewStepModelOptions):
@@ -43,3 +44,12 @@ class ClipT5ObjectiveOptions(FlowObjectiveOptions):
     discrete_flow_shift: Positive = 3.1582
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times. 3.1582 is FLUX's own
     at 1024 x 1024."""
+
+
+class FluxAdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, Forge, sd-scripts, musubi-tuner, diffusers;
+    with diffusers' by ComfyUI, Forge, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge, diffusers. verify_lora counts the
+    layers of a file."""

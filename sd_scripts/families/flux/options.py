@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions
+from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions, FluxAdapterOutputOptions
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.fields import (
     NotNegative,
@@ -26,7 +26,7 @@ from sd_scripts.schema.network import (
     TransformerFullOptions,
 )
 from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.output import ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import FlowSampleOptions
 
@@ -129,15 +129,6 @@ class FluxSampleOptions(FlowSampleOptions):
     @property
     def embedded_guidance(self) -> float:
         return self.sample_guidance_scale
-
-
-class FluxAdapterOutputOptions(AdapterOutputOptions):
-    """Run folder, saved adapter files, states, trackers, metadata."""
-
-    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
-    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, Forge, sd-scripts, musubi-tuner, diffusers;
-    with diffusers' by ComfyUI, Forge, diffusers; with comfyui's (`diffusion_model.`) by ComfyUI, Forge, diffusers. verify_lora counts the
-    layers of a file."""
 
 
 class _FluxRun(RunOptions):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.double_stream_names import DoubleStreamNames, ranks_of_blocks
 from sd_scripts.library.adapters.architectures import Architecture
+from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
 from .facts import TRANSFORMER
 from .loading import LOADER, SPEC, transformer_config
+
+_MODULATION = r"(double_stream_modulation_(img|txt)|single_stream_modulation)\.linear"
 
 ARCHITECTURES = (
     Architecture(
@@ -27,7 +30,14 @@ ARCHITECTURES = (
         has_one_alpha=False,
         # diffusers stops at an alpha under these names.
         comfyui_endings="peft without alpha",
-        # Only what was run against diffusers' own reader is promised.
-        readers={"diffusers": (rules.TRANSFORMER_DIFFUSERS[0],)},
+        readers={
+            "ComfyUI": (rules.PUBLISHED, Rule("backbone", ("transformer.", "lycoris_"), without=rf"{_MODULATION}|time_guidance_embed\..*")),
+            "musubi-tuner": (Rule("backbone", ("lora_unet_",), "published", SUMS),),
+            "diffusers": (
+                Rule("backbone", ("transformer.",), kinds=("lora", "dora", "lokr")),
+                Rule("backbone", ("diffusion_model.",), "published", LORA),
+                Rule("backbone", ("lora_unet_",), "published", LORA, rf"{_MODULATION}|norm_out\.linear"),
+            ),
+        },
     ),
 )

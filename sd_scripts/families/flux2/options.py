@@ -76,6 +76,15 @@ class Flux2SampleOptions(EditSampleOptions):
     says of itself that it is distilled is drawn without."""
 
 
+class Flux2AdapterOutputOptions(AdapterOutputOptions):
+    """Run folder, saved adapter files, states, trackers, metadata."""
+
+    save_model_as: Literal["kohya", "diffusers", "comfyui"] = "kohya"
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, musubi-tuner, diffusers; with diffusers' by
+    ComfyUI, diffusers; with comfyui's (`diffusion_model.`, without alphas) by ComfyUI, diffusers. verify_lora counts the layers of a
+    file."""
+
+
 class _Flux2Run(RunOptions):
     family: ClassVar[str] = "flux2"
 
@@ -93,7 +102,7 @@ class Flux2Network(_Flux2Run):
     label: ClassVar[str] = "FLUX.2 Klein LoRA"
 
     network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: AdapterOutputOptions = AdapterOutputOptions()
+    output: Flux2AdapterOutputOptions = Flux2AdapterOutputOptions()
 
 
 class Flux2Full(_Flux2Run):

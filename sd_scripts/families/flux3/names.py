@@ -8,7 +8,7 @@ from typing import ClassVar
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.plain_names import BlockNames, ranks_of_plain
 from sd_scripts.library.adapters.architectures import Architecture
-from sd_scripts.library.adapters.readers import Rule
+from sd_scripts.library.adapters.readers import LORA, Rule
 
 from .facts import TRANSFORMER
 from .loading import LOADER, SPEC, transformer_config
@@ -31,6 +31,8 @@ class Flux3Names(BlockNames):
         return max((number for number in numbers if number is not None), default=-1) + 1
 
 
+_OUTER = r"(?!(txt_mode_blocks|mode_blocks|single_transformer_blocks)\.).*"
+
 ARCHITECTURES = (
     Architecture(
         name="flux3",
@@ -49,7 +51,12 @@ ARCHITECTURES = (
         has_one_alpha=False,
         # diffusers stops at an alpha under these names.
         comfyui_endings="peft without alpha",
-        # Only what was run against diffusers' own reader is promised.
-        readers={"diffusers": (rules.TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_model.",), "published", kinds=("lora",)))},
+        # No other program's reader was found. What stands around the blocks, diffusers' reader leaves out under the published names.
+        readers={
+            "diffusers": (
+                rules.TRANSFORMER_DIFFUSERS[0],
+                Rule("backbone", ("diffusion_model.",), "published", LORA, _OUTER),
+            )
+        },
     ),
 )

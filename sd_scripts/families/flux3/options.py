@@ -77,8 +77,8 @@ class Flux3AdapterOutputOptions(AdapterOutputOptions):
     """Run folder, saved adapter files, states, trackers, metadata."""
 
     save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
-    """Names inside the saved .safetensors file. A LoRA is read whole by diffusers with diffusers' names and with comfyui's
-    (`diffusion_model.`, without alphas); with kohya's here alone. verify_lora counts the layers of a file."""
+    """Names inside the saved .safetensors file. A LoRA is read whole with diffusers' by diffusers; with comfyui's (`diffusion_model.`,
+    without alphas) by diffusers; kohya's are for this program alone. verify_lora counts the layers of a file."""
 
 
 class _Flux3Run(RunOptions):

@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions
+from sd_scripts.families.common.clip_t5_options import ClipT5ModelOptions, ClipT5ObjectiveOptions, FluxAdapterOutputOptions
 from sd_scripts.schema.dataset import PairDatasetOptions
 from sd_scripts.schema.fields import NotNegative, Show, Side
 from sd_scripts.schema.memory import FullMemoryOptions
 from sd_scripts.schema.model import Controls, file_name
 from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
 from sd_scripts.schema.optimizer import FullOptimizerOptions
-from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
+from sd_scripts.schema.output import ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.samples import EditSampleOptions
 
@@ -80,7 +80,7 @@ class KontextNetwork(_KontextRun):
     label: ClassVar[str] = "FLUX.1 Kontext LoRA"
 
     network: BlocksNetworkOptions = BlocksNetworkOptions()
-    output: AdapterOutputOptions = AdapterOutputOptions()
+    output: FluxAdapterOutputOptions = FluxAdapterOutputOptions()
 
 
 class KontextFull(_KontextRun):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from sd_scripts.families.common import reader_rules as rules
 from sd_scripts.families.common.plain_names import BlockNames, ranks_of_plain
 from sd_scripts.library.adapters.architectures import Architecture
-from sd_scripts.library.adapters.readers import Rule
+from sd_scripts.library.adapters.readers import LORA, SUMS, Rule
 
 from .facts import TRANSFORMER
 from .loading import LOADER, SPEC, transformer_config
@@ -37,7 +37,10 @@ ARCHITECTURES = (
         has_one_alpha=False,
         # diffusers stops at an alpha under these names.
         comfyui_endings="peft without alpha",
-        # Only what was run against diffusers' own reader is promised.
-        readers={"diffusers": (rules.TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_model.",), "published", kinds=("lora",)))},
+        readers={
+            "ComfyUI": rules.TRANSFORMER_COMFYUI,
+            "musubi-tuner": (Rule("backbone", ("lora_unet_",), "published", SUMS),),
+            "diffusers": (rules.TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_model.",), "published", LORA)),
+        },
     ),
 )

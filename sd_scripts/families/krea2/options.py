@@ -65,8 +65,8 @@ class Krea2AdapterOutputOptions(AdapterOutputOptions):
     """Run folder, saved adapter files, states, trackers, metadata."""
 
     save_model_as: Literal["kohya", "diffusers", "comfyui"] = "comfyui"
-    """Names inside the saved .safetensors file. diffusers and ComfyUI read a LoRA under comfyui's names (`diffusion_model.`, without
-    alphas) whole, diffusers also one under its own; kohya's are for musubi-tuner. verify_lora counts the layers of a file."""
+    """Names inside the saved .safetensors file. A LoRA is read whole with kohya's by ComfyUI, musubi-tuner; with diffusers' by ComfyUI,
+    diffusers; with comfyui's (`diffusion_model.`, without alphas) by ComfyUI, diffusers. verify_lora counts the layers of a file."""
 
 
 class _Krea2Run(RunOptions):

@@ -36,7 +36,14 @@ ARCHITECTURES = (
         ranks=ranks_of_plain,
         has_one_alpha=False,
         comfyui_endings="peft",
-        # Only what was run against diffusers' own reader is promised; of kohya's names it takes some apart wrongly.
-        readers={"diffusers": (rules.TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_model.",), kinds=LORA))},
+        readers={
+            # ComfyUI holds the two as one matrix, which it divides for diffusers' names alone.
+            "ComfyUI": (
+                Rule("backbone", ("lora_unet_", "diffusion_model."), without=r".*\.img_mlp\.(gate_layer|proj)"),
+                Rule("backbone", ("transformer.", "lycoris_")),
+            ),
+            # Of kohya's names it takes some apart wrongly.
+            "diffusers": (rules.TRANSFORMER_DIFFUSERS[0], Rule("backbone", ("diffusion_model.",), kinds=LORA)),
+        },
     ),
 )

@@ -66,9 +66,9 @@ class QwenImage21AdapterOutputOptions(AdapterOutputOptions):
     """Run folder, saved adapter files, states, trackers, metadata."""
 
     save_model_as: Literal["kohya", "diffusers", "comfyui"] = "diffusers"
-    """Names inside the saved .safetensors file. A LoRA is read whole by ComfyUI and diffusers with diffusers' names; with
-    comfyui's (`diffusion_model.`, with alphas) ComfyUI leaves parts of the MLPs out, with kohya's both do. verify_lora counts the layers of
-    a file."""
+    """Names inside the saved .safetensors file. A LoRA is read whole with diffusers' by ComfyUI, diffusers; with comfyui's
+    (`diffusion_model.`, with alphas) by diffusers (ComfyUI leaves parts of the MLPs out); with kohya's here alone. verify_lora counts the
+    layers of a file."""
 
 
 class _QwenImage21Run(RunOptions):

@@ -1,6 +1,6 @@
 """Which layers of an adapter file other programs read: by the names that their loaders look up. See docs/adapter-files.md.
 
-Which layers those are, architectures say in their `readers`. Facts about ComfyUI (October 2025, its newest models as of 2026), Forge (June
+Which layers those are, architectures say in their `readers`. Facts about ComfyUI (October 2025; newer models August 2026), Forge (June
 2025), sd-scripts (February 2026), musubi-tuner (June 2026) and diffusers 0.42. Their loaders were given every layer of every architecture
 in every layout and kind, and the tests compare with what they read.
 """
@@ -34,6 +34,8 @@ class Rule:
     kinds: tuple[Kind, ...] = _MOST
     without: str = r"(?!)"
     """Expression on the layer's own path: these it does not know."""
+    refuses_others: bool = False
+    """Whether the program reads nothing of a file with a layer that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -65,27 +67,35 @@ class Stored:
 
 def layers_read(layers: Mapping[str, Stored], names: LayerNames) -> dict[str, list[str]]:
     """Which of a file's layers, by their names in the file, each program reads whole that knows the architecture."""
-    rules = names.architecture.readers
-    return {
-        label: [stem for stem, layer in layers.items() if _reads(program, rules[label], stem, layer, names)]
-        for label, program in PROGRAMS.items()
-        if label in rules
-    }
+    read: dict[str, list[str]] = {}
+    for label, program in PROGRAMS.items():
+        rules = names.architecture.readers.get(label)
+        if rules is None:
+            continue
+        found = {stem: rule for stem, layer in layers.items() if (rule := _reading(program, rules, stem, layer, names)) is not None}
+        refused = len(found) < len(layers) and any(rule.refuses_others for rule in found.values())
+        read[label] = [] if refused else list(found)
+    return read
 
 
-def _reads(program: Program, rules: Collection[Rule], stem: str, layer: Stored, names: LayerNames) -> bool:
+def _reading(program: Program, rules: Collection[Rule], stem: str, layer: Stored, names: LayerNames) -> Rule | None:
+    """The rule by which a program reads a layer whole."""
     lengths = [ending for ending in layer.endings if ending.startswith(("dora_scale", "lora_magnitude"))]
     if layer.kind == "dora" and not any(ending.startswith(program.lengths) for ending in lengths):
-        return False
+        return None
     if not all(re.fullmatch(program.endings, ending) for ending in layer.endings if ending not in lengths):
-        return False
+        return None
     module, _, own = layer.name.partition(".")
-    return any(
-        module == rule.module
-        and layer.kind in rule.kinds
-        and re.fullmatch(rule.without, own) is None
-        and any(stem == start + _path(rule.path, layer.name, names, start.endswith("_")) for start in rule.starts)
-        for rule in rules
+    return next(
+        (
+            rule
+            for rule in rules
+            if module == rule.module
+            and layer.kind in rule.kinds
+            and re.fullmatch(rule.without, own) is None
+            and any(stem == start + _path(rule.path, layer.name, names, start.endswith("_")) for start in rule.starts)
+        ),
+        None,
     )
 
 

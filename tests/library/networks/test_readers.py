@@ -11,6 +11,7 @@ import torch
 
 from sd_scripts.families import RUNS
 from sd_scripts.library.adapters import readers
+from sd_scripts.library.adapters.architectures import architectures
 from sd_scripts.library.adapters.fusing import MAGNITUDE
 from sd_scripts.library.adapters.layer_names import LayerNames
 from sd_scripts.library.adapters.layouts import layout_for, tensors_of
@@ -21,8 +22,11 @@ from sd_scripts.library.tools.models import published
 from sd_scripts.schema import flat
 
 TABLE = Path(__file__).parents[2] / "data" / "lora_readers.tsv"
-REST = ("sdxl", "flux", "qwen_edit")
-ARCHITECTURES = ("sdxl", "sd1", "sd2", "flux", "qwen_edit", "zimage")
+SMALL = ("sd1", "flux2", "flux3", "chroma", "qwen_image21", "krea2", "zimage")
+"""Those with fewer layers always run."""
+LARGE = ("sdxl", "sd2", "flux", "qwen_edit", "anima")
+RUN_OF = {"sd1": "sd"}
+CASES = (*SMALL, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE))
 _KEY = re.compile(r"(.+?)\.((?:lora|hada|lokr|oft)_.+|alpha|dora_scale)")
 
 
@@ -57,17 +61,18 @@ def stored(architecture: str, layout: str, kind: Kind) -> tuple[dict[str, Stored
     return found, layers.names
 
 
-@pytest.mark.parametrize(
-    ("architecture", "kinds"),
-    [("zimage", KINDS), ("sd1", ("lora", "dora")), *(pytest.param(name, KINDS, marks=pytest.mark.long) for name in ARCHITECTURES)],
-)
-def test_the_layers_said_to_be_read_are_those_that_other_programs_read(architecture: str, kinds: tuple[Kind, ...]) -> None:
+def test_every_architecture_has_been_measured() -> None:
+    assert {*SMALL, *LARGE} == architectures().keys()
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_the_layers_said_to_be_read_are_those_that_other_programs_read(architecture: str) -> None:
     rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     measured = {tuple(row[1:4]): {} for row in rows}
     for program, *about, read, there, digest in rows:
         measured[tuple(about)][program] = (int(read), int(there), digest)
     wrong = []
-    for kind in kinds:
+    for kind in KINDS:
         for layout in dict.fromkeys(layout_for(kind, asked) for asked in ("kohya", "diffusers", "comfyui")):
             found, names = stored(architecture, layout, kind)
             told = {
@@ -79,12 +84,13 @@ def test_the_layers_said_to_be_read_are_those_that_other_programs_read(architect
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("architecture", "run"), [("sd1", "sd"), ("zimage", "zimage"), *(pytest.param(f, f, marks=pytest.mark.long) for f in REST)]
-)
-def test_the_default_names_are_those_that_most_programs_read_and_the_option_says_which(architecture: str, run: str) -> None:
+@pytest.mark.parametrize("architecture", CASES)
+def test_the_default_names_are_those_that_most_programs_read_and_the_option_says_which(architecture: str) -> None:
     """For a LoRA on the layers that get one by default."""
-    option = flat.fields(RUNS[run, "network"])["save_model_as"]
+    runs = [RUN_OF.get(architecture, architecture), *(["kontext"] if architecture == "flux" else [])]
+    options = [flat.fields(RUNS[run, "network"])["save_model_as"] for run in runs]
+    option = options[0]
+    assert len({(other.help, other.default) for other in options}) == 1
     saying = re.finditer(r"(kohya|diffusers|comfyui)'s?(?: \([^)]*\))? by ([A-Za-z-]+(?:, [A-Za-z-]+)*)", option.help)
     told = {match[1]: match[2].split(", ") for match in saying}
     layers, measured = published(architecture), {}
@@ -96,5 +102,5 @@ def test_the_default_names_are_those_that_most_programs_read_and_the_option_says
             if names.block(layer.name) is not None and layers.modules[layer.name].weight.shape[2:] != (3, 3)
         }
         measured[layout] = [program for program, read in readers.layers_read(usual, names).items() if len(read) == len(usual)]
-    assert told == measured
+    assert told == {layout: programs for layout, programs in measured.items() if programs}
     assert len(measured[option.default]) == max(len(programs) for programs in measured.values())
