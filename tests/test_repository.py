@@ -324,7 +324,7 @@ def words(path: Path) -> Iterator[str]:
     for node in ast.walk(tree(path)):
         for name in ("id", "attr", "arg", "name", "asname", "module"):
             if isinstance(found := getattr(node, name, None), str):
-                yield found.replace("sd_scripts", "")
+                yield found.replace("sd_scripts", "").replace("qwen_image_finetune", "")
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield re.sub(r"sd[_-]scripts", "", node.value)
 

@@ -14,12 +14,19 @@ from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.outside import json_of, toml_of, yaml_of
 from sd_scripts.schema.runs import RunOptions
 
-from . import ai_toolkit, command_lines, diffusion_pipe, musubi, onetrainer, simpletuner
+from . import ai_toolkit, command_lines, diffusion_pipe, musubi, onetrainer, qwen_image_finetune, simpletuner
 from .command_lines import Command
 from .kohya import reading as kohya
 from .table import DataFile
 
-IMPORTERS: tuple[Importer, ...] = (ai_toolkit.IMPORTER, musubi.IMPORTER, onetrainer.IMPORTER, diffusion_pipe.IMPORTER, simpletuner.IMPORTER)
+IMPORTERS: tuple[Importer, ...] = (
+    ai_toolkit.IMPORTER,
+    musubi.IMPORTER,
+    onetrainer.IMPORTER,
+    diffusion_pipe.IMPORTER,
+    simpletuner.IMPORTER,
+    qwen_image_finetune.IMPORTER,
+)
 """What reads the files of other trainers that no family comes from, kohya's apart."""
 DATA: tuple[DataFile, ...] = (*onetrainer.DATA, *simpletuner.DATA, *diffusion_pipe.DATA)
 """Their files that describe images or previews alone."""

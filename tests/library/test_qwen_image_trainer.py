@@ -20,12 +20,12 @@ from PIL import Image
 from safetensors import safe_open
 from torch.utils.data import DataLoader
 
-from sd_scripts.families.qwen_edit import yaml as qwen_yaml
 from sd_scripts.families.qwen_edit.batches import images_of, without_end
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.trainer import QwenImageEditTrainer, load_config_from_yaml
 from sd_scripts.library.memory.quantize import is_quantized
 from sd_scripts.library.render.predict import Predictor, Request
+from sd_scripts.programs.qwen_image_finetune import configuration
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
 
@@ -425,7 +425,7 @@ def test_a_configuration_with_keys_that_are_refused_is_refused_with_the_reasons(
     hub = [{"repo_id": "owner/faces", "split": "train"}]
     problems = []
     for change, words, silent in (
-        ({"trainer": "FluxKontext"}, ["FluxKontext is not trained here"], "train_data_dir"),
+        ({"trainer": "FluxKontext"}, ["FluxKontext is FLUX.1 Kontext LoRA, but this is Qwen-Image-Edit LoRA"], "train_data_dir"),
         ({"data": {"init_args": {"dataset_path": hub}}}, ["data sets of the hub are not read"], "train_data_dir is missing"),
         ({"model": {"pretrained_model_name_or_path": "x/edit-4bit"}, "mistake": 1}, ["quantised already", "mistake"], "train_data_dir"),
         (
@@ -457,7 +457,7 @@ def test_a_configuration_with_keys_that_are_refused_is_refused_with_the_reasons(
         "train": {**given["train"], "fit_device": {"vae": "cuda:1"}},
         "logging": {**given["logging"], "sampling": {"enable": False, "seed": 4}},
     }
-    assert qwen_yaml.translate({**given, **harmless}).refused == []
+    assert configuration.translate({**given, **harmless}).refused == []
 
 
 def written(folder: Path, values: dict[str, Any]) -> Path:

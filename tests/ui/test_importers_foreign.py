@@ -477,7 +477,8 @@ def test_a_whole_model_of_onetrainer_keeps_what_decides_whether_it_fits() -> Non
     )
     options = builds(found)
     assert found.run is RUNS["flux", "full"] and options["full_bf16"] and options["fused_backward_pass"] and options["max_grad_norm"] == 0
-    assert any(text.startswith("transformer.offload_fraction = 0.4") for text in found.conflicts)
+    assert options["blocks_to_swap"] == 23, "0.4 of 57 blocks"
+    assert said(found, "transformer.offload_fraction")[0] == "renamed"
 
 
 def test_models_and_methods_of_onetrainer_that_are_not_trained_are_refused_by_their_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from PIL import Image
 
 from kohya_like import form, importers
 from kohya_like.importers import Imported
-from sd_scripts.families.qwen_edit import yaml as qwen_yaml
+from sd_scripts.families import RUNS
 from sd_scripts.families.qwen_edit.options import QwenImageNetwork
+from sd_scripts.programs.qwen_image_finetune import configuration
+from sd_scripts.runs.layers import layers_of
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.prompts import Defaults, read_prompts
@@ -214,7 +217,7 @@ def test_what_that_program_does_where_the_file_says_nothing_is_said() -> None:
 
 
 def test_devices_of_prediction_are_kept_for_who_predicts() -> None:
-    found = qwen_yaml.translate(SEED_KEYS)
+    found = configuration.translate(SEED_KEYS)
     assert found.predict == {"transformer_device": "cuda:7", "vae_device": "cuda:5", "text_encoder_device": "cuda:6"}
 
 
@@ -243,8 +246,41 @@ def test_what_cannot_be_taken_says_what_to_do(changes: dict[str, Any], key: str,
 
 
 def test_a_configuration_for_another_model_is_never_put_on_this_one() -> None:
-    with pytest.raises(OptionError, match=r"for FLUX\.1 Kontext, which is not trained here"):
-        read({"trainer": "FluxKontext", "model": {"rank": 4}, "data": {"batch_size": 1}})
+    with pytest.raises(OptionError, match="for DreamOmni2, which this version does not train"):
+        read({"trainer": "DreamOmni2", "model": {"rank": 4}, "data": {"batch_size": 1}})
+
+
+def test_its_other_models_are_runs_of_their_own() -> None:
+    model = {
+        "pretrained_model_name_or_path": "owner/FLUX.1-Kontext-dev",
+        "pretrained_embeddings": {"vae": "a/vae", "text_encoder_2": "a/t5"},
+        "lora": {"r": 8, "lora_alpha": 8},
+    }
+    sample = {"prompt": "make it red", "images": ["a.png"], "guidance_scale": 3.5, "num_inference_steps": 20}
+    given = {
+        "trainer": "FluxKontext",
+        "model": model,
+        "data": {"batch_size": 2, "init_args": {"dataset_path": "pairs"}},
+        "cache": {"devices": {"vae": "cuda:1", "text_encoder_2": "cuda:1"}},
+        "validation": {"enabled": True, "steps": 50, "samples": [sample]},
+    }
+    found = read(given)
+    options = flat.flatten(flat.build(found.run, found.values))
+    assert found.run is RUNS["kontext", "network"] and found.count("not supported") == found.count("unknown") == 0
+    assert (options["ae"], options["clip_l"], options["t5xxl"]) == ("a/vae", None, "a/t5")
+    assert (options["timestep_sampling"], options["guidance_scale"], options["network_alpha"]) == ("uniform", 1.0, 8)
+    # Where the file names no layers: the attention of the image's stream and of the single blocks.
+    layers = layers_of("kontext")
+    assert layers is not None and all(layers.finds(text) for text in options["target_modules"])
+    chosen = {
+        path for path in ("attn.to_q", "attn.to_out.0", "attn.add_q_proj") for text in options["target_modules"] if re.search(text, path)
+    }
+    assert chosen == {"attn.to_q", "attn.to_out.0"}
+    assert options["sample_prompts"] == "make it red --ci a.png --s 20 --g 3.5 --d 42"
+    everything = read({**given, "model": {**model, "lora": {"r": 8, "target_modules": "all-linear"}}})
+    assert "target_modules" not in everything.values and row(everything, "model.lora.target_modules")[0] == "not needed"
+    klein = read({"trainer": "Flux2Klein", "model": {"pretrained_model_name_or_path": "a/klein"}, "data": {"batch_size": 1}})
+    assert klein.run is RUNS["flux2", "network"] and len(klein.values["target_modules"]) == 4
 
 
 def test_a_table_of_pairs_becomes_a_list_of_images() -> None:

@@ -18,6 +18,7 @@ from sd_scripts.library.train.environment import start_trackers, with_precision
 from sd_scripts.library.train.model_files import model_files
 from sd_scripts.library.train.optim import restore
 from sd_scripts.library.train.run_meta import write_meta
+from sd_scripts.programs.qwen_image_finetune.configuration import NO_IMAGES
 from sd_scripts.runs import resume
 from sd_scripts.runs.events import FileSaved, RunFailed, RunFinished, RunStarted, RunStopped, StepDone, Warned
 from sd_scripts.runs.rundir import RunDirectory
@@ -25,7 +26,6 @@ from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema.errors import OptionError
 
 from .batches import without_end
-from .yaml import NO_IMAGES
 
 if TYPE_CHECKING:
     from .trainer import QwenImageEditTrainer

@@ -1,8 +1,8 @@
 """The interface of qwen-image-finetune's trainer class over this engine, for scripts that were written for it.
 
 Every method is a few lines: training on the images of a configuration is `Session`, images are made by `Predictor`, files are
-`adapters`. Options are ours; a configuration of that project is read as `yaml.py` says. Batches of a loader that is not ours are
-trained on here, with our objective, states and files.
+`adapters`. Options are ours; a configuration of that project is read as sd_scripts/programs/qwen_image_finetune says. Batches of a
+loader that is not ours are trained on here, with our objective, states and files.
 
 Shapes: B samples, N image tokens of 16 x 16 pixels, h w latent sides, L text rows, D text width.
 """
@@ -49,6 +49,7 @@ from sd_scripts.library.train.metadata import build
 from sd_scripts.library.train.optim import learning_rate_at, make_optimizer
 from sd_scripts.library.train.process import Process
 from sd_scripts.library.train.session import fill_caches, train
+from sd_scripts.programs.qwen_image_finetune import configuration
 from sd_scripts.runs.events import RunFinished, RunStopped
 from sd_scripts.runs.stopping import StopRequest
 from sd_scripts.schema import flat
@@ -57,7 +58,6 @@ from sd_scripts.schema.files import written_aside
 from sd_scripts.schema.predict import LoadingSection
 
 from . import loader_run
-from . import yaml as qwen_yaml
 from .batches import CACHED, Entries, Grid, ImageLike, grids_of, images_of, stacked
 from .encoding import BATCHES, Encoder, Sample
 from .model import FAMILY, QwenEdit
@@ -71,10 +71,10 @@ FLOAT8 = "qfloat8"
 """What `quantize = True` means where the configuration names no kind: that program's quantisation."""
 
 
-def load_config_from_yaml(path: str | Path) -> qwen_yaml.Config:
+def load_config_from_yaml(path: str | Path) -> configuration.Config:
     """A YAML file of qwen-image-finetune as a configuration whose sections are attributes, with that program's values for what it leaves
     out. Raises OptionError with everything that is refused or wrong."""
-    return _checked(qwen_yaml.config_of(qwen_yaml.read(Path(path))))
+    return _checked(configuration.config_of(configuration.read(Path(path))))
 
 
 class QwenImageEditTrainer:
@@ -581,7 +581,7 @@ class QwenImageEditTrainer:
     def _process(self, cache_only: bool = False) -> Iterator[tuple[Process, flat.Invocation]]:
         """This process of a start on the images of the configuration, and what is asked of it."""
         options = self.options
-        if options.dataset.train_data_dir == qwen_yaml.NO_IMAGES:
+        if options.dataset.train_data_dir == configuration.NO_IMAGES:
             text = "train_data_dir is missing: the configuration names no images; give data.init_args.dataset_path, or a dataloader"
             raise OptionError(Problem("train_data_dir", text))
         stop = StopRequest()
@@ -594,27 +594,27 @@ class QwenImageEditTrainer:
             process.close()
 
 
-def _config(given: object) -> qwen_yaml.Config | QwenImageNetwork:
+def _config(given: object) -> configuration.Config | QwenImageNetwork:
     """What a trainer is configured by. Raises OptionError with everything that is refused or wrong."""
     if isinstance(given, QwenImageNetwork):
         return given
     if isinstance(given, str | Path):
         is_yaml = Path(given).suffix.lower() in (".yaml", ".yml")
-        given = qwen_yaml.read(Path(given)) if is_yaml else flat.read_toml(Path(given))
-    config = qwen_yaml.config_of(given)
-    if any(isinstance(config.get(name), Mapping) for name in qwen_yaml.SECTIONS):
+        given = configuration.read(Path(given)) if is_yaml else flat.read_toml(Path(given))
+    config = configuration.config_of(given)
+    if any(isinstance(config.get(name), Mapping) for name in configuration.SECTIONS):
         return _checked(config)
-    return flat.build(QwenImageNetwork, {"train_data_dir": qwen_yaml.NO_IMAGES, **config})
+    return flat.build(QwenImageNetwork, {"train_data_dir": configuration.NO_IMAGES, **config})
 
 
-def _checked(config: qwen_yaml.Config) -> qwen_yaml.Config:
-    qwen_yaml.fill(config, qwen_yaml.run_of(config)[0])
+def _checked(config: configuration.Config) -> configuration.Config:
+    configuration.fill(config, configuration.run_of(config, QwenImageNetwork)[0])
     return config
 
 
-def _options(config: qwen_yaml.Config | QwenImageNetwork) -> tuple[QwenImageNetwork, dict[str, str]]:
+def _options(config: configuration.Config | QwenImageNetwork) -> tuple[QwenImageNetwork, dict[str, str]]:
     """Options of a run, and devices of prediction by option."""
-    return (config, {}) if isinstance(config, QwenImageNetwork) else qwen_yaml.run_of(config)
+    return (config, {}) if isinstance(config, QwenImageNetwork) else configuration.run_of(config, QwenImageNetwork)
 
 
 def _named(device: torch.device | str | None, default: torch.device) -> torch.device:

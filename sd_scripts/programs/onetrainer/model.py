@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import PureWindowsPath
 
+from sd_scripts.runs.layers import layers_of
 from sd_scripts.schema.sheet import is_empty, is_off, shown
 
 from ..table import (
@@ -103,9 +105,14 @@ def _offloaded(sheet: ForeignSheet, key: str) -> None:
     if share <= 0:
         sheet.skip(key, "it is off")
     elif key.split(".")[0] not in BACKBONES and key != "layer_offload_fraction":
-        sheet.skip(key, "text encoders leave the device once captions are encoded")
+        sheet.skip(key, "text encoders leave the GPU once captions are encoded")
+    elif key == "layer_offload_fraction" and sheet.value("gradient_checkpointing") != "CPU_OFFLOADED":
+        sheet.skip(key, "it counts with gradient_checkpointing CPU_OFFLOADED only")
+    elif (table := layers_of(sheet.run.family)) and "blocks_to_swap" in sheet.known:
+        number = min(math.ceil(share * table.blocks), table.blocks)
+        sheet.take(key, "blocks_to_swap", number, f"{share:g} of {table.blocks} blocks")
     else:
-        sheet.lose(key, f"set blocks_to_swap to {share:g} of the network's blocks to keep as much of it away from the device")
+        sheet.lose(key, "the blocks of this family cannot wait in host RAM")
 
 
 def _checkpointing(sheet: ForeignSheet, key: str) -> None:

@@ -10,21 +10,20 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sd_scripts.families import RUNS
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import yaml_of
 from sd_scripts.schema.runs import RunOptions
 
-from .options import QwenImageNetwork
-from .yaml_keys import PLAIN, PROGRAM, SEED_KEYS, Finding, Reader, Translation
-from .yaml_rules import GROUPS, RULES
+from ..table import kind_of_run
+from .keys import PLAIN, SEED_KEYS, KeyReader, Translation
+from .models import DEFAULT, MODELS, PROGRAM, name_of
+from .rules import GROUPS, RULES
 
-__all__ = ["PROGRAM", "RUN", "Config", "Finding", "Translation", "config_of", "fill", "looks_like", "read", "run_of", "translate"]
+Options = TypeVar("Options", bound=RunOptions)
 
-RUN: type[RunOptions] = RUNS["qwen_edit", "network"]
 SECTIONS = ("model", "data", "train", "cache", "predict", "optimizer", "lr_scheduler", "logging", "loss", "validation")
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 
@@ -77,31 +76,36 @@ def looks_like(given: Mapping[str, object]) -> bool:
     return sum(isinstance(given.get(name), Mapping) for name in SECTIONS) >= 2
 
 
-def translate(given: Mapping[str, Any]) -> Translation:
-    """What every key of a configuration becomes. Raises OptionError for references to keys that are not there."""
-    found = Translation(_flattened(given))
+def translate(given: Mapping[str, Any], file: str = "the configuration") -> Translation:
+    """What every key of a configuration becomes. Raises OptionError for references to keys that are not there, and for a model that is not
+    trained here; a trainer that nobody knows is a finding."""
+    name = name_of(given)
+    run, model = kind_of_run(PROGRAM, file, MODELS, name if name in MODELS else DEFAULT, "network")
+    found = Translation(run, _flattened(given))
     problems: list[Problem] = []
     for key, value in found.given.items():
         found.given[key] = _resolved(value, found.given, problems)
     if problems:
         raise OptionError(problems)
-    reader = Reader(found, RULES, GROUPS)
+    reader = KeyReader(found, model, RULES, GROUPS)
     for key in found.given:
         reader.key(key)
     reader.assume()
     return found
 
 
-def run_of(given: Mapping[str, Any]) -> tuple[QwenImageNetwork, dict[str, str]]:
-    """Options of a run, and devices of prediction by option, of a configuration. It may leave out the images: see NO_IMAGES.
+def run_of(given: Mapping[str, Any], run: type[Options]) -> tuple[Options, dict[str, str]]:
+    """Options of a run of this kind, and devices of prediction by option, of a configuration. It may leave out the images: see NO_IMAGES.
 
     Raises OptionError with everything that is refused or wrong.
     """
     found = translate(given)
+    if found.run is not run:
+        raise OptionError(Problem("trainer", f"trainer: {given['trainer']} is {found.run.label}, but this is {run.label}"))
     refused = [Problem("", text) for text in found.refused]
     named = found.values.get("train_data_dir") is not None
     try:
-        options = flat.build(QwenImageNetwork, found.values if named else {**found.values, "train_data_dir": NO_IMAGES})
+        options = flat.build(run, found.values if named else {**found.values, "train_data_dir": NO_IMAGES})
     except OptionError as err:
         raise OptionError([*refused, *err.problems]) from err
     if refused:
@@ -109,7 +113,7 @@ def run_of(given: Mapping[str, Any]) -> tuple[QwenImageNetwork, dict[str, str]]:
     return options, {name: str(device) for name, device in found.predict.items()}
 
 
-def fill(config: Config, options: QwenImageNetwork) -> None:
+def fill(config: Config, options: RunOptions) -> None:
     """Writes into a configuration what it leaves to that program, and resolves its references."""
     plain = flat.flatten(options)
     everything = translate(config).given

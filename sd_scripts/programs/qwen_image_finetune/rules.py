@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 
 from sd_scripts.schema.optimizer import OPTIMIZERS
 
-from .options import QwenImageDatasetOptions
-from .yaml_keys import DEFAULTS, NOT_NEEDED, NOT_READ, Reader, Rule
+from .keys import DEFAULTS, NOT_NEEDED, NOT_READ, KeyReader, Rule
+from .models import IMAGE_ATTENTION, MODELS, PARTS, ends, name_of
 
 RULES: dict[str, Rule] = {}
 """The rule of each key that has one."""
@@ -32,25 +32,24 @@ def rule_for(*keys: str) -> Callable[[Rule], Rule]:
 
 
 @rule_for("trainer")
-def _trainer(reader: Reader, key: str, value: object) -> None:
-    name = str(reader.given.get("model.pretrained_model_name_or_path") or "").lower()
-    plus = "edit-2511" if "2511" in name else "edit-2509"
-    versions = {"qwenimageedit": "edit", "qwenimageedittrainer": "edit", "qwenimageeditplus": plus, "qwenimageeditplustrainer": plus}
-    version = versions.get(str(value).lower().replace("_", ""))
-    if version is None:
-        reader.refuse(key, f"{value} is not trained here; this import is for QwenImageEdit and QwenImageEditPlus")
-    else:
-        reader.take(key, "model_version", version)
+def _trainer(reader: KeyReader, key: str, value: object) -> None:
+    base = str(reader.given.get("model.pretrained_model_name_or_path") or "").lower()
+    if name_of(reader.given) not in MODELS:
+        reader.refuse(key, f"{value} is not a trainer of that program that is known here; {', '.join(MODELS)} are")
+    elif not reader.model.options:
+        reader.skip(key, f"the kind of run says it: {reader.found.run.label}")
+    for option, said in reader.model.options.items():
+        reader.take(key, option, "edit-2511" if "2511" in base and said == "edit-2509" else said)
 
 
 @rule_for("mode")
-def _mode(reader: Reader, key: str, value: object) -> None:
-    ways = {"cache": "start the run with --cache_only for that", "predict": "that is what qwen_image_predict.py is for"}
+def _mode(reader: KeyReader, key: str, value: object) -> None:
+    ways = {"cache": "start the run with --cache_only for that", "predict": "that is what Generate is for"}
     reader.skip(key, ways.get(str(value), "a run trains, and fills its caches first"))
 
 
 @rule_for("resume", "resume_from_checkpoint", "train.resume_from_checkpoint")
-def _resume(reader: Reader, key: str, value: object) -> None:
+def _resume(reader: KeyReader, key: str, value: object) -> None:
     folder = str(value)
     if value in (None, "", False):
         reader.skip(key, "it is empty")
@@ -65,7 +64,7 @@ def _resume(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("model.pretrained_model_name_or_path")
-def _base(reader: Reader, key: str, value: object) -> None:
+def _base(reader: KeyReader, key: str, value: object) -> None:
     name = str(value)
     if re.search(r"4bit|fp4|nf4|fp8", name.lower()):
         reader.refuse(key, f"{name} is quantised already, which is not read; name its original, with transformer_quantization")
@@ -74,7 +73,7 @@ def _base(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("model.quantize")
-def _quantize(reader: Reader, key: str, value: object) -> None:
+def _quantize(reader: KeyReader, key: str, value: object) -> None:
     if value is not True:
         reader.skip(key, "it is off")
     elif reader.seed_era:
@@ -84,7 +83,7 @@ def _quantize(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("model.use_vlm_prompt_enhancer")
-def _enhancer(reader: Reader, key: str, value: object) -> None:
+def _enhancer(reader: KeyReader, key: str, value: object) -> None:
     if value is True:
         reader.refuse(key, "there is no prompt enhancer; write the instruction as you want it read")
     else:
@@ -92,29 +91,32 @@ def _enhancer(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("model.rank")
-def _rank(reader: Reader, key: str, value: object) -> None:
+def _rank(reader: KeyReader, key: str, value: object) -> None:
     reader.take(key, "network_dim", value)
     reader.also(key, "network_alpha", value)
 
 
 @rule_for("model.lora.init_lora_weights")
-def _init(reader: Reader, key: str, value: object) -> None:
+def _init(reader: KeyReader, key: str, value: object) -> None:
     if str(value) in ("gaussian", "normal", "True"):
         reader.skip(key, "the down matrices begin with random numbers and the up matrices with zeros here as well")
     else:
         reader.refuse(key, f"{value} is not there; the down matrices begin with random numbers and the up matrices with zeros")
 
 
-_IMAGE = {"to_q", "to_k", "to_v", "to_out.0"}
+_IMAGE = set(IMAGE_ATTENTION)
 _TEXT = {"add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"}
 _MLPS = {"img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"}
 _MODULATION = {"img_mod.1", "txt_mod.1"}
 
 
 @rule_for("model.lora.target_modules")
-def _targets(reader: Reader, key: str, value: object) -> None:
+def _targets(reader: KeyReader, key: str, value: object) -> None:
     if value in (None, "", []):
         reader.skip(key, "it is empty")
+        return
+    if value == "all-linear" and "lora_targets" not in reader.known:
+        reader.skip(key, "all layers of the blocks have an adapter; those outside of the blocks, which PEFT takes as well, get none")
         return
     if value == "all-linear":
         # PEFT's word for every linear layer.
@@ -132,20 +134,20 @@ def _targets(reader: Reader, key: str, value: object) -> None:
         "all_with_modulation": _IMAGE | _TEXT | _MLPS | _MODULATION,
     }
     preset = next((preset for preset, members in presets.items() if names == members), None)
-    if preset is not None:
+    if preset is not None and "lora_targets" in reader.known:
         reader.take(key, "lora_targets", preset)
     else:
-        _patterns(reader, key, [rf"(^|\.){re.escape(name)}$" for name in sorted(names)])
+        _patterns(reader, key, ends(names))
 
 
-def _patterns(reader: Reader, key: str, patterns: list[str]) -> None:
+def _patterns(reader: KeyReader, key: str, patterns: list[str]) -> None:
     reader.take(key, "target_modules", patterns)
     # target_modules choose among these.
     reader.also(key, "lora_targets", "all_with_modulation")
 
 
 @rule_for("model.lora.pretrained_weight")
-def _start(reader: Reader, key: str, value: object) -> None:
+def _start(reader: KeyReader, key: str, value: object) -> None:
     if value in (None, ""):
         reader.skip(key, "it is empty")
     elif not str(value).endswith(".safetensors"):
@@ -158,7 +160,7 @@ def _start(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("data.shuffle")
-def _shuffle(reader: Reader, key: str, value: object) -> None:
+def _shuffle(reader: KeyReader, key: str, value: object) -> None:
     if value is False:
         reader.refuse(key, "the order of the images is drawn anew in every epoch, always")
     else:
@@ -166,7 +168,7 @@ def _shuffle(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("data.init_args.dataset_path")
-def _dataset(reader: Reader, key: str, value: object) -> None:
+def _dataset(reader: KeyReader, key: str, value: object) -> None:
     paths = value if isinstance(value, list) else [value]
     if any(isinstance(path, Mapping) for path in paths):
         reader.refuse(key, "data sets of the hub are not read; export it to folders target and control, and give that as train_data_dir")
@@ -182,7 +184,7 @@ def _dataset(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("data.init_args.selected_control_indexes")
-def _selected(reader: Reader, key: str, value: object) -> None:
+def _selected(reader: KeyReader, key: str, value: object) -> None:
     if value in (None, []):
         reader.skip(key, "it is empty, and all control images are used")
     else:
@@ -190,7 +192,7 @@ def _selected(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("data.init_args.image_size")
-def _image_size(reader: Reader, key: str, value: object) -> None:
+def _image_size(reader: KeyReader, key: str, value: object) -> None:
     _size(reader, key, value, "images keep their own aspect ratio while enable_bucket is on")
 
 
@@ -198,12 +200,12 @@ _PROCESSOR = "data.init_args.processor.init_args."
 
 
 @rule_for(_PROCESSOR + "target_size")
-def _target_size(reader: Reader, key: str, value: object) -> None:
+def _target_size(reader: KeyReader, key: str, value: object) -> None:
     # There the height comes first.
     _size(reader, key, list(reversed(value)) if isinstance(value, list) else value, "width first here")
 
 
-def _size(reader: Reader, key: str, value: object, text: str) -> None:
+def _size(reader: KeyReader, key: str, value: object, text: str) -> None:
     if value in (None, []):
         reader.skip(key, "it is empty")
     elif isinstance(value, list) and len(value) == 2 and all(isinstance(side, int) for side in value):
@@ -212,15 +214,15 @@ def _size(reader: Reader, key: str, value: object, text: str) -> None:
         reader.refuse(key, f"{value} is not a pair of whole numbers; give resolution")
 
 
-def _resolution(reader: Reader, key: str, sides: list[int], text: str) -> None:
+def _resolution(reader: KeyReader, key: str, sides: list[int], text: str) -> None:
     reader.take(key, "resolution", sides, text)
-    smallest = QwenImageDatasetOptions.model_fields["min_bucket_reso"].default
-    if min(sides) < smallest:
+    smallest = reader.known["min_bucket_reso"].default
+    if isinstance(smallest, int) and min(sides) < smallest:
         reader.also(key, "min_bucket_reso", min(sides))
 
 
 @rule_for(_PROCESSOR + "process_type")
-def _process_type(reader: Reader, key: str, value: object) -> None:
+def _process_type(reader: KeyReader, key: str, value: object) -> None:
     if value == "center_crop":
         reader.take(key, "enable_bucket", False, "images are cut at the centre to one shape")
     elif value in ("fixed_pixels", None):
@@ -230,12 +232,12 @@ def _process_type(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for(_PROCESSOR + "resize_mode")
-def _resize_mode(reader: Reader, key: str, value: object) -> None:
+def _resize_mode(reader: KeyReader, key: str, value: object) -> None:
     reader.take(key, "resize_interpolation", {"linear": "bilinear"}.get(str(value), value))
 
 
 @rule_for(_PROCESSOR + "target_pixels")
-def _target_pixels(reader: Reader, key: str, value: object) -> None:
+def _target_pixels(reader: KeyReader, key: str, value: object) -> None:
     side = _side(value)
     if value in (None, "", []):
         reader.skip(key, "it is empty")
@@ -246,7 +248,7 @@ def _target_pixels(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for(_PROCESSOR + "multi_resolutions")
-def _multi_resolutions(reader: Reader, key: str, value: object) -> None:
+def _multi_resolutions(reader: KeyReader, key: str, value: object) -> None:
     areas = value.get("target") if isinstance(value, Mapping) else value
     sides = [_side(area) for area in areas] if isinstance(areas, list) else []
     if value in (None, [], {}):
@@ -259,7 +261,7 @@ def _multi_resolutions(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for(_PROCESSOR + "controls_size")
-def _controls_size(reader: Reader, key: str, value: object) -> None:
+def _controls_size(reader: KeyReader, key: str, value: object) -> None:
     sizes = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     good = all(isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) for side in size) for size in sizes)
     areas = {size[0] * size[1] for size in sizes if isinstance(size, list)} if good else set()
@@ -267,12 +269,12 @@ def _controls_size(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for(_PROCESSOR + "controls_pixels")
-def _controls_pixels(reader: Reader, key: str, value: object) -> None:
+def _controls_pixels(reader: KeyReader, key: str, value: object) -> None:
     sides = [_side(area) for area in (value if isinstance(value, list) else [value])]
     _control_area(reader, key, value, {side * side for side in sides if side is not None} if None not in sides else set())
 
 
-def _control_area(reader: Reader, key: str, value: object, areas: set[int]) -> None:
+def _control_area(reader: KeyReader, key: str, value: object, areas: set[int]) -> None:
     if value in (None, []):
         reader.skip(key, "it is empty")
     elif len(areas) != 1:
@@ -304,7 +306,7 @@ _OPTIMIZERS = {
 
 
 @rule_for("optimizer.class_path")
-def _optimizer(reader: Reader, key: str, value: object) -> None:
+def _optimizer(reader: KeyReader, key: str, value: object) -> None:
     short = str(value).rpartition(".")[2].lower()
     if short in _OPTIMIZERS:
         reader.take(
@@ -314,7 +316,7 @@ def _optimizer(reader: Reader, key: str, value: object) -> None:
         reader.refuse(key, f"{value} is not built in; AdamW is used. Any class works with --allow_custom_modules on the command line")
 
 
-def _optimizer_argument(reader: Reader, key: str, value: object) -> None:
+def _optimizer_argument(reader: KeyReader, key: str, value: object) -> None:
     """Arguments besides the rate; the first of them carries all."""
     prefix = "optimizer.init_args."
     names = [name for name in reader.given if name.startswith(prefix) and name != f"{prefix}lr"]
@@ -333,12 +335,12 @@ def _literal(value: object) -> str:
 
 
 @rule_for("train.mixed_precision")
-def _precision(reader: Reader, key: str, value: object) -> None:
+def _precision(reader: KeyReader, key: str, value: object) -> None:
     reader.take(key, "mixed_precision", {"fp32": "no", "float32": "no", "None": "no", "False": "no"}.get(str(value), value))
 
 
 @rule_for("train.checkpoints_total_limit")
-def _limit(reader: Reader, key: str, value: object) -> None:
+def _limit(reader: KeyReader, key: str, value: object) -> None:
     every = reader.given.get("train.checkpointing_steps", DEFAULTS["save_every_n_steps"])
     if not isinstance(value, int) or isinstance(value, bool) or not isinstance(every, int):
         reader.skip(key, "it is empty")
@@ -349,14 +351,14 @@ def _limit(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("cache.use_cache")
-def _use_cache(reader: Reader, key: str, value: object) -> None:
+def _use_cache(reader: KeyReader, key: str, value: object) -> None:
     on = value is not False
     reader.take(key, "cache_latents", on)
     reader.also(key, "cache_text_encoder_outputs", on)
 
 
 @rule_for("loss.mask_loss")
-def _mask_loss(reader: Reader, key: str, value: object) -> None:
+def _mask_loss(reader: KeyReader, key: str, value: object) -> None:
     if value is True:
         reader.take(key, "masked_loss", True)
         front, back = _weight(reader, "forground_weight", 2.0), _weight(reader, "background_weight", 1.0)
@@ -366,23 +368,23 @@ def _mask_loss(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("loss.forground_weight", "loss.foreground_weight", "loss.background_weight")
-def _mask_weight(reader: Reader, key: str, value: object) -> None:
+def _mask_weight(reader: KeyReader, key: str, value: object) -> None:
     if reader.given.get("loss.mask_loss") is True:
         reader.skip(key, "it is part of masked_loss_outside_weight, the background's weight divided by the foreground's")
     else:
         reader.skip(key, "it counts with mask_loss only, which is off")
 
 
-def _weight(reader: Reader, name: str, default: float) -> float:
+def _weight(reader: KeyReader, name: str, default: float) -> float:
     return _number(reader.given.get(f"loss.{name}", reader.given.get(f"loss.{name.replace('forg', 'foreg')}", default)), default)
 
 
-def _class_of_loss(reader: Reader) -> str:
+def _class_of_loss(reader: KeyReader) -> str:
     return str(reader.given.get("loss.class_path") or "").rpartition(".")[2]
 
 
 @rule_for("loss", "loss.class_path")
-def _loss_class(reader: Reader, key: str, value: object) -> None:
+def _loss_class(reader: KeyReader, key: str, value: object) -> None:
     short = str(value or "").rpartition(".")[2]
     if short in ("", "MseLoss", "MSELoss"):
         reader.skip(key, "the squared error is the loss here as well")
@@ -403,7 +405,7 @@ def _number(value: object, default: float) -> float:
     return float(value) if isinstance(value, int | float) else default
 
 
-def _loss_argument(reader: Reader, key: str, value: object) -> None:
+def _loss_argument(reader: KeyReader, key: str, value: object) -> None:
     """Arguments of the loss's class."""
     name, short = key.removeprefix("loss.init_args."), _class_of_loss(reader)
     if name in ("foreground_weight", "background_weight"):
@@ -419,7 +421,7 @@ def _loss_argument(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("logging.report_to")
-def _report_to(reader: Reader, key: str, value: object) -> None:
+def _report_to(reader: KeyReader, key: str, value: object) -> None:
     if value in (None, "", "none"):
         reader.skip(key, "it is empty")
     elif value in ("tensorboard", "wandb", "all"):
@@ -429,7 +431,7 @@ def _report_to(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("logging.tracker_project_name")
-def _project(reader: Reader, key: str, value: object) -> None:
+def _project(reader: KeyReader, key: str, value: object) -> None:
     name = re.sub(r"[\x00-\x1f/\\:*?\"<>|]", "-", str(value or "")).lstrip(".")[:120]
     if not name:
         reader.skip(key, "it is empty")
@@ -440,11 +442,13 @@ def _project(reader: Reader, key: str, value: object) -> None:
 
 
 @rule_for("validation.samples")
-def _samples(reader: Reader, key: str, value: object) -> None:
+def _samples(reader: KeyReader, key: str, value: object) -> None:
     if reader.given.get("validation.enabled") is not True:
         reader.skip(key, "validation is off")
         return
-    lines = [line for line in map(_prompt_line, value if isinstance(value, list) else []) if line]
+    # Guidance that is told to the model's embedding, or that of two calls.
+    guidance = "g" if "sample_guidance_scale" in reader.known else "l"
+    lines = [line for line in (_prompt_line(sample, guidance) for sample in (value if isinstance(value, list) else [])) if line]
     limit = reader.given.get("validation.max_samples")
     lines = lines[:limit] if isinstance(limit, int) and limit >= 0 else lines
     if lines:
@@ -454,19 +458,19 @@ def _samples(reader: Reader, key: str, value: object) -> None:
         reader.refuse(key, "no sample has a prompt; write them as sample_prompts, one a line")
 
 
-def _prompt_line(sample: object) -> str:
+def _prompt_line(sample: object, guidance: str) -> str:
     """A sample as a line of sample_prompts; empty without a prompt."""
     if not isinstance(sample, Mapping) or not str(sample.get("prompt") or "").strip():
         return ""
     parts = [" ".join(str(sample["prompt"]).split())]
     images = sample.get("images") or []
     parts += [f"--ci {path}" for path in (images if isinstance(images, list) else [images])]
-    flags = {"width": "w", "height": "h", "num_inference_steps": "s", "guidance_scale": "l", "negative_prompt": "n"}
+    flags = {"width": "w", "height": "h", "num_inference_steps": "s", "guidance_scale": guidance, "negative_prompt": "n"}
     parts += [f"--{flag} {sample[name]}" for name, flag in flags.items() if sample.get(name) not in (None, "")]
     return " ".join(parts)
 
 
-def _validation(reader: Reader, key: str, value: object) -> None:
+def _validation(reader: KeyReader, key: str, value: object) -> None:
     name = key.removeprefix("validation.")
     on = reader.given.get("validation.enabled") is True
     if name == "enabled" or not on:
@@ -483,7 +487,7 @@ def _validation(reader: Reader, key: str, value: object) -> None:
         reader.refuse(key, "it is not known")
 
 
-def _sampling(reader: Reader, key: str, value: object) -> None:
+def _sampling(reader: KeyReader, key: str, value: object) -> None:
     """Images in the course of training, as versions between the two schemas wrote them."""
     if reader.given.get("logging.sampling.enable") is True and key == "logging.sampling.validation_data" and value not in (None, ""):
         reader.refuse(key, "previews edit the images named in sample_prompts; write them there")
@@ -491,7 +495,16 @@ def _sampling(reader: Reader, key: str, value: object) -> None:
         reader.skip(key, "previews are drawn when there are sample_prompts, every sample_every_n_steps")
 
 
-def _predict_device(reader: Reader, key: str, value: object) -> None:
+def _part(reader: KeyReader, key: str, value: object) -> None:
+    """A part that comes from elsewhere than the base model."""
+    option = PARTS.get(reader.found.run.family, {}).get(key.rpartition(".")[2])
+    if option is None or value in (None, ""):
+        reader.skip(key, "that program does not use it for this model" if option is None else "it is empty")
+    else:
+        reader.take(key, option, str(value))
+
+
+def _predict_device(reader: KeyReader, key: str, value: object) -> None:
     """Devices of prediction: no option of a run, but kept for who predicts."""
     name = key.removeprefix("predict.devices.")
     options = {
@@ -503,7 +516,7 @@ def _predict_device(reader: Reader, key: str, value: object) -> None:
     }
     if value not in (None, "") and name in options:
         reader.found.predict[options[name]] = value
-    reader.skip(key, "it is for predicting: the Inference tab and qwen_image_predict.py have devices of their own")
+    reader.skip(key, "it is for predicting: Generate has devices of its own")
 
 
 GROUPS |= {
@@ -513,5 +526,5 @@ GROUPS |= {
     "optimizer.init_args.": _optimizer_argument,
     "validation.": _validation,
     "predict.": _predict_device,
-    "model.pretrained_embeddings.": lambda reader, key, value: reader.skip(key, NOT_NEEDED["model.pretrained_embeddings"]),
+    "model.pretrained_embeddings.": _part,
 }

@@ -1,5 +1,5 @@
-"""The keys of qwen-image-finetune's configurations: those with an option of the same meaning, those that nothing is lost without, and how a
-key finds its rule. The rules are in qwen_yaml_rules."""
+"""The keys of such a configuration: those with an option of the same meaning, those that nothing is lost without, and how a
+key finds its rule. The rules are in rules.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sd_scripts.schema import flat
+from sd_scripts.schema.runs import RunOptions
 
-PROGRAM = "qwen-image-finetune"
+from ..table import NamedModel
+from .models import BASES, PROGRAM
 
 
 @dataclass(frozen=True)
-class Finding:
+class KeyFinding:
     """What a key becomes. take: this option gets this value. also: a second option of the same key. assume: not in the file, but that
     program's default, which is not ours. skip: nothing is lost, and text says why. refuse: something will not happen; text says what to do.
     unknown: nobody knows the key.
@@ -30,11 +32,13 @@ class Finding:
 class Translation:
     """A whole configuration."""
 
+    run: type[RunOptions]
+    """The kind of run that the file is for."""
     given: dict[str, object]
     """Every value of the file by its dotted key, references resolved."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[KeyFinding] = field(default_factory=list)
     predict: dict[str, object] = field(default_factory=dict)
-    """Options of prediction (families.qwen_edit.predict_options) that the file names besides."""
+    """Options of prediction that the file names besides."""
 
     @property
     def values(self) -> dict[str, object]:
@@ -47,15 +51,17 @@ class Translation:
         return [f"{one.key}: {one.text}" for one in self.findings if one.action in ("refuse", "unknown")]
 
 
-Rule = Callable[["Reader", str, object], None]
+Rule = Callable[["KeyReader", str, object], None]
 
 
-class Reader:
+class KeyReader:
     """Goes through the keys of one configuration."""
 
-    def __init__(self, found: Translation, rules: Mapping[str, Rule], groups: Mapping[str, Rule]) -> None:
+    def __init__(self, found: Translation, model: NamedModel, rules: Mapping[str, Rule], groups: Mapping[str, Rule]) -> None:
         self._rules, self._groups = rules, groups
-        self.found, self.given = found, found.given
+        self.found, self.given, self.model = found, found.given, model
+        self.known = flat.fields(found.run)
+        """The options of the run."""
         self.seed_era = any(self.given.get(key) is not None for key in SEED_KEYS)
         """Whether the file is of the first schema."""
 
@@ -76,28 +82,33 @@ class Reader:
             self._groups[group](self, key, value)
         else:
             near = flat.nearest(key, [*PLAIN, *self._rules, *NOT_NEEDED])
-            self._add(Finding(key, "unknown", text=f"it is not a key of {PROGRAM} that this version knows.{near}"))
+            self._add(KeyFinding(key, "unknown", text=f"it is not a key of {PROGRAM} that this version knows.{near}"))
 
     def take(self, key: str, option: str, value: object, text: str = "") -> None:
-        self._add(Finding(key, "take", option, value, text))
+        if option in ENCODERS_DEVICES and option not in self.known:
+            self.skip(key, "encoders come to the GPU one after the other, and leave it once their outputs are cached")
+        else:
+            self._add(KeyFinding(key, "take", option, value, text))
 
     def also(self, key: str, option: str, value: object) -> None:
-        self._add(Finding(key, "also", option, value))
+        if option in self.known:
+            self._add(KeyFinding(key, "also", option, value))
 
     def skip(self, key: str, text: str) -> None:
-        self._add(Finding(key, "skip", text=text))
+        self._add(KeyFinding(key, "skip", text=text))
 
     def refuse(self, key: str, text: str) -> None:
-        self._add(Finding(key, "refuse", text=text))
+        self._add(KeyFinding(key, "refuse", text=text))
 
     def assume(self) -> None:
         """What the file leaves to that program."""
-        named = self.found.values
-        for option, value in DEFAULTS.items():
+        named, base = self.found.values, BASES.get(self.found.run.family)
+        layers = {} if self.given.get("model.lora.target_modules") else self.model.layers
+        for option, value in {**DEFAULTS, **layers, **({"pretrained_model_name_or_path": base} if base else {})}.items():
             if option not in named:
-                self._add(Finding(option, "assume", option, value))
+                self._add(KeyFinding(option, "assume", option, value))
 
-    def _add(self, finding: Finding) -> None:
+    def _add(self, finding: KeyFinding) -> None:
         self.found.findings.append(finding)
 
 
@@ -138,11 +149,12 @@ PLAIN = {
 }
 """Keys whose value is that of an option."""
 
+ENCODERS_DEVICES = ("vae_device", "text_encoder_device")
+"""Options that not all kinds of run have: where encoders compute."""
+
 DEFAULTS: dict[str, object] = {
-    "pretrained_model_name_or_path": "Qwen/Qwen-Image-Edit",
     "network_dim": 16,
     "network_alpha": 16,
-    "lora_targets": "image_attention",
     "gradient_accumulation_steps": 4,
     "max_train_steps": 1000,
     "save_every_n_steps": 500,
@@ -168,11 +180,11 @@ NOT_NEEDED = {
     "data.init_args.processor.init_args.max_aspect_ratio": "buckets have limits of their own, min_bucket_reso and max_bucket_reso",
     "data.init_args.processor.init_args.resize_controls_mask_to_image": "a mask always has the size of the image that is learned",
     "cache.prompt_empty_drop_keys": "the empty instruction is always cached",
-    "cache.devices.text_encoder_2": "Qwen-Image has one text encoder",
+    "cache.devices.text_encoder_2": "encoders come to the GPU one after the other, and leave it once their outputs are cached",
     "cache.devices.dit": "the transformer is not in memory while caches are filled",
-    "cache.devices.prompt_enhancer": "Qwen-Image has none",
+    "cache.devices.prompt_enhancer": "there is no prompt enhancer",
     "model.lora.adapter_name": "the file's name is output_name",
-    "model.pretrained_embeddings": "that program does not use it for Qwen-Image",
+    "model.pretrained_embeddings": "all parts come with the base model",
     "lr_scheduler.num_cycles": NOT_READ,
     "lr_scheduler.power": NOT_READ,
     "train.num_epochs": "the number of steps decides, max_train_steps",
