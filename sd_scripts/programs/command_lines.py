@@ -6,6 +6,7 @@ program) stays in the words as it is written, and `unresolved` finds it.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -390,6 +391,7 @@ _SET = re.compile(r"set\s+(?:\"([^=\"]+)=(.*)\"\s*|([^=\"/]+?)=(.*))$", re.IGNOR
 def _of_cmd(text: str) -> Iterator[list[str]]:
     """The commands of a batch file. A caret goes on in the next line, or takes the meaning from a character."""
     variables: dict[str, str] = {}
+    branches: list[tuple[bool, bool]] = []
     joined = _NEXT_OPTION.sub(" ", re.sub(r"\^[ \t]*\n\s*", " ", text))
     for line in joined.split("\n"):
         line = re.sub(r"^\s*@", "", line).strip()
@@ -399,12 +401,92 @@ def _of_cmd(text: str) -> Iterator[list[str]]:
         def known(found: re.Match[str]) -> str:
             return variables.get(found[1].lower(), found[0])
 
-        line = re.sub(r"!(\w+)!", known, re.sub(r"%([^\s%:]+)%", known, line))
-        for part in _parts_of_cmd(line):
-            if found := _SET.match(part.strip()):
-                variables[(found[1] or found[3]).strip().lower()] = found[2] if found[1] else found[4].strip()
-            else:
-                yield _words_of_cmd(part)
+        for command in _branched(re.sub(r"!(\w+)!", known, re.sub(r"%([^\s%:]+)%", known, line)), branches, variables):
+            for part in _parts_of_cmd(command):
+                if found := _SET.match(part.strip()):
+                    variables[(found[1] or found[3]).strip().lower()] = found[2] if found[1] else found[4].strip()
+                else:
+                    yield _words_of_cmd(part)
+
+
+_IF = re.compile(
+    r"(?:else\s+)?if\s+(?P<flags>(?:/i\s+|not\s+)*)"
+    r"(?:(?P<asks>exist|defined|errorlevel|cmdextversion)\s+(?P<what>\"[^\"]*\"|\S+)"
+    r"|(?P<left>\"[^\"]*\"|[^\s=]+)\s*(?P<how>==|\bequ\b|\bneq\b|\blss\b|\bleq\b|\bgtr\b|\bgeq\b)\s*(?P<right>\"[^\"]*\"|[^\s(]+))\s*",
+    re.IGNORECASE,
+)
+_COMPARED: dict[str, Callable[[float, float], bool]] = {
+    "equ": operator.eq,
+    "neq": operator.ne,
+    "lss": operator.lt,
+    "leq": operator.le,
+    "gtr": operator.gt,
+    "geq": operator.ge,
+}
+
+
+def _branched(line: str, branches: list[tuple[bool, bool]], variables: Mapping[str, str]) -> Iterator[str]:
+    """The commands of a line that count; branches has for each open block whether it counts, and whether one of its `if` was chosen."""
+    while line := line.strip():
+        if branches and (found := re.match(r"\)\s*else\b(?!\s+if\b)\s*", line, re.IGNORECASE)):
+            branches.append((not branches.pop()[1], True))
+            line = line[found.end() :]
+        elif branches and (found := re.match(r"\)\s*(?=else\s+if\b)", line, re.IGNORECASE)):
+            line = line[found.end() :]
+            continue
+        elif branches and line.startswith(")"):
+            branches.pop()
+            line = line[1:]
+            continue
+        elif found := _IF.match(line):
+            before = found[0].lower().startswith("else") and bool(branches) and branches.pop()[1]
+            holds = _holds_in_cmd(found, variables)
+            branches.append((holds is not False and not before, before or holds is True))
+            line = line[found.end() :]
+        else:
+            end = _end_of_block(line) if branches else len(line)
+            command, line = line[:end], line[end:]
+            opens = command.rstrip().endswith("(")
+            if all(live for live, _ in branches):
+                yield command.rstrip().removesuffix("(") if opens else command
+            if opens:
+                branches.append((True, True))
+            continue
+        if line.startswith("("):
+            line = line[1:]
+        else:
+            # One command, without a block.
+            if all(live for live, _ in branches):
+                yield line
+            branches.pop()
+            return
+
+
+def _end_of_block(line: str) -> int:
+    """Where the bracket stands that ends the block around a command; the line's end without one."""
+    quoted = False
+    for at, character in enumerate(line):
+        quoted ^= character == '"'
+        if character == ")" and not quoted and line[at - 1 : at] != "^":
+            return at
+    return len(line)
+
+
+def _holds_in_cmd(found: re.Match[str], variables: Mapping[str, str]) -> bool | None:
+    """Whether a condition on constants holds; None for one that only a running shell answers."""
+    flags, holds = found["flags"].lower(), None
+    if found["asks"]:
+        name = found["what"].strip('"').lower()
+        holds = (variables[name] != "") if found["asks"].lower() == "defined" and name in variables else None
+    elif "%" not in found["left"] + found["right"] and "!" not in found["left"] + found["right"]:
+        left, right, how = found["left"], found["right"], found["how"].lower()
+        if "/i" in flags:
+            left, right = left.lower(), right.lower()
+        try:
+            holds = left == right if how == "==" else _COMPARED[how](float(left.strip('"')), float(right.strip('"')))
+        except ValueError:
+            holds = {"equ": left == right, "neq": left != right}.get(how)
+    return holds if holds is None or "not" not in flags else not holds
 
 
 def _parts_of_cmd(line: str) -> list[str]:

@@ -14,12 +14,14 @@ from sd_scripts.schema.imported import Imported, Importer
 from sd_scripts.schema.sheet import is_empty, is_off, number, shown
 
 from .table import (
+    ARGUMENT_NAMES,
     DIFFUSERS_LINE,
     DataFile,
     ForeignSheet,
     NamedModel,
     Rule,
     Table,
+    among,
     assume_layers,
     each,
     fill,
@@ -520,7 +522,7 @@ TABLE: Table = {
     "optimizer.lr": to("learning_rate"),
     "optimizer.gradient_release": _released,
     "optimizer.beta2_half_life": only(None, "the second beta does not follow the batch size; give betas in optimizer_args", banner=True),
-    "optimizer.*": _optimizer_argument,
+    "optimizer.*": among(ARGUMENT_NAMES, _optimizer_argument),
     "monitoring.enable_wandb": switch_to("log_with", "wandb"),
     "monitoring.wandb_api_key": unneeded("secrets are read from the environment (WANDB_API_KEY) and never written; this one was not kept"),
     "monitoring.wandb_tracker_name": where(lambda sheet: sheet.on("monitoring.enable_wandb"), to("log_tracker_name"), "wandb is off"),

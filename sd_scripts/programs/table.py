@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.families import FACTS, RUNS
+from sd_scripts.runs.optimizer_arguments import ARGUMENTS
 from sd_scripts.runs.told import header_of
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
@@ -506,6 +507,15 @@ def optimizer_of(name: str) -> tuple[str, str]:
     if short in _SAME:
         return _SAME[short], ""
     return next((ours, why) for piece, ours, why in _NEAREST if piece in short)
+
+
+ARGUMENT_NAMES = " ".join(sorted({name for names in ARGUMENTS.values() for name in names}))
+"""What one of our optimizers or another takes."""
+
+
+def takes(optimizer: str, name: str) -> bool:
+    """Whether our optimizer has an argument of this name; one in 8 bits has those of the other."""
+    return name in ARGUMENTS.get(optimizer.removeprefix("Paged").removesuffix("8bit"), ARGUMENT_NAMES.split())
 
 
 def literal(value: object) -> str:

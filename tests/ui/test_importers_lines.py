@@ -282,6 +282,35 @@ Write-Output "done --seed 9"; pause
 """
 
 
+_BATCH = """@echo off
+set kind=sdxl
+set /a two=2
+set gpus=2
+set "more="
+IF "%kind%"=="sd" (
+  set script=train_network
+) else if /i "%kind%"=="SDXL" (
+  set script=sdxl_train_network
+  if %gpus% GEQ 2 ( set "more=--multi_gpu" ) else ( set "more=--alone" )
+) else (
+  set script=none
+)
+if not defined kind set kind=none
+if "%gpus%" neq "2" accelerate launch wrong.py --train=1
+if exist venv\\Scripts\\activate.bat (call venv\\Scripts\\activate.bat) else (echo no)
+if %gpus%==2 (accelerate launch %more% %script%.py --kind="%kind% (2)" --cut) else (accelerate launch wrong.py --train=2)
+if "%unset%"=="" accelerate launch last_train.py --seed 1
+"""
+
+
+def test_conditions_on_constants_choose_what_cmd_chooses() -> None:
+    found = commands("x.bat", _BATCH)
+    assert [(command.name, command.launcher, command.options) for command in found] == [
+        ("sdxl_train_network.py", {"multi_gpu": True}, {"kind": "sdxl (2)", "cut": True}),
+        ("last_train.py", {}, {"seed": "1"}),
+    ]
+
+
 def test_what_a_batch_file_is_told_when_it_starts_is_asked_for() -> None:
     text = "for %%f in (1 2) do accelerate launch train_network.py --output_dir=%~dp0out --seed=%%f --network_dim=8 --train_data_dir=%1\r\n"
     (command,) = commands("x.bat", text)

@@ -8,20 +8,24 @@ from statistics import NormalDist
 from sd_scripts.schema.sheet import is_empty, is_off, number
 
 from ..table import (
+    ARGUMENT_NAMES,
     FILE_PRECISIONS,
     NOT_HERE,
     PRECISIONS,
     ForeignSheet,
     Table,
+    among,
     each,
     line_of,
     literal,
     more_than_zero,
     only,
     optimizer,
+    optimizer_of,
     shifted,
     size_shift,
     switch_to,
+    takes,
     times,
     times_by_size,
     to,
@@ -157,14 +161,19 @@ def _schedule_numbers(sheet: ForeignSheet, key: str) -> None:
 def _optimizer_argument(sheet: ForeignSheet, key: str) -> None:
     """All arguments stand in one option; the first key of them carries it."""
     prefix = "train.optimizer_params."
-    names = [name for name in sheet.given if name.startswith(prefix)]
-    if key != names[0]:
+    ours, why = optimizer_of(str(sheet.value("train.optimizer") or "adamw"))
+    own_rate = [name for name in ("relative_step", "warmup_init") if ours == "Adafactor" and sheet.on(f"{prefix}{name}")]
+    given = {name.removeprefix(prefix): value for name, value in sheet.given.items() if name.startswith(prefix) and not is_empty(value)}
+    pairs = [f"{name}={literal(value)}" for name, value in given.items() if name not in own_rate and takes(ours, name)]
+    name = key.removeprefix(prefix)
+    if not takes(ours, name):
+        sheet.skip(key, f"it belongs to an optimizer that {ours} replaces" if why else f"{ours} has no such thing")
+    elif name in own_rate:
+        sheet.lose(key, "Adafactor follows learning_rate and lr_scheduler here")
+    elif sheet.decided("optimizer_args"):
         sheet.skip(key, "it stands in optimizer_args together with the others")
-        return
-    adafactor = str(sheet.value("train.optimizer") or "").lower() == "adafactor"
-    own = ("relative_step", "scale_parameter", "warmup_init")
-    pairs = [f"{name.removeprefix(prefix)}={literal(sheet.given[name])}" for name in names if not is_empty(sheet.given[name])]
-    sheet.take(key, "optimizer_args", [pair for pair in pairs if not (adafactor and pair.partition("=")[0] in own)])
+    else:
+        sheet.take(key, "optimizer_args", pairs)
 
 
 def _loss(sheet: ForeignSheet, key: str) -> None:
@@ -292,7 +301,7 @@ TABLE: Table = {
     **each("train.", "min_denoising_steps max_denoising_steps", _bound),
     "train.optimizer": optimizer(),
     "train.optimizer_params": unneeded("it is empty"),
-    "train.optimizer_params.*": _optimizer_argument,
+    "train.optimizer_params.*": among(ARGUMENT_NAMES, _optimizer_argument),
     "train.lr": _rate,
     "train.unet_lr": to("unet_lr"),
     "train.text_encoder_lr": _rate_of_text,

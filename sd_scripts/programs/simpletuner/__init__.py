@@ -499,11 +499,23 @@ _PARTS = """crepa irepa layersync urepa nextlat xm mixflow twinflow internal_gui
     ramtorch refiner_training singlora controlnet distillation flow_timesteps gradient_checkpointing_offload freeze_encoder fsdp offload
     sla"""
 """Beginnings of the names of what is not here: each says what belongs to a feature, or to a memory option, that has a row of its own."""
-_OWN = """accelerate machine main_process nsfw audio eval_dataset vae_enable post parquet modelspec publishing validation delete disk same
-    sageattention find_unused enable_nsfw enable_watermark pretrained_evaluation pretrained_gemma pretrained_grounding max_grounding
-    trust_remote text_encoder_limit unet_attention data_aesthetic disable_assistant assistant_lora_inference init_lora_step save_text
-    framerate disable_multiline fuse_optimizer"""
-"""Beginnings of the names of what belongs to that program's own ways."""
+_OWN = """accelerate_config accelerate_extra_args accelerate_strategy accelerate_visible_devices assistant_lora_inference_strength
+    audio_channels audio_duration_interval audio_flow_schedule_shift audio_max_duration_seconds audio_min_duration_seconds
+    audio_truncation_mode data_aesthetic_score delete_nsfw_images disable_assistant_lora disable_multiline_split disk_low_script
+    enable_nsfw_check enable_watermark eval_dataset_pooling find_unused_parameters framerate fuse_optimizer init_lora_step
+    machine_rank main_process_ip main_process_port max_grounding_entities modelspec_comment nsfw_check_backend_types
+    nsfw_check_min_votes nsfw_check_models nsfw_check_sample_types nsfw_check_video_frame_count nsfw_check_video_frame_selection
+    nsfw_check_video_min_flagged_frames parquet_caption_column parquet_filename_column post_checkpoint_script post_upload_script
+    pretrained_evaluation_model_name_or_path pretrained_gemma_model_name_or_path pretrained_grounding_model_name_or_path
+    publishing_config sageattention_usage same_network save_text_encoder text_encoder_limit trust_remote_code unet_attention_slice
+    vae_enable_patch_conv vae_enable_slicing vae_enable_temporal_roll validation_adapter_config validation_adapter_mode
+    validation_adapter_name validation_adapter_path validation_audio_duration validation_audio_only validation_batch_size
+    validation_external_background validation_external_script validation_fraction validation_guidance_skip_layers
+    validation_guidance_skip_layers_start validation_guidance_skip_layers_stop validation_guidance_skip_scale
+    validation_image_format validation_image_quality validation_input validation_internal_guidance_scale
+    validation_ltx2_video_conditioning validation_lyrics validation_method validation_no_cfg_until_timestep
+    validation_num_video_frames validation_preview_steps validation_split validation_stitch_input_location validation_using_datasets"""
+"""What belongs to that program's own ways."""
 _FEATURES = """distillation_method tread_config diffusion_blocks_config diff2flow_enabled mixflow_enabled xm_enabled nextlat_enabled
         irepa_enabled crepa_enabled twinflow_enabled internal_guidance_enabled layersync_enabled urepa_enabled
         slider_lora_target flow_cubic_schedule_weights flow_custom_timesteps layer_freeze_strategy refiner_training
@@ -592,6 +604,13 @@ TABLE: Table = {
     **each("", "ramtorch enable_group_offload", _offloaded),
     **each("", " ".join(_OF_TIMES), _times),
     **each("", "snr_gamma", more_than_zero("min_snr_gamma")),
+    "flux_guidance_mode": only("constant", "the guidance that the model is told is one number here, guidance_scale", banner=True),
+    "flux_guidance_value": where(
+        lambda sheet: sheet.value("flux_guidance_mode") != "random-range", to("guidance_scale"), "flux_guidance_mode is random-range"
+    ),
+    **each("", "flux_guidance_min flux_guidance_max", unneeded("flux_guidance_mode says whether they count")),
+    "flux_attention_masked_training": more_than_zero("apply_t5_attn_mask"),
+    "flux_fast_schedule": only(False, "see timestep_sampling", banner=True),
     "prediction_type": words(
         "prediction_type", {"epsilon": "epsilon", "v_prediction": "v_prediction", "flow_matching": "flow"}, "see prediction_type"
     ),
@@ -614,6 +633,9 @@ TABLE: Table = {
     "num_processes": _processes,
     "num_machines": only(1, "see num_machines, and main_process_port", banner=True),
     "validation_guidance": _guidance,
+    "validation_guidance_real": where(
+        lambda sheet: "sample_guidance_scale" in sheet.known, to("sample_cfg_scale"), "validation_guidance says it for this model"
+    ),
     "validation_num_inference_steps": to("sample_steps"),
     "validation_negative_prompt": to("sample_negative_prompt"),
     "disable_benchmark": lambda sheet, key: sheet.take(key, "sample_at_first", is_off(sheet.value(key))),
@@ -637,7 +659,7 @@ TABLE: Table = {
     "gradient_checkpointing_backend": only("torch", "see gradient_checkpointing_cpu_offload", banner=True),
     "gradient_checkpointing_segment_stride": only(None, "see gradient_checkpointing_share", banner=True),
     **{f"{name}_*": unneeded(f"it belongs to {name}, which is not part of this version") for name in _PARTS.split()},
-    **{f"{name}{end}": _MACHINE for name in _OWN.split() for end in ("", "_*")},
+    **each("", _OWN, _MACHINE),
     **each(
         "",
         """aspect_bucket_rounding disable_bucket_pruning compress_disk_cache skip_file_discovery preserve_data_backend_cache
