@@ -121,6 +121,88 @@ def test_each_mode_of_the_loss_takes_its_own_terms(mode: str, wanted: dict[str, 
     assert all(row(imported, f"training.{name}")[0] == "not needed" for name in unused)
 
 
+LATER: dict[str, dict[str, object]] = {
+    "acrf": {
+        "raft_mode": True,
+        "free_stream_ratio": 0.3,
+        "l2_schedule_mode": "linear_increase",
+        "l2_initial_ratio": 0.2,
+        "l2_final_ratio": 0.6,
+        "enable_curvature": True,
+        "lambda_curvature": 0.07,
+        "curvature_interval": 5,
+        "curvature_start_epoch": 0,
+        "cfg_training": True,
+        "cfg_scale": 5.0,
+        "cfg_training_ratio": 0.25,
+        "drop_text_ratio": 0.1,
+        "latent_jitter_scale": 0.01,
+        "use_dynamic_shift": False,
+        "enable_timestep_aware_loss": False,
+        "timestep_high_threshold": 0.7,
+    },
+    "training": {
+        "lambda_l1": 0.5,
+        "lambda_cosine": 0.1,
+        "enable_freq": True,
+        "lambda_freq": 0.3,
+        "enable_style": True,
+        "lambda_style": 0.2,
+    },
+}
+
+
+def test_switches_of_the_later_script_become_weights_of_the_same_terms() -> None:
+    training = {name: value for name, value in TOML["training"].items() if name not in ("loss_mode", "lambda_fft", "lambda_struct")}
+    imported = read({**TOML, "acrf": {**TOML["acrf"], **LATER["acrf"]}, "training": {**training, **LATER["training"]}})
+    assert imported.count("not supported") == imported.count("unknown") == 0 and not imported.conflicts
+    options = built(imported)
+    objective, got = options.objective, {name: getattr(options.objective, name) for name in TERMS if name != "downsample_factor"}
+    # Its loss is l1 * L1 + cosine * C + freq * (hf, lf) + style * (...); here the distance counts 1.
+    assert objective.loss_type == "l1" and {name: value for name, value in got.items() if value} == pytest.approx(
+        {
+            "lambda_cosine": 0.1 / 0.5,
+            "alpha_hf": 0.3 * 1.0 / 0.5,
+            "beta_lf": 0.3 * 0.2 / 0.5,
+            "lambda_struct": 0.2 * 1.0 / 0.5,  # not in the file
+            "lambda_light": 0.2 * 0.5 / 0.5,
+            "lambda_color": 0.2 * 0.3 / 0.5,
+            "lambda_tex": 0.2 * 0.5 / 0.5,
+        }
+    )
+    assert (objective.free_stream_ratio, objective.free_stream_final_ratio) == (0.2, 0.6)
+    assert (objective.curvature_weight, objective.curvature_interval) == (0.07, 5)
+    assert (objective.cfg_training_scale, objective.cfg_training_ratio, objective.latent_jitter) == (5.0, 0.25, 0.01)
+    assert options.dataset.caption_dropout_rate == 0.1
+
+
+def test_what_the_later_script_has_off_does_not_happen_here() -> None:
+    off = dict.fromkeys(("raft_mode", "enable_curvature", "cfg_training"), False)
+    imported = changed(acrf={**LATER["acrf"], **off}, training={**LATER["training"], "enable_freq": False, "enable_style": False})
+    objective = built(imported).objective
+    assert (objective.free_stream_ratio, objective.free_stream_final_ratio, objective.curvature_weight) == (0.0, None, 0.0)
+    assert (objective.cfg_training_scale, objective.alpha_hf, objective.beta_lf, objective.lambda_struct) == (1.0, 0.0, 0.0, 0.0)
+    # A file that says nothing of them has both groups on.
+    training = {name: value for name, value in TOML["training"].items() if name == "output_name"}
+    left = built(read({**TOML, "training": {**training, "lambda_l1": 1.0}})).objective
+    assert (left.alpha_hf, left.beta_lf, left.lambda_struct) == pytest.approx((0.3, 0.06, 0.3))
+    alone = changed(acrf=LATER["acrf"], training={"lambda_l1": 0, "enable_freq": False, "enable_style": False, "lambda_cosine": 0})
+    assert (built(alone).objective.loss_type, built(alone).objective.free_stream_ratio) == ("l2", 1.0)
+    shifted = changed(acrf={"raft_mode": False, "use_dynamic_shift": True, "l2_anchor_ratio": 0.3})
+    assert [text.partition(" =")[0] for text in shifted.conflicts] == ["acrf.use_dynamic_shift"]
+
+
+def test_regularisation_images_and_parts_of_a_whole_model_are_taken() -> None:
+    regular = {"enabled": True, "weight": 1.0, "ratio": 0.5, "datasets": [{"cache_directory": "reg"}]}
+    assert built(changed(reg_dataset=regular)).dataset.reg_data_dir == "reg"
+    assert built(changed(reg_dataset={**regular, "enabled": False})).dataset.reg_data_dir is None
+    assert row(changed(reg_dataset={**regular, "datasets": []}), "reg_dataset.datasets")[0] == "not needed"
+    whole = {**TOML, "lora": {}, "finetune": {"trainable_modules": "attention", "freeze_embeddings": True}}
+    assert read(whole).values["target_modules"] == ("attention",)
+    whole["finetune"] = {"trainable_modules": "all", "freeze_embeddings": True}
+    assert read(whole).values["exclude_modules"] == ("embed",)
+
+
 def test_weights_that_are_off_stay_off() -> None:
     imported = changed(acrf={"snr_gamma": 0})
     assert built(imported).objective.anchor_weighting == "uniform"

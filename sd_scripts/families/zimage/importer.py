@@ -1,6 +1,7 @@
 """A configuration of the AC-RF trainer for Z-Image Turbo (the TOML that its page writes for the script, or the JSON that the page keeps).
 
-Facts about the other program are those of its commit 324acd6 (2025-12), read in its code.
+Facts about the other program are those of its commit 324acd6 (2025-12), and of its later script train_zimage_v2.py (2026-02), whose loss
+has switches in place of modes, read in its code.
 """
 
 from __future__ import annotations
@@ -100,6 +101,24 @@ class AcrfSheet(Sheet):
         return str(self.said("loss_mode") or ("style" if any(key.startswith("style_loss.") for key in self.given) else "standard"))
 
     @property
+    def is_later(self) -> bool:
+        """Whether the file is for the later script: a distance by itself, terms with switches, and free noise levels beside the anchors."""
+        return any(self.said(name) is not None for name in ("lambda_l1", "enable_freq", "enable_style", "raft_mode"))
+
+    def share_of(self, switch_name: str, weight: str) -> float:
+        """The weight of a group of terms of the later script beside the distance's; both switches are on where the file says nothing."""
+        on = self.said(switch_name) is None or not is_off(self.said(switch_name))
+        given, main = number(self.said(weight)), number(self.said("lambda_l1"))
+        return (0.3 if given is None else given) / (main or 1.0) if on else 0.0
+
+    @property
+    def free_share(self) -> float:
+        """The share of free noise levels at the start of a run of the later script."""
+        initial, share = number(self.said("l2_initial_ratio")), number(self.said("free_stream_ratio"))
+        found = initial if initial is not None else 0.3 if share is None else share
+        return min(1.0, found) if switch(self.said("raft_mode")) and share != 0 else 0.0
+
+    @property
     def is_weighted(self) -> bool:
         """Whether anchors are weighted by their signal-to-noise ratio, which is that program's default."""
         return number(self.said("snr_gamma")) != 0
@@ -120,11 +139,32 @@ class AcrfSheet(Sheet):
             self.assume("objective", "acrf", PROGRAM)
         if "snr_gamma" not in names:
             self.assume("anchor_weighting", "vp_min_snr", PROGRAM)
-        if "loss_mode" not in names and self.loss_mode == "standard":
+        if self.is_later:
+            self._assume_terms(names)
+        elif "loss_mode" not in names and self.loss_mode == "standard":
             self.assume("loss_type", "charbonnier", PROGRAM)
         if "jitter_scale" not in names:
             self.assume("jitter_scale", _share_of_gap(0.02, self.said("turbo_steps")), PROGRAM)
 
+    def _assume_terms(self, names: set[str]) -> None:
+        if "lambda_l1" not in names:
+            self.assume("loss_type", "l1", PROGRAM)
+        for name, (group, weight, default) in LATER_TERMS.items():
+            value = default * self.share_of(group, weight) if group else 0.0
+            if name not in names and value:
+                self.assume(name, value, PROGRAM)
+
+
+LATER_TERMS = {
+    "alpha_hf": ("enable_freq", "lambda_freq", 1.0),
+    "beta_lf": ("enable_freq", "lambda_freq", 0.2),
+    **{
+        name: ("enable_style", "lambda_style", default)
+        for name, default in {"lambda_struct": 1.0, "lambda_light": 0.5, "lambda_color": 0.3, "lambda_tex": 0.5}.items()
+    },
+    "lambda_cosine": ("", "", 0.0),
+}
+"""Terms of the later script's loss: the switch and the weight of their group, and the weight within it where the file says nothing."""
 
 Rule = Callable[[AcrfSheet, str], None]
 RULES: dict[str, Rule] = {}
@@ -166,10 +206,11 @@ _renamed(
     ("shift", "scheduler_shift"),
     ("dim", "network_dim"),
     ("alpha", "network_alpha"),
-    ("type", "optimizer_type"),
     ("lr_num_cycles", "lr_scheduler_num_cycles"),
     ("num_train_epochs", "max_train_epochs"),
     ("batch_size", "train_batch_size"),
+    ("max_sequence_length", "max_token_length"),
+    ("resume_lora", "network_weights"),
 )
 
 
@@ -182,6 +223,15 @@ def _base(sheet: AcrfSheet, key: str) -> None:
         sheet.take(key, "pretrained_model_name_or_path", str(path.parent), "the folder of the whole model")
     else:
         sheet.take(key, "pretrained_model_name_or_path", str(path))
+
+
+@_rule("type", "optimizer_type")
+def _optimizer(sheet: AcrfSheet, key: str) -> None:
+    held = {"adamwfp8": "AdamW8bit", "adamwbf16": "AdamW8bit"}.get(str(sheet.value(key)).lower())
+    if held is None:
+        sheet.take(key, "optimizer_type", sheet.value(key))
+    else:
+        sheet.take(key, "optimizer_type", held, "the nearest there is: its state is held in 8 bits")
 
 
 @_rule("enable_turbo")
@@ -250,6 +300,9 @@ def _scope(sheet: AcrfSheet, key: str) -> None:
 def _term(sheet: AcrfSheet, key: str) -> None:
     name = key.rpartition(".")[2]
     modes, note = TERMS[name]
+    if sheet.is_later and name in LATER_TERMS:
+        _later_term(sheet, key, note)
+        return
     own = sheet.sources[0].get(name) if sheet.said("loss_scope") == "per_dataset" and len(sheet.sources) == 1 else None
     value = number(sheet.value(key) if own is None else own)
     if sheet.loss_mode not in modes:
@@ -262,6 +315,154 @@ def _term(sheet: AcrfSheet, key: str) -> None:
         sheet.take(key, name, value / 2, "; ".join(part for part in ("half, because unified is the mean of two modes", note) if part))
 
 
+def _later_term(sheet: AcrfSheet, key: str, note: str) -> None:
+    name, value = key.rpartition(".")[2], number(sheet.value(key))
+    group, weight, _default = LATER_TERMS[name]
+    share = sheet.share_of(group, weight) if group else 1 / (number(sheet.said("lambda_l1")) or 1.0)
+    if value is None:
+        sheet.refuse(key, f"it is not a number; {name} keeps its default")
+    elif not share:
+        sheet.skip(key, f"{group} is off" if is_off(sheet.said(group)) else f"{weight} is 0")
+    else:
+        times = f"times {share:g}" if share != 1 and value else ""
+        sheet.take(key, name, value * share, "; ".join(text for text in (times, note if value else "") if text))
+
+
+@_rule("enable_freq", "lambda_freq", "enable_style", "lambda_style")
+def _group(sheet: AcrfSheet, key: str) -> None:
+    off = is_off(sheet.value(key)) and key.rpartition(".")[2].startswith("enable")
+    sheet.skip(key, "it is off" if off else "the weight of each of its terms holds it")
+
+
+@_rule("lambda_l1", "lambda_mse")
+def _distance(sheet: AcrfSheet, key: str) -> None:
+    value = number(sheet.value(key))
+    if value is None:
+        sheet.refuse(key, "it is not a number; the distance between velocities counts 1")
+    elif value > 0 and key.endswith("l1"):
+        sheet.take(key, "loss_type", "l1", "" if value == 1 else "it counts 1, and the other weights are divided by this number")
+    elif key.endswith("mse"):
+        sheet.skip(key, "that script does not read it")
+    elif sheet.free_share:
+        sheet.put("free_stream_ratio", 1.0, key)
+        sheet.take(key, "loss_type", "l2", "free noise levels alone have a distance there, which is squared")
+    else:
+        sheet.lose(key, "the distance between velocities always counts 1")
+
+
+@_rule("raft_mode", "l2_milestones")
+def _free_mode(sheet: AcrfSheet, key: str) -> None:
+    sheet.skip(key, "free_stream_ratio holds it" if sheet.free_share else "raft_mode is off")
+
+
+@_rule("free_stream_ratio", "l2_initial_ratio")
+def _free_share(sheet: AcrfSheet, key: str) -> None:
+    if not sheet.free_share:
+        sheet.skip(key, "raft_mode is off")
+    elif sheet.decided("free_stream_ratio"):
+        sheet.skip(key, "free_stream_ratio is decided")
+    else:
+        sheet.take(key, "free_stream_ratio", sheet.free_share, "a share of the samples; there all have both, and it weights the second")
+
+
+@_rule("l2_final_ratio", "l2_schedule_mode")
+def _free_schedule(sheet: AcrfSheet, key: str) -> None:
+    mode = str(sheet.said("l2_schedule_mode") or "constant")
+    if not sheet.free_share or mode == "constant":
+        sheet.skip(key, "raft_mode is off" if not sheet.free_share else "the share stays the same")
+    elif mode == "step" and key.endswith("mode"):
+        sheet.lose(key, "the share changes in a straight line, not in steps")
+    elif key.endswith("mode"):
+        sheet.skip(key, "free_stream_final_ratio holds it")
+    else:
+        sheet.take(key, "free_stream_final_ratio", sheet.value(key))
+
+
+@_rule("latent_jitter_scale")
+def _latent_jitter(sheet: AcrfSheet, key: str) -> None:
+    sheet.take(key, "latent_jitter", sheet.value(key))
+
+
+@_rule("enable_curvature", "lambda_curvature", "curvature_interval", "curvature_start_epoch")
+def _curvature(sheet: AcrfSheet, key: str) -> None:
+    name = key.rpartition(".")[2]
+    if not switch(sheet.said("enable_curvature")):
+        sheet.skip(key, "enable_curvature is off")
+    elif name == "enable_curvature":
+        weight = number(sheet.said("lambda_curvature"))
+        sheet.take(key, "curvature_weight", 0.05 if weight is None else weight)
+    elif name == "lambda_curvature":
+        sheet.skip(key, "curvature_weight holds it")
+    elif name == "curvature_interval":
+        sheet.take(key, name, sheet.value(key), "in optimizer steps")
+    elif is_off(sheet.value(key)):
+        sheet.skip(key, "0 is the start here as well")
+    else:
+        sheet.lose(key, "give the optimizer step as curvature_start")
+
+
+@_rule("cfg_training", "cfg_scale", "cfg_training_ratio")
+def _guided(sheet: AcrfSheet, key: str) -> None:
+    name = key.rpartition(".")[2]
+    if not switch(sheet.said("cfg_training")):
+        sheet.skip(key, "cfg_training is off")
+    elif name == "cfg_training":
+        scale = number(sheet.said("cfg_scale"))
+        sheet.take(key, "cfg_training_scale", 7.0 if scale is None else scale)
+    elif name == "cfg_scale":
+        sheet.skip(key, "cfg_training_scale holds it")
+    else:
+        sheet.take(key, name, sheet.value(key))
+
+
+@_rule("drop_text_ratio")
+def _without_text(sheet: AcrfSheet, key: str) -> None:
+    sheet.take(key, "caption_dropout_rate", sheet.value(key), "the empty caption")
+
+
+@_rule("enable_timestep_aware_loss", "timestep_high_threshold", "timestep_low_threshold")
+def _by_level(sheet: AcrfSheet, key: str) -> None:
+    if not switch(sheet.said("enable_timestep_aware_loss")):
+        sheet.skip(key, "enable_timestep_aware_loss is off")
+    else:
+        sheet.lose(key, "weights by noise level are anchor_weighting; colour terms end at noise level 0.5 by themselves")
+
+
+@_rule("use_dynamic_shift", "use_dynamic_shifting")
+def _shift_by_size(sheet: AcrfSheet, key: str) -> None:
+    if is_off(sheet.value(key)):
+        sheet.skip(key, "one shift for all sizes is what is done")
+    else:
+        sheet.lose(key, "all sizes have one shift, with which Z-Image is sampled (scheduler_shift)")
+
+
+@_rule("base_shift", "max_shift", "base_seq_len", "max_seq_len")
+def _line(sheet: AcrfSheet, key: str) -> None:
+    sheet.skip(key, "it belongs to a shift by size; all sizes have one shift")
+
+
+@_rule("training_type", "condition_mode", "model_type")
+def _kind_of_file(sheet: AcrfSheet, key: str) -> None:
+    sheet.skip(key, f"the kind of run says it: {sheet.run.label}")
+
+
+@_rule("trainable_modules", "freeze_embeddings")
+def _trained(sheet: AcrfSheet, key: str) -> None:
+    part = str(sheet.said("trainable_modules") or "all")
+    if key.endswith("modules"):
+        chosen = {"attention": ["attention"], "mlp": ["feed_forward"], "norm": ["norm"]}.get(part)
+        if part == "all":
+            sheet.skip(key, "all weights are trained")
+        elif chosen is None:
+            sheet.refuse(key, f"{part} is not one of all, attention, mlp, norm; all weights are trained")
+        else:
+            sheet.take(key, "target_modules", chosen, "pieces of names")
+    elif part != "all" or is_off(sheet.value(key)):
+        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "trainable_modules leaves them out")
+    else:
+        sheet.take(key, "exclude_modules", ["embed"], "pieces of names")
+
+
 @_rule("lambda_base")
 def _main_term(sheet: AcrfSheet, key: str) -> None:
     if number(sheet.value(key)) == 1:
@@ -270,9 +471,20 @@ def _main_term(sheet: AcrfSheet, key: str) -> None:
         sheet.refuse(key, "the distance between velocities always counts 1; divide the other weights by this number instead")
 
 
+@_rule("dataset_config")
+def _data_file(sheet: AcrfSheet, key: str) -> None:
+    sheet.refuse(key, "that program's file of data sets is not read; give the folder of the images as train_data_dir")
+
+
 @_rule("sources", "datasets")
 def _folders(sheet: AcrfSheet, key: str) -> None:
-    if not sheet.sources:
+    if key not in _SOURCES:
+        regular = [source for source in parts if isinstance(source, Mapping)] if isinstance(parts := sheet.value(key), list) else []
+        if regular and switch(sheet.value("reg_dataset.enabled")) is not False:
+            sheet.take(key, "reg_data_dir", str(regular[0].get("cache_directory") or ""), "its caches are not read, they are made anew")
+        else:
+            sheet.skip(key, "reg_dataset.enabled is off" if regular else "it names no folder")
+    elif not sheet.sources:
         sheet.skip(key, "it names no folder")
     elif len(sheet.sources) > 1:
         sheet.refuse(key, f"{len(sheet.sources)} folders go into a dataset_config, one [[datasets.subsets]] each, with num_repeats")
@@ -312,9 +524,20 @@ def _gpus(sheet: AcrfSheet, key: str) -> None:
         sheet.take(key, key.rpartition(".")[2], sheet.value(key))
 
 
-@_rule("weight", "ratio", "adafactor_relative_step")
+@_rule("l2_include_anchor", "l2_anchor_ratio")
+def _anchored_too(sheet: AcrfSheet, key: str) -> None:
+    if not sheet.free_share or not switch(sheet.said("l2_include_anchor")):
+        sheet.skip(key, "l2_include_anchor is off" if sheet.free_share else "raft_mode is off")
+    else:
+        sheet.lose(key, "free levels take the place of anchors in their share of samples")
+
+
+@_rule("weight", "ratio", "adafactor_relative_step", "relative_step")
 def _of_something_off(sheet: AcrfSheet, key: str) -> None:
-    if is_off(sheet.value(key if key.endswith("step") else "reg_dataset.enabled")):
+    adafactor = "adafactor" in str(sheet.said("optimizer_type") or sheet.said("type") or "").lower()
+    if key.endswith("step") and not adafactor:
+        sheet.skip(key, "it is for Adafactor")
+    elif is_off(sheet.value(key if key.endswith("step") else "reg_dataset.enabled")):
         sheet.skip(key, "it is off")
     elif key.endswith("step"):
         sheet.refuse(key, "Adafactor has no steps of its own here; learning_rate is taken at its word")
