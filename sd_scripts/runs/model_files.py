@@ -12,7 +12,7 @@ from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.outside import json_of
 
 from .drawing import has_toy, pipelines_of
-from .model_headers import LORA, UNKNOWN, is_gguf, read_safetensors, what_is
+from .model_headers import LORA, UNKNOWN, check_bits, is_gguf, read_safetensors, what_is
 from .told import adapter_kind, adapter_of_another, header_of
 
 BASE = "pretrained_model_name_or_path"
@@ -48,7 +48,9 @@ def problems_of_file(family: str, option: str, value: str, wants_adapter: bool, 
 
 
 def _check_file(family: str, option: str, path: Path, wants_adapter: bool) -> None:
-    what = what_is(read_safetensors(path, option))
+    header = read_safetensors(path, option)
+    check_bits(header, option)
+    what = what_is(header)
     label = FACTS[family].label
     if wants_adapter and what not in (LORA, UNKNOWN):
         raise OptionError(f"{option}: {path.name} is {what}; a LoRA file belongs here")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +115,47 @@ def _check_start(path: Path, option: str, start: bytes) -> None:
             f"{option}: {path.name} is a pickle or zip file under another name, which can run any code while it is read, so it is refused. "
             "Get the .safetensors version of the model"
         )
+
+
+INSTEAD = "Take the bf16, fp16 or fp8_e4m3fn version of the model"
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+BITS_AND_BYTES = ".quant_state.bitsandbytes__"
+SCALES = (".scale_weight", ".weight_scale")
+"""What stands in place of `.weight` in the name of a weight's factors, ComfyUI's."""
+_FEW_BITS = re.compile(r"(.*)\.(absmax|quant_map|quant_state\..*|nested_.*|weight_scale_2|qweight|qzeros|pre_quant_scale)")
+"""Names that only files with weights of a few bits have."""
+
+
+def scale_of(name: str, header: Header) -> str | None:
+    """The tensor of the factors by which a weight is multiplied, if it has some."""
+    if not name.endswith(".weight"):
+        return None
+    return next((other for ending in SCALES if (other := name.removesuffix(".weight") + ending) in header.shapes), None)
+
+
+def refused_bits(header: Header, option: str, name: str) -> OptionError:
+    """The sentence for a file whose weights are in a form that cannot be read, as the tensor of this name says."""
+    return OptionError(f"{option}: {header.path.name} holds quantised weights ({name}), which cannot be read here. {INSTEAD}")
+
+
+def check_bits(header: Header, option: str) -> None:
+    """Raises OptionError for weights in few bits of a form that cannot be read, as far as names, shapes and kinds of numbers tell it."""
+    four_bits = {name.partition(BITS_AND_BYTES)[0] for name in header.shapes if BITS_AND_BYTES in name}
+    for name, shape in header.shapes.items():
+        marked = _FEW_BITS.fullmatch(name)
+        if marked is not None and marked[1] not in four_bits:
+            raise refused_bits(header, option, name)
+        scale = scale_of(name, header)
+        if scale is None:
+            continue
+        if scale.endswith(".weight_scale") and header.dtypes.get(name) not in FLOAT8:
+            raise refused_bits(header, option, f"{name} in {header.dtypes.get(name)}")
+        factors = header.shapes[scale]
+        if tuple(side for side in factors if side != 1) not in ((), shape[:1]) or (math.prod(factors) > 1 and factors[0] == 1):
+            raise OptionError(
+                f"{option}: {header.path.name} scales {name} by {factors} numbers; only one for each tensor or each row can be read here. "
+                "Take the bf16 or fp16 version of the model"
+            )
 
 
 VAE = "a VAE alone"

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from sd_scripts.library.loading.few_bits import packed_in
 from sd_scripts.library.loading.headers import read_header
 from sd_scripts.library.loading.weights import Reader, entries
+from sd_scripts.runs.model_files import problems_of_file
 from sd_scripts.schema.errors import OptionError
 
 # bitsandbytes 0.50.2 wrote it (functional.quantize_4bit of 32 x 128 numbers, with and without factors in 8 bits), `expected` is what its
@@ -84,3 +85,24 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None
             read(found["good"])
             with pytest.raises(OptionError, match=r"a\.bad holds NaN or infinity"):
                 read(found["a.bad"])
+
+
+def test_a_form_that_cannot_be_read_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    path, bits, one = tmp_path / "ae.safetensors", torch.zeros(4, 32, dtype=torch.uint8), torch.ones(())
+    scaled = {"a.weight": bits.to(torch.float8_e4m3fn), "a.weight_scale": one}
+    # ComfyUI's int8, mxfp8 and nvfp4 of 2026, and GPTQ's.
+    forms = {
+        r"a\.weight in I8": {"a.weight": bits.to(torch.int8), "a.weight_scale": one},
+        r"scales a\.weight by \(4, 1, 2\)": {**scaled, "a.weight_scale": torch.ones(4, 1, 2)},
+        r"\(a\.weight_scale_2\)": {**scaled, "a.weight_scale_2": one.clone()},
+        r"\(a\.qweight\)": {"a.qweight": bits},
+    }
+    for said, tensors in forms.items():
+        save_file(tensors, path)
+        (problem,) = problems_of_file("flux", "ae", str(path), wants_adapter=False)
+        with pytest.raises(OptionError, match=said) as caught:
+            entries(read_header(path, "ae"), "ae")
+        assert [problem.message] == [one.message for one in caught.value.problems]
+    save_file(scaled, path)
+    assert problems_of_file("flux", "ae", str(path), wants_adapter=False) == []
+    assert problems_of_file("flux", "ae", str(BITSANDBYTES), wants_adapter=False) == []

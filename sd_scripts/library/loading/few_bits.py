@@ -19,19 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sd_scripts.runs.model_headers import Header
+from sd_scripts.runs.model_headers import BITS_AND_BYTES, INSTEAD, SCALES, Header, check_bits, refused_bits, scale_of
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.outside import json_of
 
-FLOAT8 = ("F8_E4M3", "F8_E5M2")
-_BITS_AND_BYTES = ".quant_state.bitsandbytes__"
-_SCALES = (".scale_weight", ".weight_scale")
-_BESIDE = (*_SCALES, ".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8")
+_BESIDE = (*SCALES, ".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8")
 """What ComfyUI's files have besides the weights: factors of weights and of layer inputs, and marks."""
-_OTHERS = (".absmax", ".quant_map", ".quant_state.", ".nested_", ".weight_scale_2", ".qweight", ".qzeros", ".pre_quant_scale")
-"""Parts of names that only files with weights of a few bits have."""
-INSTEAD = "Take the bf16, fp16 or fp8_e4m3fn version of the model"
-
 Get = Callable[[str], Tensor]
 """The tensor of this name in the file."""
 
@@ -50,31 +43,25 @@ def packed_in(header: Header, option: str) -> tuple[dict[str, Packed], set[str]]
 
     Raises OptionError for forms that cannot be read.
     """
+    check_bits(header, option)
     found, beside = {}, {name for name in header.shapes if name.endswith(_BESIDE)}
-    states = {name.partition(_BITS_AND_BYTES)[0]: name for name in header.shapes if _BITS_AND_BYTES in name}
+    states = {name.partition(BITS_AND_BYTES)[0]: name for name in header.shapes if BITS_AND_BYTES in name}
     told = _told(header, [*states.values(), *(name for name in header.shapes if name.endswith(".comfy_quant"))], option)
     for name in told:
         if name.endswith(".comfy_quant") and not str(told[name].get("format", "")).startswith("float8_"):
-            raise _refused(header, option, f"{name}: {told[name].get('format')}")
+            raise refused_bits(header, option, f"{name}: {told[name].get('format')}")
     for weight, state in states.items():
         found[weight] = _four_bits(weight, told[state], header, option)
         beside |= {name for name in header.shapes if name.startswith(f"{weight}.")}
     for name in header.shapes:
-        if name not in beside and any(mark in name for mark in _OTHERS):
-            raise _refused(header, option, name)
-        scale = next((other for ending in _SCALES if (other := name.removesuffix(".weight") + ending) in header.shapes), None)
-        if name.endswith(".weight") and scale is not None:
-            found[name] = _scaled(name, scale, header, option)
+        if (scale := scale_of(name, header)) is not None:
+            found[name] = _scaled(name, scale, header)
     return {name: _by_stored_names(one, header) for name, one in found.items()}, beside
 
 
 def _by_stored_names(one: Packed, header: Header) -> Packed:
     """The same, asking for tensors by the names that they have in the file, which torch.compile may have changed."""
     return replace(one, numbers=lambda get: one.numbers(lambda name: get(header.stored.get(name, name))))
-
-
-def _refused(header: Header, option: str, name: str) -> OptionError:
-    return OptionError(f"{option}: {header.path.name} holds quantised weights ({name}), which cannot be read here. {INSTEAD}")
 
 
 def _told(header: Header, names: list[str], option: str) -> dict[str, dict[str, Any]]:
@@ -89,15 +76,8 @@ def _told(header: Header, names: list[str], option: str) -> dict[str, dict[str, 
     return {name: value if isinstance(value, dict) else {} for name, value in found.items()}
 
 
-def _scaled(name: str, scale: str, header: Header, option: str) -> Packed:
+def _scaled(name: str, scale: str, header: Header) -> Packed:
     shape, factors = header.shapes[name], header.shapes[scale]
-    if scale.endswith(".weight_scale") and header.dtypes[name] not in FLOAT8:
-        raise _refused(header, option, f"{name} in {header.dtypes[name]}")
-    if tuple(side for side in factors if side != 1) not in ((), shape[:1]) or (math.prod(factors) > 1 and factors[0] == 1):
-        raise OptionError(
-            f"{option}: {header.path.name} scales {name} by {factors} numbers; only one for each tensor or each row can be read here. Take "
-            "the bf16 or fp16 version of the model"
-        )
     rows = (-1, *[1] * (len(shape) - 1)) if math.prod(factors) > 1 else ()
     return Packed(shape, lambda get: get(name).float() * get(scale).float().view(rows))
 
