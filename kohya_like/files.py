@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.files import names_device
 
-_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *(f"{name}{digit}" for name in ("COM", "LPT") for digit in "0123456789¹²³")}
 _UNSAFE = re.compile(r"[^\w .()+-]")
 
 
@@ -36,7 +36,7 @@ def confine(path: str | Path, roots: Sequence[Path]) -> Path:
     if "://" in text:
         raise OptionError(f"{text}: addresses are not opened; give a file or folder on the computer that runs the studio")
     for part in PureWindowsPath(text).parts:
-        if part.split(".")[0].rstrip(" ").upper() in _DEVICES:
+        if names_device(part):
             raise OptionError(f"{text}: {part} is the name of a device, not of a file; rename it")
     try:
         real = Path(text).expanduser().resolve()
@@ -53,6 +53,6 @@ def safe_name(text: str) -> str:
     name = _UNSAFE.sub("-", text.strip()).strip(" .-")[:80]
     if not name:
         raise OptionError(f'"{text}" has no letter or digit that a file name could be made of; choose another name')
-    if name.split(".")[0].upper() in _DEVICES:
+    if names_device(name):
         raise OptionError(f'"{text}" is the name of a device on Windows; choose another name')
     return name

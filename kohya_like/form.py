@@ -91,23 +91,16 @@ def from_text(field: FlatField, text: Any) -> Any:
         return text
     if kind == "select":
         return next((choice for choice in field.choices if str(choice) == text), text or None if field.optional else text)
-    if kind in ("numbers", "size", "gpus"):
+    if kind == "numbers":
+        return flat.numbers(field, text) or (None if field.optional else [])
+    if kind in ("size", "gpus"):
         parts = [part for part in _SEPARATORS.split(text.replace("x", ",") if kind == "size" else text) if part]
         return parts if parts or not field.optional else None
     if kind == "lines":
         return _lines(text)
     if text.strip() == "" and (field.optional or field.required):
         return None
-    return _with_point(text.strip()) if kind == "number" else text
-
-
-_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(e[-+]?\d+)?", re.IGNORECASE)
-_THOUSANDS = re.compile(r"[-+]?0*[1-9]\d*,\d{3}")
-
-
-def _with_point(text: str) -> str:
-    """A number with a decimal comma written with a point. 1,000 may be a thousand or one: it stays, and the schema asks."""
-    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) and not _THOUSANDS.fullmatch(text) else text
+    return flat.with_point(text.strip()) if kind == "number" else text
 
 
 def _number(value: Any) -> str:

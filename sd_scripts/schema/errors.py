@@ -10,8 +10,9 @@ MOST_SHOWN = 200
 
 
 def shortened(text: str) -> str:
-    """A value for a sentence: a very long one by its beginning and its length."""
-    return text if len(text) <= MOST_SHOWN else f"{text[:80]}… ({len(text):,} characters)"
+    """A value for a sentence: a very long one by its beginning and its length, and characters that nobody sees by their numbers."""
+    seen = text if len(text) <= MOST_SHOWN else f"{text[:80]}… ({len(text):,} characters)"
+    return seen if seen.isprintable() else "".join(part if part.isprintable() else ascii(part)[1:-1] for part in seen)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,14 @@ def pipeline_file(folder: Path) -> Path | None:
     return next((folder / name for name in PIPELINE_FILES if (folder / name).is_file()), None)
 
 
+_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *(f"{name}{digit}" for name in ("COM", "LPT") for digit in "0123456789¹²³")}
+
+
+def names_device(part: str) -> bool:
+    """Whether Windows takes a file of this name, with whatever ending, for a device."""
+    return part.split(".")[0].rstrip(" ").upper() in _DEVICES
+
+
 def given_path(text: str) -> Path | None:
     """The path that a command line gives; an empty one is none, never the present folder."""
     return Path(text) if text.strip() else None

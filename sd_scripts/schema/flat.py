@@ -78,6 +78,12 @@ class FlatField:
         """A list of values; on the command line they follow the flag, separated by spaces."""
         return get_origin(self.type) is tuple
 
+    @property
+    def numeric(self) -> bool:
+        """A number, or a list of as many numbers as one likes; not a size, whose comma parts width and height."""
+        of = get_args(self.type)[0] if self.many and Ellipsis in get_args(self.type) else self.type
+        return core_type(of) in (int, float)
+
     @cached_property
     def reader(self) -> TypeAdapter[Any]:
         """Reads one value as the section does, but without the section's own validators."""
@@ -268,6 +274,36 @@ def _place_problems(field: FlatField, value: object) -> list[Problem]:
     return problems
 
 
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(e[-+]?\d+)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[-+]?0*[1-9]\d*,\d{3}")
+
+
+def with_point(text: str) -> str:
+    """A number with a decimal comma written with a point. 1,000 may be a thousand or one: it stays, and the schema asks."""
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) and not _THOUSANDS.fullmatch(text) else text
+
+
+def numbers(field: FlatField, text: str) -> list[str]:
+    """The numbers of a list, as a person parts them. 1,5 for a list of fractions may be one or two: it stays whole, and the schema asks."""
+    if field.numeric and core_type(get_args(field.type)[0]) is float and _DECIMAL_COMMA.fullmatch(text.strip()):
+        return [text.strip()]
+    return [part for part in re.split(r"[\s,]+", text) if part]
+
+
+def _points(known: Mapping[str, FlatField], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The values with a point in each number that was written with a decimal comma, and a sentence for each."""
+    out, notes = dict(values), []
+    for name, value in values.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        # A list of one may have been meant as two.
+        if name not in known or not known[name].numeric or (known[name].many and len(items) == 1):
+            continue
+        taken = [with_point(item) if isinstance(item, str) else item for item in items]
+        notes += [f"{name}: {old} is read as {new}, with a decimal comma" for old, new in zip(items, taken, strict=True) if old != new]
+        out[name] = taken if isinstance(value, list | tuple) else taken[0]
+    return out, notes
+
+
 def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     """pydantic's error in our words: name, value, what is allowed."""
     value, context, kind = error.get("input"), error.get("ctx") or {}, error["type"]
@@ -296,6 +332,9 @@ def _sentence(error: Mapping[str, Any], field: FlatField) -> str:
     }
     if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and "," in value:
         plain, decimal = value.replace(",", ""), value.replace(",", ".", 1)
+        if field.many:
+            both = value.replace(",", " and ")
+            return f"{field.name}: {shown} may mean {decimal}, or the numbers {both}; write {decimal}, or a space between them"
         return f"{field.name}: {shown} may mean {plain} or {decimal}; write one of them, without a comma"
     if kind in number:
         return f"{field.name}: {shown} is not {number[kind]}" + (f" ({allowed} is allowed)" if allowed else "")
@@ -611,6 +650,8 @@ def _parse(
     notes: list[str] = []
     if issubclass(run, RunOptions):
         merged, notes = kohya_lines.translated(run, known, merged)
+    merged, points = _points(known, merged)
+    notes += points
     options = None
     try:
         options = build(run, merged, origin, from_cli=True)
@@ -633,7 +674,7 @@ def _text_to_value(field: FlatField | None, value: Any) -> Any:
         if of_texts and (texts := _json_texts(value[0])) is not None:
             return texts
         if not of_texts and Ellipsis in get_args(field.type):
-            return [part.strip() for part in value[0].split(",") if part.strip()]
+            return numbers(field, value[0])
     return value
 
 

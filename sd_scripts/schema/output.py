@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .fields import Count, Section, Show, raise_all
+from .files import names_device
 
 _NOT_IN_NAMES = r"\x00-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff/\\:*?\"<>|"
 """What file systems refuse, and characters that nobody sees, some of which turn the rest of a name around."""
-Name = Annotated[str, Field(pattern=rf"^[^{_NOT_IN_NAMES}.][^{_NOT_IN_NAMES}]{{0,119}}$")]
+
+
+def _taken_everywhere(name: str) -> str:
+    """A name that Windows takes too: files go there, and it cuts off what the name ends with."""
+    if names_device(name):
+        raise ValueError(f'"{name}" is the name of a device on Windows, where nobody could keep a file of this name; choose another one')
+    if name.endswith((".", " ")):
+        raise ValueError(f'"{name}" ends with a {"dot" if name.endswith(".") else "space"}, which Windows cuts off; write it without')
+    return name
+
+
+Name = Annotated[str, Field(pattern=rf"^[^{_NOT_IN_NAMES}.][^{_NOT_IN_NAMES}]{{0,119}}$"), AfterValidator(_taken_everywhere)]
 
 
 class OutputOptions(Section):

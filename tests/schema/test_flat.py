@@ -234,6 +234,24 @@ def test_sizes_and_numeric_choices_are_read_as_kohya_writes_them() -> None:
     assert parse_cli(SdxlNetwork, [*argv(NEEDED), "--max_token_length", "150"]).options.model.max_token_length == 150
 
 
+def test_a_comma_on_the_command_line_is_a_decimal_sign_and_is_told() -> None:
+    asked = parse_cli(SdxlNetwork, [*argv(NEEDED), "--learning_rate", "0,001", "--network_alpha=1,5"])
+    assert (asked.options.optimizer.learning_rate, asked.options.network.network_alpha) == (0.001, 1.5)
+    assert [note for note in asked.notes if "comma" in note] == [
+        "learning_rate: 0,001 is read as 0.001, with a decimal comma",
+        "network_alpha: 1,5 is read as 1.5, with a decimal comma",
+    ]
+    # What may be a thousand, and a rate that may be two: 1,5e-5 trained the first text encoder at 1.
+    for text, told in {
+        "--max_train_steps=1,000": "may mean 1000 or 1.000; write one of them",
+        "--text_encoder_lr=1,5e-5": "may mean 1.5e-5, or the numbers 1 and 5e-5; write 1.5e-5, or a space between them",
+    }.items():
+        with pytest.raises(OptionError, match=told):
+            parse_cli(SdxlNetwork, [*argv(NEEDED), "--train_text_encoder", text])
+    both = parse_cli(SdxlNetwork, [*argv(NEEDED), "--train_text_encoder", "--text_encoder_lr=1e-4,0.5"])
+    assert flatten(both.options)["text_encoder_lr"] == (1e-4, 0.5)
+
+
 def argv(values: dict[str, str]) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items()]
 

@@ -74,10 +74,13 @@ def test_a_comma_is_a_decimal_sign_unless_it_may_part_thousands(typed: str, mean
         flat.build(RUN, {**BASE, "network_alpha": value})
 
 
-@pytest.mark.parametrize("name", ["safe\u202egnp", "a\u200bb", "a\x7fb", "a/b", ".a", ""])
-def test_names_of_files_have_no_characters_that_nobody_sees(name: str) -> None:
-    with pytest.raises(OptionError, match="output_name"):
+@pytest.mark.parametrize(
+    "name", ["safe\u202egnp", "a\u200bb", "a\x7fb", "a/b", ".a", "", "CON", "nul.v1", "com1", "a.", "a "], ids=lambda name: ascii(name)
+)
+def test_names_of_files_are_names_on_every_system_and_have_no_characters_that_nobody_sees(name: str) -> None:
+    with pytest.raises(OptionError, match="output_name") as caught:
         flat.build(RUN, {**BASE, "output_name": name})
+    assert str(caught.value).isprintable()
 
 
 def test_kinds_of_runs_share_the_descriptions_of_their_fields() -> None:
