@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import is_text
 from sd_scripts.schema.model import MAX_CONTROLS
 
 from .images import EXTENSIONS
@@ -211,11 +212,6 @@ def walk(root: str, recursive: bool, without: Iterable[Path] = ()) -> Iterator[s
                 if (real := os.path.realpath(path)) not in seen:
                     seen.add(real)
                     yield path
-
-
-def is_text(name: str) -> bool:
-    """Whether a file's name is UTF-8; those in old archives may be none, and no list or log can hold them."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sd_scripts.schema.dataset import DatasetOptions
 from sd_scripts.schema.errors import OptionError, Problem
+from sd_scripts.schema.files import is_text
 from sd_scripts.schema.model import Controls
 
 from .config import Subset, Subsets, subsets_of
@@ -25,7 +26,7 @@ from .findings import some_names
 from .images import EXTENSIONS, BadImage, Unreachable, read_size
 from .index import Index, Known, Stat, index_file, stat_of
 from .metadata import FILES, Listed, caption_in_json, read_metadata
-from .pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, beside, is_file, is_text, layouts, plain, walk
+from .pairs import CACHES, TARGET_FOLDERS, Beside, ControlFolder, beside, is_file, layouts, plain, walk
 from .records import ControlImage, Dataset, ImageInfo, Progress, UnusableImage
 from .verify import identity_of, verify
 from .weights import Weights
@@ -239,7 +240,7 @@ class _SubsetScan:
             self._tell_of(above, [name for name in FILES if os.path.isfile(os.path.join(above, name))])
         for folder in walk(str(self.subset.folder), self.subset.recursive, self.subset.controls):
             if os.path.basename(folder) in CACHES and folder != str(self.subset.folder):
-                self._leave_out("in a folder that another trainer made", os.path.basename(folder))
+                self._leave_out("folders of other trainers", os.path.basename(folder))
                 continue
             for part in self._folder(folder, used):
                 images += self._read(part)
@@ -256,8 +257,8 @@ class _SubsetScan:
     def _tell(self) -> None:
         subset, options = self.subset, self.subset.options
         if self.left_out:
-            kinds = "; ".join(f"{len(names)} {kind}: {some_names(names)}" for kind, names in self.left_out.items())
-            self.warnings.append(f"of {subset.folder} are left out {kinds}")
+            kinds = "; ".join(f"{kind} ({len(names)}): {some_names(names)}" for kind, names in self.left_out.items())
+            self.warnings.append(f"left out of {subset.folder} are {kinds}")
         if self.without_word:
             self.warnings.append(
                 f"{_images(len(self.without_word))} in {subset.folder} have {TRIGGER} in their captions and no word for it, so it "
@@ -303,7 +304,7 @@ class _SubsetScan:
         told = self.told.pop(os.path.abspath(folder), {})
         told = {plain(key): entry for key, entry in told.items()} | told
         for name in near.conditions:
-            self._leave_out("with a condition for a ControlNet", name)
+            self._leave_out("conditions for a ControlNet", name)
         prefix = os.path.relpath(folder, self.subset.folder).replace(os.sep, "/")
         prefix = "" if prefix == "." else prefix + "/"
         stems = {os.path.splitext(name)[0] for name in near.targets}
@@ -340,12 +341,18 @@ class _SubsetScan:
                 if entry.name.startswith("."):
                     continue
                 if not is_text(entry.name):
-                    self._leave_out("with a name that is not UTF-8", entry.name.encode(errors="surrogateescape").decode(errors="replace"))
+                    self._leave_out("names that are not UTF-8", entry.name.encode(errors="surrogateescape").decode(errors="replace"))
                 elif is_file(entry):
                     files.add(entry.name)
                 elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                     link = entry.is_symlink()
-                    kind = "that is a link to nothing" if link else "that is a folder" if entry.is_dir() else "that is no file"
+                    kind = (
+                        "links that lead nowhere"
+                        if link
+                        else "folders with the name of an image"
+                        if entry.is_dir()
+                        else "pipes and devices"
+                    )
                     self._leave_out(kind, entry.name)
         return _Names(files)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import IO
 
 TEMPORARY_MARK = ".writing-"
 """Part of the name of every file and folder that is not finished yet; what carries it may be deleted."""
-
+NOT_UTF_8 = "has bytes that are not UTF-8, which neither settings nor a log can hold; write it, or name the file or folder, in UTF-8"
 
 PIPELINE_FILES = ("model_index.json", "modular_model_index.json")
 """The files of a diffusers folder that say which networks it has: of a pipeline, and of one that is put together from blocks."""
@@ -30,8 +31,15 @@ def names_device(part: str) -> bool:
     return part.split(".")[0].rstrip(" ").upper() in _DEVICES
 
 
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8; those in old archives may be none, and no list, log or settings file can hold them."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def given_path(text: str) -> Path | None:
     """The path that a command line gives; an empty one is none, never the present folder."""
+    if not is_text(text):
+        raise argparse.ArgumentTypeError(f"{text!r} {NOT_UTF_8}")
     return Path(text) if text.strip() else None
 
 

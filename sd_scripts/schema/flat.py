@@ -25,7 +25,7 @@ from sd_scripts.families import RUNS
 from . import kohya_lines, legacy, sleeping
 from .errors import OptionError, Problem, shortened
 from .fields import VAST, Options, Section, Show, show_of
-from .files import given_path, is_json
+from .files import NOT_UTF_8, given_path, is_json, is_text
 from .outside import json_of, toml_of
 from .runs import RunOptions
 
@@ -256,21 +256,22 @@ def _place(field: FlatField, value: object) -> object:
 
 
 def _place_problems(field: FlatField, value: object) -> list[Problem]:
-    """What no file system takes as a path; whether it is there is asked later."""
-    if field.show.kind not in ("folder", "file", "start"):
-        return []
+    """What no file system takes as a path, and what is no text at all; whether it is there is asked later."""
+    place = field.show.kind in ("folder", "file", "start")
     problems = []
     for text in value if isinstance(value, list | tuple) else [value]:
-        if not isinstance(text, str) or is_json(text):
+        if not isinstance(text, str) or (is_text(text) and (is_json(text) or not place)):
             continue
         why = ""
-        if "\0" in text:
+        if not is_text(text):
+            why = NOT_UTF_8
+        elif "\0" in text:
             why = "has a NUL character"
         elif max(len(part.encode(errors="surrogateescape")) for part in text.split("/")) > 255 or len(text) > 4095:
             why = "is longer than a path can be"
         elif text.startswith("~"):
             why = "begins with the home folder of a user whom this machine does not know"
-        problems += [Problem(field.name, f"{field.name}: {shortened(text)!r} {why}")] if why else []
+        problems += [Problem(field.name, f'{field.name}: "{shortened(text)}" {why}')] if why else []
     return problems
 
 

@@ -35,7 +35,11 @@ def test_links_and_folders_that_look_like_images_are_left_out_and_named(tmp_path
     found = scanned(tmp_path)
     assert names(found) == ["a.png"]
     (said,) = [text for text in found.warnings if "left out" in text]
-    for part in ("2 that is a link to nothing: gone.jpg, itself.png", "1 that is a folder: folder.png", "1 that is no file: pipe.webp"):
+    for part in (
+        "links that lead nowhere (2): gone.jpg, itself.png",
+        "the name of an image (1): folder.png",
+        "pipes and devices (1): pipe.webp",
+    ):
         assert part in said
 
 
@@ -48,7 +52,7 @@ def test_names_that_are_not_utf_8_are_left_out_and_named(tmp_path: Path) -> None
     os.mkdir(os.fsencode(data) + b"/\xe4")
     found = scanned(tmp_path)
     assert names(found) == ["a.png"]
-    assert any("2 with a name that is not UTF-8" in text and "b\ufffdr.png" in text for text in found.warnings)
+    assert any("names that are not UTF-8 (2)" in text and "b\ufffdr.png" in text for text in found.warnings)
 
 
 def test_such_a_folder_is_checked_without_a_traceback_where_the_locale_is_c(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_what_other_trainers_leave_in_a_folder_is_no_image_to_train_on(tmp_path:
     assert names(found) == ["a.png", "b-masklabel.png"]
     assert {item.name: os.path.basename(item.mask) for item in found.images} == {"a.png": "a-masklabel.png", "b-masklabel.png": ""}
     (said,) = [text for text in found.warnings if "left out" in text]
-    assert "with a condition for a ControlNet: a-condlabel.png" in said and "another trainer made: _controls, _latent_cache" in said
+    assert "conditions for a ControlNet (1): a-condlabel.png" in said and "folders of other trainers (2): _controls, _latent_cache" in said
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "CMYK", "I;16"])

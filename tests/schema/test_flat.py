@@ -396,7 +396,7 @@ def test_an_empty_path_is_not_given_wherever_it_stands(tmp_path: Path) -> None:
 NONSENSE: dict[str, tuple[Any, ...]] = {
     "a number": ("1e30", -1e30, 2**70, "inf", "y" * 5000),
     "an expression": (["["], ["(" * 5000]),
-    "a path": ("a" * 5000, "~nobody-of-that-name/x", "a\0b", "/" + "b" * 300),
+    "a path": ("a" * 5000, "a\udce4", "~nobody-of-that-name/x", "a\0b", "/" + "b" * 300),
 }
 
 
