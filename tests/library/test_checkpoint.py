@@ -168,6 +168,13 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_earlier_state_whole(tmp_path: 
     keeper.save_state(6, large)
 
 
+def test_a_folder_that_takes_no_states_is_a_sentence(tmp_path: Path) -> None:
+    keeper = checkpointer(tmp_path)
+    (tmp_path / "state").write_text("somebody's file in place of the folder")
+    with pytest.raises(NoRoomLeft, match=r"could not be written to .* What was saved earlier is untouched"):
+        keeper.save_state(3, state(3))
+
+
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
     keeper = checkpointer(tmp_path)
     keeper.save_state(3, state(3))

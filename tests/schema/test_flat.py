@@ -424,6 +424,12 @@ def test_nonsense_is_refused_with_a_short_sentence_that_names_the_option() -> No
     assert wrong == []
 
 
+@pytest.mark.parametrize("name", ["run_dir", "config_file", "instance_prompt", "output_dir"])
+def test_names_and_texts_that_are_not_utf_8_are_refused_with_a_sentence(name: str) -> None:
+    with pytest.raises(OptionError, match=rf"{name}: .*dir.udce4.* has bytes that are not UTF-8"):
+        parse_cli(SdxlNetwork, [*argv(NEEDED), f"--{name}", "dir\udce4"])
+
+
 def test_what_is_allowed_is_really_allowed() -> None:
     """The limits that a sentence names are the field's own: where both at most 1 and below 1 hold, 1 is not allowed."""
     wrong = []

@@ -112,13 +112,20 @@ def _fsync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+_NOT_WRITABLE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES),
+    # Folders that somebody has made immutable, or has put a file in place of.
+    *(errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+)
+
+
 @contextmanager
 def room_for(what: str, folder: Path) -> Iterator[None]:
     """Turns a failed write of `what` into a sentence; other errors pass."""
     try:
         yield
     except (OSError, SafetensorError) as err:
-        if isinstance(err, OSError) and err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES):
+        if isinstance(err, OSError) and err.errno not in _NOT_WRITABLE:
             raise
         with suppress(OSError):
             free = shutil.disk_usage(folder).free / 2**30
