@@ -48,11 +48,12 @@ Verdict = tuple[Literal["renamed", "not needed", "not supported"], str]
 
 @dataclass(frozen=True)
 class Need:
-    """One condition of an option: another one that is on, has one of some values, or has none of them."""
+    """One condition of an option: another one that is on, or off, has one of some values, or has none of them."""
 
     name: str
     values: tuple[str, ...] = ()
     but: bool = False
+    off: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Show:
     suggestions: tuple[str, ...] = ()
     cli_only: bool = False
     needs: str = ""
-    """The option without which this one has no effect: `name` must be on (not None, not 0, not empty), `name=value|value` must have one of
-    these values, `name!=value` any other; alternatives are joined by ` or `. Until then the field sleeps: see sleeping.py. Kinds of run
-    without that option never let it sleep."""
+    """The option without which this one has no effect: `name` must be on (not None, not 0, not empty), `!name` off, `name=value|value` must
+    have one of these values, `name!=value` any other; alternatives are joined by ` or `. Until then the field sleeps: see sleeping.py. A
+    kind of run without that option never lets it sleep."""
     unless: str = ""
     """The option that may be given in its stead; one of the two is required, as a validator of the section says."""
     fold: str = ""
@@ -80,8 +81,8 @@ class Show:
     @property
     def conditions(self) -> tuple[Need, ...]:
         """What `needs` says; one of them is enough."""
-        found = (re.fullmatch(r"(\w+)(?:(!?)=(.+))?", text) for text in self.needs.split(" or ") if text)
-        return tuple(Need(one[1], tuple((one[3] or "").split("|")) if one[3] else (), bool(one[2])) for one in found if one)
+        found = (re.fullmatch(r"(!?)(\w+)(?:(!?)=(.+))?", text) for text in self.needs.split(" or ") if text)
+        return tuple(Need(one[2], tuple((one[4] or "").split("|")) if one[4] else (), bool(one[3]), bool(one[1])) for one in found if one)
 
 
 class Section(BaseModel):

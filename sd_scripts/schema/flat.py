@@ -646,11 +646,16 @@ def _parse(
         for name in [name for name in merged if name in known and known[name].show.cli_only]:
             problems.append(Problem(name, f"{name} in {origin}: it may only be given on the command line (--{name})"))
             del merged[name]
+    notes: list[str] = []
+    for need in [need for name in given if name in known for need in known[name].show.conditions if need.off]:
+        # Flags win over the file: what replaces an option there does not replace it when it is given here.
+        if need.name not in given and merged.get(need.name) is not None:
+            notes.append(f"{need.name} = {merged.pop(need.name)} in {origin} gave way to what the command line gives in its place")
     merged.update({name: _text_to_value(known.get(name), value) for name, value in given.items()})
     merged = {**(under or {}), **merged, **(over or {})}
-    notes: list[str] = []
     if issubclass(run, RunOptions):
-        merged, notes = kohya_lines.translated(run, known, merged)
+        merged, said = kohya_lines.translated(run, known, merged)
+        notes += said
     merged, points = _points(known, merged)
     notes += points
     options = None

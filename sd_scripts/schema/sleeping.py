@@ -41,14 +41,16 @@ def _missing(known: Mapping[str, FlatField], values: Mapping[str, Any], field: F
 
 def _is_met(need: Need, field: FlatField, value: Any) -> bool:
     said = field.default if value is None else _read(field, value)
-    return (str(said) in need.values) != need.but if need.values else bool(said)
+    return (str(said) in need.values) != need.but if need.values else bool(said) != need.off
 
 
 def _condition(need: Need, field: FlatField) -> str:
     if need.values:
         return f"{need.name} is {'not ' if need.but else ''}{' or '.join(need.values)}"
     if field.type is bool:
-        return f"{need.name} is on"
+        return f"{need.name} is {'off' if need.off else 'on'}"
+    if need.off:
+        return f"{need.name} is {'none' if field.optional else '0'}"
     return f"{need.name} is {'not 0' if field.type in (int, float) and not field.optional else 'given'}"
 
 

@@ -14,7 +14,7 @@ class TrainingOptions(Section):
 
     title: ClassVar[str] = "Advanced Training"
 
-    max_train_steps: Annotated[Count, Show(basic=True, unit="steps")] = 1600
+    max_train_steps: Annotated[Count, Show(basic=True, unit="steps", needs="!max_train_epochs")] = 1600
     """Optimizer steps of the whole run."""
     max_train_epochs: Annotated[Count | None, Show(unit="epochs")] = None
     """Length of the run in epochs instead; replaces max_train_steps when given."""

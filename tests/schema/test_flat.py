@@ -187,6 +187,8 @@ def awakening(run: type[RunOptions], name: str, special: dict[str, Any]) -> dict
     if need is None:
         return {}
     other = known[need.name]
+    if need.off:
+        return {}
     if need.values and (str(other.default) in need.values) != need.but:
         return awakening(run, need.name, special)
     value = need.values[0] if need.values and not need.but else True if other.type is bool else special.get(need.name, example(other))

@@ -98,3 +98,18 @@ def test_what_is_on_by_default_wakes_what_needs_it_and_zero_versions_are_the_def
     lgt = build(Lgt, {"train_data_dir": "toy:styles", "vae": "toy", "low_pass_size": 9, "ema_decay": 0.9})
     assert (lgt.objective.low_pass_size, lgt.training.ema_decay) == (9, 0.9)  # type: ignore[union-attr]
     assert build(SdxlNetwork, NEEDED | {"compile": True, "compile_cache_size_limit": 0}).compile.compile_cache_size_limit == 0
+
+
+def test_steps_on_the_command_line_win_over_epochs_of_a_file(tmp_path: Path) -> None:
+    needed = ["--pretrained_model_name_or_path=a", "--train_data_dir=b"]
+    file = tmp_path / "epochs.toml"
+    file.write_text("max_train_epochs = 100\nmax_train_steps = 50\n")
+    run = SdxlNetwork
+    asked = parse_cli(run, ["--config_file", str(file), *needed, "--max_train_steps=8"])
+    assert (asked.options.training.max_train_steps, asked.options.training.max_train_epochs) == (8, None)
+    assert any("max_train_epochs = 100 in epochs.toml gave way" in note for note in asked.notes)
+    # Whoever names epochs as well means them, and a file alone means its epochs.
+    both = parse_cli(run, ["--config_file", str(file), *needed, "--max_train_steps=8", "--max_train_epochs=3"])
+    assert both.options.training.max_train_epochs == 3 and any("max_train_steps: no effect until" in note for note in both.notes)
+    alone = parse_cli(run, ["--config_file", str(file), *needed])
+    assert alone.options.training.max_train_epochs == 100 and "max_train_steps" not in to_toml(alone.options)

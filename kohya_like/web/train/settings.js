@@ -38,11 +38,11 @@ export const isGuest = (spec) => mode.hidden.includes(spec.name);
 // A field sleeps until one of the options that it needs is on, has one of some values, or has none of them: see sleeping.py. One that
 // the kind of run does not have is no hindrance. What sleeps is kept here, greyed, and not written.
 const specOf = (name) => fieldsOf(run).find((spec) => spec.name === name);
-function isMet({ other, values, but }) {
+function isMet({ other, values, but, off }) {
   const now = drafts[run][other.name];
   if (values.length) return values.some((value) => same(other, String(now), value)) !== but;
-  if (other.control === "check") return now === true;
-  return String(now).trim() !== "" && !(other.control === "number" && Number(now) === 0);
+  if (other.control === "check") return now !== off;
+  return (String(now).trim() !== "" && !(other.control === "number" && Number(now) === 0)) !== off;
 }
 
 export function hindrance(spec) {
@@ -61,8 +61,9 @@ export const needed = new Set(schema.fields.flatMap((spec) => (spec.needs || [])
 export const isIdle = (spec) => !isChanged(spec) && !problems.has(spec.name) && !wanted.has(spec.name) && hindrance(spec) !== null;
 
 export function condition(needs) {
-  return needs.map(({ other, values, but }) => {
+  return needs.map(({ other, values, but, off }) => {
     if (values.length) return but ? t`${other.label} is not ${values.join(t` or `)}` : t`${other.label} is ${values.join(t` or `)}`;
+    if (off) return t`${other.label} is empty`;
     if (other.control === "check") return t`${other.label} is on`;
     return other.control === "number" && !other.optional ? t`${other.label} is not 0` : t`${other.label} is given`;
   }).join(t` or `);
