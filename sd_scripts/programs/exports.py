@@ -314,7 +314,7 @@ def to_onetrainer(options: RunOptions) -> Exported:
     model = program.name_of(options.family, values)
     if model is None or options.method == "scratch":
         raise OptionError(f"{program.PROGRAM} does not train {options.label}, or cannot tell it by the name of its base model")
-    others = program.said_otherwise(model, options.method, values, _arguments(values["optimizer_args"]), program.layers_of(model))
+    others = program.said_otherwise(model, type(options), values, _arguments(values["optimizer_args"]), program.layers_of(model))
     given = said(program.TABLE, values, others)
     guided = "g" in options.samples.own_flags
     given["samples"] = [program.sample(spec, guided) for spec in _previews(options)]

@@ -151,6 +151,13 @@ def test_a_rank_of_lokr_is_told_to_programs_that_take_whole_matrices_otherwise()
         assert not any(text.startswith("network_") for text in made.unsaid)
 
 
+def test_blocks_that_wait_in_host_ram_are_told_to_onetrainer_as_a_part_of_them() -> None:
+    run = RUNS["flux", "network"]
+    for number in (1, 23, 37, 57):
+        made = exports.to_onetrainer(flat.build(run, {**BASE, "blocks_to_swap": number}))
+        assert back(made, run)["blocks_to_swap"] == number and not any(text.startswith("blocks_to_swap") for text in made.unsaid)
+
+
 @pytest.mark.parametrize("program", exports.PROGRAMS)
 def test_images_and_previews_can_be_said_to_every_program(program: str) -> None:
     run = RUNS["zimage" if program == "musubi-tuner" else "sdxl", "network"]

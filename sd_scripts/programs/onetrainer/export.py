@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sd_scripts.runs.layers import layers_of
 from sd_scripts.schema.prompts import PromptSpec
+from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.sheet import parts
 
 from ..table import shifted
@@ -27,23 +29,23 @@ _BITS = {"qfloat8": "FLOAT_8", "qint8": "INT_8", "nf4": "NFLOAT_4", "fp8": "FLOA
 
 
 def said_otherwise(
-    model: str, method: str, values: Mapping[str, Any], arguments: Mapping[str, object], layers: Mapping[str, Any]
+    model: str, run: type[RunOptions], values: Mapping[str, Any], arguments: Mapping[str, object], layers: Mapping[str, Any]
 ) -> dict[str, object]:
     """Values of keys by path, for that program's name of a model; arguments are the optimizer's, by name."""
     return {
         "__version": _VERSION,
         "concepts[].__version": _CONCEPT_VERSION,
         "model_type": model,
-        "training_method": "LORA" if method == "network" else "FINE_TUNE",
+        "training_method": "LORA" if run.method == "network" else "FINE_TUNE",
         "base_model_name": values["pretrained_model_name_or_path"],
         "learning_rate": values["learning_rate"],
         "ema_decay": values["ema_decay"],
         "output_model_destination": f"{values['output_dir']}/{values['output_name']}.safetensors",
-        "output_model_format": _FORMATS.get(values["save_model_as"], "LEGACY_LORA") if method == "network" else "LEGACY_SAFETENSORS",
+        "output_model_format": _FORMATS.get(values["save_model_as"], "LEGACY_LORA") if run.method == "network" else "LEGACY_SAFETENSORS",
         "train_dtype": PRECISIONS.get(values["mixed_precision"], "BFLOAT_16"),
         "output_dtype": PRECISIONS.get(values["save_precision"], "BFLOAT_16"),
         "resolution": _resolution(values),
-        **_parts(backbone_of(model), method, values),
+        **_parts(backbone_of(model), run, values),
         **_rate(values),
         **_times(values),
         **_loss(values),
@@ -74,14 +76,21 @@ def _resolution(values: Mapping[str, Any]) -> str:
     return ",".join(map(str, [*values["additional_resolutions"], width])) if width == height else f"{width}x{height}"
 
 
-def _parts(network: str, method: str, values: Mapping[str, Any]) -> dict[str, object]:
+def _parts(network: str, run: type[RunOptions], values: Mapping[str, Any]) -> dict[str, object]:
     """What is trained, in which bits it is kept, and what keeps activations small. Text encoders are trained there unless it is said."""
     bits = values["transformer_quantization"] or "none"
-    own = "BFLOAT_16" if values["full_bf16"] else "FLOAT_32" if method == "full" else PRECISIONS.get(values["mixed_precision"], "BFLOAT_16")
-    texts = values["text_encoder_quantization"] or "none"
+    own = (
+        "BFLOAT_16"
+        if values["full_bf16"]
+        else "FLOAT_32"
+        if run.method == "full"
+        else PRECISIONS.get(values["mixed_precision"], "BFLOAT_16")
+    )
+    texts, blocks = values["text_encoder_quantization"] or "none", layers_of(run.family)
     return {
         f"{network}.train": values["train_unet"] is not False,
         f"{network}.weight_dtype": _BITS.get(bits, own),
+        f"{network}.offload_fraction": values["blocks_to_swap"] / blocks.blocks if blocks and values["blocks_to_swap"] else 0.0,
         f"{network}.learning_rate": values["unet_lr"],
         f"{network}.gradient_checkpointing": values["gradient_checkpointing"],
         f"{network}.activation_offloading": values["gradient_checkpointing_cpu_offload"],

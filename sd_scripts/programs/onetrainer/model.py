@@ -109,7 +109,7 @@ def _offloaded(sheet: ForeignSheet, key: str) -> None:
     elif key == "layer_offload_fraction" and sheet.value("gradient_checkpointing") != "CPU_OFFLOADED":
         sheet.skip(key, "it counts with gradient_checkpointing CPU_OFFLOADED only")
     elif (table := layers_of(sheet.run.family)) and "blocks_to_swap" in sheet.known:
-        number = min(math.ceil(share * table.blocks), table.blocks)
+        number = min(math.ceil(round(share * table.blocks, 6)), table.blocks)
         sheet.take(key, "blocks_to_swap", number, f"{share:g} of {table.blocks} blocks")
     else:
         sheet.lose(key, "the blocks of this family cannot wait in host RAM")
