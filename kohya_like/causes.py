@@ -12,7 +12,7 @@ from sd_scripts.runs.events import LastWord
 Kind = Literal["", "memory", "ram", "disk", "nan", "model", "file", "readers", "settings", "passing"]
 """What fixes.py can do something about; passing: what need not come back when the run is started again."""
 WHY: dict[str, str] = {
-    "memory": "The network, its gradients, the optimizer and the images of a batch need more memory together than the device has free.",
+    "memory": "The network, its gradients, the optimizer and the images of a batch need more memory together than the GPU has free.",
     "ram": "The model, the readers of the data set and other programs need more together than this machine has.",
     "disk": "Caches, states and saved files have filled it, or those of other programs have.",
     "nan": "The steps are too large, fp16 cannot hold the numbers, or an image of the batch is damaged.",

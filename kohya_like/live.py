@@ -288,7 +288,7 @@ class Live:
         try:
             self.supervisor.stop(job, grace_seconds)
         except TimeoutError as err:
-            job.run.log(Warned(text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device."))
+            job.run.log(Warned(text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the GPU."))
         finally:
             self._stopping.pop(key, None)
 

@@ -198,7 +198,7 @@ class TrainTab:
         try:
             self.context.supervisor.stop(job)
         except TimeoutError as err:
-            job.run.log(Warned(text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the device."))
+            job.run.log(Warned(text=f"Stopping: {err}; they may hang in a driver. Restarting the machine frees the GPU."))
 
     def load(self, request: Mapping[str, Any]) -> Answer:
         """Fills the form from a file that the browser read ({name, text} or {name, header}) or a path on this computer ({where}).

@@ -137,11 +137,11 @@ class DatasetOptions(Section):
     max_validation_steps: Annotated[Count | None, _HELD_OUT] = None
     """Use at most this many batches for the held-out loss; None uses all."""
     cache_latents: bool = True
-    """Encode every image once instead of in each step; the VAE then leaves the device."""
+    """Encode every image once instead of in each step; the VAE then leaves the GPU."""
     cache_latents_to_disk: bool = True
     """Keep encoded images on disk for the next run; off keeps them in memory only."""
     cache_text_encoder_outputs: bool = True
-    """Encode every caption once; the text encoders then leave the device. Must be off when the text encoders are trained."""
+    """Encode every caption once; the text encoders then leave the GPU. Must be off when the text encoders are trained."""
     cache_text_encoder_outputs_to_disk: bool = True
     """Keep encoded captions on disk for the next run; off keeps them in memory only."""
     cache_dir: Annotated[str | None, Show(kind="folder")] = None

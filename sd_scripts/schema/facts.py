@@ -43,7 +43,7 @@ class NetworkFacts:
     always_masked: bool
     """Whether attention is told in every call what is padding; off where only texts of different lengths need that."""
     mostly_weights: bool
-    """Whether the network's weights are most of what training has on the device."""
+    """Whether the network's weights are most of what training has on the GPU."""
     guided_together: bool
     """Whether previews ask the network for both sides of guidance at once."""
     quantized_encoder: str | None

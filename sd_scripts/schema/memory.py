@@ -18,7 +18,7 @@ DECIDES_FIT = frozenset(
 
 
 class MemoryOptions(Section):
-    """What is kept on the device, and which kernels compute it. docs/memory.md says what options cost, docs/equivalence.md what they do."""
+    """What is kept on the GPU, and which kernels compute it. docs/memory.md says what options cost, docs/equivalence.md what they do."""
 
     title: ClassVar[str] = "Memory"
 
@@ -30,8 +30,8 @@ class MemoryOptions(Section):
     """Keep what a recomputed block begins with in host RAM until the backward pass. Saves what is left of the memory of activations,
     which counts with large images and many blocks."""
     blocks_to_swap: WholeNumber = 0
-    """Keep this many of the network's blocks in host RAM and bring each to the device when it is due, while the block before computes.
-    Same result, less memory of the device, and some of the speed. The largest number is that of the blocks."""
+    """Keep this many of the network's blocks in host RAM and bring each to the GPU when it is due, while the block before computes.
+    Same result, less GPU memory, and some of the speed. The largest number is that of the blocks."""
     attention_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
     """PyTorch's kernels for attention. auto takes the fastest that can compute a call; one that is named is tried before the run, which
     stops with a sentence where it does not work. math is the slow reference, which keeps all attention weights in memory."""

@@ -130,7 +130,7 @@ class RunOptions(Options):
                 problems.append("transformer_quantization holds a frozen network in few bits, but this run trains it; set it to none")
             if distributed.distributed_strategy == "fsdp2":
                 problems.append(
-                    "distributed_strategy fsdp2 cannot share out a quantised network; set transformer_quantization to none, or "
+                    "distributed_strategy fsdp2 cannot shard a quantised network; set transformer_quantization to none, or "
                     "distributed_strategy to ddp"
                 )
         return problems + self._full_finetune_problems()

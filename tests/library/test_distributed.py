@@ -300,7 +300,7 @@ def test_optimizers_and_averages_work_on_shares_as_on_whole_weights(together: To
 @pytest.mark.parametrize("name", ["Adafactor", "AdamW8bit", "Prodigy"])
 def test_optimizers_that_need_whole_weights_are_refused(name: str) -> None:
     check_optimizer("AdamW")
-    with pytest.raises(OptionError, match=f"{name} cannot work on weights that fsdp2 shares out; take AdamW"):
+    with pytest.raises(OptionError, match=f"{name} cannot work on weights that fsdp2 shards; take AdamW"):
         check_optimizer(name)
 
 

@@ -48,7 +48,7 @@ class FluxDatasetOptions(DatasetOptions):
     """Images, captions, buckets and caches."""
 
     cache_text_encoder_outputs: bool = True
-    """Encode every caption once; the text encoders then leave the device. Must be off when both are trained; CLIP-L may be trained while
+    """Encode every caption once; the text encoders then leave the GPU. Must be off when both are trained; CLIP-L may be trained while
     T5's outputs stay cached."""
 
 

@@ -48,7 +48,7 @@ class QwenImageModelOptions(BaseModelOptions, EncoderDevicesOptions):
     the target's size."""
     modulation_table: bool = False
     """Keep the modulation layers, a third of the transformer's weights, in host RAM, and a table of what they give at each of 1000 times
-    instead. Saves 13.6 GB of a device's memory in 16 bit without changing the result; host RAM takes 18 GB. Training times are then
+    instead. Saves 13.6 GB of GPU memory in 16 bit without changing the result; host RAM takes 18 GB. Training times are then
     multiples of 1/1000. Not for adapters on the modulation."""
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""

@@ -64,7 +64,7 @@ class WholeNetwork:
             module.train(mode)
 
     def after_step(self) -> None:
-        """Nothing: whole weights have no rules of their own."""
+        """Nothing: a full fine-tune has no rules of their own."""
 
 
 def train_whole(parts: Parts, options: WholeOptions, family: ModelFamily, dtype: torch.dtype = torch.float32) -> WholeNetwork:

@@ -6,7 +6,7 @@ The order matters. Adapters are attached before; then
     layout      of weights with convolutions (channels_last)
     recomputing decides for each block whether its activations are kept
     compiling   makes code of blocks with their adapters, inside of what recomputes them
-    swapping    brings the weights of a block before its code runs, outside of it, and leaves at home what is swapped
+    swapping    brings the weights of a block before its code runs, outside of it, and leaves in host RAM what is swapped
     the device  for everything else
 """
 
@@ -54,6 +54,6 @@ def arrange(parts: Parts, options: RunOptions, device: torch.device, sharded: bo
         swap.set(options.memory.blocks_to_swap)
         log.info("%s", swap.summary())
     if not sharded:
-        # Everything else: swapped blocks stay at home.
+        # Everything else: swapped blocks stay in host RAM.
         parts.backbone.to(device)
     return Arranged(parts, swap, compilation)

@@ -3,7 +3,7 @@
 A swapped block has a home: one flat buffer in host RAM, pinned where the device is a GPU, which its weights are views of. Two slots on
 the device are filled in turn, on a stream of their own: while a block computes, the next swapped one in the same direction arrives in the
 other slot. During a block's forward pass its modules have views of the slot in place of their weights; before and after it the weights are
-at home, where states, files, averages and the optimizer see them. Nothing is ever copied back: frozen weights do not change, and the
+in host RAM, where states, files, averages and the optimizer see them. Nothing is ever copied back: frozen weights do not change, and the
 gradients of trained ones travel home, where the optimizer moves them.
 
 What the backward pass needs of a slot is not kept there but fetched again: autograd keeps a note of the place in the block instead.
@@ -82,7 +82,7 @@ class _Weight:
     """A parameter or buffer of a block, and where its modules have it."""
 
     tensor: Tensor
-    """At home, or on the device while its block is not swapped."""
+    """In host RAM, or on the device while its block is not swapped."""
     places: list[tuple[nn.Module, str]]
 
     def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ class _Note:
 
 
 class BlockSwap:
-    """Some blocks of a network at home in host RAM, none at first; see `set`."""
+    """Some blocks of a network in host RAM, none at first; see `set`."""
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         """network: on the CPU, with its adapters, which stay on the device whatever is swapped."""
@@ -343,7 +343,7 @@ class BlockSwap:
                 return before(*arguments, **named)
 
         def move(fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-            """nn.Module._apply, by which networks are brought to devices, of everything but what is at home."""
+            """nn.Module._apply, by which networks are brought to devices, of everything but what is swapped."""
             for weight in block.weights:
                 weight.put(None)
             try:
@@ -508,7 +508,7 @@ def check(swap: BlockSwap, sharded: bool, optimizer_type: str) -> None:
     optimizer that cannot move weights in host RAM. sharded: the weights are, over the processes."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     if sharded:
-        text = "fsdp2 shares the weights out over the processes already; set it to 0, or distributed_strategy to ddp"
+        text = "fsdp2 shards the weights over the processes already; set it to 0, or distributed_strategy to ddp"
     elif several and swap.trains_blocks:
         text = "blocks that are trained themselves cannot be swapped by several processes; set it to 0, or use one process"
     elif swap.trains_blocks and optimizer_type in ON_ONE_DEVICE:

@@ -61,7 +61,7 @@ def is_sharded(network: nn.Module) -> bool:
 def check_optimizer(name: str) -> None:
     """Raises OptionError for an optimizer that cannot work on shares of weights."""
     if name in WHOLE_TENSORS_ONLY:
-        text = f"optimizer_type: {name} cannot work on weights that fsdp2 shares out; take AdamW, Lion or SGD, or distributed_strategy ddp"
+        text = f"optimizer_type: {name} cannot work on weights that fsdp2 shards; take AdamW, Lion or SGD, or distributed_strategy ddp"
         raise OptionError(Problem("optimizer_type", text))
 
 

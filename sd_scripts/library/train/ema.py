@@ -44,7 +44,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Puts a saved average back, of whole weights. Raises ValueError when names differ."""
+        """Puts a saved average back, of a full fine-tune. Raises ValueError when names differ."""
         if state.keys() != self._average.keys():
             raise ValueError("the saved moving average belongs to other weights")
         for name, average in self._average.items():

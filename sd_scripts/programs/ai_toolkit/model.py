@@ -141,7 +141,7 @@ TABLE: Table = {
     "model.quantize_kwargs.*": unneeded("layers that are left whole there are embeddings and the last, here as well"),
     **each("model.", "quantize_kwargs model_kwargs model_paths", unneeded("it is empty")),
     "model.model_kwargs.match_target_res": only(False, "give control_resolution"),
-    "model.low_vram": unneeded("each network is on the device only while it is needed there"),
+    "model.low_vram": unneeded("each network is on the GPU only while it is needed there"),
     "model.assistant_lora_path": _assistant,
     "model.accuracy_recovery_adapter": only(None, "it corrects weights of few bits and is not read", banner=True),
     "model.inference_lora_path": only(None, "previews are drawn with the trained adapter alone"),

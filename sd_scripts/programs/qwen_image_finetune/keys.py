@@ -189,7 +189,7 @@ NOT_NEEDED = {
     "lr_scheduler.power": NOT_READ,
     "train.num_epochs": "the number of steps decides, max_train_steps",
     "train.train_batch_size": "that program takes data.batch_size in its place",
-    "train.low_memory": "encoders leave the device by themselves once their outputs are cached",
+    "train.low_memory": "encoders leave the GPU by themselves once their outputs are cached",
     "train.fit_device": "the launcher chooses the training devices",
     "logging.logging_dir": "the log is inside the folder of the run",
     "logging.tags": "they are labels of that program's trackers",

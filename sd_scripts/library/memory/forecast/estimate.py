@@ -80,7 +80,7 @@ class Forecaster:
         if self._processes > 1:
             found.append(f"each of {self._processes} processes has this on a card of its own")
         elif options.distributed.distributed_strategy == "fsdp2":
-            found.append("fsdp2 shares the network out over several processes, and there is one; set num_gpus")
+            found.append("fsdp2 shards the network over several processes, and there is one; set num_gpus")
         if not self._questions.previews and self._questions.evaluation is None:
             found.append("previews are not counted: sample_prompts is empty")
         if getattr(options.model, "training_adapter", None) is not None and not has_training_adapter(options.model):
@@ -172,7 +172,7 @@ class Forecaster:
         share = 0 if one.frozen == 0 else packed / max(1, sum(block.frozen for block in one.blocks))
         home = int(swapped.frozen * (1 - share)) + swapped.trained
         slots = int(swapped.slots * (1 - share))
-        # Gradients and optimizer of weights that are at home are there too.
+        # Gradients and optimizer of weights that are in host RAM are there too.
         away = swapped.trained / one.trained if one.trained else 0.0
         gradients = min(int(one.gradients * (1 - away)), one.activations)
         offloaded = self._offloaded(options, one)
@@ -203,7 +203,7 @@ class Forecaster:
         return replace(phase("training", about, parts), **known)
 
     def _shared(self, options: RunOptions, one: Training) -> tuple[int, int]:
-        """Over how many processes fsdp2 shares the network out, and bytes of what each gathers for its computation: the block at work, the
+        """Over how many processes fsdp2 shards the network, and bytes of what each gathers for its computation: the block at work, the
         next one that arrives, and the buffer it arrives in."""
         if options.distributed.distributed_strategy != "fsdp2" or self._processes == 1:
             return 1, 0
