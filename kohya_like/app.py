@@ -30,6 +30,7 @@ from . import (
     predict_routes,
     theme,
     tools,
+    vote_links,
 )
 from .comparisons import Comparisons
 from .context import Context
@@ -113,12 +114,14 @@ def own_routes(context: Context, inference_only: bool = False) -> list[Route]:
     menu = predict_routes.studio_menu(context)
     compared = Comparisons(menu, context.predictions, context.output_dir)
     context.at_end.append(compared.close)
+    links = None if context.is_private else vote_links.VoteLinks(compared)
     routes = [
         page.route(),
         *predict_routes.routes(menu, context.predictions),
         # Before those of the grids, whose last one takes any deed.
         *pick_routes.routes(pick_routes.Picks(compared, context.supervisor, context.output_dir)),
-        *comparison_routes.routes(compared),
+        *comparison_routes.routes(compared, links),
+        *(vote_links.routes(links) if links is not None else ()),
         *browsing.routes(context),
     ]
     if inference_only:

@@ -15,7 +15,9 @@ from sd_scripts.schema.errors import OptionError
 from . import comparison_files
 from .answers import JsonAnswer
 from .comparisons import Comparisons
+from .guard import VOTES
 from .predict_routes import problems_of, session_of, thumbnail
+from .vote_links import VoteLinks
 
 KINDS = {"html": "text/html", "png": "image/png"}
 
@@ -25,8 +27,8 @@ def gone() -> Response:
     return JsonAnswer({"detail": "This comparison is not on disk any more."}, 404)
 
 
-def routes(comparisons: Comparisons) -> list[Route]:
-    """The guard asks all of them for the token of the page."""
+def routes(comparisons: Comparisons, links: VoteLinks | None = None) -> list[Route]:
+    """The guard asks all of them for the token of the page. links: None where nobody beyond this computer could follow one."""
 
     def listed(_request: Request) -> Response:
         return JsonAnswer({"comparisons": comparisons.listed()})
@@ -72,8 +74,16 @@ def routes(comparisons: Comparisons) -> list[Route]:
         acts[str(request.path_params["act"])](name)
         return JsonAnswer({"comparisons": comparisons.listed()})
 
+    def voting(name: str) -> dict[str, Any]:
+        return {**comparisons.voting(name), "invites": links is not None}
+
     def question(_request: Request, name: str) -> Response:
-        return JsonAnswer(comparisons.voting(name))
+        return JsonAnswer(voting(name))
+
+    def invite(_request: Request, name: str) -> Response:
+        if links is None:
+            raise OptionError("nobody else reaches this studio, which answers this computer alone; start it with --listen or --share")
+        return JsonAnswer({"path": f"{VOTES}{links.invite(name)}"})
 
     async def vote(request: Request) -> Response:
         name = str(request.path_params["name"])
@@ -83,8 +93,8 @@ def routes(comparisons: Comparisons) -> list[Route]:
         except KeyError:
             return gone()
         except (OptionError, ValueError) as err:
-            return JsonAnswer({**await run_in_threadpool(comparisons.voting, name), "detail": str(err)}, 409)
-        return JsonAnswer(await run_in_threadpool(comparisons.voting, name))
+            return JsonAnswer({**await run_in_threadpool(voting, name), "detail": str(err)}, 409)
+        return JsonAnswer(await run_in_threadpool(voting, name))
 
     def file(request: Request, name: str) -> Response:
         kind = str(request.path_params["kind"])
@@ -100,6 +110,7 @@ def routes(comparisons: Comparisons) -> list[Route]:
         Route("/kl/compare/{name}/cell/{key}", known(cell)),
         Route("/kl/compare/{name}/vote", vote, methods=["POST"]),
         Route("/kl/compare/{name}/vote", known(question)),
+        Route("/kl/compare/{name}/invite", known(invite), methods=["POST"]),
         Route("/kl/compare/{name}/{act}", known(act), methods=["POST"]),
         Route("/kl/compare/{name}/file.{kind}", known(file)),
     ]

@@ -195,8 +195,21 @@ class Comparisons:
             one, asked = votes.told(given), self.voting(name)["pair"]
             if one is None or asked != {"row": one.row, "left": one.left, "right": one.right}:
                 raise OptionError("this question was answered already; here is the next one")
-            known = self.told(name)
-            self._write(name, {**known, "votes": [*_rows(known.get("votes")), asdict(one)]})
+            self._keep(name, one)
+
+    def add_vote(self, name: str, one: votes.Vote, keys: Sequence[str]) -> None:
+        """Keeps a vote of somebody who was asked about the images with these keys. Raises KeyError, and OptionError where the grid has
+        other ones by now."""
+        with self._votes:
+            rows = self.told(name)["keys"]
+            there = rows[one.row] if one.row < len(rows) else []
+            if [there[column] for column in (one.left, one.right) if column < len(there)] != list(keys):
+                raise OptionError("the images of this grid have changed; here is the next question")
+            self._keep(name, one)
+
+    def _keep(self, name: str, one: votes.Vote) -> None:
+        known = self.told(name)
+        self._write(name, {**known, "votes": [*_rows(known.get("votes")), asdict(one)]})
 
     def _line(self, name: str, told: Mapping[str, Any]) -> dict[str, Any]:
         keys = {key for row in told["keys"] for key in row}

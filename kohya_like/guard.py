@@ -25,6 +25,8 @@ OWN_ROUTES = "/kl/"
 """Our own JSON routes start like this; all of them need the token."""
 OPEN_ROUTES = "/kl/web/"
 """Modules of the page, the same for everybody; they need no token."""
+VOTES = "/vote/"
+"""Links to vote start like this; each has a token of its own, and needs no login."""
 TOKEN_HEADER = "x-kl-token"
 SHARE_SUFFIX = ".gradio.live"
 """Where share links lie. Nobody else can point such a name at this computer, so it is no way around the list of names."""
@@ -37,7 +39,7 @@ BEFORE_LOGIN = frozenset(
     + ("/gradio_api/startup-events",)
 )
 """What somebody gets who has not logged in: the page that asks for the password, and with FILES_BEFORE_LOGIN what it is drawn with."""
-FILES_BEFORE_LOGIN = ("/assets/", "/static/", "/svelte/", "/pwa_icon/")
+FILES_BEFORE_LOGIN = ("/assets/", "/static/", "/svelte/", "/pwa_icon/", OPEN_ROUTES)
 MAX_JSON_BYTES = 16 << 20
 MAX_JSON_DEPTH = 100
 PACE_SECONDS = 2.0
@@ -242,7 +244,7 @@ def _is_login(scope: Scope) -> bool:
 
 
 def _is_open_to_strangers(path: str) -> bool:
-    return (path.rstrip("/") or "/") in BEFORE_LOGIN or path.startswith(FILES_BEFORE_LOGIN)
+    return (path.rstrip("/") or "/") in BEFORE_LOGIN or path.startswith((*FILES_BEFORE_LOGIN, VOTES))
 
 
 def _cookies(headers: Mapping[str, str]) -> dict[str, str]:
@@ -257,7 +259,7 @@ def _says_json(scope: Scope, headers: Mapping[str, str]) -> bool:
     if scope.get("method") not in ("POST", "PUT", "PATCH"):
         return False
     path = str(scope.get("path", ""))
-    return "json" in headers.get("content-type", "") or (path.startswith(OWN_ROUTES) and not path.endswith("/upload"))
+    return "json" in headers.get("content-type", "") or (path.startswith((OWN_ROUTES, VOTES)) and not path.endswith("/upload"))
 
 
 async def _read_json(receive: Receive) -> tuple[tuple[int, str] | None, Receive]:

@@ -7,16 +7,19 @@ usage: trying.py [--steps 12] [--folder where] preset ...
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from PIL import Image, ImageDraw
 from playwright.sync_api import Page, expect, sync_playwright
 from studio import ROOT, chromium, start
 
 PROMPTS = "a star\na red star\na blue star\na circle"
+EDITS = "add a border\nmake it red\nmake it blue\nremove it"
 
 
 def trained(preset: Path, folder: Path, steps: int) -> None:
@@ -28,12 +31,32 @@ def trained(preset: Path, folder: Path, steps: int) -> None:
     subprocess.run([sys.executable, str(script), "--config_file", str(preset), *lines], check=True, stdout=subprocess.DEVNULL)
 
 
+def control() -> bytes:
+    """A red circle on grey, to be edited."""
+    image, stream = Image.new("RGB", (64, 64), (230, 230, 230)), io.BytesIO()
+    ImageDraw.Draw(image).ellipse((18, 18, 46, 46), fill=(200, 30, 30))
+    image.save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def edits(page: Page) -> bool:
+    """Whether what is drawn with takes images."""
+    return page.locator("#kl-inf-file").is_visible()
+
+
+def prompts(page: Page) -> str:
+    return EDITS if edits(page) else PROMPTS
+
+
 def tried(page: Page) -> float:
     """Seconds from the first click to the image."""
     begun = time.perf_counter()
     page.get_by_role("button", name="Try it").click()
     expect(page.locator("#kl-inf-go")).to_be_enabled(timeout=60_000)
-    page.locator("#kl-inf-prompt").fill("a star")
+    if edits(page):
+        page.locator("#kl-inf-file").set_input_files({"name": "before.png", "mimeType": "image/png", "buffer": control()})
+        page.locator(".kl-inf-slot img").wait_for()
+    page.locator("#kl-inf-prompt").fill(prompts(page).splitlines()[0])
     page.locator("#kl-inf-go").click()
     page.wait_for_function("document.querySelector('.kl-after')?.naturalWidth > 0", timeout=300_000)
     return time.perf_counter() - begun
@@ -42,7 +65,7 @@ def tried(page: Page) -> float:
 def compared(page: Page) -> float:
     """Seconds of the grid, from the click on Compare."""
     page.get_by_text("What is compared").click()
-    page.locator("#kl-inf-prompts").fill(PROMPTS)
+    page.locator("#kl-inf-prompts").fill(prompts(page))
     begun = time.perf_counter()
     page.locator("#kl-inf-compare").click()
     expect(page.locator(".kl-compare [role=status]").first).to_contain_text("Complete", timeout=600_000)

@@ -15,13 +15,15 @@ from PIL import Image
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from kohya_like import comparison_routes, predict_routes
+from kohya_like import comparison_routes, predict_routes, vote_links
 from kohya_like.comparisons import Comparisons, axes
 from kohya_like.context import Context
 from kohya_like.inference import WorkerBackend
 from kohya_like.predictions import PredictionOrder, PredictionQueue
 from kohya_like.supervisor import JobSupervisor
+from kohya_like.vote_links import VoteLinks
 from kohya_like.votes import Vote, Z, is_clear, next_pair, ranking, wilson
+from sd_scripts.dataset import table
 from sd_scripts.families import RUNS
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema import flat
@@ -245,3 +247,68 @@ def test_votes_are_kept_with_the_grid_and_an_answer_counts_once(place: Place, fi
         Path(files[1]).write_bytes((2).to_bytes(8, "little") + b"{}333")
         place.compared.go_on(name)
         assert place.compared.voting(name)["votes"] == 0, "they were about other images"
+
+
+def test_somebody_with_a_link_sees_pixels_alone_and_votes_once_a_question_in_one_browser(place: Place, files: list[str]) -> None:
+    clock = [0.0]
+    links = VoteLinks(place.compared, clock=lambda: clock[0])
+    name = place.compared.start({**asked(files, prompts="a star"), "strengths": "1"}, ADA)
+    place.finished(name)
+    app = Starlette(routes=[*comparison_routes.routes(place.compared, links), *vote_links.routes(links)])
+    with TestClient(app) as owner, TestClient(app) as guest, TestClient(app) as other:
+        assert owner.get(f"/kl/compare/{name}/vote").json()["invites"]
+        link = owner.post(f"/kl/compare/{name}/invite").json()["path"]
+        page = guest.get(link)
+        assert "guest.js" in page.text and name not in page.text and str(place.root) not in page.text
+        assert guest.get(f"{link}/question").status_code == 403, "nobody has entered yet"
+        assert guest.post(f"{link}/enter", json={}).json() == {"number": 0, "there": True}
+        refused = other.post(f"{link}/enter", json={})
+        assert refused.status_code == 403 and "opens once" in refused.json()["detail"]
+        assert other.get(f"{link}/image/0/left").status_code == other.post(f"{link}/answer", json={"number": 0}).status_code == 403
+        shown = guest.get(f"{link}/image/0/left")
+        with Image.open(io.BytesIO(shown.content)) as image:
+            assert image.format == "WEBP" and not image.info.get("exif") and not getattr(image, "text", {})
+        assert b"star" not in shown.content and guest.get(f"{link}/image/1/left").status_code == 404
+        fast = guest.post(f"{link}/answer", json={"number": 0, "winner": "left"})
+        assert fast.status_code == 429 and place.compared.voting(name)["votes"] == 0
+        clock[0] += 1
+        assert guest.post(f"{link}/answer", json={"number": 0, "winner": "both"}).status_code == 400
+        assert guest.post(f"{link}/answer", json={"number": 0, "winner": "right"}).json() == {"number": 1, "there": True}
+        assert guest.post(f"{link}/answer", json={"number": 0, "winner": "right"}).status_code == 409
+        assert place.compared.voting(name)["votes"] == 1
+        # The images are drawn anew while somebody looks at them.
+        for file in files:
+            Path(file).write_bytes((2).to_bytes(8, "little") + b"{}" + file.encode())
+        place.compared.go_on(name)
+        place.finished(name)
+        clock[0] += 1
+        changed = guest.post(f"{link}/answer", json={"number": 1, "winner": "left"})
+        assert changed.status_code == (409 if place.compared.voting(name)["votes"] == 0 else 200)
+        for _ in range(vote_links.MAX_LINKS):
+            links.invite(name)
+        assert guest.get(f"{link}/question").status_code == 404, "the oldest link ends"
+        last = owner.post(f"/kl/compare/{name}/invite").json()["path"]
+        assert guest.post(f"{last}/enter", json={}).status_code == 200
+        place.compared.delete(name)
+        assert guest.get(f"{last}/question").status_code == 404
+        assert guest.post("/vote/guess/enter", json={}).status_code == 404
+        clock[0] += vote_links.LASTS_SECONDS
+        assert "any more" in guest.get(f"{last}/question").json()["detail"]
+
+
+def test_a_studio_that_answers_this_computer_alone_has_no_links(place: Place, files: list[str]) -> None:
+    with TestClient(Starlette(routes=comparison_routes.routes(place.compared))) as client:
+        name = place.compared.start({**asked(files, prompts="a star", seeds="1"), "strengths": "1"}, ADA)
+        assert client.get(f"/kl/compare/{name}/vote").json()["invites"] is False
+        assert "--listen" in client.post(f"/kl/compare/{name}/invite").json()["problems"][0]["message"]
+
+
+def test_the_label_of_each_checkpoint_can_be_told_apart_in_the_saved_image() -> None:
+    cell = Image.new("RGB", (64, 64), "red")
+    for name in ("toy-star", "a-run-with-a-name-that-has-a-great-many-words-in-it-and-no-end"):
+        labels = [f"{name}-{step:06}" for step in (4, 8)]
+        drawn = np.asarray(table.drawn([[cell, cell]], labels))
+        top = int(np.argmax((drawn == (255, 0, 0)).all(-1).any(1)))
+        first, second = drawn[:top, :64], drawn[:top, 72:]
+        assert (first != second).any() and (drawn[: top - 1, 66:71] == 255).all(), "they end within their columns"
+        assert drawn.shape == (top + 64, 136, 3)

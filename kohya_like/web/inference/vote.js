@@ -2,10 +2,11 @@
 
 import { html } from "../common/html.js";
 import { t } from "../common/language.js";
-import { sharp } from "../common/page.js";
+import { copier, sharp } from "../common/page.js";
 import { ask, post } from "../common/studio.js";
 import { plural } from "../common/words.js";
 
+const LOOPBACK = /^(localhost|127\.|\[::1\])/;
 const ANSWERS = { 1: "left", 2: "right", 0: "none" };
 const crisp = (image) => image && sharp(image);
 const percent = (share) => `${Math.round(100 * share)} %`;
@@ -23,6 +24,7 @@ export class Vote {
     this.answer = null;
     this.note = "";
     this.open = false; // the ranking is shown
+    this.link = ""; // for somebody else
   }
 
   async begin(place) {
@@ -48,8 +50,30 @@ export class Vote {
     this.drawn();
   }
 
+  async invite() {
+    try {
+      const { path, problems } = await post(this.place.replace(/vote$/, "invite"), {});
+      this.note = (problems || []).map(({ message }) => message).join(" ");
+      if (path) this.link = `${location.origin}${path}`;
+    } catch (error) {
+      this.note = error.message;
+    }
+    this.drawn();
+  }
+
+  // A link for somebody else, where somebody else can reach the studio.
+  others() {
+    if (!this.answer.invites) return null;
+    const more = html`<button type="button" class="kl-button" onClick=${() => this.invite()}>${this.link ? t`Another link` : t`Let somebody else vote`}</button>`;
+    if (!this.link) return html`<div class="kl-row">${more}</div>`;
+    const mine = LOOPBACK.test(location.hostname) ? t` Only this computer understands ${location.hostname}: put the address in its place under which others reach the studio.` : "";
+    return html`<div><label for="kl-vote-link">${t`A link for one person`}</label>
+      <div class="kl-row"><input type="text" id="kl-vote-link" readonly value=${this.link} aria-describedby="kl-vote-link-help" onFocus=${({ target }) => target.select()} /><span ref=${(place) => place && place.replaceChildren(copier(() => this.link, t`Copy the link`))}></span>${more}</div>
+      <p class="kl-help" id="kl-vote-link-help">${t`It opens in one browser, shows images and nothing else, and ends after a day or with this studio.`}${mine}</p></div>`;
+  }
+
   key(event) {
-    if (!(event.key in ANSWERS) || !this.answer || !this.answer.pair) return;
+    if (!(event.key in ANSWERS) || !this.answer || !this.answer.pair || event.target.matches("input")) return;
     event.preventDefault();
     this.give(ANSWERS[event.key]);
   }
@@ -74,10 +98,11 @@ export class Vote {
     return html`<div class="kl-vote" tabindex="-1" onKeyDown=${(event) => this.key(event)}>
       ${pair ? html`<p>${t`Which is better?`} <span class="kl-note">${t`Nobody is told what made them; keys 1, 2 and 0 answer.`}</span></p>
         <div class="kl-vote-pair">${side(pair.left, t`Image 1`)}${side(pair.right, t`Image 2`)}</div>
-        <div class="kl-row">${[["1", "Image 1"], ["2", "Image 2"], ["0", t`No difference`]].map(([key, text]) => html`<button type="button" class="kl-button" onClick=${() => this.give(ANSWERS[key])}>${text} <kbd>${key}</kbd></button>`)}</div>`
+        <div class="kl-row">${[["1", t`Image 1`], ["2", t`Image 2`], ["0", t`No difference`]].map(([key, text]) => html`<button type="button" class="kl-button" onClick=${() => this.give(ANSWERS[key])}>${text} <kbd>${key}</kbd></button>`)}</div>`
         : html`<p class="kl-note">${t`No row has two images yet.`}</p>`}
       ${note}<p class="kl-note" role="status">${[plural(votes, "vote", "votes"), this.verdict()].filter(Boolean).join(" · ")}</p>
       <details open=${this.open} onToggle=${(event) => (this.open = event.currentTarget.open)}><summary>${t`Ranking`}</summary>${this.ranking()}</details>
+      ${this.others()}
       <div class="kl-row">${back}</div></div>`;
   }
 }
