@@ -123,6 +123,8 @@ class Comparisons:
         self._stopping: set[str] = set()
         self._took: dict[str, list[float]] = {}
         """Seconds of the cells of each grid that this studio has drawn."""
+        self._unkept: dict[str, str] = {}
+        """Why grids ended whose file could not take it, the disk being full."""
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -222,6 +224,7 @@ class Comparisons:
         left = (len(keys) - done) * sum(took) / len(took) if took and state == "running" else None
         phase = prediction.phase if prediction is not None and prediction.state == "running" else ""
         kept = {key: told[key] for key in ("title", "time", "family", "said")}
+        kept["said"] = kept["said"] or self._unkept.get(name, "")
         return {"name": name, **kept, "state": state, "done": done, "total": len(keys), "left": left, "phase": phase}
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -293,7 +296,12 @@ class Comparisons:
             (self.cells / f"{key}.png").unlink(missing_ok=True)
 
     def _write(self, name: str, told: Mapping[str, Any]) -> None:
-        write_atomically(self.folder / name / FILE, json.dumps(told, ensure_ascii=False))
+        """Raises OptionError where the disk is full or the file may not be written; what it said before stays."""
+        try:
+            write_atomically(self.folder / name / FILE, json.dumps(told, ensure_ascii=False))
+        except OSError as err:
+            text = f"{self.folder / name / FILE} cannot be written: {err.strerror}; free some space there, then try again"
+            raise OptionError(text) from err
 
     def _drawn(self, name: str, told: Mapping[str, Any], columns: Sequence[Column], rows: Sequence[Row]) -> dict[str, Any]:
         """Axes and keys of a grid as its files are now. Raises OptionError with every problem."""
@@ -364,6 +372,7 @@ class Comparisons:
 
     def _begin(self, name: str) -> None:
         with self._lock:
+            self._unkept.pop(name, None)
             self._stopping.discard(name)
             if name not in self._waiting and (self._current is None or self._current[0] != name):
                 self._waiting.append(name)
@@ -396,7 +405,8 @@ class Comparisons:
                 try:
                     if said and told is not None:
                         self._write(name, {**told, "said": said})
-                except OSError as err:
+                except OptionError as err:
+                    self._unkept[name] = said
                     logger.warning("the comparison %s cannot keep why it ended (%s): %s", name, said, err)
             with self._lock:
                 self._current = None

@@ -205,8 +205,9 @@ def routes(links: VoteLinks) -> list[Route]:
     def enter(token: str, cookie: str, request: Request, _given: Any) -> Response:
         shown = links.enter(token, cookie)
         answer = JsonAnswer(links.question(token, shown), headers=_FRESH)
-        kept = {"max_age": int(LASTS_SECONDS), "path": f"{VOTES}{token}", "secure": request.url.scheme == "https"}
-        answer.set_cookie(COOKIE, shown, httponly=True, samesite="strict", **kept)
+        secure = request.url.scheme == "https"
+        place = f"{VOTES}{token}"
+        answer.set_cookie(COOKIE, shown, int(LASTS_SECONDS), path=place, secure=secure, httponly=True, samesite="strict")
         return answer
 
     def image(token: str, cookie: str, request: Request, _given: Any) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from sd_scripts import families
 from sd_scripts.families import FACTS, RUNS
@@ -334,6 +337,26 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_file(trained: Trained, tmp
     assert last["event"] == "failed" and "the disk is full" in last["text"] and "free some space" in last["advice"]
     assert list(tmp_path.iterdir()) == []
     assert "no memory" not in failed("a", OSError(errno.EACCES, "denied"))["text"]
+
+
+def test_an_image_of_no_numbers_is_a_sentence_and_never_a_black_file(trained: Trained, tmp_path: Path) -> None:
+    tensors, broken, huge = load_file(trained.file), tmp_path / "broken.safetensors", tmp_path / "huge.safetensors"
+    with safe_open(trained.file, "pt") as header:
+        texts = header.metadata()
+    name = next(key for key, tensor in tensors.items() if tensor.ndim > 1)
+    save_file({key: tensor * 1e30 for key, tensor in tensors.items()}, huge, texts)
+    tensors[name].view(-1)[3] = math.nan
+    save_file(tensors, broken, texts)
+    common = {"pretrained_model_name_or_path": str(trained.base), "prompt": "x", "steps": 2, "out": str(tmp_path / "made")}
+    bench = Workbench()
+    for lora, option, words in (
+        (broken, "lora", "broken.safetensors holds values that are no finite numbers"),
+        (huge, "precision", "the values of this image are no finite numbers"),
+    ):
+        last = drawn(bench, **common, lora=[str(lora)])[-1]
+        assert last["event"] == "failed" and words in last["text"] and last["problems"][0]["option"] == option, last
+    assert not list(tmp_path.glob("made/*.png"))
+    assert drawn(bench, **common, lora=[str(trained.file)])[-1]["event"] == "done"
 
 
 @pytest.mark.parametrize(

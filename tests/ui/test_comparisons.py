@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import sys
@@ -15,7 +16,7 @@ from PIL import Image
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from kohya_like import comparison_routes, predict_routes, vote_links
+from kohya_like import comparison_routes, comparisons, predict_routes, vote_links
 from kohya_like.comparisons import Comparisons, axes
 from kohya_like.context import Context
 from kohya_like.inference import WorkerBackend
@@ -312,3 +313,27 @@ def test_the_label_of_each_checkpoint_can_be_told_apart_in_the_saved_image() -> 
         first, second = drawn[:top, :64], drawn[:top, 72:]
         assert (first != second).any() and (drawn[: top - 1, 66:71] == 255).all(), "they end within their columns"
         assert drawn.shape == (top + 64, 136, 3)
+
+
+def test_a_full_disk_is_a_sentence_at_the_page_and_at_the_grid(place: Place, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with TestClient(Starlette(routes=comparison_routes.routes(place.compared))) as client:
+        order = {**asked(files, prompts="a star", seeds="1"), "strengths": "1"}
+        name = client.post(f"/kl/compare/start?session={ADA}", json=order).json()["name"]
+        place.finished(name)
+        pair = client.get(f"/kl/compare/{name}/vote").json()["pair"]
+
+        def full(path: Path, _data: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        monkeypatch.setattr(comparisons, "write_atomically", full)
+        begun = client.post(f"/kl/compare/start?session={ADA}", json=order)
+        gone_on = client.post(f"/kl/compare/{name}/continue")
+        for answer in (begun, gone_on):
+            assert "No space left on device; free some space" in answer.json()["problems"][0]["message"]
+        assert "free some space" in client.post(f"/kl/compare/{name}/vote", json={**pair, "winner": "left"}).json()["detail"]
+        assert [each["name"] for each in client.get("/kl/compare").json()["comparisons"]] == [name]
+        # It fills up while images are drawn.
+        (place.compared.cells / f"{place.compared.one(name)['keys'][0][0]}.png").unlink()
+        monkeypatch.setattr(place.compared, "_draw", lambda _: "the disk is full")
+        place.compared._begin(name)
+        until(lambda: place.compared.one(name)["said"] == "the disk is full")

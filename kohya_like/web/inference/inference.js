@@ -313,7 +313,7 @@ export function inference({ root }) {
       about.hidden = !saved || !saved.image;
       if (!about.hidden) about.src = withToken(`/kl/run/${encodeURIComponent(saved.run)}/sample/${encodeURIComponent(saved.image)}`);
       const base = known.model.find(({ name }) => name === "pretrained_model_name_or_path");
-      facts.textContent = [choice.label, base && base.default ? t`base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
+      facts.textContent = [saved ? label(saved.run) : "", choice.label, base && base.default ? t`base ${base.default.split(/[\\/]/).pop()}` : ""].filter(Boolean).join(" · ");
       none.hidden = known.saved.length > 0 || choice.with === "toy";
     }
 

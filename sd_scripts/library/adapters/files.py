@@ -73,9 +73,13 @@ def _check_finite(tensors: StateDict, precision: Precision) -> None:
 def read(path: Path, parts: Parts) -> dict[str, AdapterLayer]:
     """The adapter of each layer in a file of any known trainer, float32, by `<module>.<layer>`; see `reading`.
 
-    Raises OptionError for a file for another model family and, listing some, for keys that fit no layer of this model.
+    Raises OptionError for a file for another model family, for one with values that are no finite numbers and, listing some, for keys that
+    fit no layer of this model.
     """
     tensors, header = read_file(path)
+    if broken := [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.float().isfinite().all()]:
+        text = f"{path.name} holds values that are no finite numbers, in {examples(broken)}; it is damaged, or its training diverged"
+        raise OptionError(f"{text}: take an earlier checkpoint, or download the file again")
     names = names_of(parts)
     check_architecture(tensors, header, names, path.name)
     found = adapters_of(tensors, header, names, path.name, _shapes(parts))

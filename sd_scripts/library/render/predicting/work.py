@@ -16,7 +16,7 @@ from PIL import Image
 from sd_scripts.dataset import table
 from sd_scripts.library.memory.oom_advice import is_out_of_memory
 from sd_scripts.library.render.predict import Predictor, Progress, Request, check_without_model
-from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.errors import OptionError, Problem
 from sd_scripts.schema.files import new_image, written_aside
 
 from . import output_images
@@ -32,6 +32,10 @@ Emit = Callable[[Event], None]
 MEMORY_OPTIONS = (
     "a smaller size, offload, transformer_quantization = qint8, text_encoder_quantization = qint8, a smaller control_resolution, "
     "or text_encoder_device and vae_device = cpu"
+)
+NOT_FINITE = (
+    "the values of this image are no finite numbers; a LoRA at too high a strength, a damaged model or too low a precision does that: "
+    "lower the strength, leave files out one by one, or set precision = float32"
 )
 
 
@@ -147,8 +151,12 @@ class _Job:
             nonlocal last
             self.check()
             step, steps, every = progress.step, progress.steps, self.order.preview_every
+            is_finite = bool(progress.clean.isfinite().all())
+            # An estimate may be infinite where all is noise; what is no number stays none.
+            if not is_finite and (step == steps or progress.clean.isnan().any()):
+                raise OptionError(Problem("precision", NOT_FINITE))
             took = time.monotonic() - last
-            shown = every > 0 and (step % every == 0 or step == steps)
+            shown = every > 0 and is_finite and (step % every == 0 or step == steps)
             preview = data_url(predictor.thumbnails.of(progress.clean, took)) if shown else None
             seconds = round(time.monotonic() - self.started, 3)
             done = len(self.files)
