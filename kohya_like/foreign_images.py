@@ -62,6 +62,8 @@ _OF_GRAPH = {
     "noise_seed": "seed",
 }
 _MODELS = ("ckpt_name", "unet_name")
+_OWN_NODES = frozenset((*_OF_GRAPH, "width", "height", "denoise", "strength_model", "strength", "lora_name", *_MODELS))
+"""Inputs whose value may stand in a node of its own, such as a seed that several samplers share."""
 _BESIDE_LINE = ("Clip skip", "Denoising strength", "Hires upscale", "RNG", "ENSD", "Refiner", "Variation seed")
 _BESIDE_GRAPH = {
     "denoise": "denoising strength",
@@ -135,9 +137,10 @@ def _of_graph(text: str) -> ForeignSettings | None:
     except ValueError:
         return None
     nodes = {str(name): node for name, node in told.items() if isinstance(node, dict)} if isinstance(told, dict) else {}
-    inputs = {name: node["inputs"] for name, node in nodes.items() if isinstance(node.get("inputs"), dict)}
-    if not inputs:
+    linked = {name: node["inputs"] for name, node in nodes.items() if isinstance(node.get("inputs"), dict)}
+    if not linked:
         return None
+    inputs = {name: {key: _at_its_node(linked, key, value) for key, value in given.items()} for name, given in linked.items()}
     found = ForeignSettings("ComfyUI")
     for given in inputs.values():
         for name, value in _plain(given):
@@ -149,12 +152,21 @@ def _of_graph(text: str) -> ForeignSettings | None:
                 found.model = found.model or value
         if "lora_name" in given:
             found.loras.append((str(given["lora_name"]), _number(given.get("strength_model", given.get("strength", 1.0))) or 0.0))
-        if "width" in given and "height" in given and "batch_size" in given:
+        if "batch_size" in given and not isinstance(given.get("width", []), list) and not isinstance(given.get("height", []), list):
             found.values.setdefault("size", f"{given['width']}x{given['height']}")
         for side, ours in (("positive", "prompt"), ("negative", "negative_prompt"), ("conditioning", "prompt")):
             if side in given and (words := _words(inputs, given[side])):
                 found.values.setdefault(ours, words)
     return found
+
+
+def _at_its_node(inputs: Mapping[str, Mapping[str, Any]], name: str, value: object, depth: int = 5) -> object:
+    """A number or a word that stands in a node of its own, whose output is this input; what else a link leads to stays a link."""
+    node = inputs.get(str(value[0])) if isinstance(value, list) and len(value) == 2 else None
+    if node is None or depth == 0 or name not in _OWN_NODES:
+        return value
+    wanted = next((key for key in (name, "value", "seed", "int", "float", "number") if key in node), None)
+    return value if wanted is None else _at_its_node(inputs, name, node[wanted], depth - 1)
 
 
 def _plain(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -100,6 +100,12 @@ def test_comfyui_s_graph_is_read_through_its_nodes() -> None:
     square = json.dumps({**GRAPH, "5": {"inputs": {"width": 64, "height": 64, "batch_size": 1}}})
     assert "size" not in unlike(png(prompt=square), {**FORM, "size": "64"}, [])
     assert told["guidance"] == ("2.5", "no such setting of this model", "only there")
+    # Numbers that stand in nodes of their own, the first one through another; a size that a node computes is not known.
+    apart = {"20": {"inputs": {"value": ["21", 0]}}, "21": {"inputs": {"value": 77}}, "22": {"inputs": {"value": 96}}, "23": {"inputs": {}}}
+    noise = {**apart, "9": {"inputs": {"noise_seed": ["20", 0]}}, "5": {"inputs": {"width": ["22", 0], "height": 64, "batch_size": 1}}}
+    assert read(png(prompt=json.dumps(noise))).values == {"seed": "77", "size": "96x64"}
+    computed = {**noise, "5": {"inputs": {"width": ["23", 0], "height": 64, "batch_size": 1}}}
+    assert read(png(prompt=json.dumps(computed))).values == {"seed": "77"}
 
 
 def test_a_file_as_comfyui_itself_wrote_it_is_read() -> None:
