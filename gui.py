@@ -79,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong:
         sys.stderr.write("gui.py: the studio was not started:\n" + "".join(f"  - {sentence}\n" for sentence in wrong))
         return 2
+    from kohya_like import ports
+
+    if sentence := ports.problem(arguments.listen, arguments.server_port):
+        sys.stderr.write(f"gui.py: the studio was not started:\n  - {sentence}\n")
+        return 1
     # Heavy, and only now: a wrong argument is answered at once.
     from kohya_like import startup
     from sd_scripts.runs.importing import uncollected

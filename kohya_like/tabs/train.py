@@ -397,7 +397,7 @@ def build(context: Context, tabs: gr.Tabs) -> TrainDoor:
     tab = TrainTab(context)
     with gr.Row(elem_classes=["kl-columns"]):
         with gr.Column(scale=7, min_width=300, elem_classes=["kl-main"]):
-            welcome = page.part("welcome", {"runs": bool(context.supervisor.jobs())}, ("start_demo",))
+            welcome = page.part("welcome", events=("start_demo",))
             with gr.Column(elem_classes=["kl-card", "kl-start"]):
                 page.part("kinds")
                 picker = page.part("presets", tab.preset_list, ("choose_preset", "keep_preset"))

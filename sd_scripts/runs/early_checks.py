@@ -20,13 +20,16 @@ from sd_scripts.schema.prompts import Defaults, read_prompts
 from sd_scripts.schema.runs import RunOptions
 
 from . import gpus
-from .layers import examples, layers_of
+from .layers import LayerTable, blocks_in, examples, layers_of
 from .model_files import problems_of_file, problems_of_toy
+from .model_headers import read_safetensors
 from .optimizer_arguments import problems_of_arguments
 from .resume import epoch_in
 
 PLAIN_FILES = ("base_weights", "network_weights", "training_adapter", "tokenizer")
 """Options that name a file on this disk; others of a model may name one on the hub."""
+_MORE_BLOCKS = 200
+"""Beyond what anybody has made of a published model."""
 ADAPTERS = ("base_weights", "network_weights", "training_adapter")
 """Options that name LoRA files."""
 
@@ -132,13 +135,12 @@ def _kind_in(options: RunOptions, name: str) -> str | None:
 
 
 def _check_layers(options: RunOptions) -> None:
-    """What published models do not have: so many blocks, layers by such names."""
-    known, problems, base = layers_of(options.family), list[Problem](), options.model.pretrained_model_name_or_path
+    """What the model does not have: so many blocks, layers by such names."""
+    known, problems = _layers_known(options), list[Problem]()
     if known is None:
         return
     swapped = options.memory.blocks_to_swap
-    # A folder has a configuration of its own.
-    if swapped > known.blocks and not (base and Path(base).expanduser().is_dir()):
+    if swapped > known.blocks:
         text = f"{FACTS[options.family].label} has {known.blocks} blocks, not {swapped}; set it to {known.blocks} or less"
         problems.append(Problem("blocks_to_swap", f"blocks_to_swap: {text}"))
     if options.method == "network":
@@ -149,6 +151,24 @@ def _check_layers(options: RunOptions) -> None:
                 problems.append(Problem(name, f"{name}: {text!r} matches no layer of {FACTS[options.family].label}; {looks}"))
     if problems:
         raise OptionError(problems)
+
+
+def _layers_known(options: RunOptions) -> LayerTable | None:
+    """The layers of the base model. Files say themselves how many blocks they have; what is on the hub is taken for a published model."""
+    table, base = layers_of(options.family), options.model.pretrained_model_name_or_path
+    if table is None or not base or base == "toy":
+        return table
+    place = Path(base).expanduser()
+    files = [place] if place.is_file() else sorted(place.glob("transformer/*.safetensors"))
+    try:
+        counted = blocks_in(name for file in files for name in read_safetensors(file, "").shapes)
+    except (OptionError, OSError):
+        # Whatever is wrong with a file is told where it is named.
+        counted = None
+    if counted is not None:
+        return table.with_blocks(counted)
+    # A folder has a configuration of its own.
+    return table.with_blocks(table.blocks + _MORE_BLOCKS) if place.is_dir() else table
 
 
 def _why_not_written(place: Path) -> str:

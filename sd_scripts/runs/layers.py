@@ -1,4 +1,4 @@
-"""Which blocks and layers the published models of a family have, without loading one.
+"""Which blocks and layers the models of a family have, without loading one: the published ones by a table, others by their header.
 
 tests/layer_tables.py makes the tables, and a test repeats that.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,23 @@ class LayerTable:
         """Whether an expression may find a layer; numbers that no model has together count as well."""
         found = re.compile(expression)
         return any(found.search(path) for layer in self.layers for path in _spelled(layer))
+
+    def with_blocks(self, blocks: int) -> LayerTable:
+        """The table of a model that has so many blocks, whichever kind there are more of."""
+        more = max(0, blocks - self.blocks)
+        return LayerTable(blocks, tuple(_COUNT.sub(lambda count: f"{{{int(count[1]) + more}}}", layer, count=1) for layer in self.layers))
+
+
+_COUNT = re.compile(r"\{(\d+)\}")
+_BLOCK = re.compile(r"(?:(?:model\.)?diffusion_model\.|net\.|transformer\.|model\.)?(\w*blocks(?:\.[a-z]\w*)?|layers|\w*_refiner)\.(\d+)\.")
+
+
+def blocks_in(names: Iterable[str]) -> int | None:
+    """How many blocks a transformer has, by the names of its tensors in any layout; None for a U-Net, and for names of none."""
+    found = {match.groups() for name in names if (match := _BLOCK.match(name))}
+    if any(kind.startswith(("down_blocks", "up_blocks", "input_blocks", "output_blocks")) for kind, _ in found):
+        return None
+    return len(found) or None
 
 
 def file_of(family: str) -> Path:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sd_scripts.families import FACTS, NAMES, RUNS
 from sd_scripts.library.train.lion import Lion
 from sd_scripts.runs.early_checks import check_settings
-from sd_scripts.runs.layers import LayerTable, file_of, layers_of
+from sd_scripts.runs.layers import LayerTable, blocks_in, file_of, layers_of
 from sd_scripts.runs.optimizer_arguments import ARGUMENTS
 from sd_scripts.runs.told import adapter_kind, adapter_of_another, header_of
 from sd_scripts.schema import flat
+from sd_scripts.schema.errors import OptionError
 from tests.layer_tables import patterns, table_of
 from tests.made_here import lora_of
 
@@ -59,6 +62,47 @@ def test_a_run_takes_the_adapters_of_its_family_and_knows_their_kind(family: str
     alike = {name for name in WITH_ADAPTERS if adapter_of_another(file.name, header, name) is None}
     assert all((modules[name] or "").startswith(modules[family] or "") for name in alike), alike
     assert {"sd": "sdxl", "sdxl": "sd", "zimage": "krea2"}.get(family) not in alike
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_a_file_says_itself_how_many_blocks_it_has(prefix: str, tmp_path: Path) -> None:
+    """Models that somebody has cut shorter, or made longer, than the published one: 57 blocks, of which 19 are double."""
+    made = {"train_data_dir": "toy:star", "output_dir": str(tmp_path), "pretrained_model_name_or_path": str(tmp_path / "base.safetensors")}
+    for double, single, blocks, target, told in (
+        (21, 40, 61, r"^single_transformer_blocks\.39\.", []),
+        (21, 40, 62, r"^transformer_blocks\.90\.", ["has 61 blocks, not 62; set it to 61 or less", "matches no layer"]),
+        (8, 38, 57, "attn", ["has 46 blocks, not 57; set it to 46 or less"]),
+    ):
+        names = [f"double_blocks.{n}.img_attn.qkv.weight" for n in range(double)]
+        names += [f"single_blocks.{n}.linear1.weight" for n in range(single)]
+        names += ["img_in.weight", "txt_in.weight", "guidance_in.in_layer.weight"]
+        tensors = {prefix + name: torch.zeros(64, 64) if name == "img_in.weight" else torch.zeros(1) for name in names}
+        save_file(tensors, tmp_path / "base.safetensors")
+        options = flat.build(RUNS["flux", "network"], {**made, "blocks_to_swap": blocks, "target_modules": [target]})
+        try:
+            check_settings(options)
+            said = []
+        except OptionError as err:
+            said = [problem.message for problem in err.problems if problem.option in ("blocks_to_swap", "target_modules")]
+        assert len(said) == len(told) and all(part in text for part, text in zip(told, said, strict=True)), said
+
+
+def test_the_blocks_of_published_models_are_counted_by_their_names() -> None:
+    """In the layouts of this program; a layer of each block and what is beside them is enough."""
+    wrong = {}
+    for family in WITH_ADAPTERS:
+        table = layers_of(family)
+        assert table is not None
+        # The table has text encoders too, and Anima's adapter of texts, whose blocks lie beside the transformer's.
+        names = [layer for layer in table.layers if not layer.startswith(("encoder.", "text_model.", "blocks."))]
+        paths = (
+            re.sub(r"\{\d+\}", str(n), layer, count=1) + ".weight"
+            for layer in names
+            for n in range(int((re.findall(r"\{(\d+)\}", layer) or ["1"])[0]))
+        )
+        if (counted := blocks_in(paths)) not in (None, table.blocks):
+            wrong[family] = (counted, table.blocks)
+    assert wrong == {}
 
 
 def test_what_works_is_not_refused(tmp_path: Path) -> None:

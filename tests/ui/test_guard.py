@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import io
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from kohya_like import files, guard
+from kohya_like import files, guard, ports
 from kohya_like.guard import Guard, Throttle, hostname
 from kohya_like.page import folder
 from sd_scripts.schema.errors import OptionError
@@ -227,6 +229,21 @@ def test_wrong_arguments_are_answered_before_anything_heavy_is_imported(tmp_path
     assert ended.stdout.split() == ["2", "False", "False"]
     for word in ("99999", "--auth needs", "is a file", "gone"):
         assert word in ended.stderr
+
+
+def test_a_port_that_is_taken_is_told_with_who_has_it_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        arguments = ["--server_port", str(port), "--output_dir", str(tmp_path / "out")]
+        code = f"import sys, gui; code = gui.main({arguments!r}); print(code, 'gradio' in sys.modules)"
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=ROOT)
+        assert ended.stdout.split() == ["1", "False"] and not (tmp_path / "out").exists()
+        assert f"port {port} is taken by " in ended.stderr and f"(process {os.getpid()}, since " in ended.stderr
+        assert "or none for the first free one from 7860" in ended.stderr
+    assert ports.problem("127.0.0.1", port) is None
+    assert "this computer has no address 192.0.2.77" in (ports.problem("192.0.2.77", port) or "")
 
 
 def test_a_studio_for_others_answers_to_addresses_and_given_names_and_keeps_to_its_folders(

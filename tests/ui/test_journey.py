@@ -130,6 +130,7 @@ def stop_and_resume(page: Page, studio: Any, visit: Callable[..., Any]) -> tuple
     page.keyboard.press("Enter")
     page.wait_for_selector("#kl-runs .kr-row")
     state(page, "Stopped")
+    expect(page.get_by_role("heading", name="New here?", include_hidden=True), "nobody is new where somebody has trained").to_have_count(0)
     assert fresh.axe() == []
     walk_to(page, "#kl-runs .kr-primary")
     page.keyboard.press("Enter")
@@ -219,18 +220,20 @@ def test_a_short_run_finishes_with_previews_to_compare_and_a_file_that_opens(pla
 def test_a_run_that_is_refused_before_its_first_step_says_why_and_offers_no_resume(
     place: Any, visit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(bytes(4000))
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.new("RGB", (64, 64)).save(images / "whole.png")
+    (images / "broken.png").write_bytes((images / "whole.png").read_bytes()[:40])
     page = visit(place.url).page
     page.get_by_placeholder("or a path on the studio").fill(str(short_run(tmp_path, 4, "short")))
     page.get_by_role("button", name="Open the file at this path").click()
-    page.locator("#kl-pretrained_model_name_or_path").fill(str(broken))
+    page.locator("#kl-train_data_dir").fill(str(images))
     page.locator("#kl-start").click()
     expect(page.locator("#kl-live .kr-badge")).to_have_text("Failed", timeout=PATIENCE)
     page.get_by_role("tab", name="Runs").click()
     state(page, "Failed")
     cause = page.locator("#kl-runs .kr-cause")
-    expect(cause).to_contain_text("pretrained_model_name_or_path: broken.safetensors")
+    expect(cause).to_contain_text("broken.png")
     assert "Traceback" not in cause.inner_text() and "CalledProcessError" in next(place.output_dir.glob("*-short/console.log")).read_text()
     expect(page.get_by_role("button", name="Resume", exact=True)).to_be_hidden()
 

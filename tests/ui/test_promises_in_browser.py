@@ -83,8 +83,10 @@ def fold(name: str, place: str, inside: str, rare: bool = False) -> Promise:
 def again(page: Page, _root: Path) -> None:
     """The page as it is at a first visit."""
     page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    page.route("**/kl/runs", lambda route: route.fulfill(json={"runs": [], "sweeps": False}))
     page.reload()
     page.wait_for_selector(".kl-welcome")
+    page.unroute("**/kl/runs")
 
 
 def name_kohya(page: Page, root: Path) -> None:
@@ -169,7 +171,7 @@ PROMISES: list[Promise] = [
     Promise(THEME, "body:not(.dark) .kl-theme", "Dark"),
     Promise("Go to", ".kl-dialog #kl-palette li"),
     # The first visit. Another run takes the only device: what is started here waits.
-    Promise("I have my own images", ".kl-kinds", before=lambda page, _root: page.keyboard.press("Escape")),
+    Promise("I have my own images", ".kl-kinds", before=again),
     Promise("Guide me", ".kl-guide"),
     Promise("A (person|style)|An (object|edit)", ".kl-guide .kl-note", place=".kl-guide"),
     Promise("Fill in the form", ".kl-dialog .kl-error", "Say where the images are"),

@@ -5,6 +5,7 @@ import { makeChoice } from "../common/field.js";
 import { t, translated } from "../common/language.js";
 import { make } from "../common/page.js";
 import { store, stored } from "../common/stored.js";
+import { ask } from "../common/studio.js";
 import { choose, fill } from "./form.js";
 import { familyOf, hasDraft, keyOf, onChange, run, mode } from "./settings.js";
 
@@ -104,9 +105,8 @@ export function presets({ root, props, trigger, watch }) {
 
 // ---- first visit
 
-export function welcome({ root, props, trigger }) {
-  const known = hasDraft() || stored("kl.seen") !== null || (props.value || {}).runs;
-  if (known) return;
+export function welcome({ root, trigger }) {
+  if (hasDraft() || stored("kl.seen") !== null) return;
   const card = make("section", { class: "kl-card kl-welcome", "aria-labelledby": "kl-welcome" });
   const close = () => {
     store("kl.seen", true);
@@ -118,5 +118,6 @@ export function welcome({ root, props, trigger }) {
       guideButton("kl-strong", close),
       make("button", { type: "button", class: "kl-button", text: t`Train the demo`, onclick: () => { close(); trigger("start_demo", { run: "demo" }); } }),
       make("button", { type: "button", class: "kl-quiet", text: t`I have my own images`, onclick: close })));
-  root.append(card);
+  // Who has a new browser is not new where somebody has trained already.
+  ask("/kl/runs").then(({ runs }) => runs.length, () => 0).then((there) => { if (!there) root.append(card); });
 }

@@ -140,7 +140,12 @@ def _stopped(process: Process | None, asked: flat.Invocation) -> int:
             return _failed(process, lost, asked)
         process.peers.tell_end("stopped", stopped=True)
         process.last_word(RunStopped(text="stopped; what is cached and saved stays"))
+    elif _rank() == 0 and asked.run_dir is not None and asked.run_dir.is_dir():
+        with suppress(OSError):
+            RunDirectory(asked.run_dir).log(RunStopped(step=0, text="stopped before the first step"))
     log.info("stopped")
+    # PyTorch, stopped while it is imported, says at the end how its caches did.
+    logging.getLogger("torch").setLevel(logging.WARNING)
     return 0
 
 
