@@ -265,7 +265,7 @@ def test_a_finished_run_is_tried_by_one_click_and_the_toy_by_another(place: Any,
     page = visited.page
     page.get_by_role("tab", name="Runs").click()
     page.get_by_role("button", name="Try it").click()
-    expect(page.locator("#kl-inf-about")).to_contain_text("base toy")
+    expect(page.locator("#kl-inf-about")).to_have_text(re.compile(r"^border · \d{4}-\d\d-\d\d \d\d:\d\d · Qwen-Image-Edit · base toy$"))
     expect(page.locator("#kl-inf-with")).to_have_value(re.compile("border.safetensors"))
     expect(page.locator("#kl-inf-prompt")).to_have_value("put a border around it")
     assert page.evaluate("location.hash") == "#generate"
@@ -280,6 +280,9 @@ def test_a_finished_run_is_tried_by_one_click_and_the_toy_by_another(place: Any,
     done(page)
     with Image.open(io.BytesIO(made(page))) as drawn:
         assert drawn.size == (64, 64) and "a red circle in the center" in str(drawn.info["parameters"])
+    # Its prompt and seed become a row of the next grid.
+    page.get_by_role("button", name="Send to Compare").click()
+    expect(page.locator("#kl-inf-prompts")).to_have_value(re.compile(r"^a red circle in the center --d \d+$"))
     assert visited.axe() == []
     page.locator("#kl-inf-with").select_option(label="Another file, model or hub id …")
     page.locator("#kl-inf-path").fill("/nowhere/at/all.safetensors")

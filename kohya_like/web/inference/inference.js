@@ -60,7 +60,7 @@ export function inference({ root }) {
   const preview = sharp(make("img", { class: "kl-inf-preview", alt: t`Preview of what is being made`, hidden: true }));
   const progress = make("div", { class: "kl-inf-progress", hidden: true }, make("div", { class: "kl-live" }, bar.root), phase, preview);
   const empty = make("p", { class: "kl-note kl-inf-empty", text: t`The result appears here.` });
-  const view = makeViewer(address, { reuse, edit: (name) => edit(name), edits: () => known.choice.edits });
+  const view = makeViewer(address, { reuse, edit: (name) => edit(name), edits: () => known.choice.edits, compare: send, compares: () => known.choice.draws });
   const strip = makeStrip(address, (entry) => {
     view.show(entry);
     strip.show(known.history, entry.folder);
@@ -299,7 +299,7 @@ export function inference({ root }) {
       offered = JSON.stringify(known.saved);
       clear();
       const runs = [...new Set(known.saved.map((each) => each.run))];
-      const label = (name) => name.replace(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(_\d+)?-(.*)$/, "$8 · $1-$2-$3 $4:$5");
+      const label = (name) => name.replace(/^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(_\d+)?-(.*)$/, "$7 · $1-$2-$3 $4:$5");
       const toys = known.families.filter((each) => each.toy);
       select.replaceChildren(
         ...runs.map((run) => make("optgroup", { label: label(run) }, ...known.saved.filter((each) => each.run === run).map((each) => make("option", { value: code(each.name, each.family), text: each.label })))),
@@ -647,7 +647,7 @@ export function inference({ root }) {
       // What was made by 0.1 was edited by the one family that it knew.
       const former = entry.texts.draw_with === undefined;
       const given = former ? entry.texts.pretrained_model_name_or_path || "toy" : entry.texts.draw_with;
-      if (!(await choose(given, former ? known.former : entry.texts.family))) return;
+      if (!(await choose(given, former ? known.former : entry.texts.family))) return false;
     }
     const texts = { ...entry.texts };
     if (texts.true_cfg_scale !== undefined && !fields.has("true_cfg_scale")) texts.cfg_scale = texts.true_cfg_scale;
@@ -670,6 +670,21 @@ export function inference({ root }) {
     loras.draw();
     blameFields(fields, wrong, []);
     say(status, t`The settings of this image are in the form; its seed is locked.`);
+    return true;
+  }
+
+  // The prompt and seed of an image become a row of the next grid, with its settings in the form; several images are several rows.
+  async function send(entry, seed) {
+    const line = `${entry.texts.prompt.replace(/\s+/g, " ").trim()} --d ${seed}`;
+    if (!(await reuse(entry))) return;
+    const before = draft.sent && draft.sent.with === known.choice.with ? draft.sent.lines : [];
+    const lines = [...new Set([...before, line])];
+    draft.sent = { with: known.choice.with, lines };
+    comparing.set({ ...draft.axes, prompts: lines.join("\n") });
+    keep();
+    comparing.root.open = true;
+    say(status, t`Rows of the next grid: ${lines.length}. Compare draws them.`);
+    bring(comparing.root);
   }
 
   function edit(name) {

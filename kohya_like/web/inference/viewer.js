@@ -39,7 +39,7 @@ function pairView() {
   };
 }
 
-// One prediction. address(name, size) gives the address of an image; act is {reuse(entry), edit(name), edits()}.
+// One prediction. address(name, size) gives the address of an image; act is {reuse(entry), edit(name), edits(), compare(entry, seed), compares()}.
 export function makeViewer(address, act) {
   const pair = pairView();
   const left = make("select", { id: "kl-inf-left" });
@@ -54,7 +54,9 @@ export function makeViewer(address, act) {
   const downloadGrid = make("a", { class: "kl-button", text: t`Download the grid` });
   const reuse = make("button", { type: "button", class: "kl-button", id: "kl-inf-reuse", text: t`Use these settings`, onclick: () => act.reuse(entry) });
   const edit = make("button", { type: "button", class: "kl-button", text: t`Edit this further`, onclick: () => act.edit(chosen().name) });
-  const root = make("div", { class: "kl-inf-view", hidden: true }, pair.root, choices, grid, prompt, facts, notes, make("div", { class: "kl-row" }, download, downloadGrid, reuse, edit));
+  const seedOf = () => entry.results[Number(right.value) - olds()]?.seed ?? null;
+  const compare = make("button", { type: "button", class: "kl-button", id: "kl-inf-send", text: t`Send to Compare`, onclick: () => act.compare(entry, seedOf()) });
+  const root = make("div", { class: "kl-inf-view", hidden: true }, pair.root, choices, grid, prompt, facts, notes, make("div", { class: "kl-row" }, download, downloadGrid, reuse, compare, edit));
   let entry = null;
   let images = []; // {name, title, alt}: the control images, then the results
 
@@ -72,6 +74,7 @@ export function makeViewer(address, act) {
     facts.textContent = [result && result.width ? `${result.width} × ${result.height} px` : "", result && result.seed !== null ? t`seed ${result.seed}` : "",
       entry.seconds ? duration(entry.seconds) : "", new Date(1000 * entry.time).toLocaleTimeString()].filter(Boolean).join(" · ");
     edit.hidden = !act.edits();
+    compare.hidden = !act.compares() || !entry.texts.prompt || seedOf() === null;
     for (const button of grid.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.place === right.value));
   }
   left.addEventListener("change", draw);
