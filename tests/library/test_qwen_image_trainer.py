@@ -192,6 +192,10 @@ def test_fit_takes_any_batches_and_goes_on_from_its_state(config: Path, tmp_path
     other = QwenImageEditTrainer(config)
     other.load_lora(saved.parent)
     assert np.abs(other.predict(control, "make it red", num_inference_steps=1, seed=1).astype(int) - with_it).max() <= 1
+    # A run that is over already gives what it has trained.
+    over = trainer_of("whole")
+    assert over.fit([cached, batch]) == file and over.global_step == 2
+    assert np.abs(over.predict(control, "make it red", num_inference_steps=1, seed=1).astype(int) - with_it).max() <= 1
     for wrong in ([], iter([cached])):
         with pytest.raises(OptionError, match="no batch"):
             list(islice(without_end(wrong), 2))

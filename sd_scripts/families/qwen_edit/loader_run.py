@@ -51,6 +51,11 @@ def fit(trainer: QwenImageEditTrainer, train_dataloader: Iterable[Mapping[str, A
     run, finished = _begin(trainer)
     final = run.path / f"{options.output.output_name}{options.output.ending}"
     if finished:
+        # What it has trained, in place of the adapter that was made for training.
+        network.detach()
+        trainer.network = trainer.optimizer = trainer.lr_scheduler = None
+        trainer.global_step, trainer.lora = total, []
+        trainer.load_lora(final)
         return final
     lock, stop, batches = resume.RunLock(run), StopRequest(run), without_end(train_dataloader)
     lock.take()
