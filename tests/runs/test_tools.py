@@ -127,6 +127,11 @@ def test_no_tool_writes_over_a_file_that_it_reads(lora: Path, tmp_path: Path, ca
             wrong.append(f"{tool} {argv[-2:]}: {ended.value.code}, {told}")
             lora.write_bytes(bytes_before)
     assert wrong == []
+    named = tmp_path / "named.safetensors"
+    named.mkdir()
+    with pytest.raises(SystemExit) as ended:
+        run.main("resize_lora", ["--model", str(lora), "--new_rank", "2", "--save_to", str(named)])
+    assert ended.value.code == 2 and "is a folder; give the name of a file in it" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         run.main("edit_metadata", ["--model", str(lora), "--set_keys", "a=b", "--save_to", str(lora)])
     assert ended.value.code == 0, "which is what edit_metadata does without save_to, too"

@@ -209,6 +209,9 @@ def _check_base(merge: Merge) -> None:
 def _check_target(model: ModelOnDisk, target: Path) -> None:
     """Raises OptionError for a place where the result would destroy something or could not be found again."""
     if model.path.is_dir():
+        if target.suffix == ".safetensors":
+            name = f"{target.name} is the name of a file, but {model.label} is a folder"
+            raise OptionError(f"save_to: {name}, and so is the result; leave out .safetensors")
         if target.resolve().is_relative_to(model.path.resolve()) or model.path.resolve().is_relative_to(target.resolve()):
             raise OptionError(f"save_to: {target.name} lies in {model.label} or around it; choose another folder")
         if target.is_file() or (target.is_dir() and any(target.iterdir())):

@@ -64,7 +64,8 @@ def start(options: ToolOptions) -> int:
 
 
 def _spare_inputs(options: ToolOptions) -> None:
-    """Raises OptionError where a file that is written would take the place of one that is read, whatever path leads to it."""
+    """Raises OptionError where a file that is written would take the place of one that is read, whatever path leads to it, or of a
+    folder."""
     known, values = flat.fields(type(options)), flat.flatten(options)
     places: dict[str, list[Path]] = {}
     for name, value in values.items():
@@ -72,7 +73,10 @@ def _spare_inputs(options: ToolOptions) -> None:
             places[name] = [Path(text).expanduser() for text in ([value] if isinstance(value, str) else value)]
     problems = []
     for written in ("save_to", "report"):
-        for target in filter(Path.is_file, places.get(written, [])):
+        given = places.get(written, [])
+        folders = [target for target in given if target.suffix in (".safetensors", ".json") and target.is_dir()]
+        problems += [Problem(written, f"{written}: {target} is a folder; give the name of a file in it") for target in folders]
+        for target in filter(Path.is_file, given):
             others = [name for name in places if name != written and (written, name) not in options.in_place]
             read = next((name for name in others if any(_is_in(target, path) for path in places[name])), None)
             if read is not None:

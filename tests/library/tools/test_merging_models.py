@@ -172,8 +172,9 @@ def test_everything_that_does_not_fit_is_told_at_once_and_nothing_is_written(tmp
     assert not target.exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OptionError, match="there already"):
-        merge(section(models=(str(oft),), base_model=str(base.folder), save_to=str(tmp_path / "full")))
+    for said, name in (("there already", "full"), (r"is the name of a file, but .* is a folder", "merged.safetensors")):
+        with pytest.raises(OptionError, match=said):
+            merge(section(models=(str(oft),), base_model=str(base.folder), save_to=str(tmp_path / name)))
 
 
 def test_a_transformer_alone_needs_a_word_about_the_text_encoders_part(tmp_path: Path) -> None:
