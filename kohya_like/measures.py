@@ -4,15 +4,19 @@ images their own images come. Knows numbers, not what to make of them."""
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
+
 from sd_scripts.dataset import triage
 from sd_scripts.dataset.images import BadImage
 from sd_scripts.runs.events import FileSaved, RunStarted, Validated
 from sd_scripts.runs.rundir import RunDirectory
+from sd_scripts.toy import worlds
 
 from . import dataset_view
 from .data_room.thumbnails import Thumbnails
@@ -62,6 +66,34 @@ class Nearness:
     copies: int
     """Images that are nearly the same as a training image."""
     count: int
+
+
+@dataclass(frozen=True)
+class AsAsked:
+    """Images of a toy world that show what their prompts name, of those whose prompt names a shape."""
+
+    right: int
+    count: int
+
+
+def as_asked(prompts: Sequence[str], paths: Sequence[Path]) -> AsAsked | None:
+    """What the exact reader of the toy world says of drawn images; None where no prompt names a shape of it. A colour and a place count
+    where they are named."""
+    right, count = 0, 0
+    for prompt, path in zip(prompts, paths, strict=True):
+        words = re.findall(r"[a-z]+", prompt.partition(" --")[0].lower())
+        shapes, colours = ([word for word in words if word in known] for known in (worlds.SHAPES, worlds.COLORS))
+        sides = [word for side in (("top", "bottom"), ("left", "right"), ("center",)) for word in words if word in side]
+        if len(shapes) != 1 or len(colours) > 1 or (sides and " ".join(sides) not in worlds.PLACES):
+            continue
+        try:
+            with Image.open(path) as image:
+                found = worlds.read(image.convert("RGB"))
+        except OSError:
+            continue
+        count += 1
+        right += found.shape_is(shapes[0]) and all(map(found.color_is, colours)) and (not sides or found.place_is(" ".join(sides)))
+    return AsAsked(right, count) if count else None
 
 
 def mean_of(values: Sequence[float]) -> Mean:

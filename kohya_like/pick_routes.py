@@ -38,6 +38,8 @@ class _Work:
     is_over: bool = False
     held_out: dict[str, measures.HeldOut] = field(default_factory=dict)
     near: list[measures.Nearness | None] = field(default_factory=list)
+    as_asked: list[measures.AsAsked | None] = field(default_factory=list)
+    """By the exact reader, in toy worlds; shown, and not used for the proposal."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -75,6 +77,7 @@ class Picks:
             "file": Path(file).name if file else "",
             "held_out": work.held_out.get(file) if at_one else None,
             "near": work.near[place] if place < len(work.near) else None,
+            "as_asked": work.as_asked[place] if place < len(work.as_asked) else None,
         }
 
     def _proposal(self, name: str, told: Mapping[str, Any], work: _Work) -> picks.Proposal:
@@ -100,6 +103,11 @@ class Picks:
                 names = [file.name for file in files if file.parent == folder]
                 found = measures.held_out(RunDirectory(folder), names)
                 work.held_out |= {str(folder / name): one for name, one in found.items()}
+            if _is_toy(files):
+                prompts = [row["prompt"] for row in told["rows"]]
+                columns = range(len(told["columns"]))
+                drawn = [[self.compared.cells / f"{row[place]}.png" for row in told["keys"]] for place in columns]
+                work.as_asked = [measures.as_asked(prompts, paths) for paths in drawn]
             trained = self._trained(files, say)
             for place in range(len(told["columns"])):
                 say(f"Compares images with training images: column {place + 1} of {len(told['columns'])}")
@@ -158,9 +166,22 @@ class Picks:
         return {"files": [path.name for path, _ in found], "bytes": sum(size for _, size in found)}
 
 
+def _is_toy(files: Sequence[Path]) -> bool:
+    """Whether the run of the files trained a built-in model on a built-in data set. Raises OptionError where it cannot be read."""
+    folder = next((file.parent for file in files if (file.parent / "config.toml").is_file()), None)
+    options = RunDirectory(folder).options() if folder is not None else None
+    if options is None:
+        return False
+    base, data = options.model.pretrained_model_name_or_path, options.dataset.train_data_dir
+    return base == "toy" and str(data or "").startswith("toy:")
+
+
 def asdict_of(column: Mapping[str, Any]) -> dict[str, Any]:
     """A column with its numbers as plain values."""
-    return {key: asdict(value) if isinstance(value, measures.HeldOut | measures.Nearness) else value for key, value in column.items()}
+    return {
+        key: asdict(value) if isinstance(value, measures.HeldOut | measures.Nearness | measures.AsAsked) else value
+        for key, value in column.items()
+    }
 
 
 def routes(known: Picks) -> list[Route]:

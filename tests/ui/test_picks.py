@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from kohya_like import comparison_routes, pick_routes
 from kohya_like.comparisons import content_hash
-from kohya_like.measures import HeldOut, Mean, Nearness, losses_of, mean_of, student
+from kohya_like.measures import AsAsked, HeldOut, Mean, Nearness, as_asked, losses_of, mean_of, student
 from kohya_like.picks import Candidate, choose, chosen, proposal
 from kohya_like.votes import Vote, ranking
 from sd_scripts.dataset import triage
@@ -30,6 +30,7 @@ from sd_scripts.runs.safetensors_header import CHOSEN, entries_of
 from sd_scripts.runs.trash import Trash
 from sd_scripts.schema import flat
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.toy import worlds
 from tests.ui.standin_runs import until
 from tests.ui.test_comparisons import ADA, Place, asked
 
@@ -146,6 +147,17 @@ def run(tmp_path: Path) -> RunDirectory:
         save_file({"weight": torch.full((3,), float(step))}, made.path / f"star-{step}.safetensors", {"ss_seed": "7"})
     save_file({"weight": torch.ones(300)}, made.path / "star-best.safetensors")
     return made
+
+
+def test_in_a_toy_world_the_exact_reader_says_which_images_show_what_was_asked(tmp_path: Path) -> None:
+    rng, paths = worlds.rng_for(3), []
+    for number, text in enumerate(("a red star at the top left", "a blue circle in the center", "a red star at the top left")):
+        worlds.draw(worlds.scene_of(text), 64, 64, rng).save(tmp_path / f"{number}.png")
+        paths.append(tmp_path / f"{number}.png")
+    asked = ("a red star at the top left --d 1 --n a circle", "a circle", "a blue star")
+    assert as_asked(asked, paths) == AsAsked(2, 3)
+    assert as_asked(("a circle", "a red star in the center", "something"), paths) == AsAsked(0, 2)
+    assert as_asked(("a cat", "a star and a circle", "x"), paths) is None and as_asked(("a star",), [tmp_path / "none.png"]) is None
 
 
 def test_a_choice_is_marked_in_the_file_and_moves_and_the_file_stays_what_it_was(run: RunDirectory) -> None:
