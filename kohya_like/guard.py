@@ -39,7 +39,7 @@ BEFORE_LOGIN = frozenset(
     + ("/gradio_api/startup-events",)
 )
 """What somebody gets who has not logged in: the page that asks for the password, and with FILES_BEFORE_LOGIN what it is drawn with."""
-FILES_BEFORE_LOGIN = ("/assets/", "/static/", "/svelte/", "/pwa_icon/", OPEN_ROUTES)
+FILES_BEFORE_LOGIN = ("/assets/", "/static/", "/svelte/", "/pwa_icon/")
 MAX_JSON_BYTES = 16 << 20
 MAX_JSON_DEPTH = 100
 PACE_SECONDS = 2.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import html
 import io
 import secrets
 import threading
@@ -38,6 +37,11 @@ MAX_SIDE = 1024
 LOSSLESS_SIDE = 256
 COOKIE = "kl-vote"
 _SIDES = ("left", "right")
+MODULES = frozenset(
+    ("inference/guest.js", "common/html.js", "common/language.js", "common/stored.js")
+    + ("vendor/htm/htm.module.js", "vendor/preact/preact.module.js")
+)
+"""What guest.js needs of the page's modules."""
 
 
 class LinkRefused(Exception):
@@ -141,6 +145,14 @@ class VoteLinks:
                 raise LinkRefused(409, str(err).removeprefix(": ")) from err
             link.votes, link.question = link.votes + 1, None
 
+    def leads(self, token: str) -> bool:
+        """Whether there is such a link."""
+        try:
+            self._link(token)
+        except LinkRefused:
+            return False
+        return True
+
     def _link(self, token: str) -> _Link:
         link = self._links.get(token)
         if link is None or self._clock() - link.made >= LASTS_SECONDS:
@@ -176,12 +188,10 @@ def _gone() -> LinkRefused:
     return LinkRefused(404, "This link does not lead to a vote any more. Ask for another one.")
 
 
-def _html() -> str:
-    module = html.escape(f"{page.folder()}inference/guest.js")
+def _html(inside: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="robots" content="noindex"><title>Which is better?</title></head>'
-        f'<body><main></main><script type="module" src="{module}"></script></body></html>\n'
+        f'<meta name="robots" content="noindex"><title>Which is better?</title></head><body>{inside}</body></html>\n'
     )
 
 
@@ -218,12 +228,27 @@ def routes(links: VoteLinks) -> list[Route]:
         links.vote(token, cookie, given.get("number"), given.get("winner"))
         return links.question(token, cookie)
 
-    def shown(_request: Request) -> Response:
+    def shown(request: Request) -> Response:
         # Programs that look at links for people get this page too; it is its script that opens the link.
-        return HTMLResponse(_html(), headers=_FRESH)
+        token = str(request.path_params["token"])
+        if not links.leads(token):
+            return HTMLResponse(_html(f"<p>{_gone()}</p>"), 404, headers=_FRESH)
+        return HTMLResponse(
+            _html(f'<main></main><script type="module" src="{VOTES}{token}/web/inference/guest.js"></script>'), headers=_FRESH
+        )
+
+    def module(request: Request) -> Response:
+        """What draws the page; strangers without a link get no module of the studio."""
+        name = str(request.path_params["name"])
+        if not links.leads(str(request.path_params["token"])) or name not in MODULES | page.catalogues().keys():
+            return Response(status_code=404)
+        if name in MODULES:
+            return Response(page.modules()[name], media_type="text/javascript", headers=_FRESH)
+        return Response(page.catalogues()[name].read_bytes(), media_type="application/json", headers=_FRESH)
 
     return [
         Route(f"{VOTES}{{token}}", shown),
+        Route(f"{VOTES}{{token}}/web/{{name:path}}", module),
         Route(f"{VOTES}{{token}}/enter", answered(enter), methods=["POST"]),
         Route(f"{VOTES}{{token}}/question", answered(lambda token, cookie, *_: links.question(token, cookie))),
         Route(f"{VOTES}{{token}}/image/{{number:int}}/{{side}}", answered(image)),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import posixpath
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,17 @@ def test_somebody_with_a_link_sees_pixels_alone_and_votes_once_a_question_in_one
         page = guest.get(link)
         assert "guest.js" in page.text and name not in page.text and str(place.root) not in page.text
         assert guest.get(f"{link}/question").status_code == 403, "nobody has entered yet"
+        wanted, seen = ["inference/guest.js"], set()
+        while wanted:
+            module = guest.get(f"{link}/web/{wanted[-1]}")
+            assert module.status_code == 200 and module.headers["content-type"].startswith("text/javascript"), wanted[-1]
+            place_of = PurePosixPath(wanted.pop()).parent
+            seen.add(place_of)
+            named = re.findall(r"""^import .*"(\..+)";$""", module.text, re.M)
+            wanted += [posixpath.normpath(place_of / name) for name in named]
+        assert len(seen) > 2 and guest.get(f"{link}/web/languages/de.json").status_code == 200
+        for other_one in (f"{link}/web/main.js", f"{link}/web/schema.js", "/vote/guess/web/inference/guest.js", "/vote/guess"):
+            assert guest.get(other_one).status_code == 404, other_one
         assert guest.post(f"{link}/enter", json={}).json() == {"number": 0, "there": True}
         refused = other.post(f"{link}/enter", json={})
         assert refused.status_code == 403 and "opens once" in refused.json()["detail"]
