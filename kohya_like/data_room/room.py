@@ -256,7 +256,8 @@ def _texts(room: Room, done: Mapping[Path, Words]) -> dict[int, str]:
 
 
 def look_through(room: Room, thumbnails: Thumbnails) -> Iterator[dict[str, Any]]:
-    """Progress (done, of), then proposals: groups of images that are the same or nearly so, best first, and blurred ones."""
+    """Progress (done, of), then proposals: groups of images that are the same or nearly so, best first, of these the ones that are held out
+    and trained as well, and blurred and framed ones."""
     signs: list[triage.Signs] = []
     places = []
     trained = [index for index, image in enumerate(room.view.plan.images) if not room.view.plan.subsets[image.subset].is_reg]
@@ -269,10 +270,13 @@ def look_through(room: Room, thumbnails: Thumbnails) -> Iterator[dict[str, Any]]
             places.append(index)
         except (BadImage, OSError) as err:
             unreadable.append({"index": index, "why": str(err)})
-    same, near = triage.groups_of(signs)
+    same, near = ([[places[place] for place in group] for group in groups] for groups in triage.groups_of(signs))
+    held_out = set(room.view.plan.held_out)
     yield {
-        "same": [[places[place] for place in group] for group in same],
-        "near": [[places[place] for place in group] for group in near],
+        "same": same,
+        "near": near,
+        "leaks": [group for group in (*same, *near) if held_out & set(group) and set(group) - held_out],
+        "framed": [place for place, sign in zip(places, signs, strict=True) if sign.border >= triage.FRAMED],
         "blurred": [place for place, sign in zip(places, signs, strict=True) if sign.blur >= triage.BLURRED],
         "unreadable": unreadable,
     }

@@ -1,4 +1,4 @@
-"""Which images of a pile are the same, nearly the same, or blurred, told from their pixels. Proposes, and changes nothing.
+"""Which images of a pile are the same, nearly the same, blurred or framed, told from their pixels. Proposes, and changes nothing.
 
 Two images are near duplicates when their perceptual hashes differ in few bits and their small grey copies correlate. The hash: signs of the
 64 lowest frequencies of a cosine transform against their median (Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash
@@ -31,6 +31,12 @@ MOST_SHAPE = 1.25
 """Factor by which the aspect ratios of near duplicates may differ."""
 BLURRED = 0.62
 """From this blur on an image is called blurred."""
+FRAMED = 0.02
+"""From this share of a side on a border is one that training would learn."""
+_EVEN = 10
+"""Levels of 255 by which a border may differ from its mean; what is beside it differs by twice that."""
+_LEAST_SPAN = 0.6
+"""Of a line beside a border that what is no border reaches over, and half of that it fills."""
 _BLOCK = 1024
 
 
@@ -44,6 +50,8 @@ class Signs:
     hash: int
     grey: NDArray[np.uint8]
     blur: float
+    border: float
+    """How wide a border of one colour is that lies along two opposite sides, as a share of the image; 0 without one."""
 
 
 def signs_of(path: Path) -> Signs:
@@ -55,7 +63,8 @@ def signs_of(path: Path) -> Signs:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     grey.thumbnail((BLUR_SIDE, BLUR_SIDE), Image.Resampling.BOX)
     height, width = pixels.shape[:2]
-    return Signs(digest, width, height, hash_of(small), small, blur_of(np.asarray(grey, dtype=np.float32)))
+    copy = np.asarray(grey, dtype=np.float32)
+    return Signs(digest, width, height, hash_of(small), small, blur_of(copy), border_of(copy))
 
 
 def hash_of(grey: NDArray[np.uint8]) -> int:
@@ -90,6 +99,24 @@ def _blur_along(grey: Grey, width: int = 11) -> float:
     sharp, again = np.abs(np.diff(grey, axis=0)), np.abs(np.diff(smooth, axis=0))
     whole = float(sharp.sum())
     return 1.0 - float(np.maximum(sharp - again, 0).sum()) / whole if whole > 0 else 0.0
+
+
+def border_of(grey: Grey) -> float:
+    """How wide the border of a grey image (H, W) is: along top and bottom, or left and right, each of one colour and with an end that is a
+    straight line; the narrower of both, as a share of the side, the larger of both directions. An even background has no such end."""
+    return max(min(_border_along(lines), _border_along(lines[::-1])) for lines in (grey, grey.T))
+
+
+def _border_along(lines: Grey) -> float:
+    even = (np.abs(lines - lines[0].mean()) <= _EVEN).all(axis=1)
+    count = len(lines) if even.all() else int(np.argmin(even))
+    if count == 0:
+        return 0.0
+    # Compression draws the border's end over a block of 8 lines. A thing on an even ground begins narrower.
+    other = np.abs(lines[count + 1 : count + 10] - lines[0].mean()) > 2 * _EVEN
+    spans = [np.ptp(np.flatnonzero(line)) / len(line) if line.any() else 0.0 for line in other]
+    ends = any(span >= _LEAST_SPAN and line.mean() >= _LEAST_SPAN / 2 for span, line in zip(spans, other, strict=True))
+    return count / len(lines) if ends else 0.0
 
 
 def groups_of(signs: Sequence[Signs]) -> tuple[list[list[int]], list[list[int]]]:

@@ -90,6 +90,28 @@ def test_blurred_images_are_told_from_sharp_ones(tmp_path: Path) -> None:
         assert triage.signs_of(tmp_path / "sharp.png").blur < 0.8 * triage.BLURRED
 
 
+def test_borders_are_told_from_even_backgrounds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(9)
+    for number in range(12):
+        image = scene(rng, number, 256)
+        width, height = image.size
+        along = (0, int(rng.integers(12, 40))) if number % 3 else (int(rng.integers(12, 40)),) * 2
+        along = along[:: 1 if number % 2 else -1]
+        framed = Image.new("RGB", (width + 2 * along[0], height + 2 * along[1]), ["black", "white", "teal"][number % 3])
+        framed.paste(image, along)
+        for ending, options in (("png", {}), ("jpg", {"quality": 85})):
+            framed.save(tmp_path / f"framed.{ending}", **options)
+            border = triage.signs_of(tmp_path / f"framed.{ending}").border
+            assert border == pytest.approx(max(along[0] / framed.width, along[1] / framed.height), abs=0.03), (number, ending)
+        image.save(tmp_path / "plain.png")
+        assert triage.signs_of(tmp_path / "plain.png").border < triage.FRAMED
+        # A thing on a white ground, as shops show it.
+        alone = Image.new("RGB", (256, 256), "white")
+        ImageDraw.Draw(alone).ellipse((60, 50, 190, 200), fill="teal")
+        alone.save(tmp_path / "alone.png")
+        assert triage.signs_of(tmp_path / "alone.png").border == 0
+
+
 def test_the_hash_and_the_blur_are_those_of_their_papers() -> None:
     rng = np.random.default_rng(5)
     for size in (8, triage.SIDE):

@@ -169,6 +169,20 @@ def test_copies_are_made_once_and_anew_for_a_file_that_has_changed(folder: Path,
     assert found["same"] == found["near"] == [] and made.signs(folder / "1.png").hash == made.signs(folder / "1.png").hash
 
 
+def test_an_image_that_is_trained_and_held_out_alike_is_named(folder: Path, tmp_path: Path) -> None:
+    first = Image.open(folder / "0.png").convert("RGB")
+    for number in range(6):
+        # Each of these is there twice, so that a held-out one has a twin that is trained.
+        first.rotate(60 * number, expand=True).save(folder / f"a{number}.png")
+        first.rotate(60 * number, expand=True).save(folder / f"b{number}.png")
+    opened = Opened(tmp_path, folder, validation_split="0.3")
+    found = list(rooms.look_through(opened.room, opened.rooms.thumbnails))[-1]
+    kinds = {index: item["kind"] for index, item in enumerate(opened.page["items"])}
+    wanted = [group for group in found["same"] if len({kinds[index] for index in group}) > 1]
+    assert wanted and found["leaks"] == wanted and len(found["same"]) > len(wanted)
+    assert list(rooms.look_through(Opened(tmp_path, folder).room, opened.rooms.thumbnails))[-1]["leaks"] == []
+
+
 def test_an_edit_is_shown_beside_what_it_is_an_edit_of_and_a_missing_partner_is_named(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs"
     for part, names in (("target", ("a", "b", "lonely")), ("control", ("a", "b", "idle")), ("control_1", ("b",))):
