@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -17,13 +18,13 @@ from PIL import Image
 from sd_scripts.families import RUNS
 from sd_scripts.families.sdxl.options import SdxlNetwork
 from sd_scripts.library.memory.oom_advice import is_out_of_memory, oom_advice
-from sd_scripts.library.train.launch import check_early, main
+from sd_scripts.library.train.launch import _stopped, check_early, main
 from sd_scripts.library.train.run_meta import git_revision, versions, without_secrets, write_meta
 from sd_scripts.runs import resume
 from sd_scripts.runs.command import SCRIPTS
 from sd_scripts.runs.rundir import RunDirectory
 from sd_scripts.schema.errors import OptionError
-from sd_scripts.schema.flat import build, fields
+from sd_scripts.schema.flat import Invocation, build, fields
 from sd_scripts.schema.runs import RunOptions
 
 SCRIPT = SCRIPTS / "sdxl_train_network.py"
@@ -85,6 +86,17 @@ def test_a_refused_configuration_is_the_last_word_of_a_run_folder_that_exists(tm
         main("sdxl", "network", ["--config_file", str(run.config), "--run_dir", str(run.path), "--optimizer_args", "x"])
     assert end.value.code == 2 and "key=value" in capsys.readouterr().err
     assert [event["kind"] for event in run.events()[0]] == ["failed"]
+
+
+def test_a_start_that_is_stopped_while_it_imports_leaves_its_last_word_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("torch")
+    monkeypatch.setattr(logger, "level", logger.level)
+    asked = Invocation(options(), tmp_path, dry_run=False, cache_only=False, given=frozenset())
+    assert _stopped(None, asked) == 0
+    (last,) = RunDirectory(tmp_path).events()[0]
+    assert (last["kind"], last["text"]) == ("stopped", "stopped before the first step")
 
 
 def test_a_dry_run_says_what_would_be_done_and_leaves_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
