@@ -464,7 +464,7 @@ def test_sentences() -> None:
         swap.set(5)
     with pytest.raises(OptionError, match="3 blocks are swapped and trained; their number cannot change"):
         swap.set(4)
-    with pytest.raises(OptionError, match="blocks_to_swap: fsdp2 shares the weights out"):
+    with pytest.raises(OptionError, match="blocks_to_swap: fsdp2 shards the weights"):
         check(swap, True, "AdamW")
     with pytest.raises(OptionError, match="blocks_to_swap: AdamW8bit needs all weights on one device"):
         check(swap, False, "AdamW8bit")

@@ -58,7 +58,7 @@ def test_a_failed_run_has_a_card_with_a_button_that_mends_it(
     page = visited.page
     opened(page, "memory")
     expect(page.locator(CARD)).to_contain_text("the device has no memory left")
-    expect(page.locator(CARD)).to_contain_text("need more memory together than the device has")
+    expect(page.locator(CARD)).to_contain_text("need more memory together than the GPU has")
     expect(page.locator(f"{CARD} .kr-fix")).to_contain_text("Gradient checkpointing: off → on")
     looked(visited, "fix-memory")
     pressed(page, "Change this and start again")

@@ -121,9 +121,15 @@ def test_each_run_has_an_address_and_shows_nothing_of_the_one_before_and_each_ta
         expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
 
     def settled() -> list[str]:
-        """What is seen once it stays as it is: images and evaluations come later."""
-        seen: list[list[str]] = [[]]
-        until(lambda: (seen.append(page.evaluate(SEEN)), page.wait_for_timeout(100), seen[-1] == seen[-2] != [])[-1])
+        """What is seen once it stays as it is: images and evaluations come later, and a run on its way is in the page, hidden."""
+        seen: list[list[str]] = [[], []]
+
+        def stays() -> bool:
+            seen.append(page.evaluate(SEEN))
+            page.wait_for_timeout(100)
+            return bool(seen[-1]) and seen[-1] == seen[-2] and "visibility: hidden" not in seen[-1][0]
+
+        until(stays)
         return seen[-1]
 
     def compare(name: str) -> None:
