@@ -89,7 +89,8 @@ def shell_of(name: str, text: str) -> Shell:
 def commands(name: str, text: str) -> list[Command]:
     """Every start of a Python script with options, in their order."""
     found = []
-    for words in _READERS[shell_of(name, text)](text.replace("\r\n", "\n").replace("\r", "\n")):
+    # Shells pass over zero bytes.
+    for words in _READERS[shell_of(name, text)](text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")):
         command = _command(words)
         if command is not None:
             found.append(command)

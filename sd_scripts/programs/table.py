@@ -237,7 +237,11 @@ def fill(sheet: ForeignSheet, table: Table) -> None:
         elif rule is None:
             sheet.unknown(key, sheet.program, list(table))
         else:
-            rule(sheet, key)
+            try:
+                rule(sheet, key)
+            except OverflowError:
+                # Infinite, or so large that what it is multiplied by makes it so.
+                sheet.refuse(key, f"{shown(sheet.value(key))} is too large a number")
 
 
 def _openings(key: str, table: Table) -> Iterator[tuple[str, Rule]]:
@@ -617,7 +621,7 @@ def times(sheet: ForeignSheet, key: str, sampling: str, note: str = "", **more: 
 
 def sizes(value: object) -> tuple[int, list[int]] | None:
     """The largest of a list of sides and the others, from a number, a list, or a text with commas; None for something else."""
-    found = [number(part) for part in parts(value)] if not isinstance(value, int | float) else [float(value)]
+    found = [number(part) for part in parts(value)] if not isinstance(value, int | float) else [number(value)]
     whole = sorted({int(side) for side in found if side is not None and side >= 16})
     return (whole[-1], whole[:-1]) if whole and None not in found else None
 

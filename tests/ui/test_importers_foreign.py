@@ -834,6 +834,22 @@ def test_a_setting_of_simpletuner_that_begins_as_others_do_is_unknown() -> None:
     }
 
 
+def test_numbers_without_end_are_sentences() -> None:
+    for found, key in (
+        (one(transformer={"train": True, "offload_fraction": 1e308}), "transformer.offload_fraction"),
+        (one(transformer={"train": True, "offload_fraction": math.inf}), "transformer.offload_fraction"),
+        (simple(checkpoints_total_limit=1e200, checkpoint_step_interval=1e200), "checkpoints_total_limit"),
+        (job(lambda process: process["save"].update(save_every=1e200, max_step_saves_to_keep=1e200)), "save.max_step_saves_to_keep"),
+    ):
+        assert said(found, key)[0] in ("not supported", "not needed"), said(found, key)
+        builds(found)
+    for sides in ("[inf]", "[[1e200, 1e200]]", "inf"):
+        found = importers.read(
+            "data.toml", f'resolutions = {sides}\n[[directory]]\npath = "a"\n'.encode(), importers.Opened(run=RUNS["flux", "network"])
+        )
+        assert said(found, "dataset.resolutions")[0] == "not supported", sides
+
+
 def _damaged(text: bytes, rng: random.Random) -> bytes:
     """A text with some bytes, or a whole line, changed, doubled, or gone."""
     data = bytearray(text)

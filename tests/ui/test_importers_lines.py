@@ -311,6 +311,12 @@ def test_conditions_on_constants_choose_what_cmd_chooses() -> None:
     ]
 
 
+def test_zero_bytes_are_passed_over_as_shells_do() -> None:
+    for name in ("x.sh", "x.bat", "x.ps1"):
+        (command,) = commands(name, "accelerate launch sd\0xl_train_network.py --seed=\0005\n")
+        assert (command.name, command.options) == ("sdxl_train_network.py", {"seed": "5"}), name
+
+
 def test_what_a_batch_file_is_told_when_it_starts_is_asked_for() -> None:
     text = "for %%f in (1 2) do accelerate launch train_network.py --output_dir=%~dp0out --seed=%%f --network_dim=8 --train_data_dir=%1\r\n"
     (command,) = commands("x.bat", text)
