@@ -188,6 +188,19 @@ def test_what_the_later_script_has_off_does_not_happen_here() -> None:
     assert (left.alpha_hf, left.beta_lf, left.lambda_struct) == pytest.approx((0.3, 0.06, 0.3))
     alone = changed(acrf=LATER["acrf"], training={"lambda_l1": 0, "enable_freq": False, "enable_style": False, "lambda_cosine": 0})
     assert (built(alone).objective.loss_type, built(alone).objective.free_stream_ratio) == ("l2", 1.0)
+    # What such a file leaves out is on in that script, or another number than here.
+    short = changed(acrf={"raft_mode": True, "cfg_training": True}, training={"lambda_l1": 1.0, "lambda_fft": 0.2})
+    objective = built(short).objective
+    assert (objective.free_stream_ratio, objective.latent_jitter, objective.cfg_training_scale, objective.cfg_training_ratio) == (
+        0.3,
+        0.01,
+        7.0,
+        0.5,
+    )
+    bare = built(read({"acrf": {"raft_mode": True}, "model": {"dit": "x.safetensors"}}))
+    assert (bare.network.network_dim, bare.network.network_alpha, bare.optimizer.lr_warmup_steps) == (16, 16.0, 100)
+    assert objective.lambda_fft == 0.0 and any(text.startswith("use_dynamic_shift") for text in short.conflicts)
+    assert row(alone, "acrf.raft_mode")[1].startswith("free_stream_ratio = 1")
     shifted = changed(acrf={"raft_mode": False, "use_dynamic_shift": True, "l2_anchor_ratio": 0.3})
     assert [text.partition(" =")[0] for text in shifted.conflicts] == ["acrf.use_dynamic_shift"]
 
@@ -197,6 +210,7 @@ def test_regularisation_images_and_parts_of_a_whole_model_are_taken() -> None:
     assert built(changed(reg_dataset=regular)).dataset.reg_data_dir == "reg"
     assert built(changed(reg_dataset={**regular, "enabled": False})).dataset.reg_data_dir is None
     assert row(changed(reg_dataset={**regular, "datasets": []}), "reg_dataset.datasets")[0] == "not needed"
+    assert row(changed(reg_dataset={**regular, "datasets": [SOURCE, SOURCE]}), "reg_dataset.datasets")[0] == "not supported"
     whole = {**TOML, "lora": {}, "finetune": {"trainable_modules": "attention", "freeze_embeddings": True}}
     assert read(whole).values["target_modules"] == ("attention",)
     whole["finetune"] = {"trainable_modules": "all", "freeze_embeddings": True}

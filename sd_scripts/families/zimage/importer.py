@@ -25,6 +25,8 @@ _RUNS: dict[str, type[RunOptions]] = {"lora": ZImageNetwork, "finetune": ZImageF
 _SOURCES = ("dataset.sources", "dataset.datasets")
 _DEFAULTS = {"turbo_steps": 10, "network_dim": 8, "network_alpha": 4.0, "lr_scheduler": "constant", "lr_warmup_steps": 0}
 """That program's own, where they are not ours."""
+_LATER_DEFAULTS = {**_DEFAULTS, "network_dim": 16, "network_alpha": 16.0, "lr_scheduler": "cosine_with_restarts", "lr_warmup_steps": 100}
+"""Those of its later script."""
 
 # Weights of the loss: the modes that use each, and what is measured differently here.
 _STANDARD, _FREQUENCY, _STYLE = ("standard",), ("frequency", "unified"), ("style", "unified")
@@ -116,6 +118,8 @@ class AcrfSheet(Sheet):
         """The share of free noise levels at the start of a run of the later script."""
         initial, share = number(self.said("l2_initial_ratio")), number(self.said("free_stream_ratio"))
         found = initial if initial is not None else 0.3 if share is None else share
+        # Without a distance at anchors free levels are all that is trained.
+        found = 1.0 if number(self.said("lambda_l1")) == 0 else found
         return min(1.0, found) if switch(self.said("raft_mode")) and share != 0 else 0.0
 
     @property
@@ -132,7 +136,7 @@ class AcrfSheet(Sheet):
         """What the file leaves at that program's defaults, where those are not ours."""
         names = {key.rpartition(".")[2] for key in self.given}
         names |= {f"network_{name}" for name in ("dim", "alpha") if f"network.{name}" in self.given}
-        for option, value in _DEFAULTS.items():
+        for option, value in (_LATER_DEFAULTS if self.is_later else _DEFAULTS).items():
             if option not in names and option in self.known:
                 self.assume(option, value, PROGRAM)
         if "enable_turbo" not in names:
@@ -149,12 +153,19 @@ class AcrfSheet(Sheet):
     def _assume_terms(self, names: set[str]) -> None:
         if "lambda_l1" not in names:
             self.assume("loss_type", "l1", PROGRAM)
+        if "latent_jitter_scale" not in names:
+            self.assume("latent_jitter", 0.01, PROGRAM)
+        if switch(self.said("cfg_training")) and "cfg_training_ratio" not in names:
+            self.assume("cfg_training_ratio", 0.5, PROGRAM)
+        if not {"use_dynamic_shift", "use_dynamic_shifting"} & names:
+            self.conflicts.append(f"use_dynamic_shift, which is on where the file says nothing: {_ONE_SHIFT}")
         for name, (group, weight, default) in LATER_TERMS.items():
             value = default * self.share_of(group, weight) if group else 0.0
             if name not in names and value:
                 self.assume(name, value, PROGRAM)
 
 
+_ONE_SHIFT = "all sizes have one shift, with which Z-Image is sampled (scheduler_shift)"
 LATER_TERMS = {
     "alpha_hf": ("enable_freq", "lambda_freq", 1.0),
     "beta_lf": ("enable_freq", "lambda_freq", 0.2),
@@ -300,6 +311,9 @@ def _scope(sheet: AcrfSheet, key: str) -> None:
 def _term(sheet: AcrfSheet, key: str) -> None:
     name = key.rpartition(".")[2]
     modes, note = TERMS[name]
+    if sheet.is_later and name == "lambda_fft":
+        sheet.skip(key, "that script does not read it")
+        return
     if sheet.is_later and name in LATER_TERMS:
         _later_term(sheet, key, note)
         return
@@ -322,7 +336,7 @@ def _later_term(sheet: AcrfSheet, key: str, note: str) -> None:
     if value is None:
         sheet.refuse(key, f"it is not a number; {name} keeps its default")
     elif not share:
-        sheet.skip(key, f"{group} is off" if is_off(sheet.said(group)) else f"{weight} is 0")
+        sheet.skip(key, f"{group} is off" if sheet.said(group) is not None and is_off(sheet.said(group)) else f"{weight} is 0")
     else:
         times = f"times {share:g}" if share != 1 and value else ""
         sheet.take(key, name, value * share, "; ".join(text for text in (times, note if value else "") if text))
@@ -344,23 +358,17 @@ def _distance(sheet: AcrfSheet, key: str) -> None:
     elif key.endswith("mse"):
         sheet.skip(key, "that script does not read it")
     elif sheet.free_share:
-        sheet.put("free_stream_ratio", 1.0, key)
         sheet.take(key, "loss_type", "l2", "free noise levels alone have a distance there, which is squared")
     else:
         sheet.lose(key, "the distance between velocities always counts 1")
 
 
-@_rule("raft_mode", "l2_milestones")
-def _free_mode(sheet: AcrfSheet, key: str) -> None:
-    sheet.skip(key, "free_stream_ratio holds it" if sheet.free_share else "raft_mode is off")
-
-
-@_rule("free_stream_ratio", "l2_initial_ratio")
+@_rule("raft_mode", "free_stream_ratio", "l2_initial_ratio", "l2_milestones")
 def _free_share(sheet: AcrfSheet, key: str) -> None:
     if not sheet.free_share:
-        sheet.skip(key, "raft_mode is off")
-    elif sheet.decided("free_stream_ratio"):
-        sheet.skip(key, "free_stream_ratio is decided")
+        sheet.skip(key, "it is off" if is_off(sheet.value(key)) else "raft_mode is off")
+    elif not key.endswith("raft_mode"):
+        sheet.skip(key, "raft_mode says what becomes of it")
     else:
         sheet.take(key, "free_stream_ratio", sheet.free_share, "a share of the samples; there all have both, and it weights the second")
 
@@ -433,7 +441,7 @@ def _shift_by_size(sheet: AcrfSheet, key: str) -> None:
     if is_off(sheet.value(key)):
         sheet.skip(key, "one shift for all sizes is what is done")
     else:
-        sheet.lose(key, "all sizes have one shift, with which Z-Image is sampled (scheduler_shift)")
+        sheet.lose(key, _ONE_SHIFT)
 
 
 @_rule("base_shift", "max_shift", "base_seq_len", "max_seq_len")
@@ -480,7 +488,10 @@ def _data_file(sheet: AcrfSheet, key: str) -> None:
 def _folders(sheet: AcrfSheet, key: str) -> None:
     if key not in _SOURCES:
         regular = [source for source in parts if isinstance(source, Mapping)] if isinstance(parts := sheet.value(key), list) else []
-        if regular and switch(sheet.value("reg_dataset.enabled")) is not False:
+        on = switch(sheet.value("reg_dataset.enabled")) is not False
+        if on and len(regular) > 1:
+            sheet.refuse(key, f"{len(regular)} folders go into a dataset_config, one [[datasets.subsets]] with is_reg = true each")
+        elif on and regular:
             sheet.take(key, "reg_data_dir", str(regular[0].get("cache_directory") or ""), "its caches are not read, they are made anew")
         else:
             sheet.skip(key, "reg_dataset.enabled is off" if regular else "it names no folder")
