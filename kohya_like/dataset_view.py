@@ -115,13 +115,19 @@ def _images(count: int) -> str:
     return "1 control image" if count == 1 else f"{count} control images"
 
 
-def look_at(options: RunOptions, output_dir: Path) -> Iterator[str | View]:
-    """Sentences while it scans, then the View. Raises OptionError for folders and sizes that cannot be used."""
+def look_at(options: RunOptions, output_dir: Path, needs_masks: bool = True) -> Iterator[str | View]:
+    """Sentences while it scans, then the View. Raises OptionError for folders and sizes that cannot be used.
+
+    needs_masks: whether masks that are wanted and not there are an error, as for training; where they are made, they are not.
+    """
     said: queue.Queue[str | View | OptionError] = queue.Queue()
 
     def work() -> None:
         try:
-            said.put(_view(options, output_dir, lambda _what, done, _total: said.put(f"{done} images so far …")))
+            view = _view(options, output_dir, lambda _what, done, _total: said.put(f"{done} images so far …"))
+            if needs_masks:
+                scan.check_masks(view.plan.subsets, view.plan.images)
+            said.put(view)
         except OptionError as err:
             said.put(err)
         except OSError as err:

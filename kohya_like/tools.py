@@ -66,7 +66,7 @@ ENDED = ("finished", "failed", "cancelled", "died")
 
 @dataclass(frozen=True)
 class ImageList:
-    """Images that a tool of the Data tab works on, with their caption files: below root, as JSON lines."""
+    """Images that a tool of the Data tab works on, with their caption or mask files, as JSON lines; names are below root."""
 
     root: Path
     text: str
@@ -189,12 +189,15 @@ class ToolBench:
         tool: type[ToolOptions],
         texts: Mapping[str, Any],
         images: ImageList,
+        settled: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Started:
-        """Starts a tool of the Data tab, or lets it wait for a device. environment: secrets, kept nowhere. Raises OptionError."""
+        """Starts a tool of the Data tab, or lets it wait for a device. settled: further options that the page decides. environment:
+        secrets, kept nowhere. Raises OptionError."""
         name = self._new_name(tool)
         path = self._output_dir / FOLDER / name
         settled = {
+            **(settled or {}),
             "image_dir": str(images.root),
             "image_list": str(path / IMAGE_LIST),
             **({HISTORY: name} if HISTORY in tool.settled else {}),

@@ -38,6 +38,7 @@ SPOKEN = [
     *("sd_scripts/schema/model.py", "sd_scripts/schema/memory.py", "sd_scripts/schema/network.py", "sd_scripts/schema/objective.py"),
     *("sd_scripts/schema/output.py", "sd_scripts/schema/anchored_flow.py", "sd_scripts/schema/generate.py"),
     *(f"sd_scripts/dataset/{name}.py" for name in ("buckets", "cache_files", "findings", "images", "pairs", "plan", "scan", "contents")),
+    *("sd_scripts/dataset/masks.py", "sd_scripts/dataset/mask_files.py"),
     *("sd_scripts/runs/early_checks.py", "sd_scripts/runs/schedules.py", "sd_scripts/runs/resume.py"),
     *("sd_scripts/runs/trash.py", "sd_scripts/families/bases.py"),
 ]

@@ -1,4 +1,4 @@
-"""Work on the images of a data set that takes long: captions by a model. Each is a tool's process, see tools.py; the page orders it."""
+"""Work on the images of a data set that takes long: captions and masks by a model. Each is a tool's process (tools.py)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -13,11 +14,13 @@ from sd_scripts.dataset.caption_files import Words
 from sd_scripts.families import TOOLS
 from sd_scripts.schema.captioning import DESCRIBE, KEY_VARIABLE, CaptionImages, CaptionSection
 from sd_scripts.schema.errors import OptionError
+from sd_scripts.schema.masking import MaskImages
 from sd_scripts.schema.tools import ToolOptions
 
 from .. import tools
 from ..context import Context
 from ..notices import check_host
+from . import masks
 from .room import Room
 
 Answer = dict[str, Any]
@@ -49,11 +52,13 @@ def forms(desk: Desk, _order: Mapping[str, Any]) -> Answer:
 
 def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
     """Starts a tool for some images. Where it would send something away, first says what; with the digest of that (known) it starts."""
-    if desk.room.why_fixed:
-        raise OptionError(desk.room.why_fixed)
     tool, texts = DATA_TOOLS.get(str(order.get("tool"))), order.get("texts")
     if tool is None or not isinstance(texts, dict):
         raise OptionError("This is not an order of the page; reload it.")
+    makes_masks = tool is MaskImages
+    why = desk.room.why_no_masks if makes_masks else desk.room.why_fixed
+    if why:
+        raise OptionError(why)
     indices = _indices(desk.room, order)
     key = str(order.get("key") or "").strip()
     leaving = _leaving(desk, tool, texts, indices, bool(key))
@@ -61,7 +66,10 @@ def start(desk: Desk, order: Mapping[str, Any]) -> Answer:
         digest = Words("\n".join(leaving)).version
         if order.get("known") != digest:
             return {"leaving": leaving, "known": digest}
-    started = desk.bench.work_on_images(tool, texts, _listed(desk.room, indices), {KEY_VARIABLE: key})
+    listed = _masks_listed(desk.room, indices) if makes_masks else _listed(desk.room, indices)
+    folder = desk.room.options.dataset.conditioning_data_dir if makes_masks else None
+    settled = {"mask_dir": str(Path(folder).absolute())} if folder else {}
+    started = desk.bench.work_on_images(tool, texts, listed, settled, {KEY_VARIABLE: key})
     desk.context.supervisor.watch()
     return {"run": tools.row(started)}
 
@@ -99,6 +107,23 @@ def _listed(room: Room, indices: list[int]) -> tools.ImageList:
         {"file_name": os.path.relpath(room.paths[index], room.root), "caption_file": os.path.relpath(room.files[index], room.root)}
         for index in indices
     )
+    return tools.ImageList(room.root.absolute(), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _masks_listed(room: Room, indices: list[int]) -> tools.ImageList:
+    """The images that can have masks, with their files. Raises OptionError where none can."""
+    rows = []
+    why = None
+    for index in indices:
+        try:
+            place = masks.place_of(room, index)
+            masks.book_of(room, place)
+        except OptionError as err:
+            why = err
+            continue
+        rows.append({"file_name": os.path.relpath(room.paths[index], room.root), "mask_file": str(place)})
+    if why is not None and not rows:
+        raise why
     return tools.ImageList(room.root.absolute(), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.dataset import captions as rules_of_captions
-from sd_scripts.dataset import triage
+from sd_scripts.dataset import images, triage
 from sd_scripts.dataset.caption_files import Book, CaptionChange, Words, read
 from sd_scripts.dataset.images import BadImage
+from sd_scripts.dataset.mask_files import MaskBook
+from sd_scripts.dataset.pairs import CONTROL_FOLDERS, MASK_FOLDERS, beside
 from sd_scripts.dataset.scan import caption_endings
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.runs import RunOptions
 
 from .. import dataset_view
+from . import masks
 from .captions import rewritten
 from .thumbnails import Thumbnails
 
@@ -44,6 +47,8 @@ class Room:
     options: RunOptions
     root: Path
     book: Book
+    mask_books: list[MaskBook]
+    """Of the folder of masks that the form names, and of root."""
     num_steps: int
     begun: int
     """Bytes of the history of captions before they were read."""
@@ -64,6 +69,15 @@ class Room:
             return f"Some of the images lie outside of {self.root}, such as those of archives; unpack them into a folder to write captions."
         if self.view.plan.options.by_style:
             return "The folder of an image is its style; there are no captions."
+        return ""
+
+    @property
+    def why_no_masks(self) -> str:
+        """Why masks cannot be written here; empty where they can."""
+        if (self.options.dataset.train_data_dir or "").startswith("toy:"):
+            return "A built-in data set is drawn anew when it is changed; add images of your own to draw masks."
+        if not all(path.is_relative_to(self.root) for path in self.paths):
+            return f"Some of the images lie outside of {self.root}, such as those of archives; unpack them into a folder to draw masks."
         return ""
 
     def shown(self, index: int, control: str = "") -> Path | None:
@@ -89,6 +103,7 @@ class Rooms:
         self._is_tidy = False
         self._rooms: OrderedDict[str, Room] = OrderedDict()
         self._books: dict[Path, Book] = {}
+        self._mask_books: dict[Path, MaskBook] = {}
         self._lock = threading.Lock()
 
     def open(self, options: RunOptions) -> Iterator[dict[str, Any]]:
@@ -97,7 +112,7 @@ class Rooms:
         given = options.dataset.train_data_dir
         above = Path(given) if given and Path(given).is_dir() else None
         begun = Book(above).size() if above is not None else 0
-        for seen in dataset_view.look_at(options, self.output_dir):
+        for seen in dataset_view.look_at(options, self.output_dir, needs_masks=False):
             if isinstance(seen, str):
                 yield {"say": seen}
             else:
@@ -108,7 +123,9 @@ class Rooms:
         root = above or Path(os.path.commonpath(folders))
         with self._lock:
             book = self._books.setdefault(root, Book(root))
-        room = Room(view, options, root, book, view.num_steps, begun)
+            roots = [Path(each).absolute() for each in (options.dataset.conditioning_data_dir, root) if each]
+            mask_books = [self._mask_books.setdefault(each, MaskBook(each)) for each in dict.fromkeys(roots)]
+        room = Room(view, options, root, book, mask_books, view.num_steps, begun)
         for image in view.plan.images:
             path = Path(image.path)
             endings = caption_endings(subsets[image.subset].options)
@@ -158,7 +175,7 @@ def as_page(room: Room) -> dict[str, Any]:
                 "caption": image.caption,
                 "class": subset.class_tokens,
                 "controls": [[control.width, control.height] for control in image.controls],
-                "mask": bool(image.mask),
+                "mask": masks.has_mask(room, index),
             }
         )
     model = room.options.model
@@ -174,6 +191,9 @@ def as_page(room: Room) -> dict[str, Any]:
         "length": length,
         "leftOut": len(_left_out(room)),
         "news": room.begun,
+        "maskNews": [0] * len(room.mask_books),
+        "masksAreRead": room.options.dataset.masked_loss,
+        "noMasks": room.why_no_masks,
     }
 
 
@@ -188,7 +208,13 @@ def image_of(room: Room, index: int) -> dict[str, Any]:
     variants = range(SHOWN_VARIANTS if rules.random else 1)
     key = plan.key_of(index)
     shown = dict.fromkeys(rules_of_captions.render(rules, raw, plan.seed, key, variant) for variant in variants)
-    return {"text": words.text, "version": words.version, "shown": list(shown), "file": room.files[index].name}
+    return {
+        "text": words.text,
+        "version": words.version,
+        "shown": list(shown),
+        "file": room.files[index].name,
+        "mask": masks.state_of(room, index),
+    }
 
 
 def write(room: Room, index: int, text: str, version: str) -> dict[str, Any]:
@@ -232,17 +258,41 @@ def change(room: Room, indices: Sequence[int], order: Mapping[str, Any], known: 
     return {"count": len(done), "others": len(others), "texts": _texts(room, done)}
 
 
-def news(room: Room, offset: int) -> dict[str, Any]:
-    """What training reads now where captions were written, by whomever, since the history had so many bytes. Raises OptionError."""
+def news(room: Room, offset: int, of_masks: Sequence[int] = ()) -> dict[str, Any]:
+    """What training reads now where captions were written, by whomever, since the history had so many bytes; and which images have masks,
+    where masks were written since their histories had so many. Raises OptionError."""
     words, now = room.book.news(offset, room.files)
-    return {"news": now, "texts": _texts(room, words)}
+    there, sizes = masks.news(room, of_masks)
+    return {"news": now, "texts": _texts(room, words), "maskNews": sizes, "masks": there}
 
 
 def undo(room: Room) -> dict[str, Any]:
-    """Takes the newest change of captions back. Raises OptionError."""
-    _check_editable(room)
-    what, done, others = room.book.undo()
-    return {"what": what, "count": len(done), "others": len(others), "texts": _texts(room, done)}
+    """Takes the newest change back, of captions or of masks. Raises OptionError."""
+    books: list[Book] = [*([] if room.why_fixed else [room.book]), *([] if room.why_no_masks else room.mask_books)]
+    if not books:
+        _check_editable(room)
+    before = [book.size() for book in room.mask_books]
+    newest = max(books, key=_newest)
+    what, done, others = newest.undo()
+    there, sizes = masks.news(room, before)
+    texts = _texts(room, done) if newest is room.book else {}
+    return {
+        "what": what,
+        "of": newest.noun,
+        "count": len(done),
+        "others": len(others),
+        "texts": texts,
+        "masks": there,
+        "maskNews": sizes,
+    }
+
+
+def _newest(book: Book) -> float:
+    """When the newest change was made that can be taken back; 0 without one."""
+    try:
+        return max((float(line["time"]) for line in book.last()[1]), default=0.0)
+    except OSError as err:
+        raise OptionError(f"{book.history} cannot be read: {err.strerror or err}; nothing can be taken back.") from err
 
 
 def _texts(room: Room, done: Mapping[Path, Words]) -> dict[int, str]:
@@ -283,15 +333,18 @@ def look_through(room: Room, thumbnails: Thumbnails) -> Iterator[dict[str, Any]]
 
 
 def leave_out(room: Room, indices: Sequence[int]) -> int:
-    """Moves images, with their captions, to a hidden folder of the data set, from which they can be brought back. Raises OptionError."""
+    """Moves images, with their captions, masks and control images, to a hidden folder of the data set, from which they can be brought back.
+
+    Raises OptionError.
+    """
     _check(room, indices)
     _check_editable(room)
     gone = {room.paths[index] for index in indices}
     stay = {room.files[index] for index, path in enumerate(room.paths) if path not in gone}
-    for index in indices:
-        for path in (room.paths[index], room.files[index]):
-            if path.is_file() and path not in stay and path.is_relative_to(room.root):
-                _move(path, room.root / LEFT_OUT / path.relative_to(room.root))
+    others = masks.files_beside(room, indices)
+    for path in dict.fromkeys([*(each for index in indices for each in (room.paths[index], room.files[index])), *sorted(others)]):
+        if path.is_file() and path not in stay and path.is_relative_to(room.root):
+            _move(path, room.root / LEFT_OUT / path.relative_to(room.root))
     return len(gone)
 
 
@@ -302,8 +355,18 @@ def bring_back(room: Room) -> int:
         place = room.root / path.relative_to(room.root / LEFT_OUT)
         if not place.exists():
             _move(path, place)
-    left = {path.with_suffix("") for path in _left_out(room)}
-    return len({path.with_suffix("") for path in files} - left)
+    return len(_targets(files) - _targets(_left_out(room)))
+
+
+def _targets(files: Sequence[Path]) -> set[Path]:
+    """Those files that are images of their own, and no captions, masks or control images of others; without their endings."""
+    found = set()
+    for folder in {path.parent for path in files}:
+        inside = sorted(path.name for path in files if path.parent == folder)
+        pictures = [name for name in inside if Path(name).suffix.lower() in images.EXTENSIONS]
+        if not folder.name.startswith((*CONTROL_FOLDERS, *MASK_FOLDERS)):
+            found |= {folder / Path(name).stem for name in beside(pictures, (), with_masks=True).targets}
+    return found
 
 
 def _left_out(room: Room) -> list[Path]:

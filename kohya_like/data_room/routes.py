@@ -19,7 +19,7 @@ from ..context import Context
 from ..datasets import order_of, said
 from ..tabs.train import TrainTab
 from ..tools import ToolBench
-from . import jobs
+from . import jobs, masks
 from . import room as rooms
 
 Answer = dict[str, Any]
@@ -31,6 +31,21 @@ def _indices(order: Mapping[str, Any], room: rooms.Room) -> list[int]:
     return [index for index in given if isinstance(index, int)] if isinstance(given, list) else list(range(len(room.paths)))
 
 
+def _index(order: Mapping[str, Any], room: rooms.Room) -> int:
+    index = order["index"]
+    if not isinstance(index, int) or not 0 <= index < len(room.paths):
+        raise OptionError("The data set has other images now; open it again.")
+    return index
+
+
+def _picture(order: Mapping[str, Any]) -> str | None:
+    """The mask of an order; None takes it away."""
+    picture = order["picture"]
+    if picture is not None and not isinstance(picture, str):
+        raise TypeError
+    return picture
+
+
 def _change(room: rooms.Room, order: Mapping[str, Any]) -> Answer:
     wanted, known = order.get("order"), order.get("known")
     return rooms.change(room, _indices(order, room), wanted if isinstance(wanted, dict) else {}, known if isinstance(known, str) else None)
@@ -40,8 +55,10 @@ _WORK: dict[str, Callable[[rooms.Room, Mapping[str, Any]], Answer]] = {
     "image": lambda room, order: rooms.image_of(room, int(order["index"])),
     "caption": lambda room, order: rooms.write(room, int(order["index"]), str(order.get("text") or ""), str(order.get("version"))),
     "change": _change,
-    "news": lambda room, order: rooms.news(room, int(order["news"])),
+    "news": lambda room, order: rooms.news(room, int(order["news"]), [int(each) for each in order.get("maskNews") or ()]),
     "undo": lambda room, order: rooms.undo(room),
+    "weight": lambda room, order: masks.overlay(room, _index(order, room)),
+    "mask": lambda room, order: masks.write(room, _index(order, room), _picture(order), str(order.get("version"))),
     "leave_out": lambda room, order: {"count": rooms.leave_out(room, _indices(order, room))},
     "bring_back": lambda room, order: {"count": rooms.bring_back(room)},
 }
@@ -120,7 +137,19 @@ def routes(context: Context) -> list[Route]:
         asked = request.query_params
         return await run_in_threadpool(drawn, values["room"], values["index"], asked.get("control", ""), "large" in asked)
 
+    def mask(name: str, index: int) -> Response:
+        try:
+            room = kept.find(name)
+            data = masks.drawn(room, _index({"index": index}, room))
+        except (BadImage, OptionError, OSError) as err:
+            return JsonAnswer({"problem": said(err) if isinstance(err, OptionError) else str(err)}, 409)
+        return Response(data, 200 if data else 204, media_type="image/png", headers={"cache-control": "no-store"})
+
+    async def mask_image(request: Request) -> Response:
+        return await run_in_threadpool(mask, request.path_params["room"], request.path_params["index"])
+
     return [
+        Route("/kl/data/mask/{room}/{index:int}", mask_image),
         Route("/kl/data/open", lines(opened), methods=["POST"]),
         Route("/kl/data/triage", lines(looked), methods=["POST"]),
         Route("/kl/data/image/{room}/{index:int}", image),

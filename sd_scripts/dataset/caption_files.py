@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.files import fsync_directory, one_at_a_time, write_atomically
@@ -68,6 +68,10 @@ def read(file: Path) -> Words:
 class Book:
     """The captions below one folder. Safe to use from several threads and processes."""
 
+    noun: ClassVar[str] = "captions"
+    history_name: ClassVar[str] = HISTORY
+    lock_name: ClassVar[str] = LOCK
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock = threading.Lock()
@@ -75,11 +79,21 @@ class Book:
     @property
     def history(self) -> Path:
         """Every change that was made here, oldest first."""
-        return self.root / HISTORY
+        return self.root / self.history_name
+
+    def read(self, file: Path) -> Words:
+        """What a file holds now. Raises OptionError."""
+        return read(file)
+
+    def _keep(self, file: Path) -> None:
+        """Whatever must be kept of a file before it is written over; the history has the words of a caption."""
+
+    def _put(self, file: Path, text: str) -> None:
+        write_atomically(file, text)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with self._lock, one_at_a_time(self.root, LOCK):
+        with self._lock, one_at_a_time(self.root, self.lock_name):
             yield
 
     def write(self, what: str, changes: Iterable[CaptionChange], order: str | None = None) -> tuple[dict[Path, Words], dict[Path, Words]]:
@@ -95,7 +109,7 @@ class Book:
         done: dict[Path, Words] = {}
         others: dict[Path, Words] = {}
         for change in changes:
-            now = read(change.file)
+            now = self.read(change.file)
             if now.version != change.before:
                 others[change.file] = now
                 continue
@@ -105,15 +119,16 @@ class Book:
             name = change.file.relative_to(self.root).as_posix()
             line = {"time": time.time(), "order": order, "what": what, "file": name, "before": now.text, "after": change.after}
             try:
+                self._keep(change.file)
                 self._note(line)
                 if change.after is None:
                     change.file.unlink(missing_ok=True)
                     fsync_directory(change.file.parent)
                 else:
-                    write_atomically(change.file, change.after)
+                    self._put(change.file, change.after)
             except OSError as err:
                 raise OptionError(
-                    f"{change.file} cannot be written: {err.strerror or err}. {len(done)} captions were changed before it; "
+                    f"{change.file} cannot be written: {err.strerror or err}. {len(done)} {self.noun} were changed before it; "
                     "Undo takes them back."
                 ) from err
             done[change.file] = Words(change.after)
@@ -148,7 +163,7 @@ class Book:
         return orders
 
     def last(self) -> tuple[str, list[dict[str, Any]]]:
-        """The newest order that is still in force, by its name in the history, with its changes; ("", []) for none."""
+        """The newest order that is still in force, by its name in the history, with its changes; ("", []) for none. Raises OSError."""
         orders = self._in_force()
         name = max(orders, key=lambda name: orders[name][-1]["time"], default="")
         return name, orders.get(name, [])
@@ -188,7 +203,7 @@ class Book:
                     said = json_of(line)
                     inside = self._inside(said["file"]) if _is_ours(said) and "file" in said else None
                     found |= {inside} if inside is not None else set()
-            return {each: read(each) for each in files if each in found}, offset + end
+            return {each: self.read(each) for each in files if each in found}, offset + end
 
     def undo(self) -> tuple[str, dict[Path, Words], dict[Path, Words]]:
         """Takes the newest order back where its words still stand: what it was, and as `write`."""

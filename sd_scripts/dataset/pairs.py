@@ -29,7 +29,7 @@ _NUMBERED_FOLDER = re.compile(rf"^({'|'.join(CONTROL_FOLDERS)})_(\d{{1,4}})$")
 _EXTRA = re.compile(r"^(.+)_control(?:_(\d{1,4}))?$")
 _NUMBERED = re.compile(r"^(.+)_(\d{1,4})$")
 _MASK_ENDING = "_mask"
-_MASK_LABEL, _CONDITION_LABEL = "-masklabel", "-condlabel"
+MASK_LABEL, _CONDITION_LABEL = "-masklabel", "-condlabel"
 CACHES = ("_controls", "_latent_cache", "_t_e_cache", "_clip_vision_cache")
 """Folders that ai-toolkit makes inside a data set."""
 
@@ -122,8 +122,8 @@ def beside(names: Iterable[str], has_caption: Collection[str], with_masks: bool)
         match = _EXTRA.match(stem)
         if match and match[1] in stems and stem not in has_caption:
             controls.setdefault(match[1], []).append((int(match[2] or 0), name))
-        elif stem.endswith(_MASK_LABEL) and stem.removesuffix(_MASK_LABEL) in stems:
-            masks[stem.removesuffix(_MASK_LABEL)] = name
+        elif stem.endswith(MASK_LABEL) and stem.removesuffix(MASK_LABEL) in stems:
+            masks[stem.removesuffix(MASK_LABEL)] = name
         elif stem.endswith(_CONDITION_LABEL) and stem.removesuffix(_CONDITION_LABEL) in stems:
             conditions.append(name)
         elif with_masks and stem.removesuffix(_MASK_ENDING) in stems - {stem} and stem not in has_caption:

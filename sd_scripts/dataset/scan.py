@@ -11,7 +11,7 @@ folder or one above it, up to the one that the run names; the class tokens of it
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -55,6 +55,7 @@ def read_dataset(
     On several processes run it on one first: the others then find everything in the index.
     """
     dataset = scan(subsets_of(options, cache_dir), cache_dir, progress, controls)
+    check_masks(dataset.subsets, dataset.images)
     dataset = verify(dataset, cache_dir, progress, num_threads)
     if dataset.bad and options.on_bad_image == "stop":
         raise bad_images_error(dataset.bad)
@@ -112,7 +113,6 @@ def scan(subsets: Subsets, cache_dir: Path, progress: Progress | None = None, co
             images += found
     _check_found(subsets, images, bad)
     _check_pairs(scans, wanted)
-    _check_masks(scans, images)
     if wanted.most:
         warnings += [text for folder in folders.values() if (text := _without_target(folder))]
     if progress is not None:
@@ -144,8 +144,9 @@ def _check_pairs(scans: list[_SubsetScan], wanted: Controls) -> None:
         )
 
 
-def _check_masks(scans: list[_SubsetScan], images: list[ImageInfo]) -> None:
-    own = [walker.subset.options for walker in scans if not walker.subset.is_reg]
+def check_masks(subsets: Sequence[Subset], images: Sequence[ImageInfo]) -> None:
+    """Raises OptionError where masks are wanted and no image has one."""
+    own = [subset.options for subset in subsets if not subset.is_reg]
     sought = any(options.masked_loss for options in own)
     if sought and not any(options.conditioning_data_dir or options.alpha_mask for options in own) and not any(map(_has_mask, images)):
         raise OptionError(

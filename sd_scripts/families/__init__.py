@@ -7,10 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from sd_scripts.schema.captioning import DATA_TOOLS
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.facts import FamilyFacts, Sign
 from sd_scripts.schema.imported import Importer
+from sd_scripts.schema.masking import DATA_TOOLS
 from sd_scripts.schema.predict import PredictOptions
 from sd_scripts.schema.runs import RunOptions
 from sd_scripts.schema.tools import FILE_TOOLS, ToolOptions

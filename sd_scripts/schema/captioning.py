@@ -132,7 +132,3 @@ class CaptionImages(ToolOptions):
     def needs_device(self) -> bool:
         section = self.captions
         return section.endpoint is None and section.caption_model != TOY and section.device == "auto"
-
-
-DATA_TOOLS: tuple[type[ToolOptions], ...] = (CaptionImages,)
-"""Those of the Data tab, for the images of a data set."""

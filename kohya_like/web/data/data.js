@@ -28,20 +28,24 @@ export async function data({ root }) {
   const button = (text, act) => make("button", { type: "button", class: "kl-button", text, disabled: true, onclick: act });
   const again = make("button", { type: "button", class: "kl-button", text: t`Open again`, onclick: () => open() });
   const looks = {
+    undo: button(t`Undo`, undo),
+    masks: button(t`Make masks`, () => openWork(desk, "mask", shownIndices(), (row) => work.show(row))),
     tags: button(t`Tags`, () => tags(desk, (tag) => { search.value = tag; sift(); })),
     proposals: button(t`Find duplicates and blur`, () => proposals(desk, bar, status, { mark, leaveOut })),
   };
   const orders = [
     button(t`Write captions`, () => openWork(desk, "caption", shownIndices(), (row) => work.show(row))),
+    looks.masks,
     button(t`Search and replace`, () => rewrite(desk, shownIndices(), after)),
     looks.tags,
     looks.proposals,
-    button(t`Undo`, undo),
+    looks.undo,
   ];
   const back = make("button", { type: "button", class: "kl-button", hidden: true, onclick: bringBack });
   const grid = makeGrid({ label: t`Images`, cell, choose: (index) => panel.show(index) });
   const work = makeWork(desk, after);
-  const panel = makePanel(desk, { changed: (index) => grid.redraw([index]), step: (by) => grid.step(by), leaveOut });
+  const findMask = (index, texts) => openWork(desk, "mask", [index], (row) => work.show(row), texts);
+  const panel = makePanel(desk, { changed: (index) => grid.redraw([index]), step: (by) => grid.step(by), leaveOut, findMask });
   const empty = make("div", { class: "kl-data-empty", hidden: true });
   bar.root.hidden = true;
   root.append(make("div", { class: "kl-card kl-data-top" },
@@ -89,6 +93,7 @@ export async function data({ root }) {
     all: [t`All images`, () => true],
     bare: [t`Without a caption`, (index) => !desk.texts[index].trim()],
     found: [t`With something to look at`, (index) => findings(index).length > 0],
+    unmasked: [t`Without a mask`, (index) => !desk.known.items[index].mask],
     cut: [t`Cut by more than a tenth`, (index) => desk.known.items[index].frame[2] * desk.known.items[index].frame[3] < 0.9],
   };
 
@@ -108,8 +113,9 @@ export async function data({ root }) {
   search.addEventListener("input", sift);
   only.addEventListener("change", sift);
 
-  // Captions were written, here or by an order: {index: text}.
-  function after(texts) {
+  // Captions and masks were written, here or by an order: {index: text}, {index: whether there is a mask}.
+  function after(texts, masks = {}) {
+    for (const [index, isThere] of Object.entries(masks)) desk.known.items[Number(index)].mask = isThere;
     for (const [index, text] of Object.entries(texts)) desk.texts[Number(index)] = text;
     sift();
     grid.redraw();
@@ -119,8 +125,8 @@ export async function data({ root }) {
   async function undo() {
     const answer = await desk.order("undo", {});
     if (answer.problem) return;
-    say(status, answer.what ? t`Taken back: ${translated(answer.what)} (${plural(answer.count, "caption", "captions")}${answer.others ? t`; ${answer.others} have other words by now and stay` : ""}).` : t`There is nothing to take back.`);
-    after(answer.texts || {});
+    say(status, answer.what ? t`Taken back: ${translated(answer.what)} (${answer.of === "masks" ? plural(answer.count, "mask", "masks") : plural(answer.count, "caption", "captions")}${answer.others ? t`; ${answer.others} were changed since and stay` : ""}).` : t`There is nothing to take back.`);
+    after(answer.texts || {}, answer.masks);
   }
 
   function mark(found) {
@@ -164,7 +170,7 @@ export async function data({ root }) {
     desk.known = has ? last : null;
     desk.marked = new Map();
     desk.texts = has ? last.items.map((item) => item.caption) : [];
-    for (const each of orders) each.disabled = !has || Boolean(last.fixed && each !== looks.tags && each !== looks.proposals);
+    for (const each of orders) each.disabled = !has || Boolean(each === looks.masks ? last.noMasks : each === looks.undo ? last.fixed && last.noMasks : last.fixed && each !== looks.tags && each !== looks.proposals);
     panel.clear();
     back.hidden = !has || !last.leftOut;
     back.textContent = t`Bring back what was left out`;

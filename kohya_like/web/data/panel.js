@@ -2,13 +2,21 @@
 
 import { t } from "../common/language.js";
 import { make, say } from "../common/page.js";
+import { stored, store } from "../common/stored.js";
 import { plural } from "../common/words.js";
 import { aboutTokens } from "./tokens.js";
 
-export function makePanel(desk, { changed, step, leaveOut }) {
+const WEIGHT = "kl.data.weight";
+
+export function makePanel(desk, { changed, step, leaveOut, findMask }) {
   const picture = make("img", { alt: "" });
   const frame = make("span", { class: "kl-data-frame" });
-  const stage = make("div", { class: "kl-data-large" }, picture, frame);
+  const weight = make("img", { class: "kl-data-weight", alt: "", hidden: true });
+  const stage = make("div", { class: "kl-data-large" }, picture, weight, frame);
+  const weighs = make("input", { type: "checkbox", id: "kl-data-weighs" });
+  const mask = make("button", { type: "button", class: "kl-button", text: t`Mask`, "aria-label": t`Draw the mask of the loss`, onclick: () => openEditor() });
+  const masked = make("p", { class: "kl-note", role: "status" });
+  const masks = make("div", { class: "kl-row" }, mask, make("label", { class: "kl-toggle", for: "kl-data-weighs" }, weighs, make("span", { text: t`Show the weight in the loss` })));
   const befores = make("div", { class: "kl-data-befores", hidden: true });
   const after = make("p", { class: "kl-note", text: t`After`, hidden: true });
   const pair = make("div", { class: "kl-data-pair" }, befores, make("div", {}, after, stage));
@@ -20,7 +28,7 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   const shown = make("div", { class: "kl-data-shown" });
   const button = (words, act) => make("button", { type: "button", class: "kl-button", text: words, onclick: act });
   const save = make("button", { type: "button", class: "kl-button kl-strong", text: t`Save caption`, onclick: () => write() });
-  const inside = make("div", { hidden: true }, pair, facts, label, text, told, conflict,
+  const inside = make("div", { hidden: true }, pair, facts, masks, masked, label, text, told, conflict,
     make("div", { class: "kl-row" }, save, button(t`Previous`, () => step(-1)), button(t`Next`, () => step(1)), button(t`Leave out`, () => leaveOut([index]))), shown);
   const none = make("p", { class: "kl-note", text: t`Choose an image to see it large and to write its caption.` });
   const root = make("section", { class: "kl-card kl-data-panel", "aria-label": t`The chosen image` }, none, inside);
@@ -56,12 +64,50 @@ export function makePanel(desk, { changed, step, leaveOut }) {
     stage.style.maxWidth = `${item.size[0]}px`;
     stage.style.setProperty("--kl-ratio", String(item.size[0] / item.size[1]));
     const [left, top, width, height] = item.frame.map((share) => `${(100 * share).toFixed(2)}%`);
-    frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
+    weight.style.cssText = frame.style.cssText = `left:${left};top:${top};width:${width};height:${height}`;
+    showFacts();
+    mask.disabled = Boolean(desk.known.noMasks);
+    text.disabled = save.disabled = Boolean(desk.known.fixed);
+    weigh();
+    await renew();
+  }
+
+  // The mask as training reads it, over what training cuts.
+  weighs.checked = stored(WEIGHT) === true;
+  weighs.addEventListener("change", () => {
+    store(WEIGHT, weighs.checked);
+    weigh();
+  });
+  async function weigh() {
+    const now = index;
+    weight.hidden = true;
+    say(masked, "");
+    if (!weighs.checked || now < 0) return;
+    const answer = await desk.order("weight", { index: now });
+    if (now !== index || answer.problem) return;
+    weight.src = `data:image/png;base64,${answer.picture}`;
+    weight.hidden = false;
+    const shown = (number) => number.toLocaleString(undefined, { maximumFractionDigits: 2 });
+    say(masked, answer.isRead ? t`Weight in the loss from ${shown(answer.lowest)} to ${shown(answer.highest)}, ${shown(answer.mean)} in the mean; tinted is what counts less.` : t`Masked loss is off on the Train tab, so all of the image counts.`);
+  }
+
+  async function openEditor() {
+    const now = index;
+    const { openMask } = await import("./mask.js");
+    await openMask(desk, now, { changed: (state) => {
+      desk.known.items[now].mask = state.there;
+      changed(now);
+      if (now === index) showFacts();
+      weigh();
+    }, find: (texts) => findMask(now, texts) });
+  }
+
+  function showFacts() {
+    const item = desk.known.items[index];
     const share = Math.round(100 * (1 - item.frame[2] * item.frame[3]));
     say(facts, [`${item.name}: ${item.size.join(" x ")}`, t`trained at ${item.bucket.join(" x ")}`, share > 0 ? t`${share} % cut off${desk.known.random ? t`, each time elsewhere` : ""}` : t`nothing cut off`,
-      item.repeats > 1 ? t`${item.repeats} times an epoch` : "", item.controls.length ? t`edit of ${plural(item.controls.length, "image", "images")}` : "", item.mask ? t`with a mask` : "", ...desk.findings(index)].filter(Boolean).join(" · "));
-    text.disabled = save.disabled = Boolean(desk.known.fixed);
-    await renew();
+      item.repeats > 1 ? t`${item.repeats} times an epoch` : "", item.controls.length ? t`edit of ${plural(item.controls.length, "image", "images")}` : "",
+      item.mask ? (desk.known.masksAreRead ? t`with a mask` : t`with a mask that is not read: masked loss is off`) : "", ...desk.findings(index)].filter(Boolean).join(" · "));
   }
 
   // An edit stands beside what it is an edit of, and its caption is the instruction.
@@ -138,7 +184,11 @@ export function makePanel(desk, { changed, step, leaveOut }) {
   }
 
   return {
-    root, show, renew, index: () => index,
+    root, show, index: () => index,
+    async renew() {
+      if (index >= 0) showFacts();
+      await Promise.all([renew(), weigh()]);
+    },
     clear() {
       index = -1;
       kept = text.value.trim();

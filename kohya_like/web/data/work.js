@@ -25,7 +25,7 @@ const keyField = (id) => {
 /**
  * The card of what was started last for the data set that is open.
  * @param {any} desk
- * @param {(texts: Record<string, string>) => void} after is told which captions were written
+ * @param {(texts: Record<string, string>, masks: Record<string, boolean>) => void} after is told which captions and masks were written
  */
 export function makeWork(desk, after) {
   const title = make("h2");
@@ -97,14 +97,15 @@ export function makeWork(desk, after) {
     await renew();
   }
 
-  // Captions that were written since, here or by whomever.
+  // Captions and masks that were written since, here or by whomever.
   async function renew() {
     const room = desk.known && desk.known.room;
     if (!room) return;
-    const said = await post("/kl/data/news", { room, news: desk.known.news });
+    const said = await post("/kl/data/news", { room, news: desk.known.news, maskNews: desk.known.maskNews });
     if (!desk.known || desk.known.room !== room || said.problem) return;
     desk.known.news = said.news;
-    if (Object.keys(said.texts).length) after(said.texts);
+    desk.known.maskNews = said.maskNews;
+    if (Object.keys(said.texts).length + Object.keys(said.masks).length) after(said.texts, said.masks);
   }
 
   async function order(what) {
@@ -135,8 +136,9 @@ export function makeWork(desk, after) {
  * @param {string} name of the tool
  * @param {number[]} indices
  * @param {(row: any) => void} started
+ * @param {Record<string, string | boolean>} given what the form holds already, whatever it held last
  */
-export async function openWork(desk, name, indices, started) {
+export async function openWork(desk, name, indices, started, given = {}) {
   const known = await post("/kl/data/tool/forms", { room: desk.known.room }).catch((error) => ({ problems: [{ message: error.message }] }));
   const status = make("p", { class: "kl-status", role: "status" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
@@ -158,7 +160,8 @@ export async function openWork(desk, name, indices, started) {
       turn();
     });
     if (spec.path) field.node.after(makeBrowse(spec, field.node));
-    field.set(typeof draft[spec.name] === typeof spec.default ? draft[spec.name] : spec.default);
+    const last = spec.name in given ? given[spec.name] : draft[spec.name];
+    field.set(typeof last === typeof spec.default ? last : spec.default);
     fields.set(spec.name, field);
     return field.root;
   };

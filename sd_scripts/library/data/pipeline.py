@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.dataset.instructions import instructions_of_run
+from sd_scripts.dataset.masks import normalised, with_outside
 from sd_scripts.dataset.plan import Plan, SampleRef, caption_of, texts_of_run
 from sd_scripts.dataset.progress import Bars
 from sd_scripts.dataset.scan import Progress
@@ -29,7 +30,7 @@ from .encoding import Encoding, Rows
 from .fill import Job, Tensors, fill, in_groups
 from .prefetch import Prefetcher
 from .styles import StyleDraws, StyleOptions
-from .views import Look, Seen, View, cached_view, control_views, geometry_of, normalised, see, see_control, view_of, with_outside
+from .views import Look, Seen, View, cached_view, control_views, geometry_of, see, see_control, view_of
 
 logger = logging.getLogger(__name__)
 Place = tuple[int, int, int]

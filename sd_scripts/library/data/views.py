@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from sd_scripts.dataset import images
+from sd_scripts.dataset import images, masks
 from sd_scripts.dataset.buckets import Cut, cut_for, rules_of
 from sd_scripts.dataset.draws import fraction_for
 from sd_scripts.dataset.images import BadImage, Pixels
@@ -135,16 +135,14 @@ def facts_of_control(plan: Plan, view: ControlView) -> dict[str, Any]:
 def see(plan: Plan, seed: int, view: View) -> Seen:
     """Decodes, resizes and cuts. Raises TrainingError, naming the file, for an image that has become unreadable."""
     item, cut, options = plan.images[view.image], plan.cut(view.image, view.resolution), plan.subset_of(view.image).options
-    rgb, mask = _decoded(item.path, (item.width, item.height), options.masked_loss and options.alpha_mask)
-    if options.masked_loss and item.mask:
-        try:
-            mask = images.decode_mask(item.mask)
-        except BadImage as err:
-            raise _gone_bad(item.path, err) from err
+    rgb, alpha = _decoded(item.path, (item.width, item.height), masks.reads_alpha(options))
+    try:
+        mask = masks.mask_of(item, options, alpha)
+    except BadImage as err:
+        raise _gone_bad(item.path, err) from err
     pixels = _cut(rgb, cut, view, options.resize_interpolation, seed)
     if mask is not None:
-        # Bilinear also averages when it shrinks; the step down to latent size is by area.
-        mask = images.crop(images.resize(mask, cut.resized, "bilinear"), view.place, cut.bucket)
+        mask = masks.as_cut(mask, cut, view.place)
         mask = images.mirror(mask) if view.mirrored else mask
     return Seen(_scaled(pixels), None if mask is None else torch.from_numpy(np.array(mask, dtype=np.float32)).div_(255)[None])
 
@@ -195,14 +193,3 @@ def _scaled(pixels: Pixels) -> Tensor:
 def mask_at(mask: Tensor, size: tuple[int, int]) -> Tensor:
     """A mask (1, H, W) at latent size (h, w): each value is the mean of the area it stands for."""
     return interpolate(mask[None], size=size, mode="area")[0]
-
-
-def normalised(mask: Tensor) -> Tensor:
-    """The mask divided by its mean, so that small masks count as much as large ones; an empty mask stays empty."""
-    mean = mask.mean()
-    return mask / mean if mean > 0 else mask
-
-
-def with_outside(mask: Tensor, weight: float) -> Tensor:
-    """A mask in [0, 1] as weights in [weight, 1]: what it leaves black counts `weight`, what is white 1."""
-    return weight + (1 - weight) * mask

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from sd_scripts.dataset.masks import normalised, with_outside
 from sd_scripts.families.qwen_edit.model import QwenEdit
 from sd_scripts.families.qwen_edit.options import QwenImageDatasetOptions
 from sd_scripts.library.core.protocols import Batch, Parts
 from sd_scripts.library.data.cache import fingerprint, processor_settings
-from sd_scripts.library.data.views import cached_view, control_views, normalised, see, see_control, with_outside
+from sd_scripts.library.data.views import cached_view, control_views, see, see_control
 from sd_scripts.schema.errors import OptionError
 from sd_scripts.schema.model import Controls
 from tests.forked import forked

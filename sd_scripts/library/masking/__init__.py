@@ -1,0 +1,1 @@
+"""What tells the thing in an image from its ground."""

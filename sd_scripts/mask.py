@@ -1,0 +1,13 @@
+"""Make masks of the loss: from alpha channels, by a segmentation model, or by SAM from a point or a box."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Python puts the folder of this file first on the path; the package is one level above it.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from sd_scripts.library.tools.run import main
+
+    main(tool="mask")
