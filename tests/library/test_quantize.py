@@ -138,10 +138,10 @@ def test_the_linear_layers_of_all_blocks_are_held_in_few_bits_and_no_others(name
 
 
 @cache
-def in_float64(name: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Loss and gradients of the plain network."""
+def in_float64(name: str, seed: int, weights: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Loss and gradients of the plain network, whose weights were rounded to this precision first."""
     plain = tiny(name)
-    plain.backbone.double()
+    plain.backbone.to(weights).double()
     return step(plain, adapted(plain, name, dtype=torch.float64), name, seed)
 
 
@@ -174,10 +174,12 @@ def test_a_base_in_bf16_is_quantised_and_trained_under_autocast(name: str, kind:
     parts.backbone.bfloat16()
     quantize.quantize_network(parts.backbone, kind)
     network = adapted(parts, name)
-    loss, gradient = in_float64(name, seed)
+    # Of the weights that are read: rounding them turns the gradients of some small networks by a third, and quantising by a hundredth.
+    loss, gradient = in_float64(name, seed, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         other, turned = step(parts, network, name, seed)
-    assert torch.isfinite(turned).all() and (turned - gradient).norm() < (OF_GRADIENT[kind] + 0.2) * gradient.norm()
+    off = float((turned - gradient).norm() / gradient.norm())
+    assert torch.isfinite(turned).all() and off < OF_GRADIENT[kind] + 0.2, f"gradient {off:.4f} with seed {seed}"
     assert float(other) == pytest.approx(float(loss), rel=OF_LOSS[kind] + 0.05)
 
 
