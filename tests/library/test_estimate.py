@@ -26,7 +26,7 @@ from sd_scripts.library.memory.forecast import fitting
 from sd_scripts.library.memory.forecast.accounting import META, AsOnDevice, Ledger, backward, bytes_of
 from sd_scripts.library.memory.forecast.answers import ForecastComparison, plan_lines, verdict
 from sd_scripts.library.memory.forecast.estimate import Forecaster
-from sd_scripts.library.memory.forecast.fitting import plan_for
+from sd_scripts.library.memory.forecast.fitting import plan_for, with_values
 from sd_scripts.library.memory.forecast.structure import structure_of
 from sd_scripts.library.memory.forecast.values import CONTEXT, GIB, Bucket, Forecast, Questions
 from sd_scripts.library.memory.forecast.weighing import BlockWeight, Training, weight_of
@@ -324,6 +324,15 @@ def test_a_plan_for_a_machine_with_little_host_ram_says_so_and_takes_what_helps(
     assert not none.fits and "it fits on the card, but the" in " ".join(plan_lines(none))
     assert "too little host RAM" in verdict(replace(sd(options), host_there=GIB), None)
     assert "without previews" in verdict(replace(sd(options), phases=sd(options).phases[:2]), None)
+
+
+def test_a_plan_that_does_not_fit_lists_nothing_that_spares_nothing(sd: Forecaster) -> None:
+    plan = plan_for(CONTEXT, options_of("sd"), sd)
+    assert not plan.fits and plan.steps
+    for needed in plan.steps:
+        values = {name: value for step in plan.steps if step is not needed for name, value in step.options.items()}
+        without = with_values(options_of("sd"), values)
+        assert without is None or sd(without).on_card > plan.forecast.on_card or sd(without).host > plan.forecast.host, needed
 
 
 def test_a_run_that_fits_needs_no_plan(sd: Forecaster) -> None:

@@ -55,7 +55,12 @@ class Ledger(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
+        # AsOnDevice has had its say, and would be asked anew for every shape and stride that is looked at here: most of its calls.
+        with torch._C.DisableTorchFunction():
+            return self._followed(func, args, kwargs or {})
+
+    def _followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the operation gives; what it bears is counted."""
         if _gives_back(func):
             return func(*args, **kwargs)
         key = _asked(func, args, kwargs)

@@ -25,7 +25,7 @@ from sd_scripts.library.train.trained import dtypes_of_run, trained_encoders
 from sd_scripts.schema.runs import RunOptions
 
 from .accounting import rounded
-from .structure import Structure, has_training_adapter, structure_of
+from .structure import has_training_adapter, structure_of
 from .values import GIB, PROCESS, WORKSPACE, Bucket, Forecast, Phase, Questions, phase
 from .weighing import Scales, Training
 
@@ -111,17 +111,13 @@ class Forecaster:
             self._scales[key] = Scales(self._family, self._structure(measured), self._questions, fused)
         return measured, key, self._scales[key]
 
-    def _structure(self, options: RunOptions) -> Callable[[], Any]:
+    def _structure(self, options: RunOptions) -> Parts:
         dtypes = dtypes_of_run(options)
-
-        def make() -> Any:
-            if self._made is not None:
-                return self._made(options, dtypes)
-            found: Structure = structure_of(self._family, options.model, dtypes)
-            self.published = found.published
-            return found.parts
-
-        return make
+        if self._made is not None:
+            return self._made(options, dtypes)
+        found = structure_of(self._family, options.model, dtypes)
+        self.published = found.published
+        return found.parts
 
     def _once(self, key: tuple[str, ...], saying: str, measure: Callable[[], Any]) -> Any:
         if key not in self._found:

@@ -82,7 +82,8 @@ def plan_for(card: int, options: RunOptions, predict: Predict) -> FitPlan:
             if forecast.fits(card):
                 break
     plan = FitPlan(card, options, forecast, tuple(steps))
-    return _told_again(_relaxed(_pruned(plan, asked, predict), predict), asked, predict) if plan.fits else plan
+    plan = _pruned(plan, asked, predict)
+    return _told_again(_relaxed(plan, predict) if plan.fits else plan, asked, predict)
 
 
 def _helps(before: Forecast, after: Forecast, card: int) -> bool:
@@ -97,14 +98,24 @@ def _helps(before: Forecast, after: Forecast, card: int) -> bool:
 
 
 def _pruned(plan: FitPlan, asked: RunOptions, predict: Predict) -> FitPlan:
-    """The plan without changes that later ones have made needless, those that cost most left out first."""
-    for needless in reversed(plan.steps[:-1]):
+    """The plan without changes that later ones have made needless, those that cost most left out first; of a plan that does not fit,
+    without those that spare nothing of what is too little."""
+    for needless in reversed(plan.steps[:-1] if plan.fits else plan.steps):
         kept = [step for step in plan.steps if step is not needless]
         values = {name: value for step in kept for name, value in step.options.items()}
         options = with_values(asked, values)
-        if options is not None and predict(options).fits(plan.card):
-            plan = FitPlan(plan.card, options, predict(options), tuple(kept))
+        if options is None:
+            continue
+        found = predict(options)
+        if found.fits(plan.card) or (not plan.fits and not _helps_in_all(found, plan.forecast, plan.card)):
+            plan = FitPlan(plan.card, options, found, tuple(kept))
     return plan
+
+
+def _helps_in_all(before: Forecast, after: Forecast, card: int) -> bool:
+    """Whether less is needed of what is too little, whichever phase needs it."""
+    host = before.host > before.host_there and before.host > after.host
+    return host or (before.on_card > card and before.on_card > after.on_card)
 
 
 def _relaxed(plan: FitPlan, predict: Predict) -> FitPlan:

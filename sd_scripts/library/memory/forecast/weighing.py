@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -80,16 +81,12 @@ class Scales:
     """Measures one model in one precision. Each measurement takes seconds."""
 
     family: ModelFamily
-    make: Callable[[], Parts]
-    """A new structure of the model, see structure.structure_of."""
+    parts: Parts
+    """The structure of the model, see structure.structure_of."""
     questions: Questions
     fused_attention: bool = True
     """Off for attention_backend math."""
-    parts: Parts = field(init=False)
     _sides: dict[Size, torch.Size] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.parts = self.make()
 
     def _mode(self, precision: torch.dtype | None) -> AsOnDevice:
         return AsOnDevice(precision, self.fused_attention)
@@ -155,12 +152,19 @@ class Scales:
             self.family.decode(self.parts, self.latents(size, batch))
         return int(ledger.peak)
 
+    def _copied(self, options: RunOptions) -> Parts:
+        """The model with copies of the networks that training changes."""
+        encoders = {name: self.parts.text_encoders[name] for name in trained_encoders(options, self.parts)}
+        # At once, since a training adapter knows the layers that it stands on.
+        backbone, encoders, adapter = copy.deepcopy((self.parts.backbone, encoders, self.parts.training_adapter))
+        return replace(self.parts, backbone=backbone, text_encoders={**self.parts.text_encoders, **encoders}, training_adapter=adapter)
+
     def training(self, options: RunOptions, bucket: Bucket) -> Training:
         """What a step of a batch of this bucket takes, all weights on the device and in full.
 
         options: without swapping, quantisation, offloaded activations and compilation.
         """
-        parts = self.make()
+        parts = self._copied(options)
         if options.method == "network":
             targets = self.family.adapter_targets(parts, options.adapter.wants_convolutions)
             # Else each matrix of the adapter would be filled with zeros on the CPU first.
