@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from diffusers import (
     ZImagePipeline,
 )
 from transformers import Qwen3VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from sd_scripts.families import RUNS
 from sd_scripts.library.core.protocols import Parts
@@ -165,14 +167,25 @@ _TEMPLATE = (
 )
 
 
+_PAD = "<|image_pad|>"
+
+
 class Words(Qwen3VLProcessor):
-    """Qwen3-VL's processor for texts alone: what its own makes of images wants torchvision."""
+    """Qwen3-VL's processor: its own wants torchvision for images, which are made into patches by that of Qwen2-VL here."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.chat_template = tokenizer, _TEMPLATE
 
-    def __call__(self, text: list[str], **settings: Any) -> Any:
-        return self.tokenizer(text, **settings)
+    def __call__(self, text: list[str], images: Any = None, **settings: Any) -> Any:
+        if images is None:
+            return self.tokenizer(text, **settings)
+        half = {name: [0.5] * 3 for name in ("image_mean", "image_std")}
+        seen = Qwen2VLImageProcessorPil(patch_size=16, min_pixels=32 * 32, max_pixels=4096**2, **half)(images=images, return_tensors="pt")
+        grids = iter(seen.image_grid_thw.prod(dim=1) // 4)
+        tokens = self.tokenizer([re.sub(re.escape(_PAD), lambda _: _PAD * int(next(grids)), one) for one in text], **settings)
+        tokens.update(seen)
+        tokens["mm_token_type_ids"] = (tokens.input_ids == self.tokenizer.convert_tokens_to_ids(_PAD)).int()
+        return tokens
 
     def apply_chat_template(self, conversation: Any, tokenize: bool, return_dict: bool) -> list[list[int]]:
         assert tokenize and not return_dict

@@ -26,8 +26,8 @@ def a_call(name: str, parts: Parts, size: int = 2, side: int = 64, seed: int = 0
             conditions: list[Condition] = [{"text": rows[: 7 + index], "control_0": control} for index in range(len(prompts))]
         else:
             conditions = [{**found, **family.size_condition(geometry)} for found in family.encode_prompts(parts, prompts)]
-            if name == "flux3":
-                # Some of its blocks compute for reference images alone.
+            if name in ("flux3", "qwen_image21"):
+                # Some blocks of one compute for reference images alone, and those of the other part the text there.
                 conditions = [{**found, "control_0": torch.randn(shape, generator=random)} for found in conditions]
     x_t = torch.randn(len(prompts), *shape, generator=random)
     return x_t, torch.rand(len(prompts), generator=random), conditions

@@ -22,7 +22,7 @@ from sd_scripts.schema.files import write_atomically
 from tests.small_models import model_given
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_losses.json"
-EDITING = ("qwen_edit", "flux2", "flux3", "kontext")
+EDITING = ("qwen_edit", "flux2", "flux3", "kontext", "qwen_image21")
 """Families that train on pairs."""
 SETTINGS = (
     "--resolution 64 --min_bucket_reso 32 --learning_rate 1e-3 --max_train_steps 6 --train_batch_size 2 --seed 11 "
@@ -52,7 +52,7 @@ def losses(kind: tuple[str, str], folder: Path) -> list[float]:
     model = model_given(*kind, folder / "base")
     argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in model.items()]
     argv += ["--train_data_dir", str(folder / "images"), "--bucket_reso_steps", str(max(16, family.grid))]
-    if kind[0] in ("flux2", "flux3", "kontext"):
+    if kind[0] in EDITING[1:]:
         argv += ["--control_resolution", "64"]
     if kind[0] == "zimage":
         # Plain flow matching, its default, is held by the other families.

@@ -39,7 +39,7 @@ PREVIEW = Preview("image 3, tag1", "", 64, 64, 7, 4, 1.0)
 KINDS = list(RUNS)
 SHARDED = [("flux", "network"), ("qwen_edit", "network"), ("zimage", "network")]
 LONG = pytest.mark.long
-EDITING = ("qwen_edit", "flux2", "flux3", "kontext")
+EDITING = ("qwen_edit", "flux2", "flux3", "kontext", "qwen_image21")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def ambitious(kind: Runs) -> dict[str, Any]:
         "sample_at_first": None,
         "output_name": "trained",
     }
-    if kind.family in ("flux2", "flux3", "kontext"):
+    if kind.family in EDITING[1:]:
         options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"sample_steps": 1, "sample_sampler": "euler", "ode_integration_steps": 2, "caption_dropout_rate": 0.2}
@@ -285,7 +285,7 @@ def test_two_processes_train_what_one_with_twice_the_batch_trains(kind: Runs, tm
     if kind.method == "scratch":
         # Each process draws its own dropout, and weights that are drawn are not small.
         options |= {"learning_rate": 0.02, **({"unet_dropout": 0.0} if kind.family == "lgt" else {"text_dropout": 0.0})}
-    if kind.family in ("flux2", "flux3", "kontext"):
+    if kind.family in EDITING[1:]:
         options["control_resolution"] = 64
     if kind.family == "lgt":
         options |= {"swd_pooling": "sample", "no_sample_at_first": True, "sample_steps": 1}

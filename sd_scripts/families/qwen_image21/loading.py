@@ -14,6 +14,7 @@ from diffusers import AutoencoderKLQwenImage21
 
 from sd_scripts.families.common import transformer_loading as transformer
 from sd_scripts.families.common.double_stream_original import count
+from sd_scripts.families.common.editing import AREA, control_area
 from sd_scripts.families.common.original_unet import Stored
 from sd_scripts.families.common.qwen3vl import QWEN3VL_PART, WORDS
 from sd_scripts.families.common.qwen3vl_signs import TEXT_ENCODER
@@ -102,6 +103,11 @@ LOADER = Loader(
     same=("attention_head_dim", "num_attention_heads"),
     untold=("axes_dims_rope", "eps", "causal_condition"),
     problems=_problems,
-    settings=lambda options, base: {"max_token_length": options.max_token_length, "model_version": SPEC.label},
+    settings=lambda options, base: {
+        "max_token_length": options.max_token_length,
+        "model_version": SPEC.label,
+        "area": AREA,
+        "control_area": control_area(options),
+    },
     also=("processor/preprocessor_config.json", "processor/video_preprocessor_config.json"),
 )

@@ -1,7 +1,8 @@
-"""Qwen-Image-2.1: how it reads captions and denoises. Its latents have 64 channels and are tokens as they are.
+"""Qwen-Image-2.1: how it reads captions, edits and denoises. Its latents have 64 channels and are tokens as they are.
 
-Text and image are one sequence: each text token sees those before it, and is as if at time 0; image tokens see all. Shapes: B samples,
-h w latent sides (a sixteenth of H W, the image's), N = h w image tokens, L text tokens, D text width.
+Text, reference images and image are one sequence: each text token sees those before it, tokens of a reference also their own image, and
+both are as if at time 0; the image's tokens see all. Shapes: B samples, h w latent sides (a sixteenth of H W, the image's), L text tokens,
+D text width.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import AutoencoderKLQwenImage21
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimensions
+from PIL import Image
 from torch import Tensor
 
 from sd_scripts.families.common import structures
 from sd_scripts.families.common.comfyui_levels import Graph, exponential_shift
 from sd_scripts.families.common.double_stream import linear_layers
+from sd_scripts.families.common.editing import AREA, EditingTransformerFamily, controls_of
 from sd_scripts.families.common.images import in_tiles, posterior_mean
-from sd_scripts.families.common.qwen3vl import states_before_norm, tell_of_cut, tiny_qwen3vl
+from sd_scripts.families.common.qwen3vl import PAD, states_before_norm, tell_of_cut, tiny_qwen3vl
 from sd_scripts.families.common.tiny import tiny_parts
 from sd_scripts.families.common.tiny_words import tiny_qwen_tokenizer
 from sd_scripts.families.common.transformer_loading import Loader, scheduler_in
-from sd_scripts.families.common.transformers import TransformerFamily, given_first, in_groups
+from sd_scripts.families.common.transformers import given_first, in_groups
 from sd_scripts.library.core.protocols import Condition, Parts, dtype_of
+from sd_scripts.schema.model import MAX_CONTROLS
 
 from .loading import LOADER, SPEC
 from .network import QwenImage21Network
@@ -31,15 +37,18 @@ from .options import QwenImage21ModelOptions
 SYSTEM = "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
 """Rows of these tokens are read by the captions' and not given to the transformer (diffusers, pipeline_qwenimage21.py)."""
 BEFORE, AFTER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+START, END = "<|vision_start|>", "<|vision_end|>"
 
 
-class QwenImage21(TransformerFamily):
-    """The Qwen-Image-2.1 family; see protocols.ModelFamily."""
+class QwenImage21(EditingTransformerFamily):
+    """The Qwen-Image-2.1 family; see protocols.EditingFamily."""
 
     name: ClassVar[str] = "qwen_image21"
     grid: ClassVar[int] = QwenImage21ModelOptions.grid
     loader: ClassVar[Loader] = LOADER
     latent: ClassVar[tuple[int, int]] = (64, 16)
+    most_controls: ClassVar[int] = MAX_CONTROLS
+    reader: ClassVar[str] = "te1"
 
     def tiny(self) -> Parts:
         """See protocols.ModelFamily."""
@@ -56,11 +65,12 @@ class QwenImage21(TransformerFamily):
             # As they are drawn, the gates are nearly closed, and nothing is seen of what the blocks do.
             for layer in (networks["backbone"].modulation[1], networks["backbone"].proj_out):
                 torch.nn.init.normal_(layer.weight, std=0.3)
-        return tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), {"max_token_length": 512, "model_version": SPEC.label})
+        settings = {"max_token_length": 512, "model_version": SPEC.label, "area": AREA, "control_area": AREA}
+        return tiny_parts(networks, {"te1": tokenizer}, scheduler_in(SPEC.configs), settings)
 
     def texts_like(self, parts: Parts, caption: str, batch: int, num_controls: int) -> list[Condition]:
         """text, as long as the captions and what of the template stands around them; see protocols.ModelFamily."""
-        length = min(parts.settings["max_token_length"], structures.num_tokens(caption)) + 8
+        length = min(parts.settings["max_token_length"], structures.num_tokens(caption)) + 8 + 6 * num_controls
         return structures.texts_of(parts, batch, {"text": (length, parts.backbone.config.context_in_dim)})
 
     def read_like(self, parts: Parts, name: str, caption: str, batch: int) -> Tensor:
@@ -71,18 +81,43 @@ class QwenImage21(TransformerFamily):
     def encode_prompts(self, parts: Parts, captions: Sequence[str], encoders: Collection[str] | None = None) -> list[Condition]:
         """Text part of each caption's condition, text (L, D), in the encoder's precision: the states after Qwen3-VL's last layer, before
         its last norm, without the rows of the system's part. Each caption is encoded alone. Runs with gradient when grad mode is on."""
+        return [{"text": rows} for rows in self._read(parts, (), captions)]
+
+    def encode_instructions(self, parts: Parts, controls: Sequence[Tensor], captions: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """Nothing that instructions share, and the rows of each, which have seen the control images; see EditingFamily. Where Qwen3-VL has
+        an image there are no rows: the transformer has its latents there."""
+        encoder = parts.text_encoders[self.reader]
+        nothing = torch.zeros(0, parts.backbone.config.context_in_dim, device=parts.bring(encoder), dtype=dtype_of(encoder))
+        return nothing, self._read(parts, controls, captions)
+
+    def _read(self, parts: Parts, images: Sequence[Tensor], captions: Sequence[str]) -> list[Tensor]:
+        """The rows (L, D) of captions on these images."""
         tokenizer, limit = parts.tokenizers["te1"], parts.settings["max_token_length"]
         start, closing = len(tokenizer(SYSTEM).input_ids), tokenizer(AFTER).input_ids
-        lead = len(tokenizer(SYSTEM + BEFORE).input_ids)
-        conditions = []
+        # Two images are apart by a blank.
+        shown = " ".join(f"<image{number}>{START}{PAD}{END}" for number in range(1, len(images) + 1))
+        lead = len(tokenizer(SYSTEM + BEFORE + shown).input_ids)
+        found = []
         for caption in captions:
-            # diffusers reads a blank for nothing.
-            ids = tokenizer(SYSTEM + BEFORE + (caption or " ")).input_ids
+            # diffusers reads a blank for nothing. Where an image stands is not for captions to say.
+            ids = tokenizer(SYSTEM + BEFORE + shown + (caption.replace(PAD, "") or " ")).input_ids
             if len(ids) > lead + limit:
                 tell_of_cut(limit)
-            states = states_before_norm(parts, "te1", ids[: lead + limit] + closing)
-            conditions.append({"text": states[start:]})
-        return conditions
+            found.append(states_before_norm(parts, "te1", ids[: lead + limit] + closing, images)[start:])
+        return found
+
+    def control_size(self, parts: Parts, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) at which a reference image of this size is seen: of about the area, in its own aspect ratio."""
+        width, height, _ = calculate_dimensions(parts.settings["control_area"], size[0] / size[1])
+        return max(self.grid, width), max(self.grid, height)
+
+    def control_pixels(self, parts: Parts, image: Any) -> Tensor:
+        """A reference image as VAE and Qwen3-VL get it, (3, H, W) in [-1, 1]; what is transparent stands on white."""
+        (width, height), drawn = self.control_size(parts, image.size), image.convert("RGBA")
+        opaque = Image.new("RGB", drawn.size, "white")
+        opaque.paste(drawn, mask=drawn.getchannel("A"))
+        pixels: Tensor = VaeImageProcessor(vae_scale_factor=16).preprocess(opaque, height=height, width=width)
+        return pixels[0]
 
     @torch.no_grad()
     def encode_images(self, parts: Parts, pixels: Tensor) -> Tensor:
@@ -109,21 +144,26 @@ class QwenImage21(TransformerFamily):
     def denoise(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
         """The network's velocity noise - x0 at canonical times t (B,); same shape as x_t (B, 64, h, w), float32.
 
-        Samples whose texts have one length go together, because the image's place on the axis of time is behind the text. Times reach their
-        embedding in float32, whatever the precision of the network.
+        Samples whose texts have one length and whose reference images have the same sizes go together, because places on the axis of time
+        follow from those. Times reach their embedding in float32, whatever the precision of the network.
         """
         parts.bring(parts.backbone)
-        return in_groups(parts.backbone, x_t, t, conditions, lambda one: len(one["text"]), lambda *samples: self._alike(parts, *samples))
+
+        def key(condition: Condition) -> tuple[int, ...]:
+            return len(condition["text"]), *(side for control in controls_of(condition) for side in control.shape)
+
+        return in_groups(parts.backbone, x_t, t, conditions, key, lambda *samples: self._alike(parts, *samples))
 
     def _alike(self, parts: Parts, x_t: Tensor, t: Tensor, conditions: Sequence[Condition]) -> Tensor:
-        """The velocity of samples whose texts have one length."""
-        network, (height, width) = parts.backbone, x_t.shape[-2:]
+        """The velocity of samples whose texts have one length, and whose reference images have the same sizes."""
+        network = parts.backbone
         text = torch.stack([condition["text"] for condition in conditions]).to(x_t.device, dtype_of(network))
+        references = [torch.stack(same).to(x_t.device) for same in zip(*map(controls_of, conditions), strict=True)]
         t = t.to(x_t.device, torch.float32)
         exact = torch.cat([t, t.new_zeros(1)]) if network.config.causal_condition else t
         with given_first(network.time_text_embed.time_proj, exact):
-            prediction: Tensor = network(x_t.flatten(2).transpose(1, 2).to(text.dtype), text, t, (height, width))
-        return prediction.float().transpose(1, 2).reshape(x_t.shape)
+            prediction: Tensor = network([*references, x_t], text, t, _before(parts, len(references)))
+        return prediction.float()
 
     def comfyui(self, parts: Parts) -> Graph:
         """See ScheduledFamily."""
@@ -136,6 +176,16 @@ class QwenImage21(TransformerFamily):
             "backbone": linear_layers(parts.backbone, lambda path: path.startswith("transformer_blocks.")),
             "te1": linear_layers(parts.text_encoders["te1"], lambda path: "language_model.layers." in path),
         }
+
+
+def _before(parts: Parts, count: int) -> list[int]:
+    """How many rows of a text stand before each of its reference images."""
+    tokenizer, text, found = parts.tokenizers["te1"], BEFORE, []
+    for number in range(1, count + 1):
+        text += f"<image{number}>{START}"
+        found.append(len(tokenizer(text).input_ids))
+        text += f"{END} "
+    return found
 
 
 def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,19 +6,20 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sd_scripts.schema.fields import NotNegative, Positive, Show
+from sd_scripts.schema.dataset import PairDatasetOptions
+from sd_scripts.schema.fields import NotNegative, Positive, Show, Side
 from sd_scripts.schema.memory import FullMemoryOptions
-from sd_scripts.schema.model import EncoderDevicesOptions, FewStepModelOptions, file_name
+from sd_scripts.schema.model import MAX_CONTROLS, Controls, EncoderDevicesOptions, FewStepModelOptions, file_name
 from sd_scripts.schema.network import BlocksNetworkOptions, TransformerFullOptions
 from sd_scripts.schema.objective import FlowObjectiveOptions, SizeShift
 from sd_scripts.schema.optimizer import FullOptimizerOptions
 from sd_scripts.schema.output import AdapterOutputOptions, ModelOutputOptions
 from sd_scripts.schema.runs import RunOptions
-from sd_scripts.schema.samples import FlowSampleOptions
+from sd_scripts.schema.samples import EditSampleOptions
 
 
 class QwenImage21ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
-    """The Qwen-Image-2.1 base model, here for text to image."""
+    """The Qwen-Image-2.1 base model: text to image, and editing with reference images."""
 
     grid: ClassVar[int] = 32
 
@@ -30,8 +31,21 @@ class QwenImage21ModelOptions(FewStepModelOptions, EncoderDevicesOptions):
     base model."""
     max_token_length: Annotated[int, Field(ge=16, le=4096)] = 512
     """Tokens of a caption that are read, besides those of the template around it."""
+    control_resolution: Annotated[Side | None, Show(unit="px")] = None
+    """Reference images are shown to the VAE and to the text encoder at about the area of a square of this side, each in its own aspect
+    ratio. None takes 1024; less saves memory and time."""
     text_encoder_quantization: Literal["none", "qint8", "qfloat8"] = "none"
     """Hold the text encoder in 8 bits, which halves its memory while captions are encoded."""
+
+    @property
+    def controls(self) -> Controls:
+        """See ModelOptions."""
+        return Controls(0, MAX_CONTROLS, "Qwen-Image-2.1")
+
+    @property
+    def control_side(self) -> int | None:
+        """See ModelOptions."""
+        return self.control_resolution
 
     def header_values(self) -> dict[str, object]:
         """See ModelOptions."""
@@ -52,7 +66,7 @@ class QwenImage21FlowObjectiveOptions(FlowObjectiveOptions):
     """The s in t' = s t / (1 + (s - 1) t) for timestep_sampling = shift and sigma; above 1 trains more on noisy times."""
 
 
-class QwenImage21SampleOptions(FlowSampleOptions):
+class QwenImage21SampleOptions(EditSampleOptions):
     """Previews of a Qwen-Image-2.1 model, shifted by the image's size unless a scheduler is chosen."""
 
     sample_steps: Annotated[int, Field(ge=1, le=1000)] = 40
@@ -75,6 +89,7 @@ class _QwenImage21Run(RunOptions):
     family: ClassVar[str] = "qwen_image21"
 
     model: QwenImage21ModelOptions
+    dataset: PairDatasetOptions
     objective: QwenImage21FlowObjectiveOptions = QwenImage21FlowObjectiveOptions()
     samples: QwenImage21SampleOptions = QwenImage21SampleOptions()
 

@@ -1,4 +1,5 @@
-"""Qwen-Image-2.1 beside diffusers: the texts, the network's call, the pipeline, batches of mixed texts, the shift, the VAE."""
+"""Qwen-Image-2.1 beside diffusers: the texts, the network's call, the pipeline with and without reference images, mixed batches, the shift,
+the VAE."""
 
 import math
 
@@ -64,6 +65,91 @@ def test_the_network_is_called_as_diffusers_calls_it(parts):
         ).sample[:, -24:]
         found = QWEN.denoise(parts, x, t, [condition])
     assert torch.allclose(found.flatten(2).transpose(1, 2), wanted, atol=1e-5)
+
+
+def image(width: int, height: int, seed: int, mode: str = "RGB") -> Image.Image:
+    channels = len(mode)
+    numbers = torch.randint(0, 256, (height, width, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return Image.fromarray(numbers.numpy(), mode)
+
+
+def small_references() -> Parts:
+    parts = QWEN.tiny()
+    parts.settings["control_area"] = 128 * 128
+    return parts
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_instructions_are_read_and_the_network_is_called_as_diffusers_does_it(count):
+    parts, x, t = small_references(), torch.randn(1, 64, 4, 6), torch.rand(1)
+    pipeline = pipeline_of(parts)
+    controls = [QWEN.control_pixels(parts, image(90 + 60 * number, 100, number)) for number in range(count)]
+    with torch.no_grad():
+        shown = [
+            pipeline.image_processor.resize(image(90 + 60 * n, 100, n), control.shape[1], control.shape[2])
+            for n, control in enumerate(controls)
+        ]
+        text, _, slots = pipeline.encode_prompt(CAPTIONS[1], image=shown)
+        latents = [QWEN.encode_images(parts, control[None]) for control in controls]
+        sides = [(1, *latent.shape[-2:]) for latent in (*latents, x)]
+        wanted = QwenImage21Transformer2DModel.forward(
+            parts.backbone,
+            hidden_states=torch.cat([latent.flatten(2).transpose(1, 2) for latent in (*latents, x)], dim=1),
+            encoder_hidden_states=text,
+            timestep=t,
+            img_shapes=[sides],
+            img_mask=torch.cat([slots, torch.ones(1, 6, dtype=torch.bool)], dim=1),
+        ).sample[:, -24:]
+        shared, (rows,) = QWEN.encode_instructions(parts, controls, CAPTIONS[1:2])
+        named = {f"control_{number}": latent[0] for number, latent in enumerate(latents)}
+        found = QWEN.denoise(parts, x, t, [{"text": torch.cat([shared, rows]), **named}])
+    assert torch.allclose(rows, text[0][~slots[0]], atol=1e-5)
+    assert torch.allclose(found.flatten(2).transpose(1, 2), wanted, atol=1e-5)
+
+
+def test_samples_with_other_reference_images_in_a_batch_are_as_each_alone():
+    parts, x, t = small_references(), torch.randn(4, 64, 4, 6), torch.rand(4)
+    controls = [QWEN.control_pixels(parts, image(*size, 5)) for size in ((64, 64), (150, 100))]
+    conditions = []
+    with torch.no_grad():
+        for seen in ([], controls[:1], controls[1:], controls):
+            _, (rows,) = QWEN.encode_instructions(parts, seen, CAPTIONS[:1])
+            latents = {f"control_{number}": QWEN.encode_images(parts, one[None])[0] for number, one in enumerate(seen)}
+            conditions.append({"text": rows, **latents})
+        together = QWEN.denoise(parts, x, t, conditions)
+        alone = torch.cat([QWEN.denoise(parts, x[row : row + 1], t[row : row + 1], conditions[row : row + 1]) for row in range(4)])
+        without = QWEN.denoise(parts, x, t, conditions[:1] * 4)
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert [torch.allclose(a, b, atol=1e-3) for a, b in zip(together, without)] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("cfg_scale", [1.0, 3.0])
+def test_a_preview_with_reference_images_is_what_the_pipeline_draws(cfg_scale):
+    parts, given = small_references(), (image(150, 100, 1), image(40, 90, 2))
+    request = Preview(CAPTIONS[1], "blur", 96, 64, seed=3, steps=3, cfg_scale=cfg_scale, controls=given)
+    with torch.no_grad():
+        wanted = pipeline_of(parts)(
+            image=list(given),
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt if cfg_scale > 1 else None,
+            true_cfg_scale=cfg_scale,
+            width=96,
+            height=64,
+            num_inference_steps=3,
+            generator=[torch.Generator().manual_seed(3)],
+            output_type="pt",
+            output_resolution=128,
+        ).images
+        found = QWEN.render(parts, [request])
+    on_white = 1 - (1 - wanted[:, :3]) * wanted[:, 3:]
+    assert torch.allclose(found, 2 * on_white - 1, atol=1e-4)
+
+
+def test_what_is_transparent_in_a_reference_image_stands_on_white():
+    parts, drawn = small_references(), image(128, 128, 4, "RGBA")
+    white = Image.new("RGBA", drawn.size, "white")
+    white.alpha_composite(drawn)
+    assert (QWEN.control_pixels(parts, drawn) - QWEN.control_pixels(parts, white)).abs().max() <= 2 / 127.5
 
 
 def test_texts_of_different_lengths_in_a_batch_are_as_each_alone(parts):
