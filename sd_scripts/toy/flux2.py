@@ -1,8 +1,8 @@
 """Train the toy FLUX.2 Klein base: a real pipeline, small; scenes of the world without teal.
 
-Not run to its end yet, so nothing of it is stored. Knows how Klein is conditioned. Its text encoder is taught to read first (reading.py)
-and then frozen. Its VAE is the common one with every latent channel twice, so that there are the 32 of FLUX.2: nothing of it is trained.
-The loop: pretraining.py. Files: build.py.
+Knows how Klein is conditioned. Its text encoder is taught to read first (reading.py) and then frozen. Its VAE is the common one, whose 16
+channels are half of FLUX.2's: of twice as many a transformer of this width carried little but noise. The loop: pretraining.py. Files:
+build.py.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ OUT_LAYERS = (1, 2, 3)
 """States of the Qwen3 that the transformer reads: after a quarter, a half and three quarters of its layers."""
 
 _WIDTH = 64
+SETTINGS = FlowSettings(
+    num_steps=5000,
+    num_full_steps=1200,
+    dropout_fraction=0.05,
+    other_word_fraction=0.1,
+    other_color_fraction=0.05,
+    short_caption_fraction=0.05,
+    capital_fraction=0.1,
+    # Where the pipeline's twelve steps are: half of them are above 0.87, none is below 0.38.
+    time_mean=2.0,
+    time_deviation=1.4,
+    num_late_steps=1500,
+)
+"""How the transformer is trained. Captions that say less than all are rarer than elsewhere: the encoder knows them already."""
 _NUM_TAUGHT = 16
 """Tokens at the end of a text that are taught what it names: those behind the longest caption, padding among them."""
 
 
-# Shapes: B samples, C = 32 latent channels, h w latent sides, N = h/2 * w/2 image tokens of 4C numbers, L text tokens, D = 64 text width.
+# Shapes: B samples, C = 16 latent channels, h w latent sides, N = h/2 * w/2 image tokens of 4C numbers, L text tokens, D = 64 text width.
 
 
 @torch.no_grad()
-def doubled(vae: AutoencoderKL, seed: int) -> AutoencoderKLFlux2:
-    """A VAE of FLUX.2's kind that has each latent channel of this one twice; where it decodes, it takes their mean."""
-    c = vae.config
-    names = ("block_out_channels", "layers_per_block", "norm_num_groups", "sample_size")
-    new = AutoencoderKLFlux2(latent_channels=2 * c.latent_channels, **{name: c[name] for name in names})
-    made = dict(vae.state_dict())
-    n = c.latent_channels
-    # Moments are means, then logarithms of variances; the first convolution after the encoder is kept, in blocks.
-    rows = torch.cat([torch.arange(n), torch.arange(n), torch.arange(n, 2 * n), torch.arange(n, 2 * n)])
-    for kind in ("weight", "bias"):
-        made[f"encoder.conv_out.{kind}"] = made[f"encoder.conv_out.{kind}"][rows]
-        made[f"quant_conv.{kind}"] = made[f"quant_conv.{kind}"][rows]
-    # Of two equal inputs each counts half.
-    made["quant_conv.weight"] = made["quant_conv.weight"][:, rows] / 2
-    made["post_quant_conv.weight"] = torch.cat([made["post_quant_conv.weight"]] * 2, dim=1) / 2
-    made["post_quant_conv.weight"] = torch.cat([made["post_quant_conv.weight"]] * 2, dim=0)
-    made["post_quant_conv.bias"] = torch.cat([made["post_quant_conv.bias"]] * 2)
-    made["decoder.conv_in.weight"] = torch.cat([made["decoder.conv_in.weight"]] * 2, dim=1) / 2
-    new.load_state_dict(made | {key: value for key, value in new.state_dict().items() if key.startswith("bn.")})
+def as_squares(vae: AutoencoderKL, seed: int) -> AutoencoderKLFlux2:
+    """The same VAE as one of FLUX.2's kind, which knows mean and variance of squares of 2 x 2 latents of the world's images."""
+    config = vae.config
+    names = ("block_out_channels", "layers_per_block", "norm_num_groups", "sample_size", "latent_channels")
+    new = AutoencoderKLFlux2(**{name: config[name] for name in names})
+    new.load_state_dict(vae.state_dict() | {key: value for key, value in new.state_dict().items() if key.startswith("bn.")})
     squares = []
     for index, (width, height) in enumerate(worlds.sizes_of("flux2")):
         images = [worlds.draw(worlds.TRAINED[n], width, height, worlds.rng_for(seed, index, n)) for n in range(40)]
@@ -83,15 +84,15 @@ def new_transformer(seed: int) -> Flux2Transformer2DModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Flux2Transformer2DModel(
+            in_channels=4 * autoencoder.LATENT_CHANNELS,
             num_layers=1,
             num_single_layers=2,
-            # 128 numbers of noise a token must find their way through: at a width of 96 the loss stayed at 0.97.
-            attention_head_dim=24,
-            num_attention_heads=6,
+            attention_head_dim=32,
+            num_attention_heads=4,
             mlp_ratio=1.0,
             joint_attention_dim=3 * _WIDTH,
             timestep_guidance_channels=64,
-            axes_dims_rope=(6, 6, 6, 6),
+            axes_dims_rope=(8, 8, 8, 8),
             guidance_embeds=False,
         )
 
@@ -116,13 +117,10 @@ def _places(rows: int, columns: int, length: int) -> Tensor:
     return torch.cartesian_prod(torch.zeros(1, dtype=torch.long), torch.arange(rows), torch.arange(columns), torch.arange(length))
 
 
-def loss_of(
-    transformer: Flux2Transformer2DModel, encoder: Qwen3Model, tokenizer: Qwen2Tokenizer, batch: ToyBatch, settings: FlowSettings
-) -> Tensor:
+def loss_of(transformer: Flux2Transformer2DModel, read: reading.Read, batch: ToyBatch, settings: FlowSettings) -> Tensor:
     """Mean squared error of the predicted velocity, a scalar; the batch's latents are squares. Its conditions are whether captions get a
-    capital."""
-    with torch.no_grad():
-        text = encode_captions(encoder, tokenizer, pretraining.with_capitals(batch.captions, batch.conditions[:, 0].tolist()))
+    capital. read: see encode_captions."""
+    text = read(pretraining.with_capitals(batch.captions, batch.conditions[:, 0].tolist()))
     t = pretraining.logit_normal(batch.u, settings.time_mean, settings.time_deviation)
     x_t = torch.lerp(batch.latents, batch.noise, t[:, None, None, None])
     v = transformer(
@@ -138,7 +136,7 @@ def loss_of(
 
 def train_flux2(common: AutoencoderKL, settings: FlowSettings, seed: int, saved: Path | None = None) -> Flux2KleinPipeline:
     """A pipeline trained from nothing but the common VAE, on images of the known colours; see pretraining.train."""
-    vae, transformer, tokenizer = doubled(common, seed), new_transformer(seed), klein_tokenizer()
+    vae, transformer, tokenizer = as_squares(common, seed), new_transformer(seed), klein_tokenizer()
     encoder = new_encoder(seed, tokenizer)
 
     def rows_of(captions: list[str]) -> Tensor:
@@ -147,7 +145,7 @@ def train_flux2(common: AutoencoderKL, settings: FlowSettings, seed: int, saved:
     reading.teach(encoder, rows_of, ReadingSettings(), seed, "flux2", saved and saved.with_name(f"{saved.name}.reading"))
     reading.train_rounds(
         transformer,
-        functools.partial(loss_of, transformer, encoder, tokenizer),
+        functools.partial(loss_of, transformer, reading.remembered(functools.partial(encode_captions, encoder, tokenizer))),
         pretraining.exactly(lambda pixels: squares(vae, vae.encode(pixels).latent_dist.mode())),
         settings,
         seed,

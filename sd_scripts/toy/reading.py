@@ -97,6 +97,23 @@ def naming_loss(heads: nn.ModuleList, rows: Tensor, texts: Sequence[str]) -> Ten
     ).sum()
 
 
+Read = Callable[[list[str]], Tensor]
+"""Captions -> what a transformer gets of them, one (L, D) for each."""
+
+
+def remembered(read: Read) -> Read:
+    """The same, without gradient; what was read once is not read again."""
+    known: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def of(captions: list[str]) -> Tensor:
+        if new := [caption for caption in dict.fromkeys(captions) if caption not in known]:
+            known.update(zip(new, read(new), strict=True))
+        return torch.stack([known[caption] for caption in captions])
+
+    return of
+
+
 @dataclass(frozen=True)
 class FlowSettings(BaseSettings):
     """How a transformer is trained by flow matching to draw what a frozen text encoder reads, in two rounds."""

@@ -12,7 +12,7 @@ import sd_scripts.toy
 from sd_scripts.families import RUNS
 from sd_scripts.library.train.model_files import NOTES, model_files
 from sd_scripts.schema import flat
-from sd_scripts.toy.sharing import INDEX, weights_of
+from sd_scripts.toy.sharing import INDEX, files_of
 
 TOY = Path(sd_scripts.toy.__file__).parent / "bases" / "sdxl"
 
@@ -33,8 +33,8 @@ def test_every_bit_of_every_file_counts_and_what_stayed_is_not_read_again(tmp_pa
     shutil.copytree(TOY, base)
     (base / "config.json").write_text("{}")  # Of the whole, as some models have it; not of a network alone.
     (base / "vae" / INDEX).unlink()
-    shutil.copy(weights_of(TOY / "vae"), base / "vae")
-    shutil.copy(weights_of(TOY / "vae"), vae)
+    shutil.copy(*files_of(TOY / "vae"), base / "vae")
+    shutil.copy(*files_of(TOY / "vae"), vae)
     shutil.copy(vae, base / "unet" / "diffusion_pytorch_model.fp16.safetensors")
     options = flat.build(RUNS["sdxl", "network"], {"pretrained_model_name_or_path": str(base), "vae": str(vae), "train_data_dir": "x"})
     read: list[int] = []
@@ -68,7 +68,7 @@ def test_every_bit_of_every_file_counts_and_what_stayed_is_not_read_again(tmp_pa
 
 def test_a_model_of_style_transfer_brings_its_vae_and_none_is_looked_for(tmp_path: Path) -> None:
     saved = tmp_path / "styles.safetensors"
-    shutil.copy(weights_of(TOY / "vae"), saved)
+    shutil.copy(*files_of(TOY / "vae"), saved)
     options = flat.build(RUNS["lgt", "scratch"], {"pretrained_model_name_or_path": str(saved), "train_data_dir": "x"})
     assert options.model.vae not in ("", "toy"), "the default names a VAE that is not here"
     assert [*model_files(options, tmp_path / "cache", lambda *_: None)] == ["pretrained_model_name_or_path: styles.safetensors"]

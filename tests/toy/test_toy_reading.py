@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,14 +53,15 @@ def _krea2() -> Recipe:
 def _flux2() -> Recipe:
     tokenizer, network, settings = flux2.klein_tokenizer(), flux2.new_transformer(0), FlowSettings()
     encoder = flux2.new_encoder(0, tokenizer)
+    read = reading.remembered(functools.partial(flux2.encode_captions, encoder, tokenizer))
     networks = {"backbone": network, "te1": encoder}
     return Recipe(
         flux2,
         settings,
         networks,
         tokenizer,
-        lambda b: flux2.loss_of(network, encoder, tokenizer, b, settings),
-        (128, 4, 4),
+        lambda b: flux2.loss_of(network, read, b, settings),
+        (64, 4, 4),
         (0.0,),
         _common,
     )

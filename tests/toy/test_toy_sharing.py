@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors.torch import load_file, save_file
 
 from sd_scripts.library.loading import weights
@@ -24,7 +24,7 @@ def bases(tmp_path):
 
 
 def _numbers(folder):
-    return load_file(sharing.weights_of(folder / "vae"))
+    return sharing.weights_in(folder / "vae")
 
 
 def test_equal_weights_are_kept_once_and_others_stay(bases):
@@ -61,6 +61,25 @@ def test_the_trainers_read_a_shared_vae(bases):
     assert all(torch.equal(read(found[name]), expected[name]) for name in expected)
 
 
+def test_a_vae_of_squares_keeps_its_statistics_alone_beside_the_common_weights(bases):
+    sharing.share(bases / "sd", found=True)
+    common = autoencoder.new_vae(0)
+    names = ("block_out_channels", "layers_per_block", "norm_num_groups", "sample_size", "latent_channels")
+    vae = AutoencoderKLFlux2(**{name: common.config[name] for name in names})
+    statistics = {name: torch.rand_like(tensor.float()) + 0.5 for name, tensor in vae.state_dict().items() if name.startswith("bn.running")}
+    vae.load_state_dict(vae.state_dict() | common.state_dict() | statistics)
+    vae.save_pretrained(bases / "flux2" / "vae")
+    sharing.share(bases / "flux2", found=True)
+    own = load_file(bases / "flux2" / "vae" / sharing.REST)
+    assert set(own) == {name for name in vae.state_dict() if name.startswith("bn.")}
+    assert not (bases / "flux2" / "vae" / sharing.WEIGHTS).exists()
+    loaded, pixels = sharing.load_vae(bases / "flux2" / "vae"), torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded.encode(pixels).latent_dist.mean, vae.eval().encode(pixels).latent_dist.mean)
+    assert torch.equal(loaded.bn.running_var, vae.bn.running_var)
+    found = weights.folder_entries(bases / "flux2" / "vae", "diffusion_pytorch_model", None, "base", "toy/vae")
+    assert found.keys() == vae.state_dict().keys()
+
+
 def test_an_absent_common_vae_is_named(bases):
     sharing.share(bases / "sd", found=True)
     shutil.rmtree(bases / "common")
@@ -90,7 +109,7 @@ def test_the_stored_bases_share_one_vae_of_each_kind():
     assert sorted(users) == sorted(family for families in SHARING.values() for family in families)
     for kind, families in SHARING.items():
         common = build.BASES / "common" / kind / sharing.WEIGHTS
-        assert {sharing.weights_of(build.BASES / family / "vae").resolve() for family in families} == {common.resolve()}
+        assert all(common.resolve() in {file.resolve() for file in sharing.files_of(build.BASES / family / "vae")} for family in families)
 
 
 def test_a_damaged_copy_is_not_taken_for_the_same(bases):

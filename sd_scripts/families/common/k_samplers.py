@@ -139,7 +139,7 @@ FLOW = ("euler_a", "heun", "dpmsolver++", SDE)
 class Drawing(Protocol):
     """What is needed of a family."""
 
-    latent: tuple[int, int]
+    def latent_in(self, parts: Parts) -> tuple[int, int]: ...
 
     def comfyui(self, parts: Parts) -> Graph: ...
 
@@ -176,7 +176,7 @@ def draw(
     drawn = [torch.Generator().manual_seed(request.seed) for request in requests]
     # Another stream than the first noise, the one that ComfyUI takes on a CPU.
     later = [torch.Generator().manual_seed(request.seed + 1) for request in requests]
-    channels, factor = family.latent
+    channels, factor = family.latent_in(parts)
     shape = (1, channels, first.height // factor, first.width // factor)
 
     def noise(generators: Sequence[torch.Generator]) -> Tensor:

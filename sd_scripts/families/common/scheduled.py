@@ -25,7 +25,11 @@ class ScheduledFamily(ImageFamily):
     """See protocols.ModelFamily."""
 
     latent: ClassVar[tuple[int, int]]
-    """Channels of a latent, and how many pixels it is wide."""
+    """Channels of a latent of the published models, and how many pixels it is wide."""
+
+    def latent_in(self, parts: Parts) -> tuple[int, int]:
+        """The same of this model."""
+        return self.latent
 
     @torch.no_grad()
     def preview(self, parts: Parts, requests: Sequence[Preview], on_step: OnStep | None = None) -> list[Image.Image]:

@@ -66,6 +66,11 @@ def _statistics(parts: Parts, like: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (variance + parts.vae.config.batch_norm_eps).sqrt()
 
 
+def latent_in(parts: Parts) -> tuple[int, int]:
+    """Numbers of a square of 2 x 2 latents, and pixels along its side."""
+    return 4 * parts.vae.config.latent_channels, 16
+
+
 def tiny_square_vae() -> AutoencoderKLFlux2:
     """Weights come from torch's generator as the caller has set it."""
     return AutoencoderKLFlux2(block_out_channels=(8, 8, 8, 16), layers_per_block=1, norm_num_groups=4, sample_size=64)

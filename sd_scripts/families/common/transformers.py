@@ -96,7 +96,7 @@ class TransformerFamily(ScheduledFamily):
         num_tokens = first.height * first.width // TOKEN**2
         mu = self.mu(parts, num_tokens, first.steps)
         scheduler = watched(schedule(first.sampler, parts.scheduler_config, first.steps, num_tokens, device, mu), on_step)
-        latents = self._noise(requests).to(device)
+        latents = self._noise(parts, requests).to(device)
         for clock in scheduler.timesteps:
             t = clock.expand(len(latents)) / 1000
             velocity = self.denoise(parts, latents, t, positive)
@@ -106,9 +106,9 @@ class TransformerFamily(ScheduledFamily):
             latents = scheduler.step(velocity, clock, latents, return_dict=False)[0]
         return latents
 
-    def _noise(self, requests: Sequence[Preview]) -> Tensor:
+    def _noise(self, parts: Parts, requests: Sequence[Preview]) -> Tensor:
         """Noise (B, C, h, w) of requests of one size, each of its seed: the numbers that diffusers' pipelines draw for one image."""
-        channels, factor = self.latent
+        channels, factor = self.latent_in(parts)
         shape = (1, channels, requests[0].height // factor, requests[0].width // factor)
         return torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(request.seed)) for request in requests])
 

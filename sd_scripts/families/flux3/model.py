@@ -105,6 +105,10 @@ class Flux3(EditingTransformerFamily):
         """See square_vae.encode_images."""
         return square_vae.encode_images(parts, pixels, self.grid)
 
+    def latent_in(self, parts: Parts) -> tuple[int, int]:
+        """See square_vae.latent_in."""
+        return square_vae.latent_in(parts)
+
     def decode(self, parts: Parts, latents: Tensor) -> Tensor:
         """See square_vae.decode."""
         return square_vae.decode(parts, latents)
