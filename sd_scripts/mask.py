@@ -1,4 +1,4 @@
-"""Make masks of the loss: from alpha channels, by a segmentation model, or by SAM from a point or a box."""
+"""Make loss masks: from alpha channels, with a segmentation model, or with SAM from points or a box."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def write(room: Room, index: int, picture: str | None, version: str) -> dict[str
         after = None if picture is None else book.keep(png_of(_grey(picture)))
     except OSError as err:
         raise OptionError(f"{book.root} takes no more masks: {err.strerror or err}.") from err
-    what = "mask drawn" if after is not None else "mask taken away"
+    what = "mask drawn" if after is not None else "mask removed"
     done, _ = book.write(what, [CaptionChange(place, version, after)])
     if not done:
         return {"conflict": state_of(room, index)}

@@ -1,4 +1,4 @@
-"""Options of making masks of the loss with a model, or from the images' alpha channels."""
+"""Options of making loss masks with a model, or from the images' alpha channels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALPHA = "alpha"
 
 
 class MaskSection(Section):
-    """Which images get masks, what tells thing from ground, and where to look for the thing."""
+    """Which images get masks, what separates the object from the background, and where the object is."""
 
     title: ClassVar[str] = "Masks"
 
@@ -27,18 +27,18 @@ class MaskSection(Section):
     mask_dir: Annotated[str | None, Show(kind="folder")] = None
     """Folder of masks, as conditioning_data_dir of a training; None writes them beside the images."""
     mask_model: Annotated[str, Show(basic=True, kind="folder", suggestions=(ALPHA,))]
-    """What finds the thing: alpha takes the images' own alpha channels; a folder or hub id of a transformers model for semantic, panoptic
+    """What finds the object: alpha takes the images' own alpha channels; a folder or hub id of a transformers model for semantic, panoptic
     or instance segmentation (such as nvidia/segformer-b0-finetuned-ade-512-512 or facebook/mask2former-swin-tiny-coco-panoptic), which
     needs mask_labels, or of SAM 2 or SAM 3 (such as facebook/sam2.1-hiera-tiny), which needs mask_points or mask_box."""
     mask_labels: Annotated[tuple[str, ...], Show(basic=True)] = ()
     """What counts in the loss, by the names of the model's classes, such as person, dog. Empty takes all but the background, where the
     model has a class of that name."""
     mask_points: Annotated[tuple[str, ...], Show(basic=True)] = ()
-    """SAM: points on the thing, as shares of width and height such as 0.5:0.4, and with a minus before them points beside it, -0.1:0.9."""
+    """SAM: points on the object, as shares of width and height such as 0.5:0.4; with a minus, points to exclude, such as -0.1:0.9."""
     mask_box: Annotated[str | None, Show(basic=True)] = None
-    """SAM: a box around the thing: left:top:right:bottom as shares of width and height, such as 0.2:0.1:0.8:0.9."""
+    """SAM: a box around the object: left:top:right:bottom as shares of width and height, such as 0.2:0.1:0.8:0.9."""
     invert_mask: Annotated[bool, Show(basic=True)] = False
-    """Let count what was not found, and leave out what was: for logos, watermarks, hands."""
+    """Train on everything but what was found: for logos, watermarks, hands."""
     overwrite: Annotated[bool, Show(basic=True)] = False
     """Also write anew what has a mask already. The masks before stay in the history, from which Undo brings them back."""
     max_image_side: Annotated[int, Show(unit="px"), Field(ge=64, le=8192)] = 2048
@@ -51,7 +51,7 @@ class MaskSection(Section):
 
     @property
     def points(self) -> tuple[tuple[float, float, bool], ...]:
-        """mask_points as shares of width and height, and whether each is on the thing."""
+        """mask_points as shares of width and height, and whether each is on the object."""
         return tuple((*_shares(text.removeprefix("-"), 2), not text.startswith("-")) for text in self.mask_points)  # type: ignore[misc]
 
     @property
@@ -66,7 +66,7 @@ class MaskSection(Section):
             if not _shares(text.removeprefix("-"), 2):
                 problems.append(f"mask_points: {text!r} is not a point such as 0.5:0.4, of shares of width and height from 0 to 1")
         if self.mask_points and all(text.startswith("-") for text in self.mask_points) and self.mask_box is None:
-            problems.append("mask_points: one point at least must lie on the thing, without a minus; or give mask_box")
+            problems.append("mask_points: one point at least must lie on the object, without a minus; or give mask_box")
         if self.mask_box is not None:
             box = _shares(self.mask_box, 4)
             if not box or box[0] >= box[2] or box[1] >= box[3]:
@@ -85,8 +85,8 @@ def _shares(text: str, count: int) -> tuple[float, ...]:
 
 
 class MaskImages(ToolOptions):
-    """Make masks of the loss: from alpha channels, by a segmentation model, or by SAM from a point or a box. With a history, only where
-    they are missing or for all."""
+    """Make loss masks: from alpha channels, with a segmentation model, or with SAM from points or a box. With a history, only where they
+    are missing or for all."""
 
     name: ClassVar[str] = "mask"
     work: ClassVar[str] = "sd_scripts.library.tools.masking:mask"

@@ -24,7 +24,7 @@ def mask_of(folder: Path, stem: str) -> Any:
 
 def edit(page: Page, number: int) -> None:
     page.locator(CELLS).nth(number).click()
-    page.get_by_role("button", name="Draw the mask of the loss").click()
+    page.get_by_role("button", name="Edit the loss mask").click()
     expect(page.locator(STATUS)).to_contain_text("mask")
 
 
@@ -94,7 +94,7 @@ def test_keys_alone_draw_a_mask_and_nothing_is_lost_by_escape(studio: Any, visit
     page = visit(studio.url, width=1280, height=720, theme="dark").page
     opened(page, folder)
     page.locator(CELLS).first.click()
-    page.get_by_role("button", name="Draw the mask of the loss").press("Enter")
+    page.get_by_role("button", name="Edit the loss mask").press("Enter")
     expect(page.locator(STATUS)).to_contain_text("No mask yet")
     page.locator(CANVAS).focus()
     page.keyboard.press("Space")
@@ -149,7 +149,7 @@ def test_two_pages_draw_on_one_image_and_whoever_comes_later_chooses(studio: Any
     for page in (one, other):
         opened(page, folder)
         edit(page, 3)
-    one.get_by_role("button", name="All counts").click()
+    one.get_by_role("button", name="Fill").click()
     one.get_by_role("button", name="Save mask").click()
     expect(one.locator(STATUS)).to_contain_text("Saved")
     draw(other, (0.5, 0.5), (0.6, 0.5))
@@ -173,11 +173,11 @@ def test_points_and_a_box_go_to_a_model_and_what_it_finds_comes_back(studio: Any
     edit(page, 4)
     ask = page.get_by_role("button", name="Find it by a model")
     expect(ask).to_be_disabled()
-    page.get_by_text("Box around it").click()
+    page.get_by_text("Box").click()
     draw(page, (0.1, 0.2), (0.8, 0.9))
-    page.get_by_text("Point at it").click()
+    page.get_by_text("Include point").click()
     draw(page, (0.5, 0.5))
-    page.get_by_text("Point beside it").click()
+    page.get_by_text("Exclude point").click()
     draw(page, (0.05, 0.05))
     expect(page.locator(".kl-mask-point")).to_have_count(2)
     ask.click()

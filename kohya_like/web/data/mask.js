@@ -1,5 +1,5 @@
-// A mask of the loss, drawn on its image with mouse, finger or keys. What is painted counts; what is tinted counts less. Also the place where
-// somebody shows SAM the thing, with points and a box. Talks with kohya_like/data_room/masks.py.
+// A loss mask, drawn on its image with mouse, finger or keys. What is painted counts; what is tinted counts less. Also the place where
+// somebody shows SAM the object, with points and a box. Talks with kohya_like/data_room/masks.py.
 
 import { makeChoice } from "../common/field.js";
 import { t, translated } from "../common/language.js";
@@ -31,19 +31,19 @@ export async function openMask(desk, index, { changed, find }) {
   const status = make("p", { class: "kl-status", role: "status" });
   const wrong = make("div", { class: "kl-error", role: "alert", hidden: true });
   const size = make("input", { type: "range", id: "kl-mask-size", min: "1", max: "40", value: "8" });
-  const choice = makeChoice(t`Tool`, "kl-mask-tool", [["paint", t`Paint`], ["erase", t`Erase`], ["point", t`Point at it`], ["beside", t`Point beside it`], ["box", t`Box around it`]], (value) => pick(value));
+  const choice = makeChoice(t`Tool`, "kl-mask-tool", [["paint", t`Paint`], ["erase", t`Erase`], ["point", t`Include point`], ["beside", t`Exclude point`], ["box", t`Box`]], (value) => pick(value));
   const button = (text, act, label) => make("button", { type: "button", class: "kl-button", text, "aria-label": label, onclick: act });
   const undo = button(t`Undo`, () => back(), t`Undo the last stroke`);
   const redo = button(t`Redo`, () => forth(), t`Redo the stroke`);
   const save = make("button", { type: "button", class: "kl-button kl-strong", text: t`Save mask`, onclick: () => keep() });
-  const remove = button(t`Take mask away`, () => put(null));
-  const ask = button(t`Find it by a model …`, () => search());
+  const remove = button(t`Remove mask`, () => put(null));
+  const ask = button(t`Segment with a model …`, () => search());
   const close = button(t`Close`, () => leave(), t`Close the mask`);
-  const dialog = openDialog(t`Mask of the loss`,
+  const dialog = openDialog(t`Loss mask`,
     make("p", { class: "kl-note", text: t`What you paint counts in the loss; what is tinted counts less, or not at all.` }), stage,
     make("p", { class: "kl-help", id: "kl-mask-keys", text: t`With keys: arrows move the brush, Space paints, Shift with arrows draws, [ and ] change its size, P and E paint and erase, Ctrl+Z takes back.` }),
     choice.root, make("div", { class: "kl-row" }, make("label", { for: "kl-mask-size", text: t`Brush size` }), size, undo, redo),
-    make("div", { class: "kl-row" }, button(t`All counts`, () => act({ kind: "all" })), button(t`Nothing counts`, () => act({ kind: "nothing" })), button(t`Swap`, () => act({ kind: "invert" }), t`Swap what counts and what does not`), ask),
+    make("div", { class: "kl-row" }, button(t`Fill`, () => act({ kind: "all" })), button(t`Clear`, () => act({ kind: "nothing" })), button(t`Invert`, () => act({ kind: "invert" }), t`Invert the mask`), ask),
     status, wrong, make("div", { class: "kl-row" }, save, remove, close));
   dialog.classList.add("kl-mask");
   sharp(picture, stage).src = `${desk.image(index)}&large`;
@@ -52,7 +52,7 @@ export async function openMask(desk, index, { changed, find }) {
   let before = null; // the mask that the editor began with
   let version = "none";
   let at = [width / 2, height / 2]; // of the brush that keys move
-  const points = []; // [x, y, whether on the thing], as shares
+  const points = []; // [x, y, whether on the object], as shares
   let box = null; // left, top, right, bottom, as shares
   let warned = false;
   let keyed = null; // the stroke that Shift with arrows draws
@@ -272,7 +272,7 @@ export async function openMask(desk, index, { changed, find }) {
       strokes.save();
     }
     turn();
-    tell(answer.mask.there ? t`Saved in ${answer.mask.file}.` : t`The mask is taken away; Undo on the Data tab brings it back.`);
+    tell(answer.mask.there ? t`Saved in ${answer.mask.file}.` : t`The mask is removed; Undo on the Data tab brings it back.`);
   }
 
   // Somebody else has written meanwhile: nothing is lost, and who is here chooses.

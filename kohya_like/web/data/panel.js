@@ -14,7 +14,7 @@ export function makePanel(desk, { changed, step, leaveOut, findMask }) {
   const weight = make("img", { class: "kl-data-weight", alt: "", hidden: true });
   const stage = make("div", { class: "kl-data-large" }, picture, weight, frame);
   const weighs = make("input", { type: "checkbox", id: "kl-data-weighs" });
-  const mask = make("button", { type: "button", class: "kl-button", text: t`Mask`, "aria-label": t`Draw the mask of the loss`, onclick: () => openEditor() });
+  const mask = make("button", { type: "button", class: "kl-button", text: t`Mask`, "aria-label": t`Edit the loss mask`, onclick: () => openEditor() });
   const masked = make("p", { class: "kl-note", role: "status" });
   const masks = make("div", { class: "kl-row" }, mask, make("label", { class: "kl-toggle", for: "kl-data-weighs" }, weighs, make("span", { text: t`Show the weight in the loss` })));
   const befores = make("div", { class: "kl-data-befores", hidden: true });

@@ -1,1 +1,1 @@
-"""What tells the thing in an image from its ground."""
+"""What separates the object in an image from its background."""

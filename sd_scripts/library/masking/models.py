@@ -1,4 +1,4 @@
-"""Models of transformers that make masks: those that give each pixel a class, and SAM 2 and 3, which find the thing at a point or in a box.
+"""Models of transformers that make masks: those that give each pixel a class, and SAM 2 and 3, which find the object at a point or in a box.
 Weights come from safetensors; no code of a model's own is ever run."""
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def _wanted(model: str, names: dict[int, str], asked: Sequence[str]) -> list[int
 
 
 class Sam:
-    """SAM 2 or 3: the thing at some points, or in a box."""
+    """SAM 2 or 3: the object at some points, or in a box."""
 
     def __init__(self, folder: Path, options: MaskSection, device: torch.device) -> None:
         self.about = folder.name
         self._device, self._points, self._box = device, options.points, options.box
         if not self._points and self._box is None:
-            raise _problem(f"{folder.name} asks where the thing is: give mask_points or mask_box", "mask_points")
+            raise _problem(f"{folder.name} asks where the object is: give mask_points or mask_box", "mask_points")
         self._model = loaded(known.AutoModelForMaskGeneration, "mask_model", folder, torch.float32).to(device)
         try:
             given, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
@@ -118,14 +118,14 @@ class Sam:
         rgb = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
         square = interpolate(rgb, (height, width), mode="bilinear", antialias=True).round().clamp(0, 255)[0] / 255
         asked: dict[str, Any] = {"pixel_values": ((square - self._mean) / self._std)[None].to(self._device)}
-        # Shapes: one image, one thing, its points or its box.
+        # Shapes: one image, one object, its points or its box.
         if self._points:
             asked["input_points"] = torch.tensor([[[[x * width, y * height] for x, y, _ in self._points]]], device=self._device)
             asked["input_labels"] = torch.tensor([[[int(is_on) for _, _, is_on in self._points]]], device=self._device)
         if self._box is not None:
             left, top, right, bottom = self._box
             asked["input_boxes"] = torch.tensor([[[left * width, top * height, right * width, bottom * height]]], device=self._device)
-        # One point may mean a thing, its part or the whole; the model says which of its three answers it trusts most.
+        # One point may mean an object, its part or the whole; the model says which of its three answers it trusts most.
         several = len(self._points) == 1 and self._box is None
         told = self._model(**asked, multimask_output=several)
         best = int(told.iou_scores[0, 0].argmax())

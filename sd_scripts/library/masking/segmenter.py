@@ -12,13 +12,13 @@ from sd_scripts.schema.masking import MaskSection
 
 
 class Segmenter(Protocol):
-    """Tells the thing in an image from its ground."""
+    """Separates the object in an image from its background."""
 
     about: str
     """Who it is, in words."""
 
     def mask(self, image: Image.Image) -> Pixels:
-        """The mask (H, W) of an RGB image, 255 where the thing is and 0 elsewhere. Raises OptionError where it can go on no more."""
+        """The mask (H, W) of an RGB image, 255 where the object is and 0 elsewhere. Raises OptionError where it can go on no more."""
         ...
 
 

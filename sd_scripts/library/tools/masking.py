@@ -1,4 +1,4 @@
-"""Masks of the loss for images: which images, what is made of what a model finds, and that nothing is lost.
+"""Loss masks for images: which images, what is made of what a model finds, and that nothing is lost.
 
 Each mask is written as soon as it is there, atomically and with its history, so a work that is ended at any time keeps what it has, and
 goes on under the same name.
