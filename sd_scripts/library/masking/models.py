@@ -1,5 +1,5 @@
-"""Models of transformers that make masks: those that give each pixel a class, and SAM 2 and 3, which find the object at a point or in a box.
-Weights come from safetensors; no code of a model's own is ever run."""
+"""Models of transformers that make masks: those that give each pixel a class, and SAM 2 and 3, which find the object at a point or in a
+box. Weights come from safetensors; no code of a model's own is ever run."""
 
 from __future__ import annotations
 
